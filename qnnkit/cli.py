@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from qnnkit import checks, device, warm, workspace
 from qnnkit.cli_output import judged_anew, print_result, show_batch, tell_data
-from qnnkit.cli_settings import asked_for, gathered, refuse_with
+from qnnkit.cli_settings import asked_for, gathered, refuse_with, require_own_net
 
 Recipe = Annotated[
     str | None, Option(metavar="NAME_OR_FILE", help="What to compute; a begun folder knows a shipped one.")
@@ -113,6 +113,7 @@ def run(
         own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
+        require_own_net(only, begun.nets[0])
         runs.chain.check_finished(begun, own)
         result, tell = runs.finished(begun), typer.echo
         asked_for_more = notebooks and not all(begun.notebook(name).exists() for name in names)
@@ -149,6 +150,7 @@ def train(
         begun = runs.open_run(run_dir, named, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, named, **asked)
+        require_own_net(only, begun.nets[0])
         placed = runs.placed(begun)
         tell = runs.chain.logged(begun, typer.echo)
         if is_main():
@@ -161,9 +163,7 @@ def train(
 
         for final in runs.train_all(begun, on_row=show, on_warning=tell):
             if is_main():
-                score = begun.score
-                reached = f"{score.column}: {score.tell(final[f'test_{score.name}'])}"
-                tell(f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}")
+                tell(runs.epoch_line(begun, final))
 
 
 @app.command()

@@ -33,10 +33,7 @@ def asked_for(
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
         named = recipes.of(begun)
-    asked = gathered(named, files, words, **given)
-    if only is not None:
-        asked["controls"] = controls_of(only)
-    return named, asked
+    return named, gathered(named, files, words, controls=only and controls_of(only), **given)
 
 
 def controls_of(only: str) -> list[str]:
@@ -46,10 +43,10 @@ def controls_of(only: str) -> list[str]:
         ValueError: That net is not named: controls are compared with it, so it is always trained.
 
     Example:
-        >>> controls_of("hybrid,classical")
+        >>> controls_of("hybrid, classical")
         ['classical']
     """
-    names = only.split(",")
+    names = _listed(only)
     if not {*names} & {*MAIN_NETS}:
         usual = "no_entanglement, frozen_random, classical, no_quantum, or the recipe's own"
         step = (
@@ -58,6 +55,22 @@ def controls_of(only: str) -> list[str]:
         rule = "name the run's own net, hybrid (reference, without a circuit)"
         raise ValueError(checks.message("--only", rule, only, step))
     return [name for name in names if name not in MAIN_NETS]
+
+
+def require_own_net(only: str | None, net: str) -> None:
+    """Raises ValueError where `--only` names the other kind of net of one's own than the run has.
+
+    Example:
+        >>> require_own_net("hybrid,classical", "hybrid")
+    """
+    if only is not None and net not in _listed(only):
+        why = "its net holds a circuit" if net == MAIN_NETS[0] else "its net holds no circuit"
+        raise ValueError(checks.message("--only", f"name {net}, as {why}", only, f"Write --only {net}."))
+
+
+def _listed(text: str) -> list[str]:
+    """The names in a text such as "hybrid, classical"."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def refuse_with(option: str, given: Mapping[str, Any]) -> None:
@@ -83,8 +96,13 @@ def gathered(recipe: Any, files: list[Path] | None, words: list[str] | None, **g
     asked: dict[str, Any] = {}
     for path in files or ():
         asked |= read_settings(path)
-    asked |= parse_settings(words or [], None if recipe is None else recipes.find(recipe).Settings)
-    return asked | {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    set_ = parse_settings(words or [], None if recipe is None else recipes.find(recipe).Settings)
+    for name in set_.keys() & given.keys():
+        option = "--only" if name == "controls" else f"--{name.replace('_', '-')}"
+        value, step = [set_[name], given[name]], f"Leave out --set or {option}."
+        raise ValueError(checks.message(name, "be given once", value, step))
+    return asked | set_ | given
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -110,13 +128,13 @@ def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
         kind: Settings class of the recipe: a text in it stays one, whatever it looks like.
 
     Raises:
-        ValueError: A word has no `=`, or names what an option of its own does.
+        ValueError: A word has no `=`, names what an option of its own does, or what another word does.
 
     Example:
         >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
         {'epochs': 2, 'circuit': 'random', 'trainable': False}
     """
-    values = {}
+    values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
@@ -128,7 +146,12 @@ def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
             value = text
         if isinstance(value, int | float | dict) and kind is not None and kind.is_text(name):
             value = text  # tokenizer=123 is the folder of that name
+        if isinstance(value, str) and kind is not None and kind.is_list(name, value):
+            value = _listed(value.strip("()[]"))  # controls=classical,no_quantum
         _require_setting("Option --set", name, value)
+        if values.get(name, value) != value:
+            step = "Leave all but one out."
+            raise ValueError(checks.message(name, "be given once", [values[name], value], step))
         values[name] = value
     return values
 

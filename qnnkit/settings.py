@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
@@ -59,6 +60,16 @@ class Base(BaseModel):
     """What settings have in common: a recipe's, a kind of data's, a family of nets', or a batch's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def of_kit(self, name: str, default: Any = None) -> Any:
+        """The value of a setting that a class of the kit declares; a recipe's own of that name is another.
+
+        Example:
+            >>> Settings().of_kit("epochs"), Settings().of_kit("circuit")
+            (20, None)
+        """
+        declared = any(is_kits(kind, name) for kind in type(self).__mro__)
+        return getattr(self, name, default) if declared else default
 
 
 class Settings(Base):
@@ -114,12 +125,12 @@ class Settings(Base):
     # --- the data: which samples are whose ---
     split_seed: int = Field(default=0, ge=0)
     """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
-    validation_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all samples (of files about) that chooses the epoch; of train/ where there is a test part."""
-    test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all samples (of files about) that are looked at once, at the end; unused with a test part."""
-    train_fraction: float = Field(default=1.0, gt=0, le=1)
-    """Share of the training samples that is used, class by class; validation and test stay whole."""
+    validation_fraction: float = Field(default=0.2, gt=0)
+    """Share (of files about) or number of samples that choose the epoch; of train/ beside a test part."""
+    test_fraction: float = Field(default=0.2, gt=0)
+    """Share (of files about) or number of samples that are read at the end; unused with a test part."""
+    train_fraction: float = Field(default=1.0, gt=0)
+    """Share, or number, of the training samples that is used, class by class; the others stay whole."""
 
     # --- the comparison ---
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -157,6 +168,13 @@ class Settings(Base):
 
     source: ClassVar[Any] = None
     """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
+
+    @field_validator("validation_fraction", "test_fraction", "train_fraction")
+    @classmethod
+    def _share_or_number(cls, value: float, info: ValidationInfo) -> float:
+        if value != int(value) > 0 or (value == 1 and info.field_name != "train_fraction"):
+            raise ValueError("be a share below 1, or a whole number of samples")
+        return value
 
     @field_validator("controls")
     @classmethod
@@ -287,6 +305,13 @@ class Settings(Base):
         return bool(types & {str, Path}) and not types & {int, float, bool}
 
     @classmethod
+    def is_list(cls, name: str, text: str) -> bool:
+        """Whether a text given for a setting is a list of values, not a word that the setting knows."""
+        members = _members(cls.model_fields[name].annotation) if name in cls.model_fields else ()
+        words = [word for each in members if get_origin(each) is Literal for word in get_args(each)]
+        return text not in words and any(get_origin(each) in (tuple, list) for each in members)
+
+    @classmethod
     def describe(cls, name: str) -> str:
         """What a setting means, in one line."""
         return (cls.model_fields[name].description or "").replace("\n", " ")
@@ -320,6 +345,16 @@ class Recorded(Settings):
     @property
     def recipe(self) -> str:
         return self.recorded
+
+    def of_kit(self, name: str, default: Any = None) -> Any:
+        """As recorded: nobody can tell whose it was."""
+        return getattr(self, name, default)
+
+
+def is_kits(kind: type, name: str) -> bool:
+    """Whether a class of the kit's, not of a recipe, has a setting of this name."""
+    own = kind.__module__.startswith("qnnkit.") and not kind.__module__.startswith("qnnkit.recipes")
+    return own and name in getattr(kind, "model_fields", {})
 
 
 def digest_of(values: Any) -> str:

@@ -20,6 +20,7 @@ from qnnkit import RECIPES, cli, cli_settings, device, recipes, report, runs
 from qnnkit.cli_settings import asked_for
 from qnnkit.runs import chain
 from tests import forked
+from tests.toys import refused as argument_refused
 from tests.toys import room_for
 
 HERE = Path(sys.executable).parent
@@ -84,6 +85,9 @@ def refused(answer, *told):
         ("circuit=random", {"circuit": "random"}),
         ("trainable=False", {"trainable": "False"}),  # not JSON: text, which the setting's own rule judges
         ('controls=["classical"]', {"controls": ["classical"]}),
+        ("controls=classical, no_quantum", {"controls": ["classical", "no_quantum"]}),
+        ("controls=()", {"controls": []}),
+        ("controls=all", {"controls": "all"}),
         ("data_dir=/my=data", {"data_dir": "/my=data"}),
         ("data_dir=", {"data_dir": ""}),
         ("tokenizer=123", {"tokenizer": "123"}),  # a text, whatever it looks like
@@ -104,18 +108,27 @@ def test_later_files_win_and_words_win_over_files(home):
     recipe, asked = asked_for(home / "run", "digits_quanv", files, ["n_layers=1"], None, epochs=None)
     assert (recipe.name, asked["device"], asked["epochs"], asked["n_layers"]) == ("digits_quanv", "cpu", 3, 1)
     assert recipe.settings(**asked).learning_rate == 1e-3  # YAML reads a text there
-    for words, own, epochs in (
-        (["epochs=4"], None, 4),
-        (["epochs=4"], 5, 5),
-        (["epochs=4", "epochs=6"], None, 6),
-    ):
-        _, asked = asked_for(home / "run", "digits_quanv", files, words, None, epochs=own)
-        assert asked["epochs"] == epochs
+    _, asked = asked_for(home / "run", "digits_quanv", files, ["epochs=4"], None, epochs=None)
+    assert asked["epochs"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "only", "epochs", "name"),
+    [
+        (["epochs=4"], None, 5, "epochs"),
+        (["epochs=4", "epochs=6"], None, None, "epochs"),
+        (["controls=classical"], "hybrid,no_quantum", None, "controls"),
+    ],
+)
+def test_a_setting_that_is_given_twice_is_refused(words, only, epochs, name, home):
+    with argument_refused(name):
+        asked_for(home, "digits_quanv", None, words, only, epochs=epochs)
+    assert asked_for(home, "digits_quanv", None, ["epochs=4", "epochs=4"], None)[1] == {"epochs": 4}
 
 
 @pytest.mark.parametrize(
     ("only", "controls"),
-    [("hybrid", []), ("hybrid,classical", ["classical"]), ("no_quantum,reference", ["no_quantum"])],
+    [("hybrid", []), ("hybrid, classical", ["classical"]), ("no_quantum,reference", ["no_quantum"])],
 )
 def test_only_some_nets_are_trained(only, controls, home):
     assert asked_for(home, "digits_quanv", None, None, only)[1]["controls"] == controls
@@ -176,6 +189,24 @@ def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit
     (begun.folder / "result.json").mkdir()
     status, _, err = qnnkit("run", "--run-dir", "run")
     assert status == 2 and str(begun.folder / "result.json") in err and "Traceback" not in err
+
+
+def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit):
+    words = (
+        "train",
+        "--run-dir",
+        "run",
+        "--set",
+        "train_fraction=0.1",
+        "--set",
+        "n_seeds=1",
+        "--epochs",
+        "1",
+    )
+    refused(qnnkit(*words, "--recipe", "digits_quanv", "--only", "reference"), "must name hybrid, as its net")
+    assert not runs.open_run("run", "digits_quanv").tested()
+    assert qnnkit(*words, "--only", "hybrid")[0] == 0
+    assert [net for net, _ in runs.open_run("run").tested()] == ["hybrid"]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +400,7 @@ def test_training_tells_what_the_data_are(tmp_path, monkeypatch, qnnkit):
     """As `run` does, before it trains; and the run keeps it."""
     made = runs.open_run(tmp_path / "run", "digits_quanv", epochs=1, n_seeds=1, controls=[])
     splits = replace(made.splits, notes=("Left out 2 files that cannot be read.",))
-    final = {"net": "hybrid", "seed": 0, "test_accuracy": 0.9, "best_epoch": 1}
+    final = {"net": "hybrid", "seed": 0, "test_accuracy": 0.9, "best_epoch": 1, "peak_memory": 10**9}
     monkeypatch.setattr(runs.Run, "load_data", lambda self, cached: splits)
     monkeypatch.setattr("qnnkit.runs.trainings._train", lambda *given: final)
     status, out, err = qnnkit("train", "--run-dir", str(tmp_path / "run"))

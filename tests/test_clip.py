@@ -136,8 +136,19 @@ def test_sizes(size):
 
     with torch.device("meta"):
         n = sum(weight.numel() for weight in CLIPModel(configuration(size)).parameters())
-    low, high = {"tiny": (1e5, 5e5), "small": (5e6, 1e7), "77m": (7.2e7, 8.2e7)}[size]
+    low, high = {"tiny": (1e5, 5e5), "small": (5e6, 1e7), "77m": (7.66e7, 7.68e7)}[size]
     assert low < n < high
+
+
+@pytest.mark.parametrize("vocabulary", [300, 900])
+def test_the_size_that_is_named_by_its_weights_has_them_whatever_the_vocabulary(vocabulary):
+    from transformers import CLIPModel
+
+    tokenizer = CaptionTokenizer.train([f"word{i}" for i in range(vocabulary)])
+    with torch.device("meta"):
+        net = CLIPModel(configuration("77m", tokenizer=tokenizer))
+    assert round(sum(weight.numel() for weight in net.parameters()) / 1e6, 1) == 76.7
+    assert net.config.text_config.eos_token_id == tokenizer.eos_id
 
 
 # --- the temperature ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-from qnnkit.data import fetch, load, places
+from qnnkit.data import fetch, load, places, text_files
 from qnnkit.data.music_sources import collect
 from qnnkit.data.text_files import documents
 
@@ -168,9 +168,8 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
             info = tarfile.TarInfo(f"odd{kind.decode()}.txt")
             info.type, info.linkname = kind, "a.txt"
             archive.addfile(info)
-    suffixes = (
-        "Left out 3 files that are no text (.txt, .md, .jsonl, .ndjson): c, cover.pdf, deep/notes.docx."
-    )
+    read = ", ".join(text_files.SUFFIXES)
+    suffixes = f"Left out 3 files that are no text ({read}): c, cover.pdf, deep/notes.docx."
     assert documents(folder)[1] == [suffixes]
     odd = "Left out 3 links or devices: odd2.txt, odd3.txt, odd6.txt."
     assert documents(cache / "books.tar")[1] == [suffixes, odd]

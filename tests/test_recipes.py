@@ -377,6 +377,16 @@ def test_what_a_users_code_does_wrong_begins_no_run(write, tmp_path, old, new, t
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.parametrize("when", ["its import", "its use"])
+def test_the_file_that_failed_is_named_with_its_line(write, tmp_path, when):
+    text = '"""Help."""\n\n\ndef scale():\n    return 1 / 0\n'
+    write("helping.py", text + "\n\nscale()\n" * (when == "its import"))
+    path = write("mine.py", OWN, "import qnnkit\n", "import helping\nimport qnnkit\n")
+    path.write_text(path.read_text().replace("n_layers=1", "n_layers=int(helping.scale())"))
+    with pytest.raises(RecipeError, match=r"mine\.py`, helping\.py, line 5, in scale: ZeroDivisionError"):
+        runs.open_run(tmp_path / "run", path)
+
+
 # --- what makes another experiment -------------------------------------------------------------------------
 
 NEIGHBOUR = '"""Help."""\n\n\ndef scale():\n    return 2.0  # of angles\n'

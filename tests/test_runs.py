@@ -328,12 +328,18 @@ def test_epochs_and_words_of_the_machine_are_told_while_a_notebook_writes_them(t
     for before in (row | {"epoch": 1, "validation_accuracy": 0.25}, said):
         run.log("metrics", before)
     with chain._Following(run, lambda line: (told.append(line), heard.set())):
-        run.log("metrics", row | {"epoch": 2, "validation_accuracy": 0.75})
+        run.log("metrics", row | {"epoch": 2, "updates": 8, "validation_accuracy": 0.75})
         assert heard.wait(10)
-        for after in ({"event": "test", "net": "hybrid", "seed": 0}, said):
+        tested = {"event": "test", "net": "hybrid", "seed": 0, "test_accuracy": 0.5, "best_epoch": 2}
+        for after in (tested | {"peak_memory": 3 * 10**9}, said):
             run.log("metrics", after)
-    assert re.search(r"hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation accuracy 75.0 %", told[0])
-    assert told[1:] == ["      classical, seed 1: Steps are slow."]
+    assert re.search(
+        r"hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation accuracy 75.0 %.* 0.025 s per batch", told[0]
+    )
+    assert re.fullmatch(
+        r" +hybrid +seed 0 +test accuracy \(%\): 50.0, best epoch 2, peak memory 3 GB", told[1]
+    )
+    assert told[2:] == ["      classical, seed 1: Steps are slow."]
 
 
 # --- training ----------------------------------------------------------------------------------------------

@@ -136,7 +136,12 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
         ("seed", -1, "`seed` must be greater than or equal to 0, but is -1"),
         ("seed", 2**31, "`seed` must be less than 2147483648"),
-        ("test_fraction", 1.0, "`test_fraction` must be less than 1, but is 1.0"),
+        (
+            "test_fraction",
+            1.0,
+            "`test_fraction` must be a share below 1, or a whole number of samples, but is",
+        ),
+        ("train_fraction", 2.5, "`train_fraction` must be a share below 1, or a whole number of samples"),
         ("label_smoothing", 1, "`label_smoothing` must be less than 1, but is 1"),
         ("hidden", 0, "`hidden` must be greater than or equal to 1, but is 0"),
         ("clip_norm", 0, "`clip_norm` must be greater than 0, but is 0"),

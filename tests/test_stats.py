@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.stats import ACCURACY, LOSS, Score, compare, holm, mean_interval, verdict, verdicts, wilson
+from qnnkit.stats import (
+    ACCURACY,
+    LOSS,
+    Score,
+    compare,
+    direction,
+    holm,
+    mean_interval,
+    verdict,
+    verdicts,
+    wilson,
+)
 from tests.toys import refused
 
 ERROR = 1e-12
@@ -231,3 +242,15 @@ def test_an_interval_and_a_difference_stay_within_what_the_score_can_be(score, o
 def test_wilson_is_what_tables_say():
     for right, expected in ((0, (0.0, 0.2775)), (5, (0.2366, 0.7634)), (10, (0.7225, 1.0))):
         assert wilson(right, 10) == pytest.approx(expected, abs=1e-4)
+
+
+FALLING = (
+    "loss cross_entropy error_rate brier_score bce hinge wer kl_divergence fid nll_per_token mse_total "
+    "test_rmse validation-MAE neg_log_likelihood perplexity val_mape"
+)
+RISING = "accuracy r2 macro_f1 f1_score recall_10 accuracy_top5 minus_energy roc_auc state_fidelity mean_iou"
+
+
+def test_the_name_of_a_number_tells_its_direction():
+    assert not any(map(direction, FALLING.split())) and all(map(direction, RISING.split()))
+    assert not Score("wer", "word error rate").larger and Score("wer", "words", larger=True).larger

@@ -229,10 +229,23 @@ def test_seeds_in_runs_of_their_own_are_one_model_and_count_once(space):
 )  # fmt: skip
 def test_a_model_is_called_by_what_varies(space, settings, models):
     for id_, each in zip("ab", settings, strict=True):
-        space.write(id_, {"hybrid": [0.9], "classical": [0.8]})
+        own = {name: value for name, value in each.items() if name != "head"}  # which this recipe has not
+        space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, **own)
         space.runs[-1]["settings"] = each
     space.plan("last", {})
     assert space.models() == models
+
+
+def test_a_run_that_has_left_its_plan_is_called_by_what_it_is(space):
+    for id_, epochs in (("a", 1), ("b", 2)):
+        folder = space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, epochs=epochs)
+    assert [each.split(", ")[-1] for each in space.models()] == ["epochs 1", "epochs 2"]
+    assert not space.read().notes
+    space.runs[-1]["settings"] |= {"epochs": 1, "n_layers": 7}
+    space.plan("last", {"train_fraction": 1.0, "epochs": 3})
+    assert [each.split(", ")[1:] for each in space.models()] == [["epochs 1"], ["epochs 2", "n_layers 2"]]
+    [note] = space.read().notes
+    assert folder.name in note and "epochs 2 instead of 1, n_layers 2 instead of 7" in note
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def test_the_kits_own_tasks_stay_as_they_are():
 
 MONITORS = [
     (None, "minus_loss", False), ("loss", "minus_loss", False), ("r2", "r2", True),
-    ("mean_error", "minus_mean_error", False), ("hinge_loss", "minus_hinge_loss", False),
-    ("error_free", "error_free", True),
+    ("mean_error", "minus_mean_error", False), ("cross_entropy", "minus_cross_entropy", False),
+    ("top_5_accuracy", "top_5_accuracy", True),
 ]  # fmt: skip
 
 
@@ -162,6 +162,36 @@ def test_what_is_reported_chooses_the_epoch_in_the_direction_of_its_name(monitor
     assert (progress.best_epoch == 1) == larger, "the loss falls, so it is best at first where more is better"
 
 
+@pytest.mark.parametrize(
+    "monitor", ["distance", "error_free", "accuracy_gap", "neg_loss", "1-accuracy", "entropy"]
+)
+def test_a_number_of_unknown_direction_is_refused_until_the_score_says_it(monitor):
+    task = Regression(monitor, **{monitor: of_loss})
+    with refused("score"):
+        complete(task)
+    with refused("score"):
+        Score(monitor, monitor)
+    with refused("score"):
+        fitted(task)
+    task.score = Score(monitor, monitor, larger=False)
+    progress = fitted(task)
+    assert (complete(task).monitor, progress.best_epoch) == (f"minus_{monitor}", 4)
+
+
+def test_fit_reads_the_direction_of_a_users_task():
+    loaders = {
+        "train": Batches(POINTS, VALUES, 8, shuffle=True),
+        "validation": Batches(POINTS, VALUES, 6, shuffle=False),
+    }
+    progress = train.fit(
+        line(),
+        Regression("cross_entropy", cross_entropy=of_loss),
+        loaders,
+        Settings(epochs=4, learning_rate=0.1),
+    )
+    assert progress.best_epoch == 4, "it falls, and less is better"
+
+
 def test_a_loss_is_reported_though_the_task_names_none():
     task = complete(Regression())
     step = task(line(), (POINTS, VALUES))
@@ -177,9 +207,15 @@ def test_a_score_of_ones_own():
     task.score = Score("distance", "distance", "m", 1, "m", digits=2, larger=False, criterion="")
     assert complete(task).score is task.score and complete(task).monitor == "minus_distance"
     task.score = Score("r2", "R²", watched="distance", criterion="")
-    assert complete(task).monitor == "distance", "by its name, larger is better"
+    with refused("score"):
+        complete(task)
+    task = Regression("minus_distance", minus_distance=of_loss)
+    task.score = Score("r2", "R²", watched="minus_distance", criterion="")
+    assert complete(task).monitor == "minus_distance"
     task.score = LOSS
-    with pytest.raises(ValueError, match=r"`score` must watch `distance`, .*, but is 'loss'\. .*watched="):
+    with pytest.raises(
+        ValueError, match=r"`score` must watch `minus_distance`, .*, but is 'loss'\. .*watched="
+    ):
         complete(task)
 
 

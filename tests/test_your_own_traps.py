@@ -167,6 +167,25 @@ def trained(home):  # noqa: F811
     return run, list(runs.train_all(run))
 
 
+OWN_NAMES = """
+    circuit: str = "data_reuploading"
+    four_bit: int = 3
+    adapter: str = "the one of my lab"
+    augmentation: str = "heavy"
+    tokenizer: str = "mine"
+    pretrained: str = "mine"
+    part: str = "left"
+"""
+
+
+def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(home):  # noqa: F811
+    text = RECIPE.replace("    n_layers: int = 2\n", f"    n_layers: int = 2\n{OWN_NAMES}")
+    (home / "mine.py").write_text(text)
+    run, [final] = trained(home)
+    assert run.config.circuit == "data_reuploading" and run.config.of_kit("circuit") is None
+    assert runs.export(run).name == "model" and final["net"] == "hybrid"
+
+
 def test_noise_that_was_not_measured_is_not_said_to_be_low(home):  # noqa: F811
     for name, batch_size, measured in (("one", 64, False), ("two", 2, True)):
         run = runs.open_run(f"runs/{name}", "mine.py", controls=[], **TINY, batch_size=batch_size)
@@ -285,7 +304,8 @@ REFUSED = {
         "error,",
         "report `loss` as a sum over the batch, one number",
     ),
-    "no such number": ('monitor = "r2"', 'monitor = "r3"', "`r3`"),
+    "no such number": ('monitor = "r2"', 'monitor = "f1"', "`f1`"),
+    "a number of unknown direction": ('monitor = "r2"', 'monitor = "height"', "say whether more is better"),
     "a control that does not take the data": (
         "class Regression",
         "def controls():\n    return {'a': lambda: nn.Linear(4, 1)}\n\n\nclass Regression",

@@ -110,15 +110,15 @@ def of(settings: Any) -> Any:
     declared = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
     options: dict[str, Any] = {"root": place}
     for option in (declared & set(type(settings).model_fields)) - {*NO_OPTIONS} | {*SPLITTING}:
-        value = getattr(settings, option)
+        value = settings.of_kit(option)
         if value == type(settings).model_fields[option].default and not data.takes(name, option):
             continue  # nobody asked for it
         options[option] = value
     if options.get("tokenizer") is None and data.takes(name, "tokenizer"):
-        options["tokenizer"] = getattr(settings, "pretrained", None)  # whose tokens its model knows
+        options["tokenizer"] = settings.of_kit("pretrained")  # whose tokens its model knows
     options = {option: value for option, value in options.items() if value is not None}
     names = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
-    if getattr(settings, "tokenizer", None) is None:
+    if settings.of_kit("tokenizer") is None:
         names["tokenizer"] = "pretrained"
     with checks.renamed(names):
         return data.load(name, **options)

@@ -192,11 +192,15 @@ def share_of(
 ) -> torch.Tensor | None:
     """Sorted rows that are a share of n, chosen by the seed; a smaller share lies inside a larger one.
 
-    With labels, of shape (n,), class by class; see `Splits.keep`. None stands for all of them.
+    With labels, of shape (n,), class by class; see `Splits.keep`. A number above 1 is how many there are to
+    be. None stands for all of them.
     """
+    if train_fraction > 1 and train_fraction == int(train_fraction) <= n:
+        train_fraction /= n
     if not 0 < train_fraction <= 1:
-        step = "Use 0.25 for a quarter, or 1 for all of them."
-        raise ValueError(checks.message("train_fraction", "lie above 0 and up to 1", train_fraction, step))
+        rule = f"lie above 0 and up to 1, or be a whole number of the {n:,} training samples"
+        step = "Use 0.25 for a quarter, 1 for all of them, or 200 for so many."
+        raise ValueError(checks.message("train_fraction", rule, train_fraction, step))
     if train_fraction == 1:
         return None
     if labels is None:
@@ -254,7 +258,8 @@ def split_rows(
         names: What is hashed, of each sample.
         sides: Indices into SIDES, of shape (n,).
         split_seed: Decides, with the names or the number of rows.
-        validation_fraction: Of the samples that splits are drawn from.
+        validation_fraction: Of the samples that splits are drawn from; above 1 their number, which is exact
+            where there are no classes, and else divided among them.
         test_fraction: Likewise; unused where the dataset has a test part.
         what: What the samples are called in messages.
 
@@ -274,13 +279,16 @@ def split_rows(
     own = [np.flatnonzero(sides == SIDES.index(side)) for side in SPLITS]
     shares = {"test": test_fraction, "validation": validation_fraction}
     shares = {side: share for side, share in shares.items() if not len(own[SPLITS.index(side)])}
+    rows = own[0] if len(own[0]) else np.flatnonzero(sides == 0)
+    counts = {side: int(share) for side, share in shares.items() if share > 1 and share == int(share)}
+    shares |= {side: count / max(1, len(rows)) for side, count in counts.items()}
     if shares and not (min(shares.values()) > 0 and sum(shares.values()) < 1):
-        rule, step = f"be above 0, as all fractions must, and leave {what} for training", "Use 0.2."
-        side = min(shares, key=lambda side: (shares[side] > 0, side != "test"))
-        raise ValueError(checks.message(f"{side}_fraction", rule, shares[side], step))
+        rule = f"be above 0, as all fractions must, and leave {what} for training"
+        side = min(shares, key=lambda side: (0 < shares[side] < 1, side != "test"))
+        step = "Use 0.2, or a whole number of them."
+        raise ValueError(checks.message(f"{side}_fraction", rule, counts.get(side, shares[side]), step))
     if not 0 <= split_seed < 2**32:
         raise ValueError(checks.message("split_seed", "lie in 0..4294967295", split_seed, "Use 0."))
-    rows = own[0] if len(own[0]) else np.flatnonzero(sides == 0)
     drawn: dict[str, np.ndarray] = {}
     if shares and names is None:
         total = len(rows)
@@ -288,7 +296,7 @@ def split_rows(
             n = max(len(classes), round(share * total))
             rows, drawn[side] = _drawn(labels, rows, n, split_seed)
     elif shares and names is not None:
-        rows, drawn = _hashed(labels, rows, names, shares, split_seed)
+        rows, drawn = _hashed(labels, rows, names, shares, counts, split_seed)
     parts = rows, drawn.get("validation", own[1]), drawn.get("test", own[2])
     for part, side in zip(parts, SPLITS, strict=True):
         if lacking := np.flatnonzero(np.bincount(labels[part], minlength=len(classes)) == 0).tolist():
@@ -332,9 +340,14 @@ def _drawn(labels: np.ndarray, rows: np.ndarray, n: int, split_seed: int) -> tup
 
 
 def _hashed(
-    labels: np.ndarray, rows: np.ndarray, names: Sequence[str], shares: dict[str, float], split_seed: int
+    labels: np.ndarray,
+    rows: np.ndarray,
+    names: Sequence[str],
+    shares: dict[str, float],
+    counts: dict[str, int],
+    split_seed: int,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The rows without those that are drawn for each side, and these."""
+    """The rows without those that are drawn for each side, and these; of `counts` as many as they say."""
     hashes = [hashlib.sha256(f"{split_seed}/{names[row]}".encode(errors="surrogatepass")) for row in rows]
     places = np.array([int.from_bytes(each.digest()[:8], "big") / 2**64 for each in hashes])  # in 0..1
     ends, found = np.cumsum(list(shares.values())), [[] for _ in range(len(shares) + 1)]
@@ -342,7 +355,11 @@ def _hashed(
         of_class = np.flatnonzero(labels[rows] == label)
         order = of_class[np.argsort(places[of_class], kind="stable")]
         cuts, n = np.searchsorted(places[order], ends), len(order)
-        for k in range(len(cuts)):  # one sample at least on each side and in training, where there are enough
+        for k, side in enumerate(
+            shares
+        ):  # one sample at least on each side and in training, where there are enough
+            if side in counts:
+                cuts[k] = round(shares[side] * n) + (cuts[k - 1] if k else 0)
             cuts[k] = max(min(cuts[k], n - (len(cuts) - k)), cuts[k - 1] + 1 if k else 1)
         for part, chosen in zip(found, np.split(order, cuts), strict=True):
             part.append(rows[chosen])

@@ -31,12 +31,11 @@ def text(
 ) -> TokenSplits:
     """Text in blocks of equal length, split by document.
 
-    `root` is a text file (.txt, .md), JSON lines (.jsonl), or a folder, archive or address of such. A file or
-    a record is a document; a single text file is cut at blank lines into several of at most 2,000 characters.
-    A record is {"text"}, a chat {"messages": [{"role", "content"}, ...]}, or an instruction {"instruction" or
-    "prompt", "input" where there is one, "output", "response" or "completion"}. Of chats and instructions
-    only the answers are predicted, and what is written around them is the tokenizer's chat template, or
-    `User: ...` and `Assistant: ...` where it has none.
+    `root` is a text file (.txt, .md), a file of records (.json, .jsonl, .csv, .parquet, ...), or a folder,
+    archive or address of such. A file or a record is a document; a long text is cut at blank lines into
+    several of at most 2,000 characters. A record is {"text"}, a chat or an instruction, in the forms of
+    `chats.messages`. Of chats and instructions only the answers are predicted, and what is written around
+    them is the tokenizer's chat template, or `User: ...` and `Assistant: ...` where it has none.
 
     The documents of a split are joined, each with an end-of-text token, and cut into blocks. Each document is
     placed by `split_seed` and a hash, of a file's path or else of its text: one more or less moves no other.
@@ -188,16 +187,17 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]] | None
             rule = "have a chat template that only adds to what it wrote before"
             step = "Use another tokenizer, or cut chats after their first answer."
             raise ValueError(checks.message("tokenizer", rule, document.name, step))
-        pieces += [(asked[len(done) :], False), (whole[len(asked) :], True)]
+        pieces += [(asked[len(done) :], False), (whole[len(asked) :], bool(message.get("weight", 1)))]
         done = whole
-    return pieces or None
+    return pieces if any(predicted for _, predicted in pieces) else None
 
 
-def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any, asks: bool) -> str:
+def _written(document: Document, messages: list[dict[str, Any]], tokenizer: Any, asks: bool) -> str:
     if not messages:  # an answer stands first
         return ""
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+        plain = [{"role": each["role"], "content": each["content"]} for each in messages]
+        return tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # templates refuse by errors of their own
         reason = words.first_line(error)
         step = f"The template says: {reason}."

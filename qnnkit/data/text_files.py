@@ -1,33 +1,24 @@
-"""Documents out of text files, folders, archives and JSON lines: what a text dataset is split by."""
+"""Documents out of files of text and of records, in folders and archives: what a text dataset is split by."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data import fetch, places
+from qnnkit.data import chats, fetch, places, records
 from qnnkit.data.folders import outermost
-from qnnkit.data.places import Place, first, open_place, records, refusal
+from qnnkit.data.places import first, open_place, refusal
 
-TEXT, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson")
-SUFFIXES = (*TEXT, *RECORDS)
+TEXT = (".txt", ".md")
+SUFFIXES = (*TEXT, *records.SUFFIXES)
 """What is read; other files are left out."""
 CHARACTERS = 2000
-"""Most that a document has which is cut out of a single file."""
-ASKED, ANSWERED = ("instruction", "prompt"), ("output", "response", "completion")
-"""Keys of an instruction record; `input` may stand beside them."""
-KNOWN = (
-    f'"text"; "messages"; "{ASKED[0]}" or "{ASKED[1]}" with '
-    f'"{ANSWERED[0]}", "{ANSWERED[1]}" or "{ANSWERED[2]}"'
-)
-
-Message = dict[str, str]
-"""`role` and `content` of what was said in a chat."""
+"""Most that a document has which is cut out of a longer file."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,7 @@ class Document:
     """What a selection by `part` looks at: a file's path, a speech's first line, a record's source."""
     text: str
     """All of it, messages as `User: ...`."""
-    messages: tuple[Message, ...] = ()
+    messages: tuple[chats.Message, ...] = ()
     """What it is made of where only answers are predicted; () for plain text."""
     key: str = ""
     """What its split is drawn by: a file's path, a record's text, or the first speech of several."""
@@ -52,10 +43,11 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     A document of which `part` keeps nothing has the text "", so that it does not change which split others
     are in.
 
-    A file (.txt, .md) is a document, and so is a record of JSON lines (.jsonl, .ndjson). A single text file
-    is cut into several at blank lines, of 2,000 characters at most: what stands between two blank lines, such
-    as a speech of a play, stays whole, unless it is a page long itself, which is cut at line ends. Where a
-    document begins depends on the speeches near it alone, so that an edit changes only the documents near it.
+    A file (.txt, .md) is a document, and so is a record (.json, .jsonl, .csv, .parquet, ...). A file of text
+    of more than 4,000 characters is cut into documents at blank lines, of 2,000 characters at most: what
+    stands between two blank lines, such as a speech of a play, stays whole, unless it is a page long itself,
+    which is cut at line ends. Where a document begins depends on the speeches near it alone, so that an edit
+    changes only the documents near it, and another file changes none.
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
@@ -64,7 +56,8 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
             the others.
 
     Raises:
-        ValueError: A file is not UTF-8, a line is no JSON or of no known form, or `part` keeps nothing.
+        ValueError: A file is no text, a record is damaged or none has a known form, no chat has an answer, or
+            `part` keeps nothing.
         OSError: Nothing is there.
     """
     keeps = _chosen_by(part)
@@ -72,33 +65,56 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
         files = [member for member in place.members if member.base.lower().endswith(SUFFIXES)]
         if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
             raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
-        cut = len(files) == 1 and files[0].base.lower().endswith(TEXT)
         top = outermost(place, lambda outer, _: not outer.files)
-        read = [document for member in files for document in _of_file(place, member.name, cut, top)]
         notes = place.notes(SUFFIXES, "text")
-    found = [document for document in read if document.text.strip()]
-    if len(found) < len(read):
-        notes.append(f"Empty documents left out: {len(read) - len(found):,}.")
+        groups, unknown, unused = [], [], records.Unused()
+        for member in files:
+            if member.base.lower().endswith(TEXT):
+                groups += _of_text(records.text(place, member.name, notes), member.name, top)
+                continue
+            rows = records.rows(place, member.name, notes)
+            if rows and len(files) > 1 and not is_known(rows[0][1]):
+                unknown.append(member.name)
+                continue
+            groups += [[as_document(where, record, unused)] for where, record in rows]
+    notes += places.left_out({"files whose records have no known keys": unknown}) + unused.note()
+    found = [[each for each in group if each.text.strip()] for group in groups]
+    if empty := sum(map(len, groups)) - sum(map(len, found)):
+        notes.append(f"Empty documents left out: {empty:,}.")
+    groups = [group for group in found if group]
+    found = [document for group in groups for document in group]
     if not found:
-        raise refusal("hold text", str(root), f"Put {', '.join(SUFFIXES)} files there.")
+        step = f"Put {', '.join((*TEXT, *records.SUFFIXES))} files there; records have {chats.KNOWN}."
+        raise refusal("hold text", str(root), step)
+    if all(each.messages for each in found) and not any(map(_is_answered, found)):
+        step = "Answers have the role assistant (gpt, model), or stand under output, response or answer."
+        raise refusal("hold a chat with an answer", f"{len(found):,} chats without one", step)
     kept = sum(keeps(document.heading) for document in found)
     if not kept:
         some = first(list(dict.fromkeys(document.heading for document in found)))
         raise ValueError(checks.message("part", "be found in a heading", part, f"Headings there: {some}."))
     if part is not None:
         notes.append(f"part={part!r} keeps {kept:,} of {len(found):,} documents or speeches.")
-    groups = _grouped(found) if cut else ([document] for document in found)
     return [_joined(group, keeps) for group in groups], notes
 
 
-def _of_file(place: Place, name: str, cut: bool, top: str) -> Iterable[Document]:
-    """The documents of a file: its records, its speeches if it is to be cut, or else all of it."""
-    text = place.text(name)
-    if name.lower().endswith(RECORDS):
-        return [as_document(where, record) for where, record in records(text, name)]
-    if cut:
-        return _speeches(name, text)
-    return [Document(name, name, text.strip(), key=name.removeprefix(top))]
+def _of_text(text: str, name: str, top: str) -> list[list[Document]]:
+    """The documents of a text, each as its speeches."""
+    if len(text) > 2 * CHARACTERS:
+        return list(_grouped(list(_speeches(name, text))))
+    return [[Document(name, name, text.strip(), key=name.removeprefix(top))]]
+
+
+def is_known(record: Any) -> bool:
+    """Whether a record has the keys of a text, a chat or an instruction."""
+    if not isinstance(record, dict):
+        return False
+    asked, answered = (any(key in record for key in keys) for keys in (chats.ASKED, chats.ANSWERED))
+    return "text" in record or any(key in record for key in chats.TURNS) or (asked and answered)
+
+
+def _is_answered(document: Document) -> bool:
+    return any(each["role"] == "assistant" and each.get("weight", 1) for each in document.messages)
 
 
 def _speeches(name: str, text: str) -> Iterator[Document]:
@@ -151,43 +167,26 @@ def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
     return replace((kept or group)[0], text=text, key=group[0].key)
 
 
-def as_document(where: str, record: Any) -> Document:
-    """A record as a document: plain text, a chat, or an instruction, which is a chat of two messages.
+def as_document(where: str, record: Any, unused: records.Unused) -> Document:
+    """A record as a document: plain text, a chat, or an instruction, which is a chat.
 
     Raises:
         ValueError: It is of no known form; `where` tells which it is.
     """
-
-    def words(holder: Any, key: str) -> str:
-        if isinstance(holder, dict) and isinstance(holder.get(key), str):
-            return holder[key]
-        value = holder.get(key) if isinstance(holder, dict) else holder
-        raise refusal(f"hold a text under {key!r}", where, f"There is {value!r}: write a text.")
-
     if not isinstance(record, dict):
-        raise refusal("hold an object with keys in every line", where, f"Known keys are {KNOWN}.")
-    messages: tuple[Message, ...] = ()
-    asked = next((key for key in ASKED if key in record), None)
-    answered = next((key for key in ANSWERED if key in record), None)
-    if isinstance(record.get("messages"), list):
-        messages = tuple(
-            {key: words(each, key) for key in ("role", "content")} for each in record["messages"]
-        )
-    elif asked and answered:
-        question = [words(record, key) for key in (asked, "input") if record.get(key) or key == asked]
-        answer = {"role": "assistant", "content": words(record, answered)}
-        messages = ({"role": "user", "content": "\n\n".join(filter(None, question))}, answer)
-    elif "text" not in record:
-        found = ", ".join(map(repr, list(record)[:8])) or "none"
-        raise refusal(f"hold records with known keys ({KNOWN})", where, f"Its keys are {found}: rename them.")
-    text = _as_text(messages) if messages or "text" not in record else words(record, "text")
+        raise refusal("hold records with keys", where, f"Known keys are {chats.KNOWN}.")
+    messages, used = chats.messages(where, record)
+    text = "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
+    if not used:
+        if not isinstance(record.get("text"), str):
+            keys = ", ".join(map(repr, list(record)[:8])) or "none"
+            step = f"Its keys are {keys}: rename them, or write a text."
+            raise refusal(f"hold records with known keys ({chats.KNOWN})", where, step)
+        text, used = record["text"], {"text"}
     source = record.get("source")
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
+    unused.keys.update(record.keys() - used - ({"source"} if isinstance(source, str) else set()))
     return Document(where, heading, text, messages, key=text)
-
-
-def _as_text(messages: tuple[Message, ...]) -> str:
-    return "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
 
 
 def _chosen_by(part: str | None) -> Callable[[str], bool]:

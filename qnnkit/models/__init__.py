@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qnnkit.models.causal_lm import LanguageModelSettings, causal_lm, language_model
-from qnnkit.models.clip import Clip, ClipSettings
+from qnnkit.models.clip import CLIP, Clip, ClipSettings
 from qnnkit.models.conv import CNNSettings, SmallCNN
 from qnnkit.models.quanv import QuanvNet, QuanvSettings
 from qnnkit.models.residual_quanv import ResidualQuanvNet, ResidualQuanvSettings
@@ -20,7 +20,7 @@ MODELS = {
 """Families of nets for images, and the settings of each."""
 
 __all__ = [
-    "MODELS", "CNNSettings", "Clip", "ClipSettings", "LanguageModelSettings", "QuanvNet", "QuanvSettings",
-    "ResNet18", "ResNetCircuit", "ResNetCircuitSettings", "ResNetSettings", "ResidualQuanvNet",
-    "ResidualQuanvSettings", "SmallCNN", "causal_lm", "language_model", "table",
+    "CLIP", "MODELS", "CNNSettings", "Clip", "ClipSettings", "LanguageModelSettings", "QuanvNet",
+    "QuanvSettings", "ResNet18", "ResNetCircuit", "ResNetCircuitSettings", "ResNetSettings",
+    "ResidualQuanvNet", "ResidualQuanvSettings", "SmallCNN", "causal_lm", "language_model", "table",
 ]  # fmt: skip

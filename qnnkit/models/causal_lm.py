@@ -62,8 +62,8 @@ def language_model(settings: Any, splits: Any, seed: int) -> Any:
         splits: Its `sizes` are the vocabulary and the length of a sequence.
         seed: Fixes initial weights.
     """
-    dtype = getattr(settings, "base_precision", "float32")
-    if getattr(settings, "four_bit", False) and not _bare.get():
+    dtype = settings.of_kit("base_precision", "float32")
+    if settings.of_kit("four_bit", False) and not _bare.get():
         place = choose(settings.device)
         return four_bit(str(settings.pretrained), device=place, dtype=dtype, **splits.sizes)
     place = "meta" if _bare.get() else "cpu"

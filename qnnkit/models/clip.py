@@ -19,7 +19,7 @@ from qnnkit.settings import Place
 CLIP = {
     "tiny": (64, 2, 4, 32, 8, 64, 1024),
     "small": (256, 4, 4, 64, 8, 256, 4096),
-    "77m": (512, 10, 8, 224, 32, 512, 16384),
+    "77m": (512, 10, 8, 224, 32, 512, 22400),
 }
 LARGEST_LOGIT_SCALE = math.log(100)
 """Logits are cosines times 100 at most; Radford et al. 2021, section 2.5."""
@@ -200,7 +200,8 @@ def configuration(
         image_size: Side of the images, in pixels; the size's own by default.
         patch_size: Side of a patch, in pixels; the size's own by default.
         tokenizer: Tells the length of texts, the vocabulary and its special tokens; without one, the size
-            does.
+            does. The size that is named by its weights has them whatever the vocabulary: rows that no token
+            has, and positions that no text reaches, are left over.
 
     Raises:
         ValueError: The size is unknown, patches do not fill the images, or the tokenizer's end is number 2.
@@ -218,7 +219,8 @@ def configuration(
         if tokenizer.eos_id == 2:  # a mistake of the past to transformers: texts are read at their largest
             rule, step = "have another number than 2 for its end", "Leave it out to train one."
             raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
-        length, vocabulary = tokenizer.sequence_length, len(tokenizer)
+        least = (length, vocabulary) if size == "77m" else (0, 0)
+        length, vocabulary = max(least[0], tokenizer.sequence_length), max(least[1], len(tokenizer))
         special = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
         special["bos_token_id"] = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
     tower = {

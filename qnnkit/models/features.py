@@ -72,7 +72,7 @@ def training_batch(model: nn.Module, batch: Any, config: Any, n: int, place: Any
         n: Samples of the whole dataset: too many features would not be kept.
         place: Where to compute.
     """
-    if isinstance(batch, dict) or getattr(config, "augmentation", "none") != "none":
+    if isinstance(batch, dict) or config.of_kit("augmentation", "none") != "none":
         return batch
     if not hasattr(model, "steady_part"):
         return batch

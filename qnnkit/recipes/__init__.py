@@ -21,14 +21,13 @@ import importlib
 import importlib.util
 import linecache
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
-from qnnkit.recipes._recipe import Recipe
+from qnnkit.recipes._recipe import Recipe, located
 from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of
 from qnnkit.settings import MAIN_NETS, Settings
 
@@ -158,7 +157,7 @@ def _named(name: str) -> Recipe:
         try:
             module = importlib.import_module(name)
         except Exception as error:
-            raise _broken(spec.origin, error) from error
+            raise located(spec.origin, error) from error
         return _of_module(module)
     return RECIPES[checks.choice("recipe", name, [*RECIPES, "a .py file of yours"])]
 
@@ -181,7 +180,7 @@ def _of_file(path: Path) -> Recipe:
         exec(compile(source, str(path), "exec"), module.__dict__)  # no stale bytecode
     except Exception as error:
         del sys.modules[name]
-        raise _broken(str(path), error) from error
+        raise located(str(path), error) from error
     return _kept(Recipe(path.stem, str(path), module, source, neighbours))
 
 
@@ -229,13 +228,6 @@ def _forget(path: Path, neighbours: Mapping[str, str]) -> None:
             where = places[0] if places else "not found"
             told = f"`{top}` beside it has the name of another module ({where}). Rename it."
             raise RecipeError(f"Recipe `{path}`: {told}")
-
-
-def _broken(file: str, error: Exception) -> RecipeError:
-    """What went wrong while a recipe's file was run."""
-    own = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
-    line = f", line {own[-1].lineno}" if own else ""
-    return RecipeError(f"Recipe `{file}`{line}: {type(error).__name__}: {error}")
 
 
 def _kept(recipe: Recipe) -> Recipe:

@@ -7,6 +7,7 @@ import copy
 import importlib
 import inspect
 import re
+import sysconfig
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import create_model
 
 from qnnkit import checks
-from qnnkit.recipes._source import PARTS, RecipeError, digest
-from qnnkit.settings import MAIN_NETS, Settings, types_of
+from qnnkit.recipes._source import RecipeError, digest
+from qnnkit.settings import MAIN_NETS, Settings, is_kits, types_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +73,7 @@ class Recipe:
             if own.exclude or own.alias or own.validation_alias:
                 rule = f"have `{name}` in config.json, by that name"
                 raise self.refusal("Settings", rule, repr(own), "Declare it without exclude or alias.")
-            known = next((kind.model_fields[name] for kind in base.__mro__ if _has(kind, name)), own)
+            known = next((kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)), own)
             own = copy.copy(own)
             narrows = types_of(own.annotation) <= types_of(known.annotation)  # `str` for a `Literal`
             if known is not own and (name in Settings.model_fields or narrows):
@@ -255,25 +256,9 @@ class Recipe:
         try:
             yield
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            files = {str(path) for path in self._files()}
-            own = [frame for frame in frames if frame.filename in files]
-            if not own or self.shipped or isinstance(error, RecipeError):
+            if self.shipped or isinstance(error, RecipeError) or not _frames(error):
                 raise
-            last, kind = own[-1], type(error).__name__
-            said = str(error) or "no message"
-            where = f"Recipe `{self.reference}`, line {last.lineno}, in {last.name}"
-            raise RecipeError(f"{where}: {kind}: {said}") from error
-
-    def _files(self) -> list[str]:
-        functions = [getattr(self.code, part) for part in PARTS if hasattr(self.code, part)]
-        found = [
-            inspect.unwrap(each).__code__.co_filename
-            for each in functions
-            if inspect.isfunction(inspect.unwrap(each))
-        ]
-        folder = Path(self.reference).parent
-        return [*found, *(str(folder / name) for name in self.neighbours)]
+            raise located(self.reference, error) from error
 
     def _module(self, part: str, made: Any) -> nn.Module:
         if not _is_module(made):
@@ -311,10 +296,22 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _has(kind: type, name: str) -> bool:
-    """Whether a settings class of the kit's has this field."""
-    own = kind.__module__.startswith("qnnkit.") and not kind.__module__.startswith("qnnkit.recipes")
-    return own and name in getattr(kind, "model_fields", {})
+def located(reference: str, error: Exception) -> RecipeError:
+    """What a recipe's code has raised, with the last line of the user's own that was run."""
+    where = f"Recipe `{reference}`"
+    if frames := _frames(error):
+        file, last = Path(frames[-1].filename), frames[-1]
+        where += f", {file.name}" * (file.suffix == ".py" and file.name != Path(reference).name)
+        where += f", line {last.lineno}" + f", in {last.name}" * (last.name != "<module>")
+    return RecipeError(f"{where}: {type(error).__name__}: {str(error) or 'no message'}")
+
+
+def _frames(error: Exception) -> list[traceback.FrameSummary]:
+    """The lines of an error's trace that are neither Python's, nor a library's, nor the kit's."""
+    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    libraries = (*libraries, str(Path(__file__).parents[1]), "<frozen", "<string>")
+    frames = traceback.extract_tb(error.__traceback__)
+    return [each for each in frames if not each.filename.startswith(libraries)]
 
 
 def _is_module(value: Any) -> bool:

@@ -7,10 +7,8 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import json
 import linecache
 import os
-import pickle
 import re
 import sys
 import textwrap
@@ -108,50 +106,64 @@ def source_of(code: Any) -> str:
     instance its state, and files of the workspace that it imports.
 
     Raises:
-        ValueError: Something cannot be told, so nobody could tell one experiment from another.
+        ValueError: Something has no source and no plain value, so nobody could tell one experiment from
+            another.
     """
     texts: dict[str, str] = {}
     imports: set[str] = set()
-    own = code if inspect.isclass(code) else type(code)
-    names = {name for kind in own.__mro__ if not _is_foreign(kind) for name in vars(kind)}
-    names |= set(vars(code)) if not inspect.isclass(code) and hasattr(code, "__dict__") else set()
-    waiting = [(name, getattr(code, name)) for name in sorted(names | set(PARTS)) if hasattr(code, name)]
-    waiting = [(name, value) for name, value in waiting if name in PARTS or not name.startswith("__")]
+    kinds = [
+        kind for kind in (code if inspect.isclass(code) else type(code)).__mro__ if not _is_foreign(kind)
+    ]
+    names = {*PARTS, *(name for each in (*kinds, code) for name in getattr(each, "__dict__", ()))}
+    names = {name for name in names if hasattr(code, name) and (name in PARTS or not name.startswith("__"))}
+    waiting = [(name, getattr(code, name)) for name in sorted(names)]
     while waiting:
         name, value = waiting.pop()
-        if name in texts or value is None:
+        if name in texts or value is None or value is code:
             continue
         value = getattr(value, "func", value) if type(value).__name__ == "QNode" else value
         function = inspect.unwrap(value) if inspect.isroutine(value) else value
-        if not (inspect.isclass(function) or inspect.isfunction(function) or inspect.ismethod(function)):
+        if inspect.ismodule(value):
+            imports.add(f"import {value.__name__} as {name}")
+            if _is_local(getattr(value, "__file__", None)):
+                texts[name], others = texts_of(str(value.__file__))
+                texts |= {f"{name}: {other}": text for other, text in others.items()}
+        elif not (inspect.isclass(function) or inspect.isroutine(function)):
             texts[name] = f"{name} = {_value(name, value)}"
             if not _is_foreign(type(value)):
                 waiting.append((f"type of {name}", type(value)))
-            if isinstance(value, functools.partial):
-                waiting.append((f"function of {name}", value.func))
-            continue
-        if _is_foreign(function) and (name not in PARTS or _is_kit(function)):
+        elif _is_foreign(function) and (name not in PARTS or _is_kit(function)):
             imports.add(f"from {function.__module__} import {function.__name__} as {name}")
-            continue
-        try:
-            texts[name] = textwrap.dedent(_text(function)).strip()
-        except (OSError, TypeError):
-            raise _untold(name, value) from None
-        used = dict(getattr(function, "__globals__", vars(sys.modules[function.__module__])))
-        if inspect.isfunction(function) and function.__closure__:
-            cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
-            used |= {word: cell.cell_contents for word, cell in cells if word != "__class__"}
-        for word in {node.id for node in ast.walk(ast.parse(texts[name])) if isinstance(node, ast.Name)}:
-            found = used.get(word)
-            if not inspect.ismodule(found):
-                waiting += [(word, found)] if found is not None and found is not code else []
-                continue
-            imports.add(f"import {found.__name__} as {word}")
-            if _is_local(getattr(found, "__file__", None)):
-                source, others = texts_of(str(found.__file__))
-                texts |= {f"module {found.__name__}": source}
-                texts |= {f"module {found.__name__}: {other}": text for other, text in others.items()}
+        else:
+            texts[name] = _text(name, function)
+            used = dict(getattr(function, "__globals__", vars(sys.modules[function.__module__])))
+            used |= inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+            named = {node.id for node in ast.walk(ast.parse(texts[name])) if isinstance(node, ast.Name)}
+            waiting += [(word, used[word]) for word in sorted(named & used.keys())]
     return "\n\n".join(["\n".join(sorted(imports)), *(texts[name] for name in sorted(texts))]) + "\n"
+
+
+def _value(name: str, value: Any) -> str:
+    """A value as Python writes it; of an array its hash.
+
+    Raises:
+        ValueError: Its text does not tell it from another.
+    """
+    if hasattr(value, "__array__"):
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        if not array.dtype.hasobject:
+            return repr(
+                f"{array.dtype} of shape {array.shape}, {hashlib.sha256(array.tobytes()).hexdigest()}"
+            )
+    value = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    if any(sign in text for sign in (" object", "<function", "...")):
+        raise _untold(name, value)
+    return (
+        text
+        if isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict)
+        else repr(text)
+    )
 
 
 def _is_local(file: str | None) -> bool:
@@ -174,31 +186,6 @@ def _is_foreign(found: Any) -> bool:
     return module is not None and module.__name__ != "__main__" and not _is_local(file)
 
 
-def _value(name: str, found: Any) -> str:
-    """A value as Python writes it; of an array, or any other object, its hash.
-
-    Raises:
-        ValueError: Nothing tells it from another.
-    """
-    if hasattr(found, "__array__"):
-        array = np.asarray(found.detach().cpu() if hasattr(found, "detach") else found)
-        return repr(f"array of shape {array.shape}, {hashlib.sha256(array.tobytes()).hexdigest()}")
-    if isinstance(found, set | frozenset):
-        return f"{{{', '.join(sorted(map(repr, found)))}}}"
-    with contextlib.suppress(TypeError, ValueError):
-        json.dumps(found)
-        return repr(found)
-    told = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(found))
-    if isinstance(found, functools.partial):
-        return repr(f"partial of {found.args!r}, {sorted(found.keywords.items())!r}")
-    if " object" not in told and "<" not in told.removeprefix("<"):
-        return repr(told)
-    try:
-        return repr(f"{type(found).__name__} {hashlib.sha256(pickle.dumps(found)).hexdigest()}")
-    except Exception:  # whatever an object does when it is asked for its state
-        raise _untold(name, found) from None
-
-
 def _untold(name: str, value: Any) -> ValueError:
     step = "Its source is part of what a run is. Write the recipe to a file and name that."
     return ValueError(
@@ -206,28 +193,26 @@ def _untold(name: str, value: Any) -> ValueError:
     )
 
 
-def _text(value: Any) -> str:
-    """Source of a function or class; classes of a cell are found by their full name and methods' files."""
-    if not inspect.isclass(value):
-        return inspect.getsource(value)
+def _text(name: str, value: Any) -> str:
+    """Source of a function or class; Python before 3.13 finds no classes of a cell, but their methods.
+
+    Raises:
+        ValueError: It has none.
+    """
     with contextlib.suppress(OSError, TypeError):
-        return inspect.getsource(value)
+        return textwrap.dedent(inspect.getsource(value)).strip()
     files = [each.__code__.co_filename for each in vars(value).values() if inspect.isfunction(each)]
-    files += reversed(
-        [name for name in linecache.cache if "ipykernel" in name or name.startswith("<ipython")]
-    )
+    files += [
+        file for file in reversed(linecache.cache) if "ipykernel" in file or file.startswith("<ipython")
+    ]
     for file in files:
         text = "".join(linecache.getlines(file))
-        with contextlib.suppress(SyntaxError):
+        with contextlib.suppress(SyntaxError, IndexError):
             node: Any = ast.parse(text)
             for part in value.__qualname__.split("."):
-                inner = [each for each in node.body if getattr(each, "name", None) == part]
-                node = inner[-1] if inner else None
-                if node is None:
-                    break
-            if isinstance(node, ast.ClassDef):
-                return ast.get_source_segment(text, node) or ""
-    raise OSError(f"no source of {value.__qualname__}")
+                node = [each for each in node.body if getattr(each, "name", None) == part][-1]
+            return ast.get_source_segment(text, node) or ""
+    raise _untold(name, value)
 
 
 def _plain(node: Any) -> Any:

@@ -1,16 +1,22 @@
 """Your own images with captions (a folder with captions.json, .jsonl, .csv or .tsv), by CLIP with circuits.
 
-`size=77m` and `pretrained=FOLDER` are for a GPU.
+`size=77m` (76.7 million weights with `head=full`) and `pretrained=FOLDER` are for a GPU, or a patient Mac.
 """
 
+from qnnkit import checks, data, models
 from qnnkit.recipes import digits_clip
 
 
 class Settings(digits_clip.Settings):
     dataset: str = "captions"
-    image_size: int | None = 32
-    patch_size: int | None = 8
+    image_size: int | None = None  # that of `size`, as is the patch
+    patch_size: int | None = None
     epochs: int = 60
 
 
-load, build, task, check = digits_clip.load, digits_clip.build, digits_clip.task, digits_clip.check
+def load(settings):
+    side = 224 if settings.pretrained else models.CLIP[checks.choice("size", settings.size, models.CLIP)][3]
+    return data.of(settings.override(image_size=settings.image_size or side))
+
+
+build, task, check = digits_clip.build, digits_clip.task, digits_clip.check

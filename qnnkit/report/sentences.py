@@ -69,7 +69,7 @@ def compare_with_base(run: Run) -> dict[str, Any] | None:
     """
     final = run.tested().get((run.nets[0], run.config.seed))
     compare = getattr(run.task, "beside_base", None)
-    if not getattr(run.config, "adapter", None) or compare is None or final is None:
+    if not run.config.of_kit("adapter") or compare is None or final is None:
         return None
     try:
         place = device.choose(str(run.provenance.get("device", "cpu")))
@@ -107,7 +107,7 @@ def of_gradients(run: Run) -> list[str]:
     except (FileNotFoundError, ValueError):
         return ["No gradients were recorded: this run was trained by an earlier version."]
     if not any(training.quantum_layers for training in found.trainings.values()):
-        if getattr(run.config, "adapter", None):
+        if run.config.of_kit("adapter"):
             return ["An adapter's gradients were recorded by group; 04_analyze has the table."]
         return ["No net of this run has a circuit that trains."]
     damaged = [f"{found.damaged} damaged lines of gradients.jsonl were left out."] if found.damaged else []

@@ -38,7 +38,7 @@ BESIDE = {
         stats.Score("ece", "ECE", larger=False),
     ),
     "recall_1": (
-        stats.Score("zero_shot", "zero-shot accuracy"),
+        stats.Score("zero_shot", "zero-shot accuracy", larger=True),
         stats.Score("loss", "loss", "nats / pair", 1, "nats", 3, larger=False),
     ),
     "loss": (stats.Score("perplexity", "perplexity", "", 1, "", 2, larger=False),),
@@ -72,7 +72,7 @@ class Study:
     stamp: str
     """Start of a SHA-256 over the settings and results of the runs in the table."""
     notes: tuple[str, ...] = ()
-    """What its data were found to be, with how many runs were told so."""
+    """What its data were found to be, with how many runs were told so; which runs have left the plan."""
     score: stats.Score = stats.ACCURACY
     """What its nets are compared by."""
 
@@ -139,6 +139,7 @@ def read_study(folder: str | Path) -> Study:
     batch = read_batch(folder)
     score, rows, epochs, behind = batch["score"], [], [], []
     left_out: dict[str, str] = {}
+    moved: list[str] = []
     notes: Counter[str] = Counter()
     asked = [settings_in(planned) for planned in batch["runs"]]
     same = {*_NO_MODEL, *_lengths(asked)}
@@ -146,8 +147,7 @@ def read_study(folder: str | Path) -> Study:
     for planned in batch["runs"]:
         try:
             place = Path(os.path.normpath(folder / str(planned["folder"])))
-            varied = {name: value for name, value in settings_in(planned).items() if name not in same}
-            found = _read_run(place, varied, score)
+            found = _read_run(place, settings_in(planned), same, score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             left_out[planned["id"]] = why
@@ -156,6 +156,7 @@ def read_study(folder: str | Path) -> Study:
         epochs += found[1]
         behind.append(found[2])
         notes.update(found[3])
+        moved += found[4]
     watched, n = f"validation_{score.on_validation}", len(behind)
     names = [*KEYS, "seed", *(metric.name for metric in metrics(score)), watched, *COSTS, "epochs"]
     frame = pd.DataFrame(rows, columns=pd.Index([*names, "best_epoch", "n_test", "run", "data"]))
@@ -170,7 +171,7 @@ def read_study(folder: str | Path) -> Study:
         len(batch["runs"]),
         left_out,
         stamp,
-        tuple(told),
+        (*told, *moved),
         score,
     )
 
@@ -222,9 +223,13 @@ def metrics(score: stats.Score) -> tuple[stats.Score, ...]:
 
 
 def _read_run(
-    folder: Path, settings: dict[str, Any], score: stats.Score
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str, list[str]]:
-    """Final rows, epochs, what identifies them, and notes on its data; a ValueError says why not."""
+    folder: Path, planned: dict[str, Any], same: set[str], score: stats.Score
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str, list[str], list[str]]:
+    """Final rows, epochs, what identifies them, notes on its data, and what is no longer as planned.
+
+    Raises:
+        ValueError: Why it is not in the table.
+    """
     result, config = (_json(folder, name) for name in ("result.json", "config.json"))
     if result is None:
         raise ValueError("it has not finished.")
@@ -237,6 +242,15 @@ def _read_run(
     if kept.get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
     run = Run(folder, settled(folder, settings_of(config)))
+    now = planned | {
+        name: value for name, value in run.config.model_dump(mode="json").items() if name in planned
+    }
+    moved = [
+        f"{name} {show(now[name])} instead of {show(value)}"
+        for name, value in planned.items()
+        if now[name] != value
+    ]
+    settings = {name: value for name, value in now.items() if name not in same}
     if run.score != score:
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
     logged, _ = workspace.parse_lines(content)
@@ -264,7 +278,9 @@ def _read_run(
     identity = f"{result.get('config_digest') or run.asked.digest()} {hashed} "
     identity += hashlib.sha256(told.encode()).hexdigest()
     notes = provenance.get("notes")
-    return rows, learned, identity, list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
+    notes = list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
+    moved = [f"Run {folder.name} is no longer as planned: {', '.join(moved)}."] if moved else []
+    return rows, learned, identity, notes, moved
 
 
 def _json(folder: Path, name: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, warm
+from qnnkit import checks, warm, words
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
@@ -192,13 +192,20 @@ def _parameters(run: Run, notebook: Path, own: Mapping[str, Any]) -> dict[str, A
 
 
 def epoch_line(run: Run, row: dict[str, Any]) -> str:
-    """One row of metrics.jsonl, for people."""
-    epoch, score = f"{row['epoch']:>3}/{run.config.epochs}", run.score
+    """A row of metrics.jsonl for people, of an epoch or of the test of a trained net."""
+    score, whose = run.score, f"{row['net']:<17} seed {row['seed']}"
+    if "best_epoch" in row:
+        reached = f"{score.column}: {score.tell(row[f'test_{score.name}'])}"
+        peak = words.size(row["peak_memory"])
+        return f"{whose}  {reached}, best epoch {row['best_epoch']}, peak memory {peak}"
+    epoch = f"{row['epoch']:>3}/{run.config.epochs}"
     name = score.on_validation
     told = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
     speed = f", {row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
+    if row.get("updates"):
+        speed += f", {words.duration(row['epoch'] * row['seconds'] / row['updates'])} per batch"
     return (
-        f"{row['net']:<17} seed {row['seed']}  epoch {epoch}  loss {row['train_loss']:.3f}  "
+        f"{whose}  epoch {epoch}  loss {row['train_loss']:.3f}  "
         f"validation {told}  {row['seconds']:.2f} s{speed}"
     )
 
@@ -230,7 +237,7 @@ class _Following:
             self.echo(f"      {placed}")
         rows = self.run.rows("metrics")
         for row in rows[self.seen :]:
-            if row["event"] == "epoch":
+            if row["event"] in ("epoch", "test"):
                 self.echo(f"      {epoch_line(self.run, row)}")
             elif row["event"] == "warning" and row["of"] == "machine":
                 self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")

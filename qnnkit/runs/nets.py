@@ -50,7 +50,7 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Sp
     """What a net of the run is given: the data, or what its frozen part made of the images once."""
     if not isinstance(run.splits, ImageSplits):
         return run.splits
-    if getattr(run.config, "augmentation", "none") != "none":  # other images, other features
+    if run.config.of_kit("augmentation", "none") != "none":  # other images, other features
         return run.splits
     return features.of(model, run.splits, place)
 

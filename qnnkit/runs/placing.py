@@ -124,9 +124,9 @@ def _decide(run: Run) -> Placement:
         return features.training_batch(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
 
     where = config.device
-    if getattr(config, "four_bit", False):
+    if config.of_kit("four_bit", False):
         chosen = device.choose(where)
-        if in_four_bits(str(getattr(config, "pretrained", None)), chosen)[0] is not None:
+        if in_four_bits(str(config.of_kit("pretrained")), chosen)[0] is not None:
             where = str(chosen)  # such weights are where they were read to, and stay there
     found = placement.place(
         model,

@@ -195,8 +195,8 @@ def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) 
     facts = {name: getattr(where, name) for name in ("backend", "threads", "sentence")}
     facts |= {"processes": n_processes(), "precision": run.config.precision}
     notes = list(run.splits.notes)
-    if getattr(run.config, "four_bit", False):
-        notes.append(in_four_bits(str(getattr(run.config, "pretrained", None)), where.device)[1])
+    if run.config.of_kit("four_bit", False):
+        notes.append(in_four_bits(str(run.config.of_kit("pretrained")), where.device)[1])
         if on_warning:
             on_warning(notes[-1])
     facts_of_data = {"data": run.splits.fingerprint(), "notes": notes}

@@ -115,7 +115,7 @@ def merge(run: Run, folder: str | Path) -> Path:
     """
     config: Any = run.config
     splits: Any = run.splits
-    if not getattr(config, "adapter", None):
+    if not config.of_kit("adapter"):
         step = "A language model without one is whole already: model/ of its folder."
         raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(run.folder), step))
     if config.four_bit:
@@ -135,7 +135,7 @@ def export(run: Run) -> Path:
     splits: Any = run.splits
     if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
         return write_model(run, net)
-    name = "adapter" if getattr(run.config, "adapter", None) else "model"
+    name = "adapter" if run.config.of_kit("adapter") else "model"
     return tasks.save(net, splits.tokenizer, run.folder / name, run.config)
 
 

@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from qnnkit import checks
 from qnnkit.data.music_events import MusicTokenizer
 from qnnkit.layers import evaluating
-from qnnkit.stats import SCORES, Score
+from qnnkit.stats import SCORES, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
 """Samples and numbers of each that a table shows; test samples that are judged one by one."""
-
-FALLING = frozenset(("loss", "error", "mse", "mae", "rmse", "nll", "ece", "perplexity"))
-"""Last words of the names of numbers of which smaller is better."""
 
 
 class Refused(ValueError):
@@ -43,13 +40,13 @@ class Own(OfData):
     """Any callable (model, batch) -> Step, with `monitor`, as a task.
 
     Args:
-        task: Its `monitor` is the reported number that chooses the epoch: larger is better, but of names
-            whose last word is in FALLING, such as "test_mse". `score` (`stats.Score`), the number that
-            nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
-            `watched`.
+        task: Its `monitor` is the reported number that chooses the epoch. `score` (`stats.Score`), the number
+            that nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
+            `watched`. Whether more is better is what the score says, or else the name (`stats.direction`).
 
     Raises:
-        ValueError: The score is read from another number on the validation split than `monitor`.
+        ValueError: The score is read from another number on the validation split than `monitor`, or nothing
+            says whether a larger number is better.
     """
 
     def __init__(self, task: Any):
@@ -60,7 +57,7 @@ class Own(OfData):
             rule = f"watch `{self.reported}`, the monitor, on the validation split"
             step = f"Give Score({self.score.name!r}, ..., watched={self.reported!r})."
             raise ValueError(checks.message("score", rule, self.score.on_validation, step))
-        self.larger = (self.score if self.score.name == self.reported else _score(self.reported)).larger
+        self.larger = self.score.larger if self.score.name == self.reported else direction(self.reported)
         self.monitor = self.reported if self.larger else f"minus_{self.reported}"
 
     def __getattr__(self, name: str) -> Any:
@@ -128,9 +125,7 @@ def _score(name: str) -> Score:
     for known in SCORES.values():
         if known.name == name == "accuracy":
             return known
-    smaller = name.lower().split("_")[-1] in FALLING
-    word = name.replace("_", " ")
-    return Score(name, word, per="", factor=1.0, unit="", digits=4, larger=not smaller, criterion="")
+    return Score(name, name.replace("_", " "), per="", factor=1.0, unit="", digits=4, criterion="")
 
 
 def first_samples(splits: Any) -> list[Shown]:

@@ -18,7 +18,7 @@ from qnnkit import checks, workspace
 from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
 from qnnkit.checkpoint.file import copied
 from qnnkit.settings import Settings
-from qnnkit.tasks import Step, Task
+from qnnkit.tasks import Step, Task, complete
 from qnnkit.train import out_of_memory
 from qnnkit.train.evaluation import totals_of
 from qnnkit.train.finite import not_finite
@@ -91,7 +91,7 @@ def fit(
             or several processes are asked to shrink.
         OSError: A checkpoint cannot be written.
     """
-    device, nothing = torch.device(device), lambda given: None
+    task, device, nothing = complete(task), torch.device(device), lambda given: None
     again = recomputing(model) if config.gradient_checkpointing else contextlib.nullcontext()
     with own_generators(), deferred() as stop, again, _exact(model, config):
         store: Any = Store(folder, identity, config.keep_checkpoints) if folder else _InMemory(config)
