@@ -56,6 +56,12 @@ class Layout:
                 found += [(side, number[name], member) for member in classes[name]]
         return found
 
+    def folders(self, depth: int) -> list[str]:
+        """The folders with images in or below them that are so deep, from `top` or from a side."""
+        depth += self.top.count("/") + ("any" not in self.sides)
+        names = [member.name.split("/") for _, _, member in self.files]
+        return sorted({"/".join(parts[:depth]) for parts in names if len(parts) > depth}, key=natural)
+
 
 def by_folder(place: Place) -> Layout:
     """One folder per class, `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`.
@@ -80,12 +86,9 @@ def by_folder(place: Place) -> Layout:
             under = "<class>/" if side == "any" else f"{side}/<class>/"
             step = f"Images found: {first(counts) or 'no folder'}. Put them in {under} there."
             raise refusal(rule, str(place.path), " ".join([step, *left_out(place, {})]))
-    layout = _layout(place, sides, top, {"that are in no class folder": others})
-    depth = top.count("/") + (2 if "any" in sides else 3)
-    inner = {
-        "/".join(each.name.split("/")[:depth]) for _, _, each in layout.files if each.name.count("/") >= depth
-    }
-    note = f"Images in folders inside a class folder are of that class: {first(sorted(inner, key=natural))}."
+    layout = _layout(place, sides, top, {"that lie in no class folder": others})
+    inner = layout.folders(2)
+    note = f"Images in folders inside a class folder are of that class: {first(inner)}."
     return replace(layout, notes=(*layout.notes, *[note] * bool(inner)))
 
 
@@ -122,7 +125,7 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     outside = [name for name in others if not name.startswith(tuple(bases))]
     inside = [name for name in others if name.startswith(tuple(bases))]
     why = f"whose names do not fit label_pattern {pattern.pattern}"
-    layout = _layout(place, sides, top, {why: inside, "that are in none of the splits": outside})
+    layout = _layout(place, sides, top, {why: inside, "that lie outside of the sides": outside})
     return replace(layout, notes=(*notes, *layout.notes))
 
 
@@ -133,10 +136,11 @@ def of(place: Place, label_pattern: str | None = None) -> Layout:
     try:
         layout = by_folder(place)
     except ValueError as refused:
-        try:
-            return by_name(place, None)
-        except ValueError:
-            raise refused from None
+        with contextlib.suppress(ValueError):
+            layout = by_name(place, None)
+            if not layout.folders(1):  # else classes in folders that are wrong
+                return layout
+        raise refused from None
     if {name.lower() for name in layout.classes} <= set(SIDES):  # rather sides than classes
         with contextlib.suppress(ValueError):
             return by_name(place, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import json
 import os
 import re
 import stat
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from qnnkit import checks
 from qnnkit.data import archives
@@ -146,22 +145,6 @@ class Place:
                 raise ValueError("larger than 4 GiB")
             return file.read()
 
-    def text(self, name: str) -> str:
-        """All of one file of text, with plain line ends.
-
-        Raises:
-            ValueError: It is damaged, too large, or not UTF-8; the message is a whole sentence.
-        """
-        try:
-            return self.read(name).decode("utf-8-sig").replace("\r\n", "\n")
-        except UnicodeDecodeError as error:
-            where = f"{name}, line {error.object[: error.start].count(10) + 1}"
-            raise refusal("hold text in UTF-8", where, "Save it as UTF-8.") from None
-        except (ValueError, OSError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            step = f"{reason[:1].upper()}{reason[1:]}: copy or download it anew, or take it away."
-            raise refusal("hold files that can be read", name, step) from None
-
     def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
         """Sentences on what is here and is not read, if only files of these suffixes are."""
         others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
@@ -217,21 +200,6 @@ def unpacked(content: bytes) -> bytes:
     except (EOFError, zlib.error, OSError) as error:
         raise ValueError(str(error) or "cut short") from None
     return b"".join(parts)
-
-
-def parsed(text: str, where: str) -> Any:
-    """What a JSON text holds; `where` it stands, for the refusal."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refusal("hold valid JSON", where, f"Python says: {error}.") from None
-
-
-def records(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Where each line of a file of JSON lines stands, and what it holds."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield (where := f"{name}, line {number}"), parsed(line, where)
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
