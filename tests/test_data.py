@@ -320,12 +320,24 @@ def test_every_suffix_and_format(tmp_path: Path) -> None:
     assert len(sevens) == 8 and (torch.stack(sevens).float() - 77).abs().max() <= 2
 
 
+INSIDE = "Images in folders inside a class folder are of that class: "
 STRAY = "Left out 8 of {} images that lie in no class folder: "
 OTHERS = "Left out 8 files that are no images: "
 NO_TEST = "There is no test part: one is drawn from the training part, by test_fraction."
 LAYOUTS = {
-    "folders in a class": ("a/{}.png|b/{}.png|a/more/x{}.png|b/more/y{}.png", 4, ""),
-    "classes of folders alone": ("a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png", 4, ""),
+    "folders in a class": ("a/{}.png|b/{}.png|a/more/x{}.png|b/more/y{}.png", 4, f"{INSIDE}a/more, b/more."),
+    "classes of folders alone": (
+        "a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png",
+        *(4, f"{INSIDE}a/s1, a/s2, b/s1, b/s2."),
+    ),
+    "classes that differ in case": (
+        "Cat/{}.png|cat/{}.png|dog/{}.png",
+        *(3, "Classes with nearly equal names count as different ones: 'Cat' and 'cat'."),
+    ),
+    "classes that differ in zeros": (
+        "1/{}.png|01/{}.png|10/{}.png",
+        *(3, "Classes with nearly equal names count as different ones: '01' and '1'."),
+    ),
     "a stray image": ("a/{}.png|b/{}.png|loose{}.png", 2, f"{STRAY.format(24)}loose0.png, loose1.png, "),
     "other files": ("a/{}.png|b/{}.png|a/{}.heic", 2, f"{OTHERS}a/0.heic, "),
     "a folder around, and a file in it": ("all/a/{}.png|all/b/{}.png|LICENCE{}", 2, f"{OTHERS}LICENCE0, "),
@@ -460,10 +472,11 @@ def test_damaged_files_are_named_and_counted(tmp_path: Path, monkeypatch: pytest
     os.mkfifo(b / "17pipe.png")
     (b / "18around.png").symlink_to(b / "18around.png")
     splits = load("class_folder", root=tmp_path)
-    assert splits.fingerprint() == clean.fingerprint() and len(splits.notes) == 1
-    note, unknown = splits.notes[0], "(cannot identify image file)"
-    assert note.startswith(f"Left out 9 of 21 images that cannot be read: a/10text.png {unknown}, ")
-    assert f"a/11empty.jpg {unknown}, a/12cut.png (" in note and note.endswith(" and 4 more.")
+    assert splits.fingerprint() == clean.fingerprint()
+    links, note, unknown = *splits.notes, "(cannot identify image file)"
+    assert links == "Left out 2 links or devices: b/17pipe.png, b/18around.png."
+    assert note.startswith(f"Left out 7 of 19 images that cannot be read: a/10text.png {unknown}, ")
+    assert f"a/11empty.jpg {unknown}, a/12cut.png (" in note and note.endswith(" and 2 more.")
     assert "a/13bomb.png (Image size (4096" in note and "a/14bomb.png (Image size (160" in note
 
 

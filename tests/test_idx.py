@@ -157,7 +157,7 @@ def test_npz_in_every_form(tmp_path):
     sides = {"val_images": images[:8], "val_labels": labels[:8], "more": labels}
     three = load("npz", root=npz(tmp_path / "three.npz", images=images, labels=labels, **sides))
     assert (len(three.train), len(three.validation), len(three.test)) == (32, 8, 8)
-    assert three.notes[0] == "Left out arrays of other names: more."
+    assert three.notes[0] == "Left out 1 arrays of other names: more."
     assert three.notes[1].startswith("There is no test part")
 
 

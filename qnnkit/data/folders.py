@@ -38,6 +38,8 @@ class Layout:
     """By side: "any" where the place has no sides."""
     top: str
     """The folder around everything that archives often have, with a `/` at its end; or ""."""
+    bases: tuple[str, ...] = ("",)
+    """The folder of each split, with a `/` at its end; or `top`."""
     notes: tuple[str, ...] = ()
     """Sentences on what was left out."""
 
@@ -56,11 +58,17 @@ class Layout:
                 found += [(side, number[name], member) for member in classes[name]]
         return found
 
-    def folders(self, depth: int) -> list[str]:
-        """The folders with images in or below them that are so deep, from `top` or from a side."""
-        depth += self.top.count("/") + ("any" not in self.sides)
-        names = [member.name.split("/") for _, _, member in self.files]
-        return sorted({"/".join(parts[:depth]) for parts in names if len(parts) > depth}, key=natural)
+    def inside(self, depth: int) -> list[str]:
+        """The folders of images that are deeper than so many folders in those of the splits."""
+        above = [member.name.rpartition("/")[0] + "/" for _, _, member in self.files]
+        bases = [base for base in self.bases if base] or [""]
+        deep = {
+            each
+            for each in above
+            for base in bases
+            if each.startswith(base) and each.count("/") - base.count("/") > depth
+        }
+        return sorted({each.rstrip("/") for each in deep}, key=natural)
 
 
 def by_folder(place: Place) -> Layout:
@@ -86,8 +94,8 @@ def by_folder(place: Place) -> Layout:
             under = "<class>/" if side == "any" else f"{side}/<class>/"
             step = f"Images found: {first(counts) or 'no folder'}. Put them in {under} there."
             raise refusal(rule, str(place.path), " ".join([step, *left_out(place, {})]))
-    layout = _layout(place, sides, top, {"that lie in no class folder": others})
-    inner = layout.folders(2)
+    layout = _layout(place, sides, top, bases, {"that lie in no class folder": others})
+    inner = layout.inside(1)
     note = f"Images in folders inside a class folder are of that class: {first(inner)}."
     return replace(layout, notes=(*layout.notes, *[note] * bool(inner)))
 
@@ -125,7 +133,7 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     outside = [name for name in others if not name.startswith(tuple(bases))]
     inside = [name for name in others if name.startswith(tuple(bases))]
     why = f"whose names do not fit label_pattern {pattern.pattern}"
-    layout = _layout(place, sides, top, {why: inside, "that lie outside of the sides": outside})
+    layout = _layout(place, sides, top, bases, {why: inside, "that lie outside of the sides": outside})
     return replace(layout, notes=(*notes, *layout.notes))
 
 
@@ -138,7 +146,7 @@ def of(place: Place, label_pattern: str | None = None) -> Layout:
     except ValueError as refused:
         with contextlib.suppress(ValueError):
             layout = by_name(place, None)
-            if not layout.folders(1):  # else classes in folders that are wrong
+            if not layout.inside(0):  # else classes in folders that are wrong
                 return layout
         raise refused from None
     if {name.lower() for name in layout.classes} <= set(SIDES):  # rather sides than classes
@@ -173,8 +181,10 @@ def _labelled(
     return sides, left_out
 
 
-def _layout(place: Place, sides: dict[str, Classes], top: str, why: dict[str, list[str]]) -> Layout:
-    layout = Layout(sides, top, left_out(place, why))
+def _layout(
+    place: Place, sides: dict[str, Classes], top: str, bases: dict[str, str], why: dict[str, list[str]]
+) -> Layout:
+    layout = Layout(sides, top, tuple(bases), left_out(place, why))
     for side, classes in sides.items():
         if missing := [name for name in layout.classes if name not in classes]:
             step = f"Missing there: {first(missing)}. Add images of these, or leave the classes out."
