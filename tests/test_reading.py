@@ -81,11 +81,11 @@ def file(name: str, content: bytes) -> Callable[[Path], Path]:
 SIX = 6 * 2**30
 STEPS = json.dumps({"a": [[60]] * 400_000}).encode()  # 2.4 MB
 REFUSED = {
-    "tar, long name of 6 GiB": (tar_claiming(b"L", SIX), documents, "a name or record of 6,442,450,944 bytes"),
-    "tar, long link of 6 GiB": (tar_claiming(b"K", SIX), documents, "a name or record of 6,442,450,944 bytes"),
-    "tar, PAX header of 6 GiB": (tar_claiming(b"x", SIX), documents, "a name or record of 6,442,450,944 bytes"),
-    "tar, global PAX header of 6 GiB": (tar_claiming(b"g", SIX), documents, "a name or record of 6,442,450,944 bytes"),
-    "tar, PAX header of Solaris": (tar_claiming(b"X", SIX), documents, "a name or record of 6,442,450,944 bytes"),
+    "tar, long name of 6 GiB": (tar_claiming(b"L", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, long link of 6 GiB": (tar_claiming(b"K", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, PAX header of 6 GiB": (tar_claiming(b"x", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, global PAX header of 6 GiB": (tar_claiming(b"g", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, PAX header of Solaris": (tar_claiming(b"X", SIX), documents, "with one of 6,442,450,944 bytes"),
     "tar, a file of 6 GiB": (tar_claiming(b"0", SIX), documents, "at most, but is 'claims.tar with"),
     "tar, links alone": (tarred("a.txt", kind=tarfile.SYMTYPE), documents, "The archive is empty"),
     "tar, too many files": (tarred("a", n=300), documents, "hold 200 files"),

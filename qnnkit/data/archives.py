@@ -147,7 +147,8 @@ class _Header(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in b"LKxgX" and self.size > MAX_HEADER:
-            raise tarfile.ReadError(f"a name or record of {self.size:,} bytes")
+            value = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
+            raise refusal("hold names of 128 KiB at most", value, "Nothing was read: make the archive again.")
         return super()._proc_member(tar)  # pyright: ignore[reportAttributeAccessIssue]
 
 
