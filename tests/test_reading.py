@@ -84,7 +84,7 @@ REFUSED = {
     "tar, long name of 6 GiB": (tar_claiming(b"L", SIX), documents, "with one of 6,442,450,944 bytes"),
     "tar, long link of 6 GiB": (tar_claiming(b"K", SIX), documents, "with one of 6,442,450,944 bytes"),
     "tar, PAX header of 6 GiB": (tar_claiming(b"x", SIX), documents, "with one of 6,442,450,944 bytes"),
-    "tar, global PAX header of 6 GiB": (tar_claiming(b"g", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, global header of 6 GiB": (tar_claiming(b"g", SIX), documents, "with one of 6,442,450,944 bytes"),
     "tar, PAX header of Solaris": (tar_claiming(b"X", SIX), documents, "with one of 6,442,450,944 bytes"),
     "tar, a file of 6 GiB": (tar_claiming(b"0", SIX), documents, "at most, but is 'claims.tar with"),
     "tar, links alone": (tarred("a.txt", kind=tarfile.SYMTYPE), documents, "The archive is empty"),
