@@ -14,6 +14,7 @@ Each works on any number of wires, and can be printed (`inspect.getsource`), dra
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,30 +146,19 @@ class Circuit:
         """The fewest wires that take `n_features` features."""
         if self.n_features is None:
             raise TypeError("An ansatz takes no features; ask its embedding for the number of wires.")
-        wires = 1
-        while self.n_features(wires) < n_features:
-            wires += 1
-        return wires
-
-
-def _on_every_wire(*angles: int) -> Callable[[int, int], tuple[int, ...]]:
-    return lambda layers, n: (layers, n, *angles)
-
-
-def _one_on_a_wire(n_qubits: int) -> int:
-    return n_qubits
+        return next(n for n in itertools.count(1) if self.n_features(n) >= n_features)
 
 
 CIRCUITS: dict[str, Circuit] = {
-    "angle": Circuit(angle, "embedding", _one_on_a_wire),
+    "angle": Circuit(angle, "embedding", lambda n: n),
     "amplitude": Circuit(amplitude, "embedding", lambda n: 2**n),
-    "iqp": Circuit(iqp, "embedding", _one_on_a_wire),
+    "iqp": Circuit(iqp, "embedding", lambda n: n),
     "data_reuploading": Circuit(
-        data_reuploading, "both", _one_on_a_wire, _on_every_wire(3), rotate_and_entangle, embeds=angle
+        data_reuploading, "both", lambda n: n, lambda layers, n: (layers, n, 3), rotate_and_entangle, angle
     ),
-    "strongly_entangling": Circuit(strongly_entangling, "ansatz", None, _on_every_wire(3)),
-    "hardware_efficient": Circuit(hardware_efficient, "ansatz", None, _on_every_wire(2)),
-    "random": Circuit(random, "ansatz", None, _on_every_wire()),
+    "strongly_entangling": Circuit(strongly_entangling, "ansatz", None, lambda layers, n: (layers, n, 3)),
+    "hardware_efficient": Circuit(hardware_efficient, "ansatz", None, lambda layers, n: (layers, n, 2)),
+    "random": Circuit(random, "ansatz", None, lambda layers, n: (layers, n)),
 }
 EMBEDDINGS = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind == "embedding")
 ANSAETZE = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind != "embedding")
@@ -177,7 +167,8 @@ ANSAETZE = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind != "
 def embedding_of(ansatz: str, embedding: str = "angle") -> Circuit:
     """The entry that takes the features: the ansatz itself where it embeds them, else `embedding`."""
     entry = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)]
-    return entry if entry.kind == "both" else CIRCUITS[checks.choice("embedding", embedding, EMBEDDINGS)]
+    other = CIRCUITS[checks.choice("embedding", embedding, EMBEDDINGS)]
+    return entry if entry.kind == "both" else other
 
 
 def build(
@@ -241,9 +232,7 @@ def compose(
     checks.positive("n_qubits", n_qubits)
     checks.positive("n_layers", n_layers)
     entry, wires = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)], tuple(range(n_qubits))
-    embed = None
-    if embedding is not None:  # known, even where the ansatz embeds the data itself
-        embed = embedding_of(ansatz, checks.choice("embedding", embedding, EMBEDDINGS)).function
+    embed = None if embedding is None else embedding_of(ansatz, embedding).function
     if mirrored and n_layers % 2:
         step = "Add a layer: every second one undoes the one before."
         raise ValueError(checks.message("n_layers", "be even for identity blocks", n_layers, step))
@@ -318,11 +307,10 @@ MIRRORED = ("identity_block",)
 
 def _is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether to leave an operation whole: true of gates, false of templates and products of gates."""
-    if isinstance(operation, qp.operation.StatePrepBase):  # amplitude embedding counts as a template
-        return True
-    is_template = type(operation).__module__.startswith("pennylane.templates")
+    prepares = isinstance(operation, qp.operation.StatePrepBase)  # amplitude embedding counts as a template
     is_product = isinstance(operation, (qp.ops.Prod, qp.ops.op_math.Adjoint))
-    return len(operation.wires) < 2 or not ((is_template or is_product) and operation.has_decomposition)
+    is_whole = not is_product and not type(operation).__module__.startswith("pennylane.templates")
+    return prepares or is_whole or len(operation.wires) < 2 or not operation.has_decomposition
 
 
 def _is_entangler(operation: qp.operation.Operator) -> bool:

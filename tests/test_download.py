@@ -18,6 +18,10 @@ from qnnkit.data.text_files import documents
 from tests import toys
 from tests.toys import archive, idx_files, no_workspace
 
+pytestmark = pytest.mark.filterwarnings(  # pooch leaves closing the connection to the garbage collector
+    "ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 
 @dataclass
 class Served:

@@ -279,44 +279,36 @@ def test_a_fresh_process():
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch hides it itself
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_compiled():
-    model = nn.Sequential(linear(2, 2), make(QuantumLayer, qnode_of()), linear(2, 2))
+    """The compiler makes a graph of what is before the circuit and one of what is after it, and no other."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.circuit, self.last = linear(2, 2), make(QuantumLayer, qnode_of()), linear(2, 2)
+
+        def forward(self, inputs):
+            return self.last(self.circuit(self.first(inputs)))
+
+    model = Net()
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, dynamic=True)
     for batch in (5, 3):
         same(measured(compiled, INPUTS[:batch]), measured(model, INPUTS[:batch]))
+    assert counter.frame_count == 2 and counter.op_count == 2
     torch.compiler.reset()
 
 
-def test_the_compiled_operation_is_what_the_compiler_takes_it_for():
-    """Shapes, layouts and dtypes, also of inputs that lie in memory as a quanvolution's patches do."""
-    from qnnkit.layers import compiled
-
-    layer = make(QuantumLayer, qnode_of())
-    weights, number = list(layer.parameters()), compiled.number_of(layer)
-    for inputs in (INPUTS, INPUTS.t().contiguous().t()):
-        given = (inputs.clone().requires_grad_(), weights, number, torch.float32)
-        torch.library.opcheck(
-            compiled.circuit.default, (*given, True), test_utils=("test_schema", "test_faketensor")
-        )
-        outputs, key = compiled.circuit(*given, True)
-        back = torch.ops.qnnkit.circuit_backward.default
-        torch.library.opcheck(back, (torch.ones_like(outputs), key, *given), test_utils="test_faketensor")
-
-
-def test_compiled_nets_keep_what_many_calls_need(monkeypatch):
-    """A net that calls its circuit for each patch computes each once."""
-    from qnnkit.layers import compiled
-
-    layer = make(QuantumLayer, qnode_of())
-    compiled._kept.clear()  # of other tests, which went no way back
-    rows = uniform(40, 1, 2).requires_grad_()
-    values = [
-        compiled.circuit(row, list(layer.parameters()), compiled.number_of(layer), torch.float32, True)[0]
-        for row in rows
-    ]
-    monkeypatch.setattr(compiled, "_measured", None)  # it would compute again
-    torch.cat(values).sum().backward()
-    assert rows.grad is not None and not compiled._kept
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.export")  # of its own, about the weights
+@pytest.mark.parametrize("name", ["built", "plain"])
+def test_exported(name, tmp_path):
+    """What torch.export writes is plain torch, which needs neither the QNode nor qnnkit."""
+    model = nn.Sequential(linear(2, 2), make(QuantumLayer, QNODES[name]()), linear(2, 2))
+    torch.export.save(torch.export.export(model, (INPUTS,)), tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2")
+    assert not any("qnnkit" in str(node.target) for node in program.graph.nodes)
+    same([program.module()(INPUTS)], [model(INPUTS)])
 
 
 # --- bad input ----------------------------------------------------------------------------------------

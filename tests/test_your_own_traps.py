@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit import layers, recipes, runs
+from qnnkit import layers, recipes, report, runs
 from qnnkit.report import sentences
 from tests import forked
 from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
@@ -206,6 +206,16 @@ def test_a_fork_never_touches_what_is_there(home):  # noqa: F811
     assert (home / "runs" / "one" / "config.json").exists()
 
 
+def test_a_row_without_an_event_is_none(home):  # noqa: F811
+    run, _ = trained(home)
+    lines = (home / "runs" / "one" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines.insert(2, '{"net": "hybrid", "seed": 0}\n')
+    (home / "runs" / "one" / "metrics.jsonl").write_text("".join(lines))
+    assert len(list(runs.train_all(runs.fork("runs/one", "runs/two", "mine.py", epochs=3)))) == 1
+    report.finish(run)
+    assert run.result["nets"][0]["net"] == "hybrid"
+
+
 def test_a_fork_does_not_go_on_with_other_data(home):  # noqa: F811
     trained(home)
     (home / "mine.py").write_text(RECIPE.replace("np.sin(3 * t)", "np.sin(4 * t)"))
@@ -331,6 +341,29 @@ def test_what_is_refused_before_anything_is_written(kind, home):  # noqa: F811
     with pytest.raises(recipes.RecipeError, match=told) as caught:
         runs.open_run("runs/one", "mine.py", **TINY)
     assert "mine.py`, line " in str(caught.value) and not (home / "runs" / "one" / "config.json").exists()
+
+
+OF_IMAGES = """
+import qnnkit
+from torch import nn
+from qnnkit import data
+
+class Settings(data.Images, qnnkit.Settings):
+    pass
+
+load = data.of
+
+def build(settings, splits, seed):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(10))
+"""
+
+
+def test_a_net_of_images_is_told_that_they_are_whole_numbers(home):  # noqa: F811
+    (home / "mine.py").write_text(OF_IMAGES)
+    with pytest.raises(
+        recipes.RecipeError, match=r"torch\.uint8\. Begin forward with: images = images\.float"
+    ):
+        runs.open_run("runs/one", "mine.py", **TINY)
 
 
 UNSEEDED = """

@@ -200,5 +200,5 @@ class Study(Listed):
         return [
             row
             for row in reading.rows(run.folder)
-            if row["event"] == event and row["net"] in MAIN_NETS and self.watched in row
+            if row.get("event") == event and row.get("net") in MAIN_NETS and self.watched in row
         ]

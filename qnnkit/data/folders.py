@@ -60,15 +60,11 @@ class Layout:
 
     def inside(self, depth: int) -> list[str]:
         """The folders of images that are deeper than so many folders in those of the splits."""
-        above = [member.name.rpartition("/")[0] + "/" for _, _, member in self.files]
-        bases = [base for base in self.bases if base] or [""]
-        deep = {
-            each
-            for each in above
-            for base in bases
-            if each.startswith(base) and each.count("/") - base.count("/") > depth
-        }
-        return sorted({each.rstrip("/") for each in deep}, key=natural)
+        names = [(member.name, base) for _, _, member in self.files for base in self.bases]
+        deep = [
+            name for name, base in names if name.startswith(base) and name[len(base) :].count("/") > depth
+        ]
+        return sorted({name.rpartition("/")[0] for name in deep}, key=natural)
 
 
 def by_folder(place: Place) -> Layout:

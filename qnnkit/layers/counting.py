@@ -19,8 +19,7 @@ Given = Tensor | Mapping[str, Tensor]
 
 def called(model: nn.Module, given: Given) -> Any:
     """What a model gives, on its own device, for a tensor or for several by name."""
-    weight = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
-    device = None if weight is None else weight.device
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
     if isinstance(given, Mapping):
         return model(**{name: tensor.to(device) for name, tensor in given.items()})
     return model(given.to(device))

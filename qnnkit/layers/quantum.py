@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,10 +64,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
     """Length of the outputs' last axis, as last seen by `forward`; None for a single value or a state."""
     input_dtype: torch.dtype | None = None
     """Of the inputs, as last seen by `forward`, before the circuit rounds them up to float32 at least."""
-    _too_large: str | None = None
-    """Why the circuit cannot run on this machine at all, once it was tried."""
-    _sized: qp.QNode | None = None
-    """The QNode of which it is known that its state fits into memory."""
 
     def __init__(
         self,
@@ -109,8 +105,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def explain(self) -> str:
         """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
-        if self._too_large:
-            return f"Cannot run here, because {self._too_large}."
         obstacle = self._obstacle()
         if obstacle is None:
             last = None if self._programs is None else self._programs.last
@@ -124,6 +118,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
             return (
                 f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots{how}."
             )
+        if too_large := self._too_large():
+            return f"Cannot run here, because {too_large}."
         how = "all samples at once" if self.backend == "default.qubit" else "one sample after the other"
         return (
             f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
@@ -139,6 +135,17 @@ class QuantumLayer(qp.qnn.TorchLayer):
         last = None if self._programs is None else self._programs.last
         return last if isinstance(last, str) else None
 
+    def _too_large(self) -> str | None:
+        """Why its device cannot hold the circuit's state in this machine's memory; None if it can."""
+        tape = self._programs and self._programs.tape  # default.qubit holds the wires that are used
+        wires = {"default.qubit": tape and tape.wires, "lightning.qubit": self.qnode.device.wires}
+        n_wires = len(wires.get(self.qnode.device.name) or ())
+        size = 2**n_wires * torch.complex128.itemsize
+        if size <= 2**30 or size <= (memory := machine.memory()[0]):
+            return None
+        gib = f"{size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB"
+        return f"a state of {n_wires} wires takes {gib}"
+
     def _call(self, rows: Tensor, weights: dict[str, Tensor]) -> Call | qp.QNode:
         """The programs for this call, or the QNode to call in their place."""
         if self.wanted_backend not in ("auto", "batched"):
@@ -152,16 +159,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
             step = f"It has none, because {self._programs.last}; use auto."
             raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
         return call
-
-    def count_outputs(self, n_features: int) -> int:
-        """How many values one sample gives.
-
-        Args:
-            n_features: Of a sample.
-        """
-        dtype = next((weight.dtype for weight in self._weights().values()), torch.float32)
-        with torch.no_grad():
-            return math.prod(self(torch.zeros(0, n_features, dtype=dtype)).shape[1:])
 
     # --- the way forward --------------------------------------------------------------------------
 
@@ -181,40 +178,31 @@ class QuantumLayer(qp.qnn.TorchLayer):
             Exception: Whatever the QNode raises; if an earlier call had another number of features, a note
                 says so.
         """
+        if torch.compiler.is_dynamo_compiling():
+            from qnnkit.layers.apart import apart  # with torch's compiler, a second's work
+
+            return apart(self.forward, inputs)
         if not isinstance(inputs, Tensor) or not inputs.ndim or not inputs.shape[-1]:
             raise _no_features(inputs)
-        if not inputs.numel():
-            return self._of_no_samples(inputs)
-        kind, weights = inputs.device.type, self._weights()
+        n_features, kind, weights = inputs.shape[-1], inputs.device.type, self._weights()
         dtype = next((weight.dtype for weight in weights.values()), torch.float32)
         if not dtype == inputs.dtype == torch.float32:
             dtype = torch.promote_types(torch.promote_types(inputs.dtype, dtype), torch.float32)
         surrounding = inputs.dtype if inputs.is_floating_point() else dtype
         if autocasts(kind) and inputs.dtype != torch.float64:  # which autocast passes by
             surrounding = torch.get_autocast_dtype(kind)
-        if torch.compiler.is_compiling():
-            from qnnkit.layers import compiled  # with torch's compiler, a second's work
-
-            keep, number = torch.is_grad_enabled(), compiled.number_of(self)
-            outputs, _ = compiled.circuit(inputs, list(weights.values()), number, dtype, keep)
-            return outputs.to(inputs.device, outputs.dtype if outputs.is_complex() else surrounding)
         try:
-            if autocasts(kind):
-                with torch.autocast(kind, enabled=False):
-                    outputs = self._measured(inputs, weights, dtype)
-            else:
+            with torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext():
                 outputs = self._measured(inputs, weights, dtype)
         except Exception as error:
-            if self.n_features not in (None, inputs.shape[-1]):
-                error.add_note(
-                    f"The inputs have {inputs.shape[-1]} features; the last call that worked had "
-                    f"{self.n_features}."
-                )
+            if self.n_features not in (None, n_features):
+                last = f"the last call that worked had {self.n_features}"
+                error.add_note(f"The inputs have {n_features} features; {last}.")
             raise
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
-        if (self.n_features, self.n_outputs, self.input_dtype) != (inputs.shape[-1], n_outputs, inputs.dtype):
-            self.n_features, self.n_outputs, self.input_dtype = inputs.shape[-1], n_outputs, inputs.dtype
+        if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
+            self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
     def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -223,10 +211,15 @@ class QuantumLayer(qp.qnn.TorchLayer):
             dtype = torch.float64  # torch itself goes back, and would round there
         rows = inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
+        is_empty = not rows.numel()
+        if is_empty:  # one sample has the form of the outputs: bits, angles, and amplitudes of norm 1
+            rows = torch.cat([rows, torch.eye(1, rows.shape[-1], dtype=rows.dtype, device=rows.device)])
         call = self._call(rows, {name: weight.to(rows) for name, weight in weights.items()})
         outputs = self._of_call(call, rows) if isinstance(call, Call) else self._on_own_device(call, rows)
+        axis = int(self.qnode.shots.has_partitioned_shots)  # these come first
+        if is_empty:
+            outputs = torch.atleast_1d(outputs).narrow(axis, 0, 0)
         if inputs.ndim > 2 or (inputs.ndim == 2 and not outputs.ndim):  # as TorchLayer
-            axis = int(self.qnode.shots.has_partitioned_shots)  # these come first
             outputs = outputs.reshape((*outputs.shape[:axis], *inputs.shape[:-1], *outputs.shape[axis + 1 :]))
         return outputs
 
@@ -251,12 +244,12 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """The outputs as TorchLayer computes them."""
         device = self.qnode.device
         # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
-        here = device.name == "default.qubit" and rows.device.type != "mps"
-        fed = rows if here else rows.cpu()
+        fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
         # PennyLane keeps states for its way back; shots would fall otherwise there.
         again = self.gradient_checkpointing and device.name not in EXACT_DEVICES[1:] and not self.qnode.shots
-        if self._sized is not self.qnode:
-            self._require_memory()
+        if too_large := self._too_large():
+            step = f"Use fewer wires: {too_large}."
+            raise ValueError(checks.message("qnode", "fit into memory", self.qnode.func.__name__, step))
 
         def run(rows: Tensor) -> Tensor:
             found = qnode(**self._arguments(rows))
@@ -266,28 +259,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
             return torch.stack(parts)
 
         return checkpoint(run, fed, use_reentrant=False) if again else run(fed)
-
-    def _require_memory(self) -> None:
-        """Asks, before its device does, whether the circuit fits into memory.
-
-        Raises:
-            ValueError: It does not.
-        """
-        tape = None if self._programs is None else self._programs.tape
-        self._too_large = too_large(self.qnode.device, tape)
-        if self._too_large:
-            rule, step = "fit into memory", f"Use fewer wires: {self._too_large}."
-            raise ValueError(checks.message("qnode", rule, self.qnode.func.__name__, step))
-        self._sized = self.qnode
-
-    def _of_no_samples(self, inputs: Tensor) -> Tensor:
-        """What an empty batch gives: one sample's outputs, without that sample."""
-        sample = inputs.new_zeros(1, inputs.shape[-1])
-        sample[:, 0] = 1  # bits, angles, and amplitudes of norm 1
-        outputs = self.forward(torch.cat([inputs.reshape(0, inputs.shape[-1]), sample]))
-        axis = int(self.qnode.shots.has_partitioned_shots)  # TorchLayer puts several numbers of shots first
-        outputs = outputs.narrow(axis, 0, 0)
-        return outputs.reshape((*outputs.shape[:axis], *inputs.shape[:-1], *outputs.shape[axis + 1 :]))
 
     # --- its weights ------------------------------------------------------------------------------
 
@@ -352,7 +323,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         twin = copy.copy(self.qnode)
         twin._tape = None  # which may hold tensors of a transform that has ended
         qnode = cloudpickle.dumps(twin)
-        return {**super().__getstate__(), "qnode": qnode, "_programs": None, "_sized": None}
+        return {**super().__getstate__(), "qnode": qnode, "_programs": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         import cloudpickle
@@ -379,34 +350,9 @@ def _device(name: str, wires: Any) -> qp.devices.Device:
         raise ValueError(checks.message("backend", "be a device that works here", name, step)) from None
 
 
-STATE_DEVICES = ("default.qubit", "lightning.qubit")
-"""PennyLane devices that hold a whole state in the machine's memory."""
-
-
-def too_large(device: Any, tape: Any) -> str | None:
-    """Why the state of a circuit cannot be held by its PennyLane device, or None. Completes "because ...".
-
-    Args:
-        device: Of PennyLane.
-        tape: Of the circuit, if it is known.
-    """
-    if device.name not in STATE_DEVICES:
-        return None
-    measurements = () if tape is None else tape.measurements
-    every = device.name == "lightning.qubit" or any(m.obs is None and not m.wires for m in measurements)
-    used = set(() if tape is None else tape.wires)
-    n_wires = len(used | (set(device.wires or ()) if every else set()))
-    size, (memory, _) = 2**n_wires * torch.complex128.itemsize, machine.memory()
-    if size <= memory:
-        return None
-    gib = f"{size / 2**30:,.0f}", f"{memory / 2**30:,.0f}"
-    return f"a state of {n_wires} wires takes {gib[0]} GiB, and this machine has {gib[1]} GiB"
-
-
 def _no_features(inputs: Any) -> Exception:
-    """The error for inputs without an axis of features."""
+    """The error for what is no tensor, or has no axis of features."""
+    rule, step = "be a tensor of shape (..., n_features), with n_features above 0", "Call torch.as_tensor."
     if not isinstance(inputs, Tensor):
-        step = "Convert it with torch.as_tensor."
-        return TypeError(checks.message("inputs", "be a tensor", type(inputs).__name__, step))
-    rule, step = "have the shape (..., n_features), with n_features above 0", "Add the features' axis."
-    return ValueError(checks.message("inputs", rule, tuple(inputs.shape), step))
+        return TypeError(checks.message("inputs", rule, type(inputs).__name__, step))
+    return ValueError(checks.message("inputs", rule, tuple(inputs.shape), "Add the features' axis."))

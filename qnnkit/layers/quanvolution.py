@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pennylane as qp
@@ -58,11 +59,10 @@ class Quanv2d(nn.Module):
         for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers"):
             checks.positive(name, locals()[name])
         self.in_channels, self.kernel_size, self.stride = in_channels, kernel_size, stride
-        draw = circuits.INITIALISATIONS[
-            checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
-        ]
+        checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
+        draw = circuits.INITIALISATIONS[initialisation]
         n_features = kernel_size**2
-        self.filters = nn.ModuleList()
+        self.filters, self.out_channels = nn.ModuleList(), 0
         for i in range(filters):
             generator = torch.Generator().manual_seed(seed * 1000 + i)
             if isinstance(circuit, str):
@@ -79,9 +79,8 @@ class Quanv2d(nn.Module):
                 qnode, shapes = circuit
             layer = QuantumLayer(qnode, shapes, partial(draw, generator=generator), backend=backend)
             self.filters.append(layer.requires_grad_(trainable))
-        self.out_channels = in_channels * sum(
-            layer.count_outputs(n_features) for layer in self.filters if isinstance(layer, QuantumLayer)
-        )
+            outputs = layer(torch.zeros(0, n_features))  # of shape (0, n_outputs), or (0,) for a single one
+            self.out_channels += in_channels * math.prod(outputs.shape[1:])
 
     def forward(self, images: Tensor) -> Tensor:
         """The feature maps of `images`.
@@ -100,16 +99,13 @@ class Quanv2d(nn.Module):
         batch, channels, height, width = images.shape
         if channels != self.in_channels or min(height, width) < self.kernel_size:
             rule = f"have {self.in_channels} channels and sides of at least {self.kernel_size} pixels"
-            raise ValueError(
-                checks.message("images", rule, tuple(images.shape), "Set in_channels or kernel_size to fit.")
-            )
+            step = "Set in_channels or kernel_size to fit."
+            raise ValueError(checks.message("images", rule, tuple(images.shape), step))
         k, s = self.kernel_size, self.stride
         patches = images.unfold(2, k, s).unfold(3, k, s)  # (batch, channels, rows, columns, k, k), a view
         rows, columns = patches.shape[2:4]
         patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, as the program reads them
-        trains = images.requires_grad or any(weight.requires_grad for weight in self.parameters())
-        with torch.set_grad_enabled(trains and torch.is_grad_enabled()):  # no graph of frozen circuits
-            found = [layer(patches.t()) for layer in self.filters]
+        found = [layer(patches.t()) for layer in self.filters]
         values = found[0] if len(found) == 1 else torch.cat(found, dim=1)
         # (batch * channels * rows * columns, all outputs) -> (batch, out_channels, rows, columns)
         values = values.reshape(batch, channels, rows, columns, values.shape[-1]).movedim(-1, 2)

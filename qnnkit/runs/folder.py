@@ -182,8 +182,8 @@ class Run:
         keep_mirrored(self.folder)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of `<kind>.jsonl`, oldest first."""
-        return workspace.read_lines(self.folder / f"{kind}.jsonl")
+        """The rows of `<kind>.jsonl`, oldest first; a row that names no event is none."""
+        return [row for row in workspace.read_lines(self.folder / f"{kind}.jsonl") if "event" in row]
 
     def epochs(self, event: str = "epoch") -> pd.DataFrame:
         """One row per net, seed and epoch, or "validation" within one; of many runs, see `runs.frame`."""

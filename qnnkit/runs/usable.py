@@ -147,8 +147,12 @@ def _taken(recipe: Recipe, splits: Splits) -> Iterator[None]:
         if recipe.shipped or isinstance(error, RecipeError):
             raise
         said = words.error_line(error)
-        shape = tuple(getattr(splits.example(1), "shape", ()))[1:]
-        step = f"A sample has shape {shape}." if shape else "See `splits.example()` for what it is given."
+        sample = splits.example(1)
+        step = "See `splits.example()` for what it is given."
+        if shape := tuple(getattr(sample, "shape", ()))[1:]:
+            step = f"A sample has shape {shape} and dtype {sample.dtype}."
+            if str(sample.dtype) == "torch.uint8":
+                step += " Begin forward with: images = images.float() / 255."
         rule = "give a net that takes the data, and a task that takes its outputs"
         raise recipe.refusal("build", rule, said, step) from error
 

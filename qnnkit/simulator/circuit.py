@@ -22,6 +22,7 @@ import torch
 from pennylane.operation import Operator
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qnnkit.simulator.affine import EXACT, affine
@@ -233,6 +234,8 @@ def apart() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(ONE_AT_A_TIME)
         stack.enter_context(temporarily_clear_interpreter_stack())
+        for _ in range(torch._C._len_torch_function_stack()):  # torch.export would record what is done here
+            stack.enter_context(_pop_mode_temporarily())
         stack.enter_context(as_outside())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.data.music_events import MusicTokenizer
+from qnnkit.directions import direction
 from qnnkit.layers import evaluating
-from qnnkit.stats import SCORES, Score, direction
+from qnnkit.stats import SCORES, Score
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
@@ -42,7 +43,7 @@ class Own(OfData):
     Args:
         task: Its `monitor` is the reported number that chooses the epoch. `score` (`stats.Score`), the number
             that nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
-            `watched`. Whether more is better is what the score says, or else the name (`stats.direction`).
+            `watched`. Whether more is better is what the score says, or else the name (`qnnkit.directions`).
 
     Raises:
         ValueError: The score is read from another number on the validation split than `monitor`, or nothing
