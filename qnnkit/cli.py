@@ -375,30 +375,20 @@ def measure(
 def sample(
     source: Annotated[str, Argument(metavar="SRC", help="Folder, archive or URL of images.")],
     folder: Annotated[Path, Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
-    per_class: Annotated[str | None, Option(metavar="N[,N]", help="Of each class; 20,5 with test/.")] = None,
-    fraction: Annotated[float | None, Option(help="Or their share, such as 0.1.")] = None,
+    per_class: Annotated[int, Option(metavar="N", help="How many of each class.")],
     seed: Annotated[int, Option(help="Chooses which.")] = 0,
-    link: Annotated[bool, Option("--link", help="Hard links in place of copies.")] = False,
     pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group is the label.")] = None,
 ) -> None:
     """Copy some images of each class: class folders or flat ones, train/ and test/ alike."""
     from qnnkit import data
 
-    if (per_class is None) == (fraction is None):
-        raise ValueError("Give --per-class or --fraction, one of them.")
-    counts = (per_class or "").split(",")
-    if per_class and not all(count.strip().isdecimal() for count in counts):
-        rule, step = "be one number, or two with a comma", "Use 20, or 20,5 for train/ and test/."
-        raise ValueError(checks.message("--per-class", rule, per_class, step))
     names = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
-    with checks.renamed({**names, "fraction": "--fraction", "link": "--link"}):
+    with checks.renamed(names):
         there = data.sample_files(
             workspace.data_place(source),
             workspace.place(folder),
-            per_class=[int(count) for count in counts] if per_class else None,
-            fraction=fraction,
+            per_class=per_class,
             seed=seed,
-            link=link,
             pattern=pattern,
         )
     record = workspace.read_json(there / "sample.json")

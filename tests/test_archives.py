@@ -7,15 +7,16 @@ import re
 import shutil
 import struct
 import sys
+import tarfile
+import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from qnnkit import data, recipes, workspace
-from qnnkit.data import load, places
+from qnnkit.data import archives, load, places
 from qnnkit.recipes import RecipeError
 from qnnkit.runs.folder import Run
 from tests.toys import archive, fill, no_workspace, noise, pack, put, real, refused
@@ -44,7 +45,7 @@ def test_the_label_in_the_name(tmp_path):
     splits = load("flat_folder", root=root)
     assert splits.classes == ("00", "01", "02")
     assert splits.notes == (
-        r"Left out 2 of 32 images whose names do not fit label_pattern (\d{2})$: also_x.png, nolabel.png.",
+        r"Left out 2 of 32 images whose names do not fit label_pattern (\d+)$: also_x.png, nolabel.png.",
         "Left out 1 files that are no images: readme_11.txt.",
     )
     placed = [splits.train, splits.validation, splits.test]
@@ -56,6 +57,38 @@ def test_the_label_in_the_name(tmp_path):
     other = load("flat_folder", root=root, label_pattern=r"^\d{3}(\d)", **thirds)
     assert other.classes == tuple("0123456789")
     assert load("flat_folder", root=root, label_pattern=r"_(\d+)\.png").fingerprint() == splits.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "classes", "notes"),
+    [
+        (("0000_007", "0000_107", "0000_012", "0000_112"), ("007", "012", "107", "112"), 0),
+        (("x_7", "x_8"), ("7", "8"), 0),
+        (("x_7", "y_07", "z_10"), ("07", "7", "10"), 1),
+        (("0000_07", "0001_44"), ("07", "44"), 0),
+    ],
+)
+def test_the_whole_last_number_is_the_class(tmp_path, numbers, classes, notes):
+    root = fill(tmp_path / "flat", [f"{i}{number}.png" for number in numbers for i in "abcde"])
+    splits = load("flat_folder", root=root)
+    assert set(splits.classes) == set(classes)
+    assert [note for note in splits.notes if "'07' and '7'" in note] == [*splits.notes]
+    assert len(splits.notes) == notes
+
+
+def test_numbers_that_are_no_labels_are_refused(tmp_path):
+    """Of a camera, say: merged by their last two digits, they would be 100 classes."""
+    root = fill(tmp_path / "flat", [f"IMG_{2000 + i}.png" for i in range(40)])
+    with refused("label_pattern") as told:
+        load("flat_folder", root=root)
+    assert "40 labels in 40 images" in str(told.value)
+
+
+def test_images_next_to_train_and_test_make_them_no_splits_and_it_is_said(tmp_path):
+    names = [f"{side}{each}" for side in ("train/", "test/", "") for each in FLAT]
+    splits = load("flat_folder", root=fill(tmp_path / "flat", names))
+    (note,) = splits.notes
+    assert note == "Folders train/, test/ are not taken as splits: images are next to them."
 
 
 def test_patterns_that_are_refused(tmp_path):
@@ -109,15 +142,20 @@ def test_duplicates_are_told_with_their_count(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz", ".tgz"])
-def test_an_archive_is_read_as_its_folder(tmp_path, suffix):
+def test_an_archive_is_read_as_its_folder(tmp_path, store, suffix):
     folder = fill(tmp_path / "images", [*CLASSES, "__MACOSX/a/0.png", "a/.hidden.png"])
     direct = load("class_folder", root=folder)
-    before = set(tmp_path.rglob("*"))
+    before = {each for each in tmp_path.rglob("*") if store not in each.parents}
     for number, above in enumerate(("", "./", "outer/", "outer/inner/")):
         path = pack(folder, tmp_path / f"{number}{suffix}", above)
         assert load("class_folder", root=path).fingerprint() == direct.fingerprint()
         path.unlink()
-    assert set(tmp_path.rglob("*")) == before  # nothing was unpacked
+    after = {
+        each
+        for each in tmp_path.rglob("*")
+        if {store, *store.parents}.isdisjoint({each, *each.parents} - {tmp_path, *tmp_path.parents})
+    }
+    assert after <= before  # unpacked in the cache alone
     flat = fill(tmp_path / "flat", FLAT)
     same = load("flat_folder", root=pack(flat, tmp_path / f"flat{suffix}", "test/"))
     assert same.fingerprint() == load("flat_folder", root=flat).fingerprint()
@@ -141,7 +179,7 @@ def test_members_that_climb_out(tmp_path, member, suffix):
 def test_archives_that_are_damaged_empty_or_too_large(tmp_path, monkeypatch, suffix, kept):
     path, folder = tmp_path / f"all{suffix}", tmp_path / "images"
     pack(fill(folder, [] if kept == "none" else CLASSES), path)
-    monkeypatch.setattr(places, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(archives, "MAX_BYTES", 1_000_000)
     if kept == "bomb":
         archive(path, {"a/0.png": bytes(2_000_000)})
     elif kept != "none":
@@ -152,14 +190,59 @@ def test_archives_that_are_damaged_empty_or_too_large(tmp_path, monkeypatch, suf
     assert kept != "bomb" or "2,000,000 bytes" in str(told.value)
 
 
-def test_a_member_that_is_damaged_is_left_out_and_named(tmp_path):
+def test_an_archive_with_a_damaged_member_is_refused_and_the_member_named(tmp_path):
     folder = fill(tmp_path / "images", CLASSES)
     data = bytearray(pack(folder, tmp_path / "all.zip").read_bytes())
     at = data.index((folder / "a" / "3.png").read_bytes()) + 40
     data[at] ^= 255
     (tmp_path / "all.zip").write_bytes(data)
-    (note,) = load("class_folder", root=tmp_path / "all.zip").notes
-    assert note.startswith("Left out 1 of 20 images that cannot be read: a/3.png (Bad CRC-32")
+    with refused("root") as told:
+        load("class_folder", root=tmp_path / "all.zip")
+    assert "Bad CRC-32 for file 'a/3.png'" in str(told.value)
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_names_that_occur_twice_are_refused(tmp_path, suffix):
+    folder, path = fill(tmp_path / "images", CLASSES), tmp_path / f"all{suffix}"
+    pack(folder, path)
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+            archive.write(folder / "b" / "0.png", "a/0.png")
+    else:
+        with tarfile.open(path, "a") as archive:
+            archive.add(folder / "b" / "0.png", "a/0.png")
+    with refused("root") as told:
+        load("class_folder", root=path)
+    assert "hold each name once, but is" in str(told.value) and "a/0.png" in str(told.value)
+
+
+def test_an_archive_is_unpacked_once_and_again_when_it_changes(tmp_path, store, monkeypatch):
+    folder, path = fill(tmp_path / "images", CLASSES), tmp_path / "all.zip"
+    first = load("class_folder", root=pack(folder, path)).fingerprint()
+    monkeypatch.setattr(archives, "_unpack", None)  # nothing is unpacked again
+    assert load("class_folder", root=path).fingerprint() == first
+    monkeypatch.undo()
+    fill(folder, CLASSES, seed=500)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(store.parent.parent))
+    assert load("class_folder", root=pack(folder, path)).fingerprint() != first
+    assert load("class_folder", root=path).fingerprint() == load("class_folder", root=folder).fingerprint()
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_what_a_kill_leaves_is_not_taken_for_whole(tmp_path, store, monkeypatch, suffix):
+    folder = fill(tmp_path / "images", CLASSES)
+    path = pack(folder, tmp_path / f"all{suffix}")
+    child = os.fork()
+    if child == 0:  # dies in the middle, at the seventh file
+        written, copy = [], shutil.copyfileobj
+        shutil.copyfileobj = lambda *given: os._exit(9) if len(written) == 7 else written.append(copy(*given))
+        load("class_folder", root=path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len([*store.rglob("*.png")]) in (7, 8)
+    splits = load("class_folder", root=path)
+    assert splits.fingerprint() == load("class_folder", root=folder).fingerprint()
+    assert len([*store.rglob("*.png")]) == 20, "the draft has gone"
 
 
 def test_an_image_of_30000_by_30000_pixels_is_not_decoded(tmp_path, monkeypatch):
@@ -284,23 +367,15 @@ def test_an_address_that_needs_more_or_is_unknown(monkeypatch):
             load("class_folder", root=url)
 
 
-def test_an_archive_on_drive_is_copied_to_local_disk_once(tmp_path, monkeypatch, store):
+def test_an_archive_on_drive_is_unpacked_on_local_disk(tmp_path, monkeypatch, store):
     home = tmp_path / "drive"
     home.mkdir()
-    pack(fill(tmp_path / "images", CLASSES), home / "all.zip")
-    direct = load("class_folder", root=home / "all.zip").fingerprint()
-    assert not store.exists()
+    folder = fill(tmp_path / "images", CLASSES)
     monkeypatch.setenv("QNNKIT_HOME", str(home))
     monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "local"))
-    copies, copy = [], LocalFileSystem.get_file
-    monkeypatch.setattr(LocalFileSystem, "get_file", lambda *given: copies.append(given) or copy(*given))
-    for expected in (1, 1):
-        assert load("class_folder", root=home / "all.zip").fingerprint() == direct
-        assert len(copies) == expected
-    assert [path.name for path in store.glob("copies/*/all.zip")] == ["all.zip"]
-    os.utime(home / "all.zip", ns=(5, 5))
-    load("class_folder", root=home / "all.zip")
-    assert len(copies) == 2 and len(list(store.glob("copies/*"))) == 1
+    splits = load("class_folder", root=pack(folder, home / "all.zip"))
+    assert len([*store.glob("unpacked/*/files/*/*.png")]) == 20 and not [*home.rglob("*.png")]
+    assert splits.fingerprint() == load("class_folder", root=folder).fingerprint()
     monkeypatch.setattr(workspace, "DRIVE", tmp_path / "elsewhere")
     monkeypatch.delenv("QNNKIT_LOCAL")
     assert not workspace.is_remote(home / "all.zip") and workspace.is_remote(tmp_path / "elsewhere" / "x.zip")
@@ -319,7 +394,7 @@ def test_a_run_hands_its_options_on(tmp_path, monkeypatch):
     named = {"dataset": "flat_folder", "data_dir": str(flat), "label_pattern": r"(\d)\.png"}
     splits = splits_of(tmp_path, **named, train_fraction=0.5)
     assert splits.classes == ("0", "1", "2") and len(splits.train) < 15 and len(splits.test) > 2
-    for wrong in ({"label_pattern": "(x)"}, {"download": True}, {"variant": "letters"}):
+    for wrong in ({"label_pattern": "(x)"}, {"download": True}):
         with refused(next(iter(wrong))):
             splits_of(tmp_path, **wrong)
     (tmp_path / "bad.zip").write_bytes(b"no zip")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -26,25 +24,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_a_dataset_of_images_with_their_options(tmp_path):
     assert data.kind("hub:anyone/anything") == "images"
     assert data.takes("hub:anyone/anything", "grey") and not data.takes("hub:anyone/anything", "download")
-    with refused("variant"):
-        load("hub:anyone/anything", variant="letters")
+    with refused("label_pattern"):
+        load("hub:anyone/anything", label_pattern="(x)")
     named = recipes.settings("digits_quanv", dataset="hub:anyone/anything", data_dir=str(tmp_path))
     for dataset in (named, named.override(dataset="digits")):  # neither reads a folder
         with refused("data_dir"):
             data.of(dataset)
 
 
-@pytest.mark.parametrize("there", [None, types.ModuleType("datasets")], ids=["nothing", "a folder"])
-def test_datasets_is_missing(monkeypatch, tmp_path, there):
-    """Also where the current folder is a workspace, whose folder `datasets` Python takes for a package."""
-    monkeypatch.setitem(sys.modules, "datasets", there)
-    with refused("dataset") as caught:
-        Run(tmp_path / "run", recipes.settings("digits_quanv", dataset="hub:ylecun/mnist")).load_data()
-    assert "pip install 'qnnkit[hub]'" in str(caught.value)
-
-
 def test_what_datasets_reads(folder, tmp_path):
-    pytest.importorskip("datasets.load")
     splits = load(f"hub:{folder}")
     direct = load("class_folder", root=folder)
     assert splits.classes == ("cat", "dog") and splits.image_size == (6, 5) and splits.channels == 1

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qnnkit import recipes
 from qnnkit.data import load
-from qnnkit.runs import Run
 from tests.toys import archive, idx_bytes, idx_files, noise, real, refused
 
 KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
@@ -84,46 +82,15 @@ def test_what_is_missing_is_named_with_where_to_get_it(tmp_path):
     del files[KINDS[3]]
     with refused("root", FileNotFoundError) as told:
         load("mnist", root=write(tmp_path / "three", files))
-    assert all(each in str(told.value) for each in (KINDS[3], "https://", "set download to true"))
+    assert all(
+        each in str(told.value) for each in ("test labels", KINDS[3], "https://", "set download to true")
+    )
     for root in (None, tmp_path / "nowhere", write(tmp_path / "empty", {})):
-        for name in ("mnist", "fashion_mnist", "kmnist", "emnist", "ahcd"):
+        for name in ("mnist", "fashion_mnist", "kmnist", "ahcd"):
             with refused("root", FileNotFoundError) as told:
                 load(name, root=root)
             assert "https://" in str(told.value)
     assert not (tmp_path / "cache").exists()  # looking makes nothing
-
-
-def emnist_files(variant: str, labels: np.ndarray) -> dict[str, bytes]:
-    return {
-        f"emnist-{variant}-{side}-{kind}": each
-        for side, seed in (("train", 0), ("test", 1))
-        for kind, each in (
-            ("images-idx3-ubyte", idx_bytes(noise(len(labels), 6, 6, seed=seed))),
-            ("labels-idx1-ubyte", idx_bytes(labels)),
-        )
-    }
-
-
-def test_emnist_is_put_upright_and_its_variants_have_their_classes(tmp_path):
-    letters = emnist_files("letters", 1 + np.arange(26 * 4) % 26)
-    splits = load("emnist", root=write(tmp_path / "one", letters))
-    assert splits.n_classes == 26 and splits.classes[:2] == ("a", "b") and splits.notes == ()
-    row = splits.test.sources.index("test/5")
-    assert (splits.test.images[row, 0].numpy() == noise(104, 6, 6, seed=1)[5].T).all()
-    assert splits.test.labels[row] == 5
-    both = write(tmp_path / "both", letters | emnist_files("balanced", np.arange(47 * 4) % 47))
-    many = load("emnist", root=both)
-    assert many.n_classes == 47 and many.notes == ("Took the variant 'balanced' of balanced, letters.",)
-    assert many.classes[:11] == (*"0123456789", "A") and many.classes[36:] == tuple("abdefghnqrt")
-    assert load("emnist", root=both, variant="letters").fingerprint() == splits.fingerprint()
-    chosen = recipes.settings("digits_quanv", dataset="emnist", data_dir=str(both), variant="letters")
-    assert Run(tmp_path / "run", chosen).splits.fingerprint() == splits.fingerprint()  # through a run
-    with refused("variant"):
-        Run(tmp_path / "run", chosen.override(variant="leters")).load_data()
-    with refused("root", FileNotFoundError):
-        load("emnist", root=both, variant="digits")
-    with refused("root"):  # its letters are counted from 1
-        load("emnist", root=write(tmp_path / "zero", emnist_files("letters", np.arange(26 * 4) % 26)))
 
 
 def csv(folder: Path, train: np.ndarray, labels: np.ndarray) -> Path:
@@ -190,7 +157,7 @@ def test_npz_in_every_form(tmp_path):
     sides = {"val_images": images[:8], "val_labels": labels[:8], "more": labels}
     three = load("npz", root=npz(tmp_path / "three.npz", images=images, labels=labels, **sides))
     assert (len(three.train), len(three.validation), len(three.test)) == (32, 8, 8)
-    assert three.notes[0] == "Left out arrays of other names: more."
+    assert three.notes[0] == "Left out 1 arrays of other names: more."
     assert three.notes[1].startswith("There is no test part")
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-from qnnkit.data import fetch, load, places, text_files
+from qnnkit.data import archives, fetch, load, places, text_files
 from qnnkit.data.music_files import collect
 from qnnkit.data.text_files import documents
 
@@ -81,12 +81,12 @@ def file(name: str, content: bytes) -> Callable[[Path], Path]:
 SIX = 6 * 2**30
 STEPS = json.dumps({"a": [[60]] * 400_000}).encode()  # 2.4 MB
 REFUSED = {
-    "tar, long name of 6 GiB": (tar_claiming(b"L", SIX), documents, "claims.tar with one of 6,442,450,944"),
-    "tar, long link of 6 GiB": (tar_claiming(b"K", SIX), documents, "hold names of 128 KiB at most"),
-    "tar, PAX header of 6 GiB": (tar_claiming(b"x", SIX), documents, "hold names of 128 KiB at most"),
-    "tar, global PAX header of 6 GiB": (tar_claiming(b"g", SIX), documents, "hold names of 128 KiB at most"),
-    "tar, PAX header of Solaris": (tar_claiming(b"X", SIX), documents, "hold names of 128 KiB at most"),
-    "tar, a file of 6 GiB": (tar_claiming(b"0", SIX), documents, "4 GiB at most, but is 'claims.tar with"),
+    "tar, long name of 6 GiB": (tar_claiming(b"L", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, long link of 6 GiB": (tar_claiming(b"K", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, PAX header of 6 GiB": (tar_claiming(b"x", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, global header of 6 GiB": (tar_claiming(b"g", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, PAX header of Solaris": (tar_claiming(b"X", SIX), documents, "with one of 6,442,450,944 bytes"),
+    "tar, a file of 6 GiB": (tar_claiming(b"0", SIX), documents, "at most, but is 'claims.tar with"),
     "tar, links alone": (tarred("a.txt", kind=tarfile.SYMTYPE), documents, "The archive is empty"),
     "tar, too many files": (tarred("a", n=300), documents, "hold 200 files"),
     "tar, climbing": (tarred("../a.txt"), documents, "stay inside it"),
@@ -111,7 +111,9 @@ def test_refused_at_once_cheaply_and_in_one_sentence(case, cache, monkeypatch):
     path = make(cache)
     if path.stat().st_size < SIX:
         monkeypatch.setattr(places, "MAX_BYTES", 2_000_000)
-        monkeypatch.setattr(places, "MAX_FILES", 200)
+        monkeypatch.setattr(archives, "MAX_BYTES", 2_000_000)
+        monkeypatch.setattr(archives, "MAX_ARCHIVE", 32_000_000)
+        monkeypatch.setattr(archives, "MAX_FILES", 200)
     tracemalloc.start()
     start = time.process_time()
     try:

@@ -28,7 +28,7 @@ OTHERS = {
     "gradient_samples": 5, "trackers": ["mlflow"],
     "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$", "download": True,
     "n_qubits": 5, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
-    "stem_stride": 1, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
+    "stem_stride": 1, "frozen_backbone": True, "augmentation": "affine",
     "initialisation": "gaussian", "gradient_checkpointing": True,
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
     "transpose": 2, "overlap": 8, "size": "small", "patch_size": 2, "head": "linear", "adapter": "loha",

@@ -17,8 +17,8 @@ X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 LABELS = torch.arange(N) % 4
 
 
-def split(inputs=X, targets=LABELS, classes=None, **settings):
-    return data.arrays(Settings(**settings), inputs, targets, classes=classes)
+def split(inputs=X, targets=LABELS, classes=None, dtype=torch.float32, **settings):
+    return data.arrays(Settings(**settings), inputs, targets, classes=classes, dtype=dtype)
 
 
 def rows(splits: TensorSplits, name: str) -> list[int]:
@@ -81,9 +81,20 @@ def test_whole_numbers_of_any_kind_are_labels(dtype):
     assert splits.fingerprint() == split(targets=LABELS % 2).fingerprint()
 
 
-def test_whole_numbers_stay_whole_as_inputs():
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.bool])
+def test_whole_numbers_are_features_of_a_linear_layer(dtype):
+    counts = (torch.arange(N * 5) % 200).reshape(N, 5).to(dtype)
+    splits = split(counts)
+    assert torch.nn.functional.linear(splits.train.inputs, torch.ones(2, 5)).shape == (len(splits.train), 2)
+    assert torch.equal(splits.train.inputs, counts[rows(splits, "train")].float())
+
+
+def test_ids_stay_whole_where_that_is_asked_for():
     tokens = torch.arange(N * 5, dtype=torch.int32).reshape(N, 5)
-    assert split(tokens).train.inputs.dtype == torch.int64
+    assert split(tokens, dtype=torch.int64).train.inputs.dtype == torch.int64
+    for inputs, dtype in ((X, torch.int64), (tokens, torch.int32), (X, torch.float64)):
+        with refused("dtype"):
+            split(inputs, dtype=dtype)
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (1, 6, 5), (3, 6, 5)], ids=["grey", "a channel", "colour"])
@@ -98,11 +109,6 @@ def test_bytes_are_images(shape):
         assert torch.equal(part.images, images[own].reshape(-1, *found))
         assert torch.equal(part.labels, LABELS[own])
     assert isinstance(split(images, X[:, 0]), TensorSplits), "they have no labels"
-
-
-def test_bytes_of_another_shape_are_inputs_as_they_are():
-    splits = split(torch.ones(N, 7, dtype=torch.uint8))
-    assert isinstance(splits, TensorSplits) and splits.train.inputs.dtype == torch.uint8
 
 
 # --- who is in which split ----------------------------------------------------------------------------------

@@ -11,19 +11,18 @@ from qnnkit import checks
 from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
 from qnnkit.data.cache import uncached
 from qnnkit.data.captions import captions, digit_captions
-from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
 from qnnkit.data.hub import hub_images
 from qnnkit.data.images import split_stack
 from qnnkit.data.kinds import Captions, Images, Music, Text, of
 from qnnkit.data.music_blocks import music
-from qnnkit.data.public import ahcd, emnist, fashion_mnist, kmnist, mnist
+from qnnkit.data.public import ahcd, fashion_mnist, kmnist, mnist
 from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
 from qnnkit.data.text import text
 
 _LOADERS: tuple[Callable[..., Splits], ...] = (
-    *(digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, emnist, ahcd, npz),
+    *(digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd, npz),
     *(captions, digit_captions, text, music),
 )
 DATASETS = {loader.__name__: loader for loader in _LOADERS}
@@ -44,7 +43,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         train_fraction: Share of the training images that is kept, class by class, chosen by `split_seed`: a
             smaller share lies inside a larger one. Validation, test and notes are those of the whole.
         options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and what
-            the dataset takes beside: `label_pattern`, `download`, `variant`.
+            else the dataset takes: `label_pattern`, `download`.
 
     Raises:
         ValueError: The name is unknown, the dataset does not take an option, or its files are wrong.
@@ -106,7 +105,7 @@ def _options(loader: Callable[..., Splits]) -> set[str]:
 
 __all__ = [
     "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
-    "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "download", "emnist",
-    "fashion_mnist", "flat_folder", "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files",
-    "takes", "text", "uncached", "write_sample",
+    "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "fashion_mnist", "flat_folder",
+    "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files", "takes", "text", "uncached",
+    "write_sample",
 ]  # fmt: skip

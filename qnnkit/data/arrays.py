@@ -14,15 +14,19 @@ import torch
 from qnnkit import checks, words
 from qnnkit.data import fetch
 from qnnkit.data.images import Parts, split_arrays
-from qnnkit.data.places import MAX_BYTES, first, refusal
+from qnnkit.data.places import MAX_BYTES, first, left_out, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 
 NAMES = {
-    "train": ("images labels", "x_train y_train", "train_images train_labels", "x y"),
-    "validation": ("validation_images validation_labels", "val_images val_labels", "x_val y_val"),
-    "test": ("test_images test_labels", "x_test y_test"),
+    "train": (("images", "labels"), ("x_train", "y_train"), ("x", "y")),
+    "validation": (
+        ("validation_images", "validation_labels"),
+        ("val_images", "val_labels"),
+        ("x_val", "y_val"),
+    ),
+    "test": (("test_images", "test_labels"), ("x_test", "y_test")),
 }
-"""Side -> what its arrays of images and labels may be called, in small or capital letters."""
+"""Split -> what its arrays of images and labels may be called, in small or capital letters."""
 
 
 def digits(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -48,12 +52,13 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """Your own arrays in one NumPy file: images and labels, with a test part or without.
 
     The names are `images`, `labels`, `test_images` and `test_labels`, or x_train, y_train, x_test, y_test and
-    the like (`NAMES`). `classes` may name labels 0, 1, 2, ...; without it the classes are the whole numbers
-    found. Objects (pickles) are refused.
+    the like (`NAMES`). `classes` may name labels 0, 1, 2, ...; without it the classes are the labels that
+    occur. Objects (pickles) are refused; a note names other arrays.
 
     Args:
         root: The file. Images have shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3,
-            height, width), with whole numbers 0..255, or real ones 0..1. Labels have shape (n,).
+            height, width), with whole numbers 0..255, or real ones 0..1. Labels have shape (n,): whole
+            numbers or names.
         options: As in `class_folder`; a test part in the file is the test split, and then validation_fraction
             is that of the rest.
 
@@ -61,96 +66,74 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or what is in it does not fit together.
     """
-    path = fetch.local(root)
-    if not path.is_file():
-        step = "Check the path; on Colab, mount Drive first."
-        raise FileNotFoundError(checks.message("root", "be an existing .npz file", str(path), step))
-    arrays = _read(path)
-    small = {name.lower(): name for name in arrays}
-    used = {
-        side: next(([small[x], small[y]] for x, y in map(str.split, names) if {x, y} <= {*small}), None)
-        for side, names in NAMES.items()
+    arrays = _read(fetch.local(root))
+    classes, named = arrays.pop("classes", None), {name.lower(): name for name in arrays}
+    pairs = {
+        side: next((pair for pair in pairs if {*pair} <= {*named}), None) for side, pairs in NAMES.items()
     }
-    if used["train"] is None:
+    if pairs["train"] is None:
         shapes = {name: array.shape for name, array in arrays.items()}
         step = "Name the arrays images and labels (and test_images and test_labels)."
         raise refusal("hold arrays of images and labels", shapes, step)
-    sides = {side: pair for side, pair in used.items() if pair is not None}
-    sides = {side if len(sides) > 1 else "any": pair for side, pair in sides.items()}
-    parts = {side: (_pixels(x, arrays[x]), _labels(y, arrays[y])) for side, (x, y) in sides.items()}
-    names, parts = _classes(arrays.get("classes"), parts)
-    known = {name for pair in sides.values() for name in pair} | {"classes"}
-    others = [name for name in arrays if name not in known]
-    notes = [f"Left out arrays of other names: {first(others)}."] if others else []
+    parts = {}
+    for side, pair in pairs.items():
+        if pair is not None:
+            pixels, labels = (arrays.pop(named[name]) for name in pair)
+            parts[side] = (_pixels(pixels), labels.reshape(-1) if labels.shape[1:] == (1,) else labels)
+    names, parts = _classes(classes, parts)
+    notes = left_out({"arrays of other names": [*arrays]})
+    parts = parts if len(parts) > 1 else {"any": parts["train"]}
     return split_arrays("npz", parts, names, notes=notes, **options)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file, by name; nothing in it is unpickled."""
-    arrays = None
+    if not path.is_file():
+        step = "Check the path; on Colab, mount Drive first."
+        raise FileNotFoundError(checks.message("root", "be an existing .npz file", str(path), step))
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            if sum(info.file_size for info in file.zip.infolist()) <= MAX_BYTES:
-                arrays = {name: np.asarray(file[name]) for name in file.files}
+            if sum(info.file_size for info in file.zip.infolist()) > MAX_BYTES:
+                raise ValueError("it unpacks to more than 4 GiB")
+            return {name: np.asarray(file[name]) for name in file.files}
     except Exception as error:  # a damaged file makes NumPy raise almost anything
-        reason = words.first_line(error)
-        step = f"It cannot be read ({reason}): save it anew with np.savez, without objects."
+        step = f"It cannot be read ({words.first_line(error)}): save it again with np.savez, without objects."
         raise refusal("be a whole .npz file", str(path), step) from None
-    if arrays is None:
-        raise refusal("unpack to 4 GiB at most", str(path), "Save fewer or smaller images.")
-    return arrays
 
 
-def _pixels(name: str, images: np.ndarray) -> np.ndarray:
+def _pixels(images: np.ndarray) -> np.ndarray:
     """Images as uint8, (n, height, width) or (n, height, width, 3)."""
-    shape = images.shape
-    if images.ndim == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
+    told = f"{images.dtype} of shape {images.shape}"
+    if images.ndim == 4 and images.shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or 0 in shape:
+    if images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)) or not images.size:
         rule = "hold images of shape (n, height, width) or (n, height, width, 3)"
-        raise refusal(rule, {name: shape}, "Reshape them first.")
-    if images.dtype == np.uint8:
-        return images
-    kind, ends = images.dtype.kind, None
-    if kind in "biuf":
-        ends = (images.min().item(), images.max().item())
-        if kind == "b" or (kind == "f" and ends[0] >= 0 and ends[1] <= 1):
-            return np.rint(images * np.float32(255)).astype(np.uint8)
-        if kind in "iu" and ends[0] >= 0 and ends[1] <= 255:
-            return images.astype(np.uint8)
-    value = {name: f"{images.dtype}" + (f" in {ends[0]:g}..{ends[1]:g}" if ends else "")}
-    raise refusal("hold images of whole numbers in 0..255 or real ones in 0..1", value, "Rescale them first.")
-
-
-def _labels(name: str, labels: np.ndarray) -> np.ndarray:
-    """Labels as they are, of shape (n,)."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1 or labels.dtype.kind not in "biuU":
-        rule = "hold labels of shape (n,), whole numbers or names"
-        raise refusal(rule, {name: f"{labels.dtype} of shape {labels.shape}"}, "Convert them first.")
-    return labels
+        raise refusal(rule, told, "Reshape them first.")
+    highest = 1 if images.dtype.kind in "bf" else 255
+    if images.dtype.kind not in "biuf" or not (images.min() >= 0 and images.max() <= highest):
+        rule = "hold images of whole numbers in 0..255 or real ones in 0..1"
+        raise refusal(rule, told, "Rescale them first.")
+    return np.rint(images * np.float32(255)).astype(np.uint8) if highest == 1 else images.astype(np.uint8)
 
 
 def _classes(named: np.ndarray | None, parts: Parts) -> tuple[tuple[str, ...], Parts]:
     """The names of the classes, and the parts with labels that index them."""
-    known = np.unique(next(iter(parts.values()))[1])
+    labels = [each for _, each in parts.values()]
+    forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
+    if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
+        raise refusal("hold labels of shape (n,), whole numbers or names", forms, "Convert them first.")
+    known = np.unique(np.concatenate(labels))
+    occurring, is_text = {*known.tolist()}, known.dtype.kind == "U"
     if named is not None:
         if named.ndim != 1:
             step = 'Save one name each, such as np.array(["cat", "dog"]).'
             raise refusal("hold classes of shape (n_classes,)", {"classes": named.shape}, step)
-        known = named.astype(str) if known.dtype.kind == "U" else np.arange(len(named))
-    for side, (_, labels) in parts.items():
-        below = labels[labels < 0] if labels.dtype.kind == "i" else labels[:0]
-        if len(wrong := np.union1d(np.setdiff1d(labels, known), below)):
-            rule = f"hold labels among {first([str(label) for label in known], 10)}"
-            rule = "hold labels of 0 or above" if named is None and len(below) else rule
-            step = "Correct these labels, or leave their images out."
-            raise refusal(rule, {side: first([str(x) for x in wrong])}, step)
-    if len(known) < 2:
-        raise refusal("hold two or more classes", known.tolist(), "A net needs something to tell apart.")
+        known = named.astype(str) if is_text else np.arange(len(named))
+    if wrong := sorted(each for each in occurring if each not in known or (not is_text and each < 0)):
+        step = "Correct these labels, or leave their images out."
+        raise refusal("hold labels of 0 or above that classes name", first([*map(str, wrong)]), step)
     order = np.argsort(known)
     names = tuple(str(label) for label in (known if named is None else named).tolist())
     return names, {
@@ -243,7 +226,13 @@ class TensorSplits(Splits[TensorSet]):
 
 
 def arrays(
-    settings: Any, inputs: Any, targets: Any, *, classes: Sequence[str] | None = None, name: str = "arrays"
+    settings: Any,
+    inputs: Any,
+    targets: Any,
+    *,
+    classes: Sequence[str] | None = None,
+    name: str = "arrays",
+    dtype: torch.dtype = torch.float32,
 ) -> TensorSplits | ImageSplits:
     """Splits of your own samples, by `split_seed` and the fractions of the settings.
 
@@ -253,11 +242,12 @@ def arrays(
 
     Args:
         settings: Of a recipe.
-        inputs: Of shape (n, ...): a tensor, an array, or a list of arrays of one shape. float64 becomes
-            float32.
+        inputs: Of shape (n, ...): a tensor, an array, or a list of arrays of one shape. All numbers become
+            `dtype`, whole ones too; bytes of the shape of images stay bytes.
         targets: Of shape (n, ...) or (n,).
         classes: The name of each label; their numbers without it.
         name: Of the dataset, for tables.
+        dtype: Of the inputs; torch.int64 keeps whole numbers whole, such as the ids of tokens.
 
     Raises:
         ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
@@ -278,22 +268,28 @@ def arrays(
     shares: dict[str, Any] = {
         option: getattr(settings, option) for option in ("split_seed", "validation_fraction", "test_fraction")
     }
-    is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3))
-    if labelled and x.dtype == torch.uint8 and is_image:
-        pixels = x.numpy() if x.ndim == 3 else x.permute(0, 2, 3, 1).numpy()
-        pixels = pixels[..., 0] if pixels.ndim == 4 and pixels.shape[-1] == 1 else pixels
-        images = split_arrays(name, {"any": (pixels, y.numpy())}, names, prefix=f"{name}/", **shares)
-        return images.keep(settings.train_fraction, settings.split_seed)
-    strata = y.numpy() if labelled else np.zeros(len(y), np.int64)
+    is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3)))
+    if dtype not in (torch.float32, torch.int64) or (
+        dtype == torch.int64 and (is_image or x.is_floating_point())
+    ):
+        rule = "be torch.float32, or torch.int64 for inputs that are whole numbers and no images"
+        raise ValueError(checks.message("dtype", rule, dtype, f"The inputs are {x.dtype}: leave it out."))
+    if labelled and is_image:
+        splits = split_arrays(
+            name, {"any": (_pixels(x.numpy()), y.numpy())}, names, prefix=f"{name}/", **shares
+        )
+        return splits.keep(settings.train_fraction, settings.split_seed)
     with checks.renamed({"root": "targets" if labelled else "inputs"}):
+        strata = y.numpy() if labelled else np.zeros(len(y), np.int64)
         rows = split_rows(strata, names if labelled else ("",), **shares)
-    whole = TensorSet(x, y, tuple(f"{name}/{row}" for row in range(len(y))))
+    whole = TensorSet(x if is_image else x.to(dtype), y, tuple(f"{name}/{row}" for row in range(len(y))))
     parts = (whole.at(torch.from_numpy(part)) for part in rows)
     splits = TensorSplits(name, *parts, classes=names if labelled else None)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
 def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
+    """Numbers of shape (n, ...): float32, uint8 or int64."""
     try:
         if isinstance(values, list | tuple):
             values = np.stack([np.asarray(each) for each in values])
@@ -303,18 +299,16 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
     except (ValueError, TypeError, RuntimeError) as error:
         rule, step = "be numbers of one shape a sample", f"It says: {words.first_line(error)}."
         raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
-    if tensor.is_complex():
-        step = "Give real and imaginary parts, or angles, as numbers of their own."
-        raise ValueError(checks.message(name, "be real", str(tensor.dtype), step))
-    if tensor.ndim == 0 or len(tensor) < least:
-        step = "Give at least three samples, one for each split."
-        raise ValueError(checks.message(name, "have a row for each sample", tuple(tensor.shape), step))
-    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
-        tensor = tensor.float()
-    if tensor.is_floating_point() and not tensor.isfinite().all():
-        bad = int((~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).sum())
+    if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
+        step = "Give three samples or more, one for each split; of complex ones, both parts as numbers."
+        value = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        raise ValueError(checks.message(name, "be real, with a row for each sample", value, step))
+    if not tensor.is_floating_point():
+        return tensor if tensor.dtype == torch.uint8 else tensor.long()
+    tensor = tensor.float()
+    if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
         raise ValueError(checks.message(name, "be finite", f"NaN or infinite in {bad} rows", "Drop them."))
-    return tensor if tensor.is_floating_point() or tensor.dtype == torch.uint8 else tensor.long()
+    return tensor
 
 
 def _names(classes: Any, n: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,9 +22,9 @@ SIDES = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""What folders that part a dataset may be called, in small or capital letters, and the splits they mean."""
-LAST_TWO_DIGITS = r"(\d{2})$"
-"""The label in a file's name where no other pattern is given: at its end, before the suffix."""
+"""Names of folders that divide a dataset, in small or capital letters -> the split they mean."""
+LAST_NUMBER = r"(\d+)$"
+"""The label in a file's name where no other pattern is given: the whole number before the suffix."""
 
 Classes = dict[str, list[Member]]
 """Class -> its images, both in natural order."""
@@ -37,6 +38,8 @@ class Layout:
     """By side: "any" where the place has no sides."""
     top: str
     """The folder around everything that archives often have, with a `/` at its end; or ""."""
+    bases: tuple[str, ...] = ("",)
+    """The folder of each split, with a `/` at its end; or `top`."""
     notes: tuple[str, ...] = ()
     """Sentences on what was left out."""
 
@@ -55,11 +58,19 @@ class Layout:
                 found += [(side, number[name], member) for member in classes[name]]
         return found
 
+    def inside(self, depth: int) -> list[str]:
+        """The folders of images that are deeper than so many folders in those of the splits."""
+        names = [(member.name, base) for _, _, member in self.files for base in self.bases]
+        deep = [
+            name for name, base in names if name.startswith(base) and name[len(base) :].count("/") > depth
+        ]
+        return sorted({name.rpartition("/")[0] for name in deep}, key=natural)
+
 
 def by_folder(place: Place) -> Layout:
     """One folder per class, `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`.
 
-    Images of a class may lie in folders of its own. Notes list other images and files.
+    Images of a class may be in folders inside it, which a note names. Notes list other images and files.
 
     Raises:
         ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
@@ -79,7 +90,10 @@ def by_folder(place: Place) -> Layout:
             under = "<class>/" if side == "any" else f"{side}/<class>/"
             step = f"Images found: {first(counts) or 'no folder'}. Put them in {under} there."
             raise refusal(rule, str(place.path), " ".join([step, *left_out(place, {})]))
-    return _layout(place, sides, top, {"that lie in no class folder": others})
+    layout = _layout(place, sides, top, bases, {"that lie in no class folder": others})
+    inner = layout.inside(1)
+    note = f"Images in folders inside a class folder are of that class: {first(inner)}."
+    return replace(layout, notes=(*layout.notes, *[note] * bool(inner)))
 
 
 def by_name(place: Place, label_pattern: str | None) -> Layout:
@@ -90,7 +104,7 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     Raises:
         ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
     """
-    pattern = places.pattern("label_pattern", label_pattern or LAST_TWO_DIGITS)
+    pattern = places.pattern("label_pattern", label_pattern or LAST_NUMBER)
     if not pattern.groups:
         step = r"Put the label in parentheses, as in label_(\d+)."
         raise ValueError(checks.message("label_pattern", "have a group", label_pattern, step))
@@ -101,8 +115,10 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
         return found[1] if found else None
 
     top = outermost(place, lambda outer, _: not outer.images)
-    is_flat = place.level(top.rstrip("/")).images
-    bases = {top: "any"} if is_flat else _bases(place, top, lambda level: level.images)
+    bases, notes = _bases(place, top, lambda level: level.images), []
+    if len(bases) > 1 and place.level(top.rstrip("/")).images:
+        notes = [f"Folders {', '.join(bases)} are not taken as splits: images are next to them."]
+        bases = {top: "any"}
     sides, others = _labelled(place, bases, label)
     if not any(sides.values()):
         if not others:
@@ -113,7 +129,8 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     outside = [name for name in others if not name.startswith(tuple(bases))]
     inside = [name for name in others if name.startswith(tuple(bases))]
     why = f"whose names do not fit label_pattern {pattern.pattern}"
-    return _layout(place, sides, top, {why: inside, "that lie outside of the sides": outside})
+    layout = _layout(place, sides, top, bases, {why: inside, "that lie outside of the sides": outside})
+    return replace(layout, notes=(*notes, *layout.notes))
 
 
 def of(place: Place, label_pattern: str | None = None) -> Layout:
@@ -123,10 +140,11 @@ def of(place: Place, label_pattern: str | None = None) -> Layout:
     try:
         layout = by_folder(place)
     except ValueError as refused:
-        try:
-            return by_name(place, None)
-        except ValueError:
-            raise refused from None
+        with contextlib.suppress(ValueError):
+            layout = by_name(place, None)
+            if not layout.inside(0):  # else classes in folders that are wrong
+                return layout
+        raise refused from None
     if {name.lower() for name in layout.classes} <= set(SIDES):  # rather sides than classes
         with contextlib.suppress(ValueError):
             return by_name(place, None)
@@ -159,13 +177,21 @@ def _labelled(
     return sides, left_out
 
 
-def _layout(place: Place, sides: dict[str, Classes], top: str, why: dict[str, list[str]]) -> Layout:
-    layout = Layout(sides, top, left_out(place, why))
+def _layout(
+    place: Place, sides: dict[str, Classes], top: str, bases: dict[str, str], why: dict[str, list[str]]
+) -> Layout:
+    layout = Layout(sides, top, tuple(bases), left_out(place, why))
     for side, classes in sides.items():
         if missing := [name for name in layout.classes if name not in classes]:
             step = f"Missing there: {first(missing)}. Add images of these, or leave the classes out."
             raise refusal("hold the same classes on all its sides", f"{len(classes)} in {side}/", step)
-    return layout
+    alike: dict[str, list[str]] = {}
+    for name in layout.classes:
+        key = re.sub(r"(?<!\d)0+(?=\d)|[\s_-]+", "", name.casefold())
+        alike.setdefault(key, []).append(name)
+    twins = [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
+    note = f"Classes with nearly equal names count as different ones: {first(twins)}."
+    return replace(layout, notes=(*layout.notes, *[note] * bool(twins)))
 
 
 def outermost(place: Place, goes_on: Callable[[Level, Level], object]) -> str:
@@ -192,7 +218,7 @@ def _bases(place: Place, top: str, holds: Callable[[Level], object]) -> dict[str
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """Your own images, one folder per class: `root/<class>/*.png` (or jpg, bmp, gif, webp, tif).
 
-    Images of a class may lie in folders of their own. Where the root holds train/ and test/ or validation/
+    Images of a class may be in folders inside it. Where the root holds train/ and test/ or validation/
     instead (or valid/, val/, dev/, training/, testing/), with the class folders in them, these are the
     splits; a test part that is missing is drawn from train/. Classes and files are sorted as people count (2
     before 10), so a split is the same on every machine. Orientation from EXIF is applied, 16-bit grey scaled
@@ -221,13 +247,14 @@ def flat_folder(
 ) -> ImageSplits:
     r"""Your own images in one folder, with the label in each file's name: `root/0001_07.png` is of class 07.
 
-    Images in folders below it are of it too. Sides are those of `class_folder`, with the images in them.
+    Images in folders below it count, too. Sides are those of `class_folder`, with the images in them.
     Images whose names carry no label are left out, counted and named.
 
     Args:
         root: The folder of images; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         label_pattern: Regular expression whose first group is the label, such as `label_(\d+)`; None takes
-            the last two digits before the suffix. Labels are texts: 1 and 01 are two classes.
+            the whole number before the suffix, `(\d+)$`. Labels are texts: 1 and 01 are two classes, which a
+            note says; `0*(\d+)$` makes them one.
         options: As in `class_folder`.
 
     Raises:
@@ -249,13 +276,16 @@ def _load(
     **options: Any,
 ) -> ImageSplits:
     form: dict[str, Any] = {"image_size": image_size, "grey": grey}
-    with open_place(fetch.local(root)) as place:
-        layout = find(place)
-        if len(layout.classes) < 2:
-            step = f"All are of class {''.join(layout.classes)!r}: check label_pattern."
-            raise refusal("hold two or more classes", str(place.path), step)
-        files = [(side, label, member.name) for side, label, member in layout.files]
-        make = partial(stack_files, place.read, files, layout.classes, **form)
-        stack = stacked([each for _, _, each in layout.files], {"dataset": name, **form, **wanted}, make)
+    place = open_place(fetch.local(root))
+    layout = find(place)
+    n_classes, n_images = len(layout.classes), len(layout.files)
+    if "label_pattern" in wanted and 3 * n_classes > n_images:
+        step = f"Some of them: {first([*layout.classes])}. Write one whose first group is the label."
+        rule = "find three images or more of each label"
+        value = f"{n_classes:,} labels in {n_images:,} images"
+        raise ValueError(checks.message("label_pattern", rule, value, step))
+    files = [(side, label, member.name) for side, label, member in layout.files]
+    make = partial(stack_files, place.read, files, layout.classes, **form)
+    stack = stacked([each for _, _, each in layout.files], {"dataset": name, **form, **wanted}, make)
     stack = replace(stack, notes=(*layout.notes, *stack.notes))
     return split_stack(name, stack, top=layout.top, **options)

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: what transformers reads by name, and labelled images through `datasets` (extra)."""
+"""The Hugging Face Hub: what transformers reads by name, and labelled images through `datasets`."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def hub_images(
 ) -> ImageSplits:
     """The images and class labels of a dataset on the Hub, in its first columns of these kinds.
 
-    Splits called train, validation (or val) and test are kept; of a single one they are drawn. `datasets`
-    4.0 and later run no code of a dataset. It keeps what it has fetched in its own cache.
+    Splits called train, validation (or val) and test are kept; of a single one they are drawn. Other columns,
+    and other splits, are named in a note. `datasets` keeps what it has fetched in its own cache.
 
     Args:
         name: As on the Hub; with a configuration as "name:configuration".
@@ -120,29 +120,26 @@ def hub_images(
         options: As in `class_folder`.
 
     Raises:
-        ValueError: `datasets` is not installed, the dataset cannot be read, or it holds no labelled images.
+        ValueError: The dataset cannot be read, or holds no labelled images.
     """
     if root:
         raise refusal(
             "be left out for a dataset of the Hub", str(root), "Leave it out, or choose a dataset of files."
         )
+    import datasets
+
+    path, _, configuration = name.partition(":")
     try:
-        import datasets  # pyright: ignore[reportMissingImports]
-        from datasets import load_dataset  # pyright: ignore  a workspace's own folder `datasets` has none
-    except ImportError:
-        rule, step = "be a dataset that can be read here", "Run: pip install 'qnnkit[hub]'."
-        raise ValueError(checks.message("dataset", rule, f"hub:{name}", step)) from None
-    try:
-        found = load_dataset(*name.split(":"))
+        found: Any = datasets.load_dataset(path, configuration or None)
     except Exception as error:  # missing, gated, offline, made by a script: each has an error of its own
-        reason = words.first_line(error)
-        rule = "be a dataset of the Hub that can be read"
+        rule, reason = "be a dataset of the Hub that can be read", words.first_line(error)
         raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {reason}.")) from None
     features = next(iter(found.values())).features
-    kinds = (datasets.Image, datasets.ClassLabel)
-    image, label = (
-        next((key for key in features if isinstance(features[key], kind)), None) for kind in kinds
-    )
+    columns = {
+        kind: next((key for key in features if isinstance(features[key], kind)), None)
+        for kind in (datasets.Image, datasets.ClassLabel)
+    }
+    image, label = columns.values()
     if image is None or label is None:
         step = "Of text, write `to_json('a.jsonl')` and use the dataset text."
         rule = "hold a column of images and one of class labels"
@@ -161,9 +158,9 @@ def hub_images(
         each = parts[side][int(row)][image]
         return each["bytes"] or Path(each["path"]).read_bytes()
 
-    others = [side for side in found if side not in parts]
-    without = [source for _, _, source in unlabelled]
-    notes = left_out({"splits": others, "images without a label": without})
-    classes = tuple(features[label].names)
-    stack = stack_files(content, files, classes, image_size=image_size, grey=grey, notes=notes)
+    why = {"splits": [side for side in found if side not in parts]}
+    why["columns"] = [key for key in features if key not in (image, label)]
+    why["images without a label"] = [source for _, _, source in unlabelled]
+    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
+    stack = stack_files(content, files, tuple(features[label].names), notes=left_out(why), **form)
     return split_stack(f"hub:{name}", stack, **options)

@@ -47,7 +47,8 @@ def read(content: bytes, label: int, source: str, size: tuple[int, int] | None) 
             if opened.width * opened.height > MOST_PIXELS:
                 raise ValueError(f"{opened.width:,} x {opened.height:,} pixels are too many to decode")
             mode, n_frames = opened.mode, getattr(opened, "n_frames", 1)
-            pixels = _eight_bit(ImageOps.exif_transpose(opened))  # (height, width[, 3])
+            ImageOps.exif_transpose(opened, in_place=True)
+            pixels = _eight_bit(opened)  # (height, width[, 3])
     found = (pixels.shape[0], pixels.shape[1])
     pixels = fit(pixels, size or found, "L" if pixels.ndim == 2 else "RGB")
     return Picture(pixels, label, source, found, mode, n_frames)
@@ -63,7 +64,8 @@ def _eight_bit(image: Image.Image) -> np.ndarray:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    pixels = np.asarray(image.convert("L" if mode in ("1", "L", "LA") else "RGB"))
+    wanted = "L" if mode in ("1", "L", "LA") else "RGB"
+    pixels = np.asarray(image if image.mode == wanted else image.convert(wanted))
     only_greys = mode == "P" and (pixels == pixels[..., :1]).all()  # a palette does not say
     return pixels[..., 0] if only_greys else pixels
 
@@ -239,6 +241,9 @@ def split_stack(
         sources = tuple(stack.sources[row] for row in rows)
         return ImageSet(stack.tensor(rows), torch.from_numpy(stack.labels[rows]), sources)
 
+    if len(stack.classes) < 2:
+        step = "A net needs something to tell apart: check the files, or label_pattern."
+        raise refusal("hold two or more classes", list(stack.classes), step)
     shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     (train, validation, test), notes = split(stack, gather, top, split_seed=split_seed, **shares)
     return ImageSplits(name, train, validation, test, stack.classes, notes=(*stack.notes, *notes))

@@ -15,7 +15,7 @@ class Images(Base):
 
     kind: ClassVar[str] = "images"
     dataset: str = "digits"
-    """Which: digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, emnist, ahcd, npz."""
+    """Which: digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd, npz."""
     data_dir: Place | None = None
     """Folder, archive or address of the images, for datasets that do not ship with a dependency."""
     image_size: int | None = Field(default=None, ge=2)
@@ -24,8 +24,6 @@ class Images(Base):
     """Convert to grey (True) or colour (False); None keeps grey where every image is grey."""
     label_pattern: str | None = None
     """Regular expression whose first group is the label in a file's name; for the dataset flat_folder."""
-    variant: str | None = None
-    """Which part of EMNIST: balanced, letters, digits, ...; None takes the one whose files are there."""
     download: bool = False
     """Fetch a public dataset that is missing, and check it. May differ later."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)

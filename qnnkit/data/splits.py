@@ -6,7 +6,6 @@ A split depends on `split_seed` alone, never on a run's seed, so that all runs o
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,8 +65,8 @@ class Splits(Generic[P]):
     def keep(self, train_fraction: float, seed: int = 0) -> Self:
         """The same dataset with a share of its training samples; validation, test and notes as they are.
 
-        Each class keeps this share of its samples, rounded up or down so that the total comes as near as can
-        be to this share of all, and one sample at least. Which ones depends on `seed` alone, and a smaller
+        Each class keeps about this share of its samples, so that the total is this share of all, and one
+        sample at least. Which ones depends on `seed` alone, and a smaller
         share lies inside a larger one.
         """
         rows = share_of(len(self.train), train_fraction, seed, self._strata())
@@ -207,39 +206,29 @@ def share_of(
     if labels is None:
         order = torch.randperm(n, generator=keyed_generator("train_fraction", seed))
         return order[: max(1, round(train_fraction * n))].sort().values
-    kept = []
-    for label, count in enumerate(_shares(labels.bincount().tolist(), train_fraction, seed)):
-        rows = torch.nonzero(labels == label).flatten()
-        order = torch.randperm(len(rows), generator=keyed_generator("train_fraction", seed, label))
-        kept.append(rows[order[:count]])
-    return torch.cat(kept).sort().values
+    sizes = labels.bincount()
+    rows = []
+    for label, count in enumerate(_shares(sizes.numpy(), train_fraction, seed)):
+        own = torch.nonzero(labels == label).flatten()
+        order = torch.randperm(len(own), generator=keyed_generator("train_fraction", seed, label))
+        rows.append(own[order[:count]])
+    return torch.cat(rows).sort().values
 
 
-def _shares(sizes: Sequence[int], fraction: float, seed: int) -> list[int]:
+def _shares(sizes: np.ndarray, fraction: float, seed: int) -> list[int]:
     """How many images each class keeps, of so many; no class keeps fewer at a larger fraction.
 
-    The images beyond the first of each class are let in one by one, as the fraction grows from 0. The k-th of
-    n may come after (k - 1) / n, so that no class has more than its share rounded up, and is due by k / n; of
-    those that may come, the one that is due first does. Rounding each class by its remainder (Hamilton's
-    method) would now and then take an image back as the fraction grows. O(total log classes) time.
+    One of each class comes first. The k-th of n is due at k / n, and the images that are due first are taken
+    until the total is reached; `seed` decides between equals. No class keeps less than its share, rounded
+    down.
     """
-    n, total = sum(sizes), round(fraction * sum(sizes))
-    ranks = torch.randperm(
-        len(sizes), generator=keyed_generator("train_fraction", seed)
-    ).tolist()  # between equals
-    kept = [min(1, size) for size in sizes]
-    waiting = [(1 / size, ranks[label], label) for label, size in enumerate(sizes) if size > 1]
-    heapq.heapify(waiting)
-    due: list[tuple[float, int, int]] = []
-    for position in range(sum(kept), total):
-        while waiting and waiting[0][0] < (position + 0.5) / n:
-            _, rank, label = heapq.heappop(waiting)
-            heapq.heappush(due, ((kept[label] + 1) / sizes[label], rank, label))
-        _, rank, label = heapq.heappop(due)
-        kept[label] += 1
-        if kept[label] < sizes[label]:
-            heapq.heappush(waiting, (kept[label] / sizes[label], rank, label))
-    return [max(count, int(fraction * size)) for count, size in zip(kept, sizes, strict=True)]
+    ranks = torch.randperm(len(sizes), generator=keyed_generator("train_fraction", seed)).numpy()
+    label = np.repeat(np.arange(len(sizes)), sizes)
+    number = np.arange(len(label)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # 0, 1, ... in each class
+    due = np.where(number == 0, 0.0, (number + 1) / sizes[label])
+    chosen = np.lexsort((ranks[label], due))[: max(round(fraction * len(label)), np.count_nonzero(sizes))]
+    counts = np.bincount(label[chosen], minlength=len(sizes))
+    return np.maximum(counts, (fraction * sizes).astype(np.int64)).tolist()
 
 
 # --- who is in which split ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from qnnkit import data, models, tasks
 
 
 class Settings(data.Images, models.ResidualQuanvSettings, qnnkit.Settings):
-    dataset: str = "flat_folder"  # the class is the last two digits of a name, or the group of label_pattern
+    dataset: str = "flat_folder"  # the class is the last number of a name, or the group of label_pattern
     image_size: int | None = 32
     grey: bool | None = True
     validation_fraction: float = 0.1

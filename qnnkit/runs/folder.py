@@ -292,7 +292,8 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
     digest, name = values.pop("recipe_digest"), str(values.pop("recipe"))
     for found in [recipe] if recipe else [recipes.RECIPES.get(name), recipes.known(digest)]:
         if found is not None and found.digest == digest:
-            return found.Settings.of(values)
+            gone = {name for name in values if values[name] is None} - {*found.Settings.model_fields}
+            return found.Settings.of({name: values[name] for name in values if name not in gone})
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
     return kind.of(values)
 
