@@ -71,7 +71,7 @@ def test_a_line_of_one_weight_is_its_cosine(backend):
     ("name", "changes"),
     [
         ("digits_quanv", {}),
-        ("digits_quanv", {"circuit": "strongly_entangling", "filters": 2, "trainable": False}),
+        ("digits_quanv", {"circuit": "strongly_entangling", "filters": 2}),
         ("letters", {"width": 8, "hidden": 8}),
         ("resnet_circuit_trained", {"stem_stride": 1}),
     ],
@@ -113,6 +113,25 @@ def test_what_the_sentence_says():
     assert gradients.lines(model, Classification(), batch, n_points=7).sentence.endswith(
         "the net hardly uses its circuit."
     )
+
+
+def test_frozen_weights_are_not_moved():
+    """Of cos(x + w0 + w1) only w1 trains: the slice is a cosine of its offset alone."""
+
+    @qp.qnode(circuits.make_device("default.qubit", 1))
+    def circuit(inputs, frozen, free):
+        qp.RX(inputs[..., 0] + frozen[0] + free[0], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    start = {"frozen": torch.tensor([0.3]), "free": torch.tensor([0.1])}
+    layer = QuantumLayer(circuit, {"frozen": (1,), "free": (1,)}, start)
+    layer.frozen.requires_grad_(False)
+    given = layer, MeanValue(), (torch.tensor([[0.3]]),)
+    found = gradients.lines(*given, n_points=9, n_random=0)
+    assert found is not None and found.n_weights == 1
+    np.testing.assert_allclose(found.losses[0], np.cos(0.7 - found.offsets), atol=EXACT)
+    layer.requires_grad_(False)
+    assert gradients.lines(*given) is None, "nothing trains"
 
 
 def test_parts_of_a_batch_of_points_join(monkeypatch):

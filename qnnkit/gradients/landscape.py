@@ -24,7 +24,7 @@ FLAT = 0.01
 
 @dataclass(frozen=True)
 class Landscape:
-    """The loss on a slice through the weights of all circuits, with the net as it is in the middle."""
+    """The loss on a slice through the circuits' trainable weights, with the net as it is in the middle."""
 
     offsets: np.ndarray
     """Distance from the middle, in radians: root mean square over the weights; of shape (n_points,)."""
@@ -61,7 +61,9 @@ def lines(
     n_random: int = 2,
     seed: int = 0,
 ) -> Landscape | None:
-    """The loss along its own gradient and along random directions, through the weights of all circuits.
+    """The loss along its own gradient and along random directions of the circuits' trainable weights.
+
+    Frozen weights are not moved: training cannot go there.
 
     Args:
         model: In any mode; it is left as it was, and looked at in evaluation mode.
@@ -73,7 +75,8 @@ def lines(
         seed: Fixes these.
 
     Returns:
-        None for a model without weights in circuits. A gradient of zero has no direction, and no line.
+        None for a model without trainable weights in circuits. A gradient of zero has no direction, and no
+        line.
 
     Reference: Goodfellow et al. (2015), arXiv:1412.6544, and Li et al. (2018), arXiv:1712.09913, sec. 2.
     """
@@ -119,7 +122,7 @@ def plane(
         seed: Fixes the directions.
 
     Returns:
-        None for a model with fewer than two weights in circuits.
+        None for a model with fewer than two trainable weights in circuits.
     """
     names, start = _weights(model)
     n_weights = sum(start[name].numel() for name in names)
@@ -132,8 +135,8 @@ def plane(
 
 
 def _weights(model: nn.Module) -> tuple[list[str], dict[str, Tensor]]:
-    """Names of the weights of circuits, and all weights."""
-    quantum = {id(weight) for weight in layers.quantum_parameters(model)}
+    """Names of the circuits' weights that train, and all weights of the model by name."""
+    quantum = {id(weight) for weight in layers.quantum_parameters(model) if weight.requires_grad}
     every = dict(model.named_parameters())
     return [name for name, weight in every.items() if id(weight) in quantum], {
         name: weight.detach() for name, weight in every.items()
