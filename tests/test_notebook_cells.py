@@ -38,9 +38,13 @@ def begun(folder, recipe="digits_quanv", **settings):
 
 
 def cells(name, run, **parameters):
+    """Runs the cells of a run's notebook here; returns its variables."""
+    return executed(name, **parameters, recipe=None, run_dir=str(run.folder))
+
+
+def executed(name, **parameters):
     """Runs a notebook's cells here; returns its variables."""
     found = {}
-    parameters |= {"recipe": None, "run_dir": str(run.folder)}
     for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code" and "setup" not in tags:
@@ -60,12 +64,11 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_the_gradient_check_of_every_kind_of_circuit(place, capsys, name):
+def test_the_gradient_check_of_every_kind_of_circuit(place, name):
     run, width = begun(place / name, **NETS[name], epochs=1), 4 if name in PLATEAUS else 2
     found = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=20)
-    assert figures(run) >= {"02_circuit", "02_gates", "02_sizes", "02_fidelities"}
+    assert figures(run) >= {"02_circuit", "02_gates", "02_sizes"}
     assert ("02_errors" in figures(run)) == bool(len(found["comparisons"]))
-    assert ("02_spectrum" in figures(run)) != ("No spectrum:" in capsys.readouterr().out)
     fresh = runs.build(run, run.nets[0], 0).state_dict()
     assert all(torch.equal(value, fresh[key]) for key, value in found["model"].state_dict().items())
     assert ("02_plateau" in figures(run)) == (name in PLATEAUS)
