@@ -18,7 +18,7 @@ from benchmarks import record
 from qnnkit import adapters
 from qnnkit.models.blocks import seeded
 
-NAMES = ("lora", "vera", "quantum_peft", "qpa")
+NAMES = ("lora", "vera", "quantum_peft")
 TARGETS = ["q_proj", "v_proj"]
 SECONDS = 20.0
 """Of a race, about."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +13,7 @@ import typer.core
 from typer import Argument, Option
 
 from qnnkit import checks, device, warm, workspace
-from qnnkit.cli_output import judged_anew, print_result, show_batch, tell_data
+from qnnkit.cli_output import ending_cleanly, judged_anew, print_result, show_batch, tell_data
 from qnnkit.cli_settings import asked_for, gathered, refuse_with, require_own_net
 
 Recipe = Annotated[
@@ -103,7 +98,7 @@ def run(
         typer.echo(f"Wrote {path}. Start it by: colab run --gpu T4 {path}")
         return
     warm.begin()
-    with _ending_cleanly():
+    with ending_cleanly():
         with warm.importing():
             from qnnkit import report as reports
             from qnnkit import runs
@@ -139,13 +134,14 @@ def train(
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
 
+    The trained net is left in model/ or adapter/ of the run, as notebook 04 leaves it.
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
     with warm.importing():
         from qnnkit import runs
         from qnnkit.train.processes import is_main, wait_for_all
 
-    with _ending_cleanly():
+    with ending_cleanly():
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
         begun = runs.open_run(run_dir, named, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
@@ -161,9 +157,18 @@ def train(
             if row["event"] == "epoch":
                 tell(runs.epoch_line(begun, row))
 
+        before = len(begun.tested())
         for final in runs.train_all(begun, on_row=show, on_warning=tell):
             if is_main():
                 tell(runs.epoch_line(begun, final))
+        written = any((begun.folder / name).exists() for name in ("model", "adapter"))
+        tested = begun.tested()
+        if (
+            is_main()
+            and (begun.nets[0], begun.config.seed) in tested
+            and (len(tested) > before or not written)
+        ):
+            tell(f"The trained net is in {runs.export(begun)}.")
 
 
 @app.command()
@@ -197,7 +202,7 @@ def batch(
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
     echo = None if sys.stdout.isatty() else typer.echo
-    with _ending_cleanly(KeyboardInterrupt):
+    with ending_cleanly(KeyboardInterrupt):
         try:
             outcomes = batches.run_batch(file, scheduler=scheduler, echo=echo)
         except ModuleNotFoundError as error:
@@ -259,16 +264,20 @@ def predict(
     run_dir: Annotated[Path, Argument(help="Folder of a finished run, or its model/ or adapter/.")],
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: Recipe = None,
+    raw: Annotated[bool, Option("--raw", help="A text as it is, without the model's chat template.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
+    """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on.
+
+    A text to a model with a chat template is a user's message, which it answers.
+    """
     from qnnkit import runs
     from qnnkit.runs.using import of_language, prediction_lines, predictor
 
     if recipe is not None and of_language(run_dir):
         step = "It is read from its own files."
         raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
-    found = runs.predict(run_dir, inputs, recipe=recipe)
+    found = runs.predict(run_dir, inputs, recipe=recipe, raw=raw)
     by = predictor(run_dir)
     for row in found:
         for line in [json.dumps(row | by)] if as_json else prediction_lines(row):
@@ -333,7 +342,7 @@ def measure(
     from qnnkit.runs.surveying import measure_machine
 
     names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds", "dummy": "--dummy"}
-    with _ending_cleanly(), checks.renamed(names):
+    with ending_cleanly(), checks.renamed(names):
         if compare:
             others = {"--recipe": recipe, "--run-dir": run_dir, "--set": settings, "--dummy": dummy}
             others |= {"--samples": samples, "--seconds": seconds, "--quick": quick}
@@ -439,14 +448,32 @@ def report(
 
 
 @app.command()
+def evaluate(
+    run_dir: Annotated[Path, Argument(help="Folder of a finished run, or its model/ or adapter/.")],
+    data: Annotated[str, Argument(metavar="FILE_OR_FOLDER", help="Text, chats, music, or labelled samples.")],
+    recipe: Recipe = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a trained net on other data: perplexity of a text, accuracy on labelled images or arrays."""
+    from qnnkit import runs
+    from qnnkit.runs.using import evaluation_lines
+
+    found = runs.evaluate(run_dir, data, recipe=recipe)
+    for line in [json.dumps(found)] if as_json else evaluation_lines(found):
+        typer.echo(line)
+
+
+@app.command()
 def merge(
-    run_dir: Annotated[Path, Argument(metavar="RUN", help="Folder of a run with an adapter.")],
+    run_dir: Annotated[
+        Path, Argument(metavar="RUN", help="Folder of a run with an adapter, or its adapter/.")
+    ],
     out: Annotated[Path, Argument(metavar="OUT", help="Where the model goes.")],
 ) -> None:
     """Write a language model with its adapter worked in, for plain transformers."""
     from qnnkit import runs
 
-    typer.echo(f"The whole model is in {runs.merge(_begun(run_dir), workspace.place(out))}.")
+    typer.echo(f"The whole model is in {runs.merge(run_dir, workspace.place(out))}.")
 
 
 def _begun(run_dir: Path, recipe: str | None = None) -> Any:
@@ -456,37 +483,3 @@ def _begun(run_dir: Path, recipe: str | None = None) -> Any:
 
     status.read(run_dir)  # says what the folder must hold
     return runs.open_run(run_dir, recipe)
-
-
-@contextlib.contextmanager
-def _ending_cleanly(error: type[BaseException] = SystemExit) -> Iterator[None]:
-    """Ctrl-C ends the command with one sentence, SIGTERM without one; no kernel or run is left behind.
-
-    `QNNKIT_STOP_WITH_PARENT` holds the process that started this one and cannot stop it once it is killed:
-    when it is gone, this one ends too.
-    """
-
-    def end(signal_number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: what is cleaned up now must not be cut short
-        raise error(*([128 + signal_number] if error is SystemExit else []))
-
-    parent, heard = os.environ.pop("QNNKIT_STOP_WITH_PARENT", None), contextlib.ExitStack()
-    if threading.current_thread() is threading.main_thread():
-        heard.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, end))
-        if parent:
-            threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
-    try:
-        with heard:
-            yield
-    except KeyboardInterrupt as stopped:
-        typer.echo(str(stopped) or "Stopped. Run this again to go on from here.")
-        raise typer.Exit(130) from None
-
-
-def _follow(parent: int, patience: float = 60.0) -> None:
-    """Ends this process soon after its parent has gone, cleanly or, should that hang, at once."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(patience)
-    os._exit(128 + signal.SIGTERM)  # its kernel follows by itself

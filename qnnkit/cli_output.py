@@ -1,7 +1,13 @@
-"""What the command prints of runs and batches."""
+"""What the command prints of runs and batches, and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +72,37 @@ def print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> 
         tell(f"{row['criterion']}: {row['sentence']}")
     kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
     tell(f"\nReport: {kept / begun.report.name}")
+
+
+@contextlib.contextmanager
+def ending_cleanly(error: type[BaseException] = SystemExit) -> Iterator[None]:
+    """Ctrl-C ends the command with one sentence, SIGTERM without one; no kernel or run is left behind.
+
+    `QNNKIT_STOP_WITH_PARENT` holds the process that started this one and cannot stop it once it is killed:
+    when it is gone, this one ends too.
+    """
+
+    def end(signal_number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: what is cleaned up now must not be cut short
+        raise error(*([128 + signal_number] if error is SystemExit else []))
+
+    parent, heard = os.environ.pop("QNNKIT_STOP_WITH_PARENT", None), contextlib.ExitStack()
+    if threading.current_thread() is threading.main_thread():
+        heard.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, end))
+        if parent:
+            threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+    try:
+        with heard:
+            yield
+    except KeyboardInterrupt as stopped:
+        typer.echo(str(stopped) or "Stopped. Run this again to go on from here.")
+        raise typer.Exit(130) from None
+
+
+def _follow(parent: int, patience: float = 60.0) -> None:
+    """Ends this process soon after its parent has gone, cleanly or, should that hang, at once."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(patience)
+    os._exit(128 + signal.SIGTERM)  # its kernel follows by itself

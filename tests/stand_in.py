@@ -19,14 +19,14 @@ from typing import NoReturn
 def stand_in(words: list[str]) -> NoReturn:
     from filelock import FileLock
 
-    from qnnkit import cli, cli_settings, workspace
+    from qnnkit import cli_output, cli_settings, workspace
 
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     settings = {"warmup_epochs": 0.01} | cli_settings.parse_settings(given)
     status = 0
     try:
-        with cli._ending_cleanly():
+        with cli_output.ending_cleanly():
             folder.mkdir(parents=True, exist_ok=True)
             facts = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "settings": settings}
             facts |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "words": words}

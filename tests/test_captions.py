@@ -46,17 +46,6 @@ def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
     }
 
 
-COCO = {
-    "info": {},
-    "images": [{"id": 7 * number, "file_name": name} for number, name in enumerate(TEXTS)],
-    "annotations": [
-        {"id": number, "image_id": 7 * number, "caption": text}
-        for place in (0, 1)
-        for number, text in enumerate(texts[place] for texts in TEXTS.values())
-    ],
-}
-
-
 ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
 
 
@@ -72,31 +61,56 @@ def written(folder: Path, name: str, content: str | bytes | list) -> Path:
 
 
 TABLE = [("Image", "Caption"), *((row["file_name"], row["text"]) for row in ROWS)]
-FORMS = {
-    "json lines": ("captions.jsonl", records()),
-    "hugging face's lines": ("metadata.jsonl", ROWS),
-    "hugging face's table": (
-        "metadata.csv",
-        [("file_name", "text", "by"), *((*row, "me") for row in TABLE[1:])],
-    ),
-    "records": ("captions.json", json.dumps(records(license="CC BY 2.0"))),
-    "file_name": ("captions.json", json.dumps([{"file_name": n, "caption": t} for n, t in TABLE[1:]])),
-    "dictionary": ("captions.json", json.dumps(TEXTS)),
-    "coco": ("captions.json", json.dumps(COCO)),
-    "csv": ("captions.csv", TABLE),
-    "tsv": ("captions.tsv", TABLE),
-    "with a mark at the beginning": ("captions.json", b"\xef\xbb\xbf" + json.dumps(records()).encode()),
-}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_says_the_same(tmp_path, form):
-    splits = captions(written(pictures(tmp_path), *FORMS[form]), image_size=8)
+def test_captions_are_loaded_with_their_images(tmp_path):
+    splits = captions(with_json(pictures(tmp_path), records(license="CC BY 2.0")), image_size=8)
     assert of_all(splits) == {name: tuple(texts) for name, texts in TEXTS.items()}
     assert sum(len(splits.split(name)) for name in SPLITS) == 10
     assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
     assert (splits.channels, splits.image_size) == (3, (8, 8))
-    assert "Resized 10 of 10 images to 8x8 (height x width)." in splits.notes
+    assert splits.notes[:2] == (
+        "Keys or columns that are not used, with how often they are there: 'license' (10).",
+        "Resized 10 of 10 images to 8x8 (height x width).",
+    )
+
+
+def test_images_inside_of_tables_are_those_beside_them(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    beside = captions(with_json(pictures(tmp_path / "files"), TEXTS), image_size=8)
+    rows = [
+        {"image": {"bytes": (tmp_path / "files" / name).read_bytes(), "path": name}, "text": texts}
+        for name, texts in TEXTS.items()
+    ]
+    (tmp_path / "tables").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "tables" / "data.parquet")
+    assert captions(tmp_path / "tables", image_size=8).fingerprint() == beside.fingerprint()
+
+
+@pytest.mark.parametrize("names", [("train", "val", "test"), ("restval", "dev", "TEST")])
+def test_a_column_of_splits_decides(tmp_path, names):
+    sides = {name: names[number % 3] for number, name in enumerate(TEXTS)}
+    rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], sides[name]) for name in TEXTS)]
+    splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
+    assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
+
+
+def test_splits_without_train_are_drawn_which_is_told(tmp_path):
+    rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], "val") for name in TEXTS)]
+    splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
+    assert all(len(splits.split(name)) for name in SPLITS)
+    assert "Splits are drawn: all captions are of validation, and none of train." in splits.notes
+
+
+def test_images_of_no_part_are_told(tmp_path):
+    rows = sided(tmp_path, "train", "test")
+    pictures(rows / "more")
+    written(rows / "more", "metadata.jsonl", ROWS)
+    splits = captions(rows, image_size=8)
+    assert len(of_all(splits)) == 20
+    assert any("Left out 10 images that are in no part: more/" in note for note in splits.notes)
 
 
 @pytest.mark.parametrize("where", ["", "images", "elsewhere/deep"])
@@ -187,8 +201,7 @@ def test_an_image_in_two_splits_is_told(tmp_path):
     assert "images of validation and test stand in an earlier split too, pixel for pixel: 0.png" in note
 
 
-IN_LINES = "image,caption\n" + "".join(f"{name},{texts[0]}\n" for name, texts in TEXTS.items())
-STRANGER = {"annotations": [*COCO["annotations"], {"image_id": [1], "caption": "a"}]}
+COCO = {"images": [{"id": 1, "file_name": "cat.png"}], "annotations": [{"image_id": [1], "caption": "a"}]}
 BAD = {
     "no file": ("notes.txt", ""),
     "no JSON": ("captions.json", '[{"image": "cat.png",]'),
@@ -196,9 +209,11 @@ BAD = {
     "a number": ("captions.json", "3"),
     "no name": ("captions.json", json.dumps([*records(), {"captions": ["a cat"]}])),
     "a text as record": ("captions.json", json.dumps([*records(), "cat.png"])),
-    "a wrong number": ("captions.json", json.dumps(COCO | STRANGER)),
+    "a wrong number": ("captions.json", json.dumps(COCO)),
     "an empty table": ("captions.tsv", ""),
-    "a quotation mark": ("captions.csv", f'{IN_LINES}cat.png,"a" cat\n'),
+    "one column": ("captions.csv", "caption\na cat\n"),
+    "too short a line": ("captions.csv", "image,caption,by\ncat.png,a cat,me\ndog.png,a dog\n"),
+    "two sides": ("metadata.csv", "image,text,split\ncat.png,a cat,train\ncat.png,a pet,test\n"),
     "no images": ("captions.json", '{"a.png": "a cat", "b.png": "a dog"}'),
     "no captions": ("captions.json", json.dumps(dict.fromkeys(TEXTS, ""))),
     "none readable": ("captions.json", json.dumps({"notes.png": "a", "other.png": "b"})),

@@ -16,7 +16,7 @@ from torch import nn
 
 from qnnkit import train
 from qnnkit.adapters import adapt, count
-from qnnkit.adapters.attach import tried
+from qnnkit.adapters.attach import trial
 from qnnkit.checkpoint import Store
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
@@ -129,7 +129,7 @@ def test_the_loop_trains_an_adapter_and_nothing_else():
     assert frozen and all(torch.equal(model.get_parameter(name), weight) for name, weight in frozen.items())
 
 
-@pytest.mark.parametrize("method", ["quantum_peft", "qpa"])
+@pytest.mark.parametrize("method", ["quantum_peft"])
 def test_an_adapter_stopped_in_an_epoch_ends_in_the_same_bits(tmp_path, monkeypatch, method):
     monkeypatch.setattr(Store, "busy", False)  # a disk that keeps pace: none of the checkpoints is put off
     loaders = loaders_of({"input_ids": tokens(), "labels": tokens()}, 2, shuffle=True)
@@ -259,7 +259,7 @@ def test_how_a_weight_is_kept_is_known_of_a_skeleton():
     """PEFT asks weights in 4 bits for it when it puts an adapter beside them."""
     base = small()
     base.lm_head.weight.quant_type = "nf4"
-    found = tried(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
+    found = trial(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
     assert found.is_meta and found.quant_type == "nf4" and not base.lm_head.weight.is_meta
 
 

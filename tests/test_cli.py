@@ -245,7 +245,7 @@ def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit):
         ("report batch --verify", "Option --verify must be given a run"),
         ("report a --paper p", "Option --paper must be given a batch"),
         ("report nothere", "must hold a run or a batch"),
-        ("merge nothere out", "must hold a run or a batch"),
+        ("merge nothere out", "must hold a run with an adapter"),
         ("predict language x --recipe cnn", "`--recipe` must be left out for a language model"),
         ("new mine.py --like digit_quanv", "`--like` must be a known name"),
     ],

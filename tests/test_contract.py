@@ -7,6 +7,7 @@ and gradients (by the inputs, by every weight, by tensors from outside) are Torc
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import pickle
 import random
@@ -15,6 +16,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from torch.autograd.functional import jacobian
 
 from qnnkit import QuantumLayer, circuits
 from qnnkit.layers import Quanv2d
+from qnnkit.simulator.circuit import composed
 from tests.toys import mixed_gradients, uniform
 
 TorchLayer = qp.qnn.TorchLayer
@@ -239,6 +242,7 @@ features_of_a_sample(rows=SIZES): torch.tanh(x - x.mean(-1, keepdim=True)) * w +
 three_weights(rows=SIZES, shapes={"a": (3,), "b": ()}, circuit=lambda inputs, a, b: body(inputs * b, a)): x
 one_angle_for_one_sample(shapes={"weights": (1,)}, rows=SAMPLE): x; w[[0, 0, 0]]; expvals(qp.RX(w, 0))
 inputs_without_use(rows=((), (1,))): w / 2
+feature_without_use_is_nan(layout=lambda x: x.index_fill(-1, torch.tensor(2), torch.nan)): x[..., [0, 1, 0]]
 bits_of_the_inputs(rows=SAMPLE): w; w; expvals(qp.BasisState((x > 1.5).int(), wires=range(3)))
 state_of_another_norm(circuit=lambda inputs, weights: expvals(qp.StatePrep(inputs, [2, 0], 0))): x
 contiguous_or_not(layout=lambda x: x.T.contiguous().T): x if x.is_contiguous() else x / 2
@@ -446,6 +450,41 @@ def test_another_interface_is_refused():
 def test_a_circuit_that_differs_at_every_call_is_explained(monkeypatch):
     layer = both(of("random_wires", monkeypatch))[1]
     assert re.search(r"(every|each) call", [last(layer(INPUTS), layer.explain()) for _ in range(5)][-1])
+
+
+def test_what_changes_is_traced_once(monkeypatch):
+    """An annealed global: each trace would take a hundred times as long as the call."""
+    case, traces = of("module_global", monkeypatch), []
+    layer = both(case)[1]
+    spied = lambda *given: last(traces.append(1), composed(*given))  # noqa: E731
+    monkeypatch.setattr("qnnkit.simulator.programs.composed", spied)
+    for change in (lambda: None, *case.changes):
+        change()
+        layer(INPUTS)
+    assert len(traces) == 1 and "has changed" in layer.explain()
+
+
+def test_circuits_that_never_come_back_are_no_programs():
+    """Those that do are made into one, however many others there were."""
+    net = SimpleNamespace(n=0)
+    circuit = lambda inputs, weights: expvals(gates(inputs, weights), *map(qp.X, [0] * net.n))  # noqa: E731
+    layer, found = QuantumLayer(qp.QNode(circuit, on(3)), {"weights": 3}), []
+    for net.n in (*range(12), 11, 0):
+        layer(INPUTS)
+        found.append(layer.backend)
+    assert found == ["batched"] * 8 + ["default.qubit"] * 4 + ["batched"] * 2
+
+
+def test_circuits_of_ones_own_are_not_trusted_as_the_kits(monkeypatch):
+    """What a registered circuit reads counts at every call, in mirrored circuits as well."""
+    net = SimpleNamespace(scale=1.0)
+    embed = lambda inputs, wires: qp.AngleEmbedding(net.scale * inputs, wires=wires)  # noqa: E731
+    entry = dataclasses.replace(circuits.CIRCUITS["data_reuploading"], embeds=embed)
+    monkeypatch.setitem(circuits.CIRCUITS, "data_reuploading", entry)
+    layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=3, mirrored=True))
+    first = layer(INPUTS)
+    net.scale = 0.5
+    assert (layer(INPUTS) - first).abs().max() > 0.01
 
 
 @PURE_AND_NOT

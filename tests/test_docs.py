@@ -46,8 +46,8 @@ QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
 QUICK |= {"plateau_qubits": 2, "plateau_starts": 4, "hardware_images": 0}  # of notebooks
 """What a run is begun with here, where its command says nothing else: minutes become seconds."""
 RECIPE = "class Settings(qnnkit.Settings)"
-ELSEWHERE = (RECIPE, "class Waves", "class Standardised", "Mine, epochs", "runs/wave/model")
-"""Marks of Python blocks that are recipes, or that test_your_own.py and test_adapters.py run."""
+ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model")
+"""Marks of Python blocks that are recipes, or that test_your_own.py runs."""
 COLAB = "'!cd' /content/qnnkit '&&' "
 
 

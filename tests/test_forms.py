@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from qnnkit.data.captioned_files import listing
 from qnnkit.data.captions import captions
+from qnnkit.data.places import open_place
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.text import text
+from qnnkit.data.text_files import documents
 from qnnkit.data.tokens import IGNORED
 from tests.toys import refused
 
@@ -387,11 +391,179 @@ def test_text_and_chats(tmp_path, form):
         assert sum(f"Passage {n}" in whole for n in range(60)) >= 50
     assert ("clock" in learned) == ("tool" in form) and ("Earlier" in learned) == ("history" in form)
     told = [note for note in splits.notes if "not used" in note]
-    assert len(told) == (form in ("ShareGPT, JSON lines", "Dolly with `context`"))
+    others = (
+        "ShareGPT, JSON lines",
+        "Dolly with `context`",
+        "tool calls without content",
+        "list under `data`",
+    )
+    assert len(told) == (form in others)
 
 
-@pytest.mark.parametrize(("name", "about"), {**IMAGES, **RECORDS}.items(), ids=[*IMAGES, *RECORDS])
+PAIR = {"a.jpg": ("one, two", "uno"), "b.jpg": ("zwei",)}
+EMBEDDED = [{"image": {"bytes": name.encode(), "path": name}, "text": [*said]} for name, said in PAIR.items()]
+COCO_OF = {
+    name: {
+        "info": {},
+        "images": [{"id": 1, "file_name": name}],
+        "annotations": [{"image_id": 1, "caption": name}],
+    }
+    for name in PAIR
+}
+HI, HELLO = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+CALL = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+REFUSED = "refused"
+EXACT: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+    "columns `caption_1`, `caption_2`": (
+        "surveys",
+        {"captions.csv": "image,caption_1,caption_2\na.jpg,eins,uno\n"},
+        {"a.jpg": ("eins", "uno")},
+        "",
+    ),
+    "a `.txt` with a caption in each line": (
+        "CUB, Oxford flowers",
+        {"a.txt": "one, two\nuno\n", "b.txt": "zwei"},
+        PAIR,
+        "",
+    ),
+    "parquet with images in it, in several parts": (
+        "Hugging Face Hub",
+        {f"data/part-{n}.parquet": parquet([row]) for n, row in enumerate(EMBEDDED)},
+        PAIR,
+        "",
+    ),
+    "COCO, both parts": (
+        "cocodataset.org",
+        {
+            "annotations/captions_train2017.json": COCO_OF["a.jpg"],
+            "annotations/captions_val2017.json": COCO_OF["b.jpg"],
+            "annotations/instances_val2017.json": {"images": []},
+        },
+        {"a.jpg": ("a.jpg",), "b.jpg": ("b.jpg",)},
+        "'info' (2)",
+    ),
+    "captions with their words": (
+        "Karpathy",
+        {
+            "dataset.json": [
+                {"filename": n, "sentences": [{"raw": t, "tokens": [t]} for t in s]} for n, s in PAIR.items()
+            ]
+        },
+        PAIR,
+        "'tokens of captions' (3)",
+    ),
+    "captions under `prompt`, images under `img_path`": (
+        "image generation",
+        {"prompts.json": {"version": 1, "rows": [{"img_path": n, "prompt": [*s]} for n, s in PAIR.items()]}},
+        PAIR,
+        "'version' (1)",
+    ),
+    "table without a header": (
+        "Conceptual Captions",
+        {"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"},
+        REFUSED,
+        "Write one such as",
+    ),
+    "quotation mark inside of a quoted caption": (
+        "scripts",
+        {"captions.csv": 'image,caption\na.jpg,"one" two\n'},
+        REFUSED,
+        "quotation marks twice",
+    ),
+    "line with a column too few": (
+        "scripts",
+        {"captions.csv": "image,caption,by\na.jpg,one,me\nb.jpg,two\n"},
+        REFUSED,
+        "quotation marks",
+    ),
+    "`system_prompt` with question and response": (
+        "OpenOrca",
+        {"a.jsonl": [{"system_prompt": "Be brief", "question": "Hi", "response": "Hello"}], "state.json": {}},
+        [("system", "Be brief"), ("user", "Hi"), ("assistant", "Hello")],
+        "",
+    ),
+    "`chosen` and `rejected`": (
+        "preferences (TRL, LLaMA-Factory)",
+        {"a.json": [{"prompt": "Hi", "chosen": [HI, HELLO], "rejected": [HI]}]},
+        [("user", "Hi"), ("assistant", "Hello")],
+        "'rejected' (1)",
+    ),
+    "texts by turns": (
+        "UltraChat",
+        {"a.jsonl": [{"data": ["Hi", "Hello"]}]},
+        [("user", "Hi"), ("assistant", "Hello")],
+        "",
+    ),
+    "JSON lines called `.json`": (
+        "Spark",
+        {"a.json": '{"prompt": "Hi", "response": "Hello"}\n{"prompt": "Hi", "response": "Hello"}\n'},
+        [("user", "Hi"), ("assistant", "Hello")],
+        "",
+    ),
+    "keys of messages that are not used": (
+        "OpenAI",
+        {
+            "a.jsonl": [
+                {
+                    "messages": [
+                        HI,
+                        {"role": "assistant", "tool_calls": [CALL]},
+                        {"role": "tool", "content": "2", "tool_call_id": "1"},
+                    ]
+                }
+            ]
+        },
+        [("user", "Hi"), ("assistant", ""), ("tool", "2")],
+        "'tool_call_id of messages' (1)",
+    ),
+    "questions with unquoted commas": (
+        "scripts",
+        {"a.csv": "question,answer\nWhat, exactly, is it?,An owl\n"},
+        REFUSED,
+        "quotation marks",
+    ),
+    "bytes that are no text": ("wrong suffixes", {"a.txt": b"GIF8\x00\x00\x00"}, REFUSED, "save it as UTF-8"),
+    "parquet that is cut short": (
+        "broken downloads",
+        {"a.parquet": b"PAR1..."},
+        REFUSED,
+        "Download it again",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", EXACT)
+def test_what_is_read_exactly(tmp_path, form):
+    _, files, wanted, says = EXACT[form]
+    for name, content in files.items():
+        if not isinstance(content, str | bytes):
+            content = lines(content) if name.endswith("jsonl") else json.dumps(content)
+        write(tmp_path, name, content)
+    chat = not isinstance(wanted, dict) and "captions" not in "".join(files)
+    if not chat and not any(name.endswith("parquet") for name in files):
+        write(tmp_path, dict.fromkeys(wanted if isinstance(wanted, dict) else PAIR, b""), None)
+
+    def read():
+        if chat:
+            found, notes = documents(tmp_path)
+            return [(each["role"], each["content"]) for each in found[0].messages], notes
+        with open_place(tmp_path) as place:
+            made = listing(place)
+        return {member.base: said for member, said in made.captions.items()}, made.notes
+
+    if wanted == REFUSED:
+        with refused("root") as told:
+            read()
+        assert says in str(told.value)
+        return
+    found, notes = read()
+    assert found == wanted
+    assert says in " ".join(notes) and ("not used" in " ".join(notes)) == bool(says)
+
+
+@pytest.mark.parametrize(("name", "about"), {**IMAGES, **RECORDS, **EXACT}.items(), ids=str)
 def test_the_page_names_each_form(name, about):
     source = about[0] or "-"
-    what = "refused" if name in NOT_CAPTIONS | NO_CHATS else "read whole"
+    bad = name in NOT_CAPTIONS | NO_CHATS or (name in EXACT and EXACT[name][2] == REFUSED)
+    what = "refused" if bad else "read whole"
     assert f"| {name} | {source} | {what}" in PAGE

@@ -16,8 +16,18 @@ SECONDS = 0.3  # DESIGN.md, section 7
 LINES = 500  # DESIGN.md, section 3
 
 LATE = (
-    *("transformers", "peft", "tokenizers", "mido", "pandas", "sklearn", "accelerate", "papermill", "dask"),
-    *("distributed", "optuna", "rich", "tensorboard", "mlflow", "matplotlib", "IPython", "sympy"),
+    *("transformers", "peft", "tokenizers", "miditok", "symusic", "pandas", "sklearn", "accelerate", "dask"),
+    *(
+        "papermill",
+        "distributed",
+        "optuna",
+        "rich",
+        "tensorboard",
+        "mlflow",
+        "matplotlib",
+        "IPython",
+        "sympy",
+    ),
 )
 
 

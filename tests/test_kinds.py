@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from qnnkit import cli, layers, measure, recipes, report, runs, tasks
-from qnnkit.adapters import orthogonal
 from qnnkit.runs import placing, status
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -248,8 +247,6 @@ def test_a_finished_folder_loads_with_plain_transformers_and_peft(adapted, base)
 
 
 def test_it_is_planned(adapted):
-    orthogonal._constants.cache_clear()  # what a plan makes first must serve training as well
-    orthogonal._turns.cache_clear()
     found = measure.plan(**runs.to_plan(adapted), seconds=0.1, largest=False)
     assert found.prediction.n_trained < 0.05 * found.prediction.n_weights
     assert found.prediction.memory["checkpoint"] < 0.2 * found.prediction.memory["weights"]
@@ -360,7 +357,7 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
             "The choices are lora, vera, no_",
         ),
         ("text_adapter", {"adapter": "lora", "pretrained": "BASE"}, "Set controls=() for an adapter without"),
-        ("text_adapter", {"adapter": "qpaa"}, "Did you mean 'qpa'?"),
+        ("text_adapter", {"adapter": "qpa"}, "quantum_peft; qpa is no more"),
         ("text_adapter", {"targets": ["queries"], "pretrained": "BASE"}, "`targets` must name l"),
         ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
         ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),

@@ -112,7 +112,10 @@ def test_a_chat_is_asked_as_its_template_writes_it():
         tasks.generate(small(), tokenizer, messages)
     tokenizer.chat_template = tokenizers.PLAIN_CHAT
     asked = tasks.generate(small(), tokenizer, messages, 5, temperature=0)
-    assert asked == tasks.generate(small(), tokenizer, "User: Who?\nAssistant:", 5, temperature=0)
+    written = "User: Who?\nAssistant:"
+    assert asked == tasks.generate(small(), tokenizer, written, 5, temperature=0, raw=True)
+    assert asked == tasks.generate(small(), tokenizer, "Who?", 5, temperature=0), "a text is a user's message"
+    assert asked != tasks.generate(small(), tokenizer, "Who?", 5, temperature=0, raw=True)
 
 
 def prompted():
@@ -123,8 +126,6 @@ def prompted():
     ("argument", "call"),
     [
         ("max_new_tokens", lambda splits: tasks.generate(small(), splits.tokenizer, "It", 0)),
-        ("temperature", lambda splits: tasks.generate(small(), splits.tokenizer, "It", temperature=-1.0)),
-        ("top_k", lambda splits: tasks.generate(small(), splits.tokenizer, "It", top_k=0)),
         ("tokenizer", lambda splits: tasks.evaluate(causal_lm("tiny", vocabulary=299), splits)),
         ("model", lambda splits: tasks.merge(prompted())),
         ("model", lambda splits: tasks.merge(small())),

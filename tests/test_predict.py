@@ -2,19 +2,21 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+import symusic
 import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from qnnkit import cli, runs, tasks
-from qnnkit.data.music_events import Piece
-from qnnkit.data.music_midi import read_midi, write_midi
+from qnnkit.data import music_files
 from qnnkit.runs import export
 from qnnkit.runs.using import prediction_lines, predictor
 from qnnkit.tasks import pictures
+from tests.test_music_data import heard
 from tests.toys import refused
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}
@@ -160,16 +162,28 @@ def test_an_adapter_goes_on_with_a_text(written, home):
 def test_a_piece_is_gone_on_with(home):
     for composer, first in (("ann", 60), ("bob", 48)):
         for i in range(8):
-            steps = tuple((first + (step + i) % 7,) for step in range(64))
+            score = music_files.of_steps([[first + (step + i) % 7] for step in range(64)])
+            score.tracks[0].program, score.tempos = 40, [symusic.Tempo(0, 87)]
             (home / "pieces" / composer).mkdir(parents=True, exist_ok=True)
-            write_midi(Piece(f"{composer}{i}", steps), home / "pieces" / composer / f"{i}.mid")
+            score.dump_midi(home / "pieces" / composer / f"{i}.mid")
     trained("music_llama", data_dir="pieces", sequence_length=32)
     begun = (home / "pieces" / "ann" / "0.mid").rename(home / "begun.mid")
     shutil.rmtree(home / "pieces")
     [row] = runs.predict("runs/one", [begun])
     assert row == {"input": str(begun), "file": str(home / "begun.continued.mid")}
-    before, after = read_midi(begun).steps, read_midi(row["file"]).steps
-    assert after[: len(before)] == before and len(after) > len(before)
+    before, after = (music_files.of_midi(Path(each).read_bytes()) for each in (begun, row["file"]))
+    assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
+    assert round(after.tempos[0].qpm) == 87
+    found = runs.evaluate("runs/one", begun)
+    tokenizer = music_files.tokenizer(home / "runs/one/model")
+    n = (
+        len(tokenizer.encode(music_files.of_midi(begun.read_bytes())).ids) + 1
+    )  # and the end, but no beginning
+    assert n > 2 * 32 and (found["tokens"], found["score"]) == (n, "loss")
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
+    (home / "bad.mid").write_bytes(b"MThd")
+    with refused("inputs"):
+        list(runs.predict("runs/one", [home / "bad.mid"]))
 
 
 class Guess:

@@ -18,7 +18,7 @@ import fsspec
 import pytest
 
 from qnnkit.data import fetch, load, places, text_files
-from qnnkit.data.music_sources import collect
+from qnnkit.data.music_files import collect
 from qnnkit.data.text_files import documents
 
 
@@ -100,8 +100,8 @@ REFUSED = {
         zipped(**{f"a{i}__txt": b"a" * 1_200_000 for i in range(2)}), documents, "4 GiB"
     ),
     "gzip of more than allowed": (file("a.json.gz", gzip.compress(STEPS)), collect, "larger than 4 GiB"),
-    "gzip, cut": (file("a.json.gz", gzip.compress(b'{"a": [[60]]}')[:-9]), collect, "JSON of steps"),
-    "gzip, none": (file("a.json.gz", b'{"a": [[60]]}'), collect, "JSON of steps"),
+    "gzip, cut": (file("a.json.gz", gzip.compress(b'{"a": [[60]]}')[:-9]), collect, "music that can be read"),
+    "gzip, none": (file("a.json.gz", b'{"a": [[60]]}'), collect, "music that can be read"),
 }  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
         (cache / "music" / "ann" / f"{i}.json").write_text('{"a": [[60]], "b": [[62]], "c": [[64]]}')
     (cache / "music" / "LICENSE.md").write_text("free")
     (cache / "music" / "ann" / "score.xml").write_text("<score/>")
-    (told,) = collect(cache / "music")[0].notes
+    (told,) = collect(cache / "music")[1]
     suffixes = ".mid, .midi, .json, .json.gz, .zip"
     assert told == f"Left out 2 files that are no music ({suffixes}): LICENSE.md, ann/score.xml."
 

@@ -31,7 +31,7 @@ OTHERS = {
     "stem_stride": 1, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
     "initialisation": "gaussian", "gradient_checkpointing": True,
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
-    "transpose": 2, "overlap": 8, "size": "small", "patch_size": 2, "head": "linear", "adapter": "qpa",
+    "transpose": 2, "overlap": 8, "size": "small", "patch_size": 2, "head": "linear", "adapter": "loha",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True,
     "net_settings": ["hybrid.learning_rate=0.5"],
     "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",

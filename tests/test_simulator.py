@@ -17,6 +17,7 @@ import pennylane as qp
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.functional import jacobian
 
 from qnnkit import QuantumLayer
 from qnnkit.simulator import fused
@@ -171,6 +172,15 @@ def test_only_what_asks_gets_a_gradient(function: Callable, n_wires: int) -> Non
     assert not program(inputs.detach(), [weights.detach()]).requires_grad
 
 
+@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
+def test_many_gradients_at_once_are_those_one_by_one(function: Callable, n_wires: int) -> None:
+    program, *leaves = program_of(function, n_wires)
+    run = lambda inputs, weights: program(inputs, [weights])  # noqa: E731
+    both = (jacobian(run, tuple(leaves), vectorize=vectorize) for vectorize in (True, False))
+    for at_once, one_by_one in zip(*both, strict=True):
+        assert torch.allclose(at_once, one_by_one, rtol=0, atol=FLOAT64)
+
+
 # --- large batches, large circuits ------------------------------------------------------------------------
 
 
@@ -178,15 +188,14 @@ def test_only_what_asks_gets_a_gradient(function: Callable, n_wires: int) -> Non
 def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The values and gradients of parts are those of the whole, with states kept or made again."""
     program, inputs, weights = program_of(function, n_wires, 40)
-    columns, found = torch.zeros(1, 40), []
+    found: list[Any] = []
     all_kept = fused.ALWAYS_KEPT
     for kept, cache in ((all_kept, fused.CACHE_BYTES), (all_kept, 1), (1, 1), (1, 2**20)):
         monkeypatch.setattr(fused, "ALWAYS_KEPT", kept)
-        monkeypatch.setattr(fused, "KEPT_SHARE", {"cpu": 0})
         monkeypatch.setattr(fused, "SMALL_BYTES", 0)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
-        assert len(program.fused.parts(program.fused.mixed, columns)) == (1 if cache > 1 else 3)
-        assert program.fused.kept_bytes(40) == kept
+        assert len(program.fused.given(inputs, weights)[1]) == (1 if cache > 1 else 3)
+        assert program.fused.kept_bytes() == kept
         values = program(inputs, [weights])
         found.append((values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, weights])))
         with torch.no_grad():
@@ -198,22 +207,23 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("samples", "threads", "n"),
-    [(8192, 2, 16), (4100, 2, 20), (4123, 2, 19), (4099, 2, 1), (8192, 16, 32), (8192, 1, 1), (200, 2, 1)],
+    [(8192, 2, 16), (4100, 2, 20), (4123, 2, 19), (4099, 2, 0), (8192, 16, 32), (200, 2, 0)],
 )
 def test_chunks_are_even_and_shared_out_to_all_threads(samples: int, threads: int, n: int) -> None:
-    assert fused.chunks(samples, threads) == n
+    assert fused.chunks(samples, max(16, 2 * threads), threads) == n
 
 
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part in chunks, the last, of 37 samples, whole: all as over NumPy."""
     program, inputs, weights = program_of(twice, 2, 1024 + 37)
-    found, chunks = [program(inputs, [weights])], fused.chunks
+    found = [program(inputs, [weights])]
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
-    monkeypatch.setattr(fused, "CACHE_BYTES", 1024 * program.fused.state_bytes // torch.get_num_threads())
-    monkeypatch.setattr(fused, "chunks", lambda samples, threads: chunks(samples, 2))
-    first, last = program.fused.parts(program.fused.mixed, inputs.t())
-    assert first.shape == (16, 2, 64) and last.shape == (2, 37)
-    found.append(program(inputs, [weights]))
+    monkeypatch.setattr(fused, "CACHE_BYTES", 512 * program.fused.state_bytes)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "get_num_threads", lambda: 2)
+        first, last = program.fused.given(inputs, weights)[1]
+        assert first.shape == (16, 2, 64) and last.shape == (2, 37)
+        found.append(program(inputs, [weights]))
     gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]
     for near, cut in zip((found[0], *gradients[0]), (found[1], *gradients[1]), strict=True):
         assert torch.allclose(near, cut, rtol=1e-12, atol=FLOAT64)
@@ -223,8 +233,8 @@ def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: p
     program, inputs, weights = program_of(twice, 2, 1000)
     found = [program(inputs, [weights])]
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
-    [cut] = program.fused.parts(program.fused.near, inputs.detach().numpy().T)
-    assert cut.shape == (20, 2, 50) and program.fused.given(inputs, weights)[0] is program.fused.near
+    way, [cut], _ = program.fused.given(inputs, weights)
+    assert cut.shape == (20, 2, 50) and way is program.fused.near
     assert program.fused.given(inputs[:997], weights)[0] is program.fused.mixed  # a prime number of samples
     found.append(program(inputs, [weights]))
     gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit.data import text_files, tokenizers
+from qnnkit.data import tokenizers
 from qnnkit.data.text import encoded, text
-from qnnkit.data.text_files import Document, documents
+from qnnkit.data.text_files import SUFFIXES, Document, documents
 from qnnkit.data.tokens import IGNORED
 from tests.toys import pack, real, refused
 
@@ -82,7 +82,7 @@ def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path)
     found, notes = documents(folder)
     assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
     assert notes == [
-        f"Left out 1 files that are no text ({', '.join(text_files.SUFFIXES)}): cover.png.",
+        f"Left out 1 files that are no text ({', '.join(SUFFIXES)}): cover.png.",
         "Empty documents left out: 1.",
     ]
     zipped, _ = documents(pack(folder, tmp_path / "books.zip", "books/"))
@@ -197,6 +197,26 @@ def test_a_document_more_or_less_moves_no_other(form, gone, tmp_path):
         assert all(abs(marks.index(mark) - gone) < 25 for mark in moved)
 
 
+def test_another_file_moves_no_document(tmp_path):
+    """Long texts are cut alike alone and together, whatever speeches they share; an old encoding is told."""
+    (tmp_path / "b.txt").write_text(play())
+    alone = {each.text: each.key for each in documents(tmp_path)[0]}
+    (tmp_path / "a.txt").write_bytes(
+        ("Grüße an Käthe und Jürgen.\n\n" * 150 + play()[:5000]).encode("latin-1")
+    )
+    found, notes = documents(tmp_path)
+    assert {each.text: each.key for each in found if each.name.startswith("b.txt")} == alone
+    assert len({each.key for each in found if each.name.startswith("a.txt")}) > 3
+    assert notes == ["Not UTF-8, read as cp1252: a.txt."]
+    split = {"sequence_length": 16, "vocabulary": 257, "validation_fraction": 0.2, "test_fraction": 0.2}
+    together = text(tmp_path, **split)
+    (tmp_path / "a.txt").unlink()
+    before, marks = text(tmp_path, **split), [f"Speech {i:03d}." for i in range(120)]
+    assert where(together, marks[30:]) == where(before, marks[30:])
+    (tmp_path / "a.txt").write_text("NURSE:\nshort")
+    assert [each.name for each in documents(tmp_path, "^NURSE$")[0] if each.text.startswith("NURSE")]
+
+
 def test_blocks_name_where_they_begin(shakespeare):
     splits = text(shakespeare, **SMALL)
     joined, start, expected = written(splits, "train"), 0, {}
@@ -268,18 +288,43 @@ def test_of_a_chat_only_answers_are_predicted(tmp_path):
     assert any("has no chat template" in note for note in splits.notes)
 
 
-@pytest.mark.parametrize(
-    ("asked", "answered"), [("instruction", "output"), ("prompt", "completion"), ("prompt", "response")]
-)
-def test_instructions_are_chats_of_two_messages(tmp_path, asked, answered):
-    also = [f"Number {i}" if i % 2 else "" for i in range(60)]
+def test_an_answer_of_weight_0_is_read_but_not_predicted(tmp_path):
     records = [
-        {asked: f"Double it: {i}", "input": more, answered: f"{2 * i}", "text": "no"}
-        for i, more in enumerate(also)
+        {
+            "messages": [
+                said if said["content"] != "Yes." else {**said, "weight": 0} for said in chat["messages"]
+            ]
+        }
+        for chat in chats()
     ]
-    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=96, vocabulary=257)
-    assert "Double it: 7\n\nNumber 7\nAssistant: 14" in "".join(written(splits, name) for name in SPLITS)
-    assert set(predicted(splits).replace(tokenizers.END, "")) <= set(" 0123456789")
+    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, vocabulary=257)
+    assert "It is" in predicted(splits) and "Yes" not in predicted(splits)
+    whole = [
+        [*chat["messages"][:3], {"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}]
+        for chat in chats()
+    ]
+    whole = [
+        {"messages": [said | {"weight": 0} if said["content"].startswith("It is") else said for said in chat]}
+        for chat in whole
+    ]
+    splits = text(jsonl(tmp_path / "b.jsonl", whole), sequence_length=64, vocabulary=257)
+    assert "It is" in written(splits, "train") and "It is" not in predicted(splits)
+
+
+def test_tool_calls_are_written_and_predicted(tmp_path):
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    records = [{"messages": [*messages, {"role": "tool", "content": str(i)}]} for i in range(40)]
+    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, vocabulary=257)
+    assert '"arguments": {"a": 1}' in predicted(splits)
+    mute = tokenizers.trained([play()], 300)
+    mute.chat_template = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    mute.save_pretrained(tmp_path / "mute")
+    with refused("tokenizer"):
+        text(tmp_path / "a.jsonl", sequence_length=64, tokenizer=tmp_path / "mute")
 
 
 def test_a_tokenizer_s_own_chat_template_counts(tmp_path, shakespeare):
@@ -316,9 +361,11 @@ BAD = {
     "another kind": ("a.pdf", "\n\n".join(["word " * 90] * 20)),
     "no JSON": ("a.jsonl", '{"text": "cut sho'),
     "a list": ("a.jsonl", '["a list"]'),
-    "unknown keys": ("a.jsonl", '{"body": "x", "title": "y"}'),
     "a number": ("a.jsonl", '{"text": 3}'),
     "no answer": ("a.jsonl", '{"prompt": "x", "completion": null}'),
+    "an empty answer": ("a.jsonl", '{"prompt": "x", "completion": []}'),
+    "history of texts": ("a.jsonl", '{"prompt": "x", "completion": "y", "history": ["z"]}'),
+    "a tool call as text": ("a.jsonl", '{"messages": [{"role": "assistant", "tool_calls": ["x"]}]}'),
     "no content": ("a.jsonl", '{"messages": [{"role": "user"}]}'),
 }
 

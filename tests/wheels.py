@@ -17,7 +17,7 @@ from filelock import FileLock
 ROOT = Path(__file__).parent.parent
 # What only extras bring: in the environment that holds the wheel they are as good as missing.
 EXTRAS = (
-    *("dask", "distributed", "hypothesis", "jupyterlab", "mido", "optuna", "pytest"),
+    *("dask", "distributed", "hypothesis", "jupyterlab", "optuna", "pytest"),
     *("rfc3987_syntax", "tensorboard"),  # the first is of jupyterlab, and takes a second to import
 )
 

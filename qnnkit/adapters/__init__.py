@@ -1,7 +1,7 @@
 """Adapters of language models whose LoRA weights come from circuits, and their controls of equal size.
 
-In `quantum_peft` and `qpa` circuits are the source of the `lora_A` and `lora_B` of PEFT's own LoRA layers:
-gradients flow to the angles. Saved and merged they are ordinary LoRA adapters, for PEFT without qnnkit too.
+In `quantum_peft` circuits are the source of the `lora_A` and `lora_B` of PEFT's own LoRA layers: gradients
+flow to the angles. Saved and merged they are ordinary LoRA adapters, for PEFT without qnnkit too.
 
     >>> from torch import nn
     >>> from qnnkit import adapters
@@ -10,10 +10,10 @@ gradients flow to the angles. Saved and merged they are ordinary LoRA adapters, 
     {'weights': 34, 'angles': 30}
 """
 
-from qnnkit.adapters.attach import adapt, config, count, load, names, once, size
-from qnnkit.adapters.sources import SOURCES, Angles, CircuitConfig, QPAConfig, QuantumPeftConfig, Source
+from qnnkit.adapters.attach import adapt, base_of, config, count, load, names, once, size
+from qnnkit.adapters.sources import QUANTUM_PEFT, QuantumPeftConfig
 
 __all__ = [
-    "adapt", "config", "count", "load", "names", "once", "size",
-    "SOURCES", "Angles", "CircuitConfig", "QPAConfig", "QuantumPeftConfig", "Source",
+    "QUANTUM_PEFT", "QuantumPeftConfig", "adapt", "base_of", "config", "count", "load", "names", "once",
+    "size",
 ]  # fmt: skip

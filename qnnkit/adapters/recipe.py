@@ -10,22 +10,19 @@ from pydantic import Field
 from torch import nn
 
 from qnnkit import checks
-from qnnkit.adapters.attach import adapt, names, size
-from qnnkit.adapters.sources import SOURCES
+from qnnkit.adapters.attach import GONE, adapt, names, size
+from qnnkit.adapters.sources import QUANTUM_PEFT
 from qnnkit.models.causal_lm import LanguageModelSettings, language_model
 
 CONTROLS = ("lora", "vera", "no_entanglement", "frozen_random")
-_CHANGED: dict[str, dict[str, Any]] = {
-    "no_entanglement": {"entangled": False},
-    "frozen_random": {"train_circuit": False},
-}
+_CHANGED = {"no_entanglement": {"entangled": False}, "frozen_random": {"train_circuit": False}}
 
 
 class AdapterSettings(LanguageModelSettings):
     """Which adapter, on which frozen language model."""
 
     adapter: str = "quantum_peft"
-    """What adapts the frozen model: lora, vera, quantum_peft, qpa, or another method of PEFT."""
+    """What adapts the frozen model: lora, vera, quantum_peft, or another method of PEFT."""
     adapter_weights: int | None = Field(default=None, ge=1)
     """About how many weights it has; None leaves that to its rank."""
     rank: int | None = Field(default=None, ge=1)
@@ -42,8 +39,8 @@ class AdapterSettings(LanguageModelSettings):
 
 def require_base(settings: Any) -> None:
     """Refuses an adapter to weights that nobody trained."""
-    checks.choice("adapter", settings.adapter, names())
-    if settings.controls and settings.adapter not in SOURCES:
+    checks.choice("adapter", settings.adapter, names(), GONE)
+    if settings.controls and settings.adapter != QUANTUM_PEFT:
         step = "Set controls=() for an adapter without a circuit."
         raise ValueError(checks.message("controls", "be left out", list(settings.controls), step))
     if settings.pretrained is None:
@@ -58,12 +55,12 @@ def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
     Nets of one seed that have the same angles start alike.
     """
     base = language_model(settings, splits, seed)
-    with checks.renamed({"target_modules": "targets"}):
+    with checks.renamed({"target_modules": "targets", "name": "adapter", "r": "rank"}):
         own: dict[str, Any] = {"n_weights": settings.adapter_weights, "targets": settings.targets}
         given = {"r": settings.rank, "lora_alpha": settings.alpha}
-        own |= {name: value for name, value in given.items() if value is not None}
+        own |= {name: value for name, value in given.items() if value is not None} | _CHANGED.get(net, {})
         if net not in ("lora", "vera"):
-            return adapt(base, settings.adapter, seed=seed, **own, **_CHANGED.get(net, {}))
+            return adapt(base, settings.adapter, seed=seed, **own)
         n_weights = settings.adapter_weights or size(base, settings.adapter, **own)
         return adapt(base, net, seed=seed, n_weights=n_weights, targets=settings.targets)
 

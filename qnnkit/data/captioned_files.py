@@ -1,37 +1,34 @@
-"""Which captions belong to which image, in the forms that people publish them."""
+"""Which captions belong to which image: tables, records and texts of every common form."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from qnnkit.data import chats, places, records
+from qnnkit.data import places
+from qnnkit.data.chats import ROLES
 from qnnkit.data.folders import SIDES, left_out
 from qnnkit.data.places import Member, Place, first, refusal
+from qnnkit.data.records import ABOUT, SUFFIXES, Reader, single_list
 
-SUFFIXES = (*records.SUFFIXES, ".txt")
-NAMES = ("captions", "metadata")
-"""How a file of captions is called, before all others, in small or capital letters."""
-IMAGE = ("image", "file_name", "filename", "file", "path", "image_path", "filepath", "image_name", "img")
-"""What the name of an image may be called in a record or a table."""
-CAPTIONS = (
-    *("captions", "caption", "sentences", "sentence", "text", "prompt", "title", "description", "comment"),
-    "raw",
-)
-SPLIT = "split"
-"""The column that says which split an image is in."""
+IMAGE = ("image", "file_name", "filename", "image_name", "image_path", "image_file", "file", "filepath")
+IMAGE += ("path", "img", "img_path")
+CAPTION = ("captions", "caption", "text", "texts", "sentences", "sentence", "raw", "prompt", "description")
+CAPTION += ("comment", "title", "conversations")
+SPLIT = ("split", "subset", "partition")
+"""What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
 EXAMPLE = 'Write one such as [{"image": "cat.jpg", "captions": ["a cat", "a cat on a mat"]}].'
-
-
-class Row(NamedTuple):
-    """What a file says of an image: captions as they stand there, and its split, or ""."""
-
-    image: str
-    captions: list[object]
-    split: str = ""
+TOKENS = (".token", ".token.txt")
+"""How Flickr's tables without a header end."""
+RESTVAL = ("restval",)
+"""Karpathy's images of COCO's validation part that are trained on."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,83 @@ class Listing:
     captions: dict[Member, tuple[str, ...]]
     """In the order of the files."""
     sides: tuple[str, ...]
-    """Of each image: "any" where neither its captions nor it lie in a folder or file of one side."""
+    """Of each image: "any" where no column, folder or file's name says train, validation or test."""
     top: str
     """The folder that all files of captions lie in, with a `/` at its end; or ""."""
     notes: tuple[str, ...]
+    contents: dict[str, bytes]
+    """Images inside of tables, by name."""
+
+
+class _Captions:
+    """Grows by one record at a time: the captions and the side of each image."""
+
+    def __init__(self, place: Place, reader: Reader) -> None:
+        self.captions: dict[Member, list[str]] = {}
+        self.sides: dict[Member, str] = {}
+        self.contents: dict[str, bytes] = {}
+        self.missing: dict[str, None] = {}
+        self.empty: list[str] = []
+        self._reader = reader
+        self._exact = {member.name: member for member in place.members}
+        self._alike: dict[str, list[Member]] = {}
+        for member in place.members:
+            names = {member.base, member.base.lower()}
+            names |= {_stem(member.base), _stem(member.base).lower()} if member.is_image else set()
+            for name in names:
+                self._alike.setdefault(name, []).append(member)
+
+    def add(self, where: str, record: Any, folder: str, side: str) -> None:
+        """Adds the captions of a record that stands in a file of this folder and side."""
+        image, texts, split = self._parts(where, record)
+        member = self._member(image, where, folder)
+        if member is None:
+            self.missing[str(image)] = None
+            return
+        side = _side_in(split, where) if split is not None else side
+        if self.sides.setdefault(member, side) != side:
+            step = f"{member.name} has captions in {self.sides[member]} too: leave one out."
+            raise refusal("name each image on one side", where, step)
+        known = self.captions.setdefault(member, [])
+        for text in texts:
+            if isinstance(text, str) and text.strip():
+                known.append(" ".join(text.split()))
+            else:
+                self.empty.append(member.name)
+
+    def _parts(self, where: str, record: Any) -> tuple[Any, list[Any], Any]:
+        """The image, the captions and the split that a record names."""
+        fields = {_plain(str(key)): key for key in reversed(record)} if isinstance(record, dict) else {}
+        image, split = (next((fields[k] for k in known if k in fields), None) for known in (IMAGE, SPLIT))
+        caption = next((name for name in CAPTION if name in fields), None)
+        if image is None or not isinstance(record[image], str | dict):
+            value = f"{where} with {json.dumps(record, ensure_ascii=False, default=str)[:80]}"
+            raise refusal("name an image in every record or row of its captions", value, EXAMPLE)
+        used = [key for key in record if caption is not None and _plain(str(key)) == caption]
+        self._reader.unused(key for key in record if key not in (image, split, *used))
+        return (
+            record[image],
+            [text for key in used for text in _texts(record[key], self._reader)],
+            record.get(split),
+        )
+
+    def _member(self, image: Any, where: str, folder: str) -> Member | None:
+        """The image of this name, or else the only one whose name differs in case or suffix."""
+        if isinstance(image, dict):  # as `datasets` keeps images inside of tables
+            content = image.get("bytes")
+            name = image.get("path") or where.replace(", row ", "/")
+            if content is None:
+                return self._member(str(name), where, folder)
+            self.contents[name] = content
+            return Member(name, len(content), zlib.crc32(content))
+        clean = places.plain(image.strip().replace("\\", "/").removeprefix("./"))
+        clean = re.sub(r"(\.\w+)#\d+$", r"\1", clean)  # Flickr numbers the captions of an image
+        for name in (folder + clean, f"{folder}images/{clean}"):
+            if name in self._exact:
+                return self._exact[name]
+        base = clean.rpartition("/")[2]
+        alike = (self._alike.get(name, []) for name in (base, base.lower(), _stem(base), _stem(base).lower()))
+        return next((members[0] for members in alike if len(members) == 1), None)
 
 
 def listing(place: Place) -> Listing:
@@ -53,235 +123,160 @@ def listing(place: Place) -> Listing:
     Raises:
         ValueError: There is no such file, one cannot be understood, or no image of them is there.
     """
-    notes: list[str] = []
-    unused = records.Unused()
-    read, unread = _files(place, notes, unused)
-    if not read:
-        read = _beside(place, notes)
-    if not read:
-        value, names = str(place.path), ", ".join(f"{stem}.*" for stem in NAMES)
-        raise refusal(f"hold a file of captions ({names}), or a .txt beside each image", value, EXAMPLE)
-    find = _finder(place)
-    captions: dict[Member, list[str]] = {}
-    sides: dict[Member, str] = {}
-    empty, missing = [], []
-    for (folder, side), (file, rows) in read.items():
-        for row in rows:
-            member = find(folder, row.image)
-            if member is None:
-                missing.append(row.image)
-                continue
-            texts, wanted = captions.setdefault(member, []), row.split or side
-            if sides.setdefault(member, wanted) != wanted:
-                step = f"{member.name} has captions in {sides[member]} too: leave one out."
-                raise refusal("name each image on one side", file, step)
-            for caption in row.captions:
-                if isinstance(caption, str) and caption.strip():
-                    texts.append(" ".join(caption.split()))
-                else:
-                    empty.append(member.name)
-    missing, files = list(dict.fromkeys(missing)), ", ".join(file for file, _ in read.values())
-    bare = [member.name for member, texts in captions.items() if not texts]
-    bare += [member.name for member in place.members if member.is_image and member not in captions]
-    whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
+    reader = Reader(place)
+    made, (files, others) = _Captions(place, reader), _files(place)
+    for file in files:
+        folder = file.name[: -len(file.base)]
+        for where, record in reader.records(file.name, _listed):
+            made.add(where, record, folder, _side_of(file))
+    beside = {} if files else _beside(place)
+    for image, file in beside.items():
+        made.add(file.name, {"image": image, "caption": reader.text(file.name).splitlines()}, "", "any")
+    if not files and not beside:
+        rule = f"hold a file of captions (captions or metadata with {', '.join(SUFFIXES)})"
+        raise refusal(rule, str(place.path), EXAMPLE)
+    whole = {member: tuple(dict.fromkeys(texts)) for member, texts in made.captions.items() if texts}
+    bare = [member.name for member, texts in made.captions.items() if not texts]
+    bare += [each.name for each in place.members if each.is_image and each not in made.captions]
+    names, missing = first([file.name for file in files or beside.values()]), list(made.missing)
     if not whole:
-        value = f"{files} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
+        value = f"{names} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
         step = f"Put the images beside it, or into images/, such as {first(missing, 1)}."
         if not missing:
             step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
         raise refusal("hold images that have a caption", value, step)
-    why = {f"images of {files} that are not there": missing, "files of captions beside these": unread}
-    notes += places.left_out(why | {"captions that were empty or no text": empty}) + unused.note()
-    known = tuple(each.base.lower() for each in place.members if each.name in (*unread, *files.split(", ")))
-    notes += left_out(place, {"without a caption": bare}, known)
-    top = "" if len(read) > 1 else next(iter(read))[0]
-    inner = {member: _side(member.name[len(top) :].partition("/")[0]) or "any" for member in whole}
-    if set(sides.values()) == {"any"} and {"train"} < set(inner.values()) <= {"train", "validation", "test"}:
-        sides = inner
-    return Listing(whole, tuple(sides[member] for member in whole), top, tuple(notes))
+    folders = {file.name[: -len(file.base)] for file in files}
+    top = folders.pop() if len(folders) == 1 else ""
+    sides = _sides(whole, made.sides, top)
+    lost = [member.name for member, side in zip(whole, sides, strict=True) if side == "any"]
+    why = {
+        f"images of {names} that are not there": missing,
+        "files of captions beside these": others,
+        "captions that were empty or no text": made.empty,
+        "images that are in no part": lost if "train" in sides else [],
+    }
+    read = {
+        name.rpartition("/")[2].lower()
+        for name in (*others, *(each.name for each in (*files, *beside.values())))
+    }
+    notes = [*places.left_out(why), *left_out(place, {"without a caption": bare}, (*read, *ABOUT))]
+    if "train" not in sides and (split := sorted({*made.sides.values()} - {"any"})):
+        notes.append(f"Splits are drawn: all captions are of {', '.join(split)}, and none of train.")
+    return Listing(whole, tuple(sides), top, (*notes, *reader.notes), made.contents)
 
 
-def _side(name: str) -> str | None:
-    """The split that a folder's name, or a part of a file's, means: "train2017", "captions_val2017".
+def _files(place: Place) -> tuple[list[Member], list[str]]:
+    """The files of captions of a place, and the names of those that stand behind them.
 
-    Example:
-        >>> _side("train2017"), _side("captions_val2017"), _side("images")
-        ('train', 'validation', None)
+    Those called captions or metadata, one of each folder, and the like (as COCO has them); without, and
+    without texts beside images, all files of records. Where none of several is of train, the outermost.
     """
-    words = re.findall(r"[a-z]+", name.lower())
-    return next((SIDES[word] for word in words if word in SIDES), None)
+    tables = [each for each in place.members if each.base.lower() not in ABOUT and not each.is_image]
+    named = [each for each in tables if re.match("(captions|metadata).*[.]", each.base.lower())]
+    named = [each for each in named if each.base.lower().endswith((*SUFFIXES, ".txt"))]
+    if not named and not _beside(place):
+        named = [each for each in tables if each.base.lower().endswith((*SUFFIXES, *TOKENS))]
+    forms: dict[str, list[Member]] = {}
+    for each in named:
+        stem = _stem(each.name)
+        is_plain = stem.lower().endswith(("captions", "metadata"))
+        forms.setdefault(stem[: -len("captions")] if is_plain else stem, []).append(each)
+    order = [f"{stem}{suffix}" for stem in ("captions", "metadata") for suffix in (*SUFFIXES, ".txt")]
+    rank = {name: number for number, name in enumerate(order)}
+    chosen = [min(each, key=lambda file: rank.get(file.base.lower(), 0)) for each in forms.values()]
+    if "train" not in map(_side_of, chosen):
+        depth = min((each.name.count("/") for each in chosen), default=0)
+        chosen = [each for each in chosen if each.name.count("/") == depth]
+    return chosen, [each.name for each in named if each not in chosen]
 
 
-Read = dict[tuple[str, str], tuple[str, list[Row]]]
-"""Folder and side of each file of captions that is read -> its name and what it says."""
+def _beside(place: Place) -> dict[str, Member]:
+    """Image -> the text file beside it that is called so."""
+    texts = {_stem(each.name): each for each in place.members if each.base.lower().endswith(".txt")}
+    images = [each.name for each in place.members if each.is_image]
+    return {name: texts[_stem(name)] for name in images if _stem(name) in texts}
 
 
-def _files(place: Place, notes: list[str], unused: records.Unused) -> tuple[Read, list[str]]:
-    """The files of captions, one for each folder and side, and the names of those that are not read."""
-    found: dict[tuple[str, str], list[Member]] = {}
-    for member in place.members:
-        stem, _, suffix = member.base.lower().rpartition(".")
-        texts = stem.startswith(NAMES) or stem.endswith("token")
-        if f".{suffix}" in records.SUFFIXES or (suffix == "txt" and texts):
-            folder = member.name[: -len(member.base)]
-            side = _side(stem) or _side(folder.rstrip("/").rpartition("/")[2]) or "any"
-            found.setdefault((folder, side), []).append(member)
-
-    def order(member: Member) -> tuple[int, int]:
-        stem, _, suffix = member.base.lower().rpartition(".")
-        place = next((n for n, name in enumerate(NAMES) if stem.startswith(name)), len(NAMES))
-        return place, SUFFIXES.index(f".{suffix}")
-
-    read: Read = {}
-    for key, members in found.items():
-        for member in sorted(members, key=order):
-            if key not in read and (rows := _rows(place, member, notes, unused)) is not None:
-                read[key] = member.name, rows
-    if not {"train"} & {side for _, side in read}:  # the outermost is meant
-        read = {(folder, "any"): read[folder, side] for folder, side in sorted(read, key=_depth)[:1]}
-    names = [name for name, _ in read.values()]
-    captioned = {*NAMES} | {name.rpartition("/")[2].split(".")[0] for name in names}
-    others = [each for members in found.values() for each in members if each.name not in names]
-    return read, [each.name for each in others if each.base.lower().split(".")[0] in captioned]
+def _listed(content: Any, reader: Reader) -> Any:
+    """Records out of a JSON object: COCO's, one with a list of records, or image -> captions."""
+    if not isinstance(content, dict):
+        return content
+    if all(isinstance(content.get(key), list) for key in ("images", "annotations")):
+        reader.unused(key for key in content if key not in ("images", "annotations"))
+        return _of_coco(content["images"], content["annotations"], reader)
+    records = single_list(content, reader)
+    return records if records != [content] else [{"image": k, "captions": v} for k, v in content.items()]
 
 
-def _depth(key: tuple[str, str]) -> int:
-    return key[0].count("/")
-
-
-def _beside(place: Place, notes: list[str]) -> Read:
-    """Of each image that has a .txt of its name beside it, that text as its caption."""
-    texts = {each.name[:-4]: each for each in place.members if each.base.lower().endswith(".txt")}
-    images = [each for each in place.members if each.is_image]
-    pairs = [(each, texts[stem]) for each in images if (stem := each.name.rpartition(".")[0]) in texts]
-    rows = [Row(image.name, [records.text(place, text.name, notes)]) for image, text in pairs]
-    return {("", "any"): ("a .txt beside each image", rows)} if rows else {}
-
-
-def _finder(place: Place) -> Any:
-    """What finds an image by its folder and the name that a file of captions gives it."""
-    exact = {member.name: member for member in place.members}
-    loose: dict[str, list[Member]] = {}
-    for member in place.members:
-        if member.is_image:
-            base = member.base.lower()
-            for key in {member.base, base, base.rpartition(".")[0]}:
-                loose.setdefault(key, []).append(member)
-
-    def find(folder: str, name: str) -> Member | None:
-        clean = places.plain(name.strip().replace("\\", "/").removeprefix("./"))
-        for candidate in (folder + clean, f"{folder}images/{clean}"):
-            if candidate in exact:
-                return exact[candidate]
-        base = clean.rpartition("/")[2]
-        alike = loose.get(base) or loose.get(base.lower()) or []
-        return alike[0] if len(alike) == 1 else None
-
-    return find
-
-
-def _rows(place: Place, member: Member, notes: list[str], unused: records.Unused) -> list[Row] | None:
-    """What a file says of its images; None of a file that is not called one of captions, and is none."""
-    expected = member.base.lower().startswith(NAMES)
-    try:
-        return list(_read(place, member, notes, unused))
-    except ValueError:
-        if expected:
-            raise
-        return None
-
-
-def _read(place: Place, member: Member, notes: list[str], unused: records.Unused) -> Iterator[Row]:
-    name, suffix = member.name, member.base.lower().rpartition(".")[2]
-    if suffix == "txt":
-        content = records.text(place, name, notes)
-        if re.match(r"[^\t\n]+#\d+\t", content):  # Flickr's token file
-            lines = (line.partition("\t") for line in content.split("\n") if line.strip())
-            yield from (Row(image.rpartition("#")[0], [caption]) for image, _, caption in lines)
-            return
-        found: list[tuple[str, Any]] = [*records.table(content, name)]
-    elif suffix == "json":
-        found = _of_json(records.parsed(records.text(place, name, notes), name), name)
-    else:
-        found = records.rows(place, name, notes)
-    if not found:
-        raise refusal("hold images and captions", name, EXAMPLE)
-    for where, record in found:
-        yield _row(where, record, unused)
-
-
-def _of_json(content: Any, name: str) -> list[tuple[str, Any]]:
-    """The records of COCO's form, of Karpathy's, of a dictionary by image, or of a list."""
-    if isinstance(content, dict):
-        lists = [
-            key
-            for key, value in content.items()
-            if isinstance(value, list) and value and isinstance(value[0], dict)
-        ]
-        if {"images", "annotations"} <= {*lists}:
-            return _of_coco(content, name)
-        content = (
-            content[lists[0]]
-            if len(lists) == 1
-            else [{"image": k, "captions": v} for k, v in content.items()]
-        )
-    if not isinstance(content, list):
-        raise refusal("hold a list of images and captions", f"{name} with {str(content)[:40]}", EXAMPLE)
-    return [(f"{name}, record {number}", record) for number, record in enumerate(content, start=1)]
-
-
-def _of_coco(content: dict[str, list[Any]], name: str) -> list[tuple[str, Any]]:
+def _of_coco(images: list[Any], annotations: list[Any], reader: Reader) -> list[dict[str, Any]]:
     """As cocodataset.org gives them: images by number, and a record for each caption."""
-    images: dict[object, Any] = {}
-    for record in content["images"]:
-        if not isinstance(record, dict) or not isinstance(record.get("id"), int | str):
-            raise _wrong(name, record)
-        images[record["id"]] = {key: value for key, value in record.items() if key != "id"} | {"captions": []}
-    for record in content["annotations"]:
-        key = record.get("image_id") if isinstance(record, dict) else None
-        if not isinstance(key, int | str) or key not in images:
-            raise _wrong(name, record)
-        images[key]["captions"].append(record.get("caption"))
-    return [(name, image) for image in images.values()]
+    try:
+        by_id = {image["id"]: {**image, "captions": []} for image in images}
+        for each in annotations:
+            reader.unused(key for key in each if key not in ("image_id", "caption"))
+            by_id[each["image_id"]]["captions"].append(each.get("caption"))
+    except (KeyError, TypeError) as error:
+        value, step = f"one without {error}", "Download it again: cocodataset.org has it whole."
+        raise refusal("hold annotations of its images, by `id` and `image_id`", value, step) from None
+    reader.unused(["id"])
+    return [{key: record[key] for key in record if key != "id"} for record in by_id.values()]
 
 
-def _row(where: str, record: Any, unused: records.Unused) -> Row:
-    """An image with its captions, from the first key of each list of names that the record has."""
-    if not isinstance(record, dict):
-        raise _wrong(where, record)
-    keys = {str(key).strip().lower(): key for key in reversed(record)}
-    image, caption = (
-        next((keys[name] for name in names if name in keys), None) for names in (IMAGE, CAPTIONS)
-    )
-    turns = next((keys[name] for name in chats.TURNS if name in keys), None)
-    if image is None or not isinstance(record[image], str) or (caption is None and turns is None):
-        raise _wrong(where, record)
-    if caption is not None:
-        texts = record[caption] if isinstance(record[caption], list) else [record[caption]]
-        texts = [_row_text(each) for each in texts]
-    else:  # LLaVA's form: what is answered is the caption
-        said, _ = chats.messages(where, {chats.TURNS[0]: record[turns]})
-        texts = [each["content"] for each in said if each["role"] == "assistant"]
-    split = str(record.get(keys.get(SPLIT), "")).strip().lower()
-    if split and split != "restval" and split not in SIDES:
-        step = f"There is {split!r}: write train, validation or test, or take the column away."
-        raise refusal("name splits that are known", where, step)
-    unused.keys.update(
-        {str(key) for key in record} - {str(image), str(caption or turns), str(keys.get(SPLIT))}
-    )
-    return Row(record[image], texts, "train" if split == "restval" else SIDES.get(split, ""))
+def _texts(value: Any, reader: Reader) -> Iterator[Any]:
+    """The captions in a value: a text, a list of such, a record of one, or the answers of a chat."""
+    if isinstance(value, str) and value.startswith(('["', "['")) and value.endswith("]"):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+            value = ast.literal_eval(value)  # a list in a table
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts(each, reader)
+    elif isinstance(value, dict) and {"from", "role"} & set(value):
+        if ROLES.get(str(value.get("from", value.get("role"))).lower()) == "assistant":
+            yield value.get("value", value.get("content"))
+    elif isinstance(value, dict):
+        name = next((key for key in CAPTION if key in value), None)
+        reader.unused(f"{key} of captions" for key in value if key != name)
+        yield from _texts(value.get(name), reader)
+    else:
+        yield value
 
 
-def _row_text(caption: Any) -> Any:
-    """A caption, or that of a record of one."""
-    if isinstance(caption, dict):
-        return next(
-            (caption[name] for name in ("raw", *CAPTIONS) if isinstance(caption.get(name), str)), None
-        )
-    return caption
+def _sides(captions: dict[Member, Any], named: dict[Member, str], top: str) -> list[str]:
+    """The side of each image, by record or file, or else by the folder below `top` that it lies in."""
+    sides = [named[member] for member in captions]
+    if set(sides) == {"any"}:
+        inner = [_side_in_folder(member.name[len(top) :]) for member in captions]
+        sides = inner if "any" not in inner and len(set(inner)) > 1 else sides
+    return sides if "train" in sides else ["any"] * len(sides)  # something must be left to train on
 
 
-def _wrong(where: str, record: object) -> ValueError:
-    rule = f"name an image ({', '.join(IMAGE)}) and a caption ({', '.join(CAPTIONS)}) in every record"
-    value = f"{where} with {json.dumps(record, ensure_ascii=False, default=str)[:80]}"
-    return refusal(rule, value, EXAMPLE)
+def _side_in_folder(name: str) -> str:
+    """The side that a path's first folder names, as train/ or val2017/ do."""
+    return SIDES.get(re.sub(r"[\d_-]+$", "", name.partition("/")[0].lower()), "any")
+
+
+def _side_of(file: Member) -> str:
+    """The side that a file's folder or name says: val/metadata.csv, captions_val2017.json."""
+    folder = file.name[: -len(file.base)].rstrip("/").rpartition("/")[2]
+    parts = (SIDES.get(part, "any") for part in re.split("[^a-z]+", _stem(file.base).lower()))
+    return next((side for side in (_side_in_folder(folder), *parts) if side != "any"), "any")
+
+
+def _side_in(split: Any, where: str) -> str:
+    """The side that a record's split says."""
+    name = str(split).strip().lower()
+    if name not in (*SIDES, *RESTVAL):
+        step = f"Known are {', '.join((*SIDES, *RESTVAL))}: rename it, or leave the column out."
+        raise refusal("name a known split in every record", f"{where} with {split!r}", step)
+    return SIDES.get(name, "train")
+
+
+def _stem(name: str) -> str:
+    """A path without its suffix."""
+    return re.sub(r"\.[^./]+$", "", name)
+
+
+@functools.lru_cache
+def _plain(key: str) -> str:
+    """A key or column in small letters, without the number of a caption."""
+    return re.sub(r"[ _#-]?\d+$", "", key.strip().lower())

@@ -123,15 +123,14 @@ def captions(
     sequence_length: int | None = None,
     **options: Any,
 ) -> CaptionSplits:
-    """Your own images with captions: a folder with `captions.json`, .jsonl, .csv or .tsv in it.
+    """Your own images with captions: a folder of images with a table, JSON, parquet or texts of captions.
 
-    It may be called metadata.csv or metadata.jsonl as well, with `file_name` and `text`, as Hugging Face has
-    it. JSON holds a list of records {"image": name, "captions": [...]} (or "file_name", "caption"), a
-    dictionary from image to caption or captions, or COCO's own form; JSON lines hold a record each. A table
-    has the columns image and caption, and several rows for several captions. Images lie beside the file, in
-    images/ there, or anywhere if no other is called so. Where files of captions, or images, lie in train/
-    and test/ or validation/, these are the splits. What is missing, unreadable, empty or without a caption
-    is left out, with a note. An image is in one split with all its captions.
+    Captions are read from files called captions or metadata (or with such a beginning, as COCO's), else from
+    a .txt next to each image, else from all files of records there are. `docs/formats.md` has every form. An
+    image is found by its path, in images/ there, or anywhere if no other is called so, whatever the case or
+    the suffix. A column `split`, files and folders of train, validation (val, dev) and test are the splits.
+    What is missing, unreadable, empty or without a caption is left out, with a note; so are keys that are not
+    used. An image is in one split with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
@@ -146,15 +145,20 @@ def captions(
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such folder.
-        ValueError: There is no caption file, it is not UTF-8 or cannot be understood, no image of it can be
-            read, or there are too few to split.
+        ValueError: There is no caption file, it cannot be understood, no image of it can be read, or too few
+            can be split.
     """
     with open_place(fetch.local(root)) as place:
         found = listing(place)
         files = [(side, 0, member.name) for side, member in zip(found.sides, found.captions, strict=True)]
         form: dict[str, Any] = {"image_size": image_size, "grey": grey}
         wanted = {"dataset": "captions", **form, "sides": found.sides}
-        make = partial(stack_files, place.read, files, (), **form)
+        inside = found.contents
+
+        def read(name: str) -> bytes:
+            return inside[name] if name in inside else place.read(name)
+
+        make = partial(stack_files, read, files, (), **form)
         stack = stacked(list(found.captions), wanted, make)
     by_name = {member.name: texts for member, texts in found.captions.items()}
 

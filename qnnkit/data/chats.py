@@ -1,105 +1,125 @@
-"""Chats and instructions, in the forms that people publish them, as messages with a role and a content."""
+"""Records as chats: every form that people publish, as messages {"role", "content"}."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from qnnkit.data.places import refusal
 
-Message = dict[str, Any]
-"""`role` and `content` of what was said; `weight` 0 on an answer that is not trained on."""
+TURNS = ("messages", "conversations", "conversation", "chat", "turns", "data")
+ASKED = ("instruction", "prompt", "question", "query")
+ANSWERED = ("output", "response", "completion", "answer", "chosen")
+SYSTEM, PASSAGES = ("system", "system_prompt"), ("input", "context")
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot", "ai", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
 }
-TURNS = ("messages", "conversations", "conversation")
-"""Keys of a list of messages."""
-ASKED = ("instruction", "prompt", "question", "query")
-ANSWERED = ("output", "response", "completion", "answer")
-BESIDE = ("input", "context")
-"""Keys of what an instruction is about, a passage or a number."""
-KNOWN = f'"text"; {" or ".join(TURNS)}; one of {", ".join(ASKED)} with one of {", ".join(ANSWERED)}'
+"""What speakers are called, in small letters -> role in chat templates."""
+USED_OF_TURN = ("role", "from", "content", "value", "weight", "tool_calls")
+KNOWN = "text; messages or conversations; instruction, prompt or question with output, completion or answer"
+
+Message = dict[str, Any]
+"""`role` and `content` (both texts), `tool_calls` where there are any, `weight` where it is given."""
 
 
-def messages(where: str, record: dict[str, Any]) -> tuple[tuple[Message, ...], set[str]]:
-    """The messages of a record and the keys that they were read from; () of a record that is no chat.
+def is_answer(message: Message) -> bool:
+    """Whether a model learns to write it: what an assistant says, unless its weight is 0."""
+    return message["role"] == "assistant" and message.get("weight") != 0
 
-    Read are OpenAI's `messages` (contents as text or as parts, tool calls, `weight`), ShareGPT's
-    `conversations`, and instructions with their answers (Alpaca, Dolly, LLaMA-Factory: with `input` or
-    `context`, `system`, and `history` as the turns before).
+
+def conversation(
+    record: dict[str, Any], where: str, unused: Callable[[Iterable[str]], None]
+) -> list[Message]:
+    """The messages of a record; none if it is no chat.
+
+    Alpaca (with `system` and `history`), Dolly, prompt and completion, question and answer, preferences (the
+    chosen answer), OpenAI's messages, ShareGPT's conversations, and lists of texts by turns.
+
+    Args:
+        record: By key.
+        where: Where it stands, for refusals.
+        unused: Called with the keys that are not used.
 
     Raises:
-        ValueError: A message has no role that is known, or no text.
+        ValueError: A message has no known speaker or no text.
     """
-    turns = next((key for key in TURNS if isinstance(record.get(key), list)), None)
-    asked, answered = (next((key for key in keys if key in record), None) for keys in (ASKED, ANSWERED))
-    if turns is None and not (asked and answered):
-        return (), set()
-    made: list[Message] = []
-    used = {"system"} & record.keys()
-    if system := _content(where, "system", record.get("system")):
-        made.append({"role": "system", "content": system})
-    if turns is not None:
-        made += [_message(where, each) for each in record[turns]]
-        return tuple(made), used | {turns}
-    assert asked and answered
-    for pair in record.get("history") or ():
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise refusal(
-                "hold pairs of a question and an answer under 'history'", where, f"There is {pair!r}."
-            )
-        made += [
-            _message(where, {"role": role, "content": each})
-            for role, each in zip(("user", "assistant"), pair, strict=True)
-        ]
-    for role, key in (("user", asked), ("assistant", answered)):
-        if isinstance(record[key], list):
-            made += [_message(where, each) for each in record[key]]
-            continue
-        beside = [name for name in BESIDE if record.get(name) and role == "user"]
-        parts = [_content(where, name, record[name]) for name in (key, *beside)]
-        if role == "assistant" and not parts[0]:
-            raise refusal(f"hold a text under {key!r}", where, f"There is {record[key]!r}: write an answer.")
-        made.append({"role": role, "content": "\n\n".join(filter(None, parts))})
-    return tuple(made), used | {asked, answered, *({"history", *BESIDE} & record.keys())}
+
+    def pick(names: Sequence[str], kinds: type | tuple[type, ...]) -> str | None:
+        return next((name for name in names if isinstance(record.get(name), kinds)), None)
+
+    def said(turn: Any, role: str) -> list[Message]:
+        """One turn, or several in a list."""
+        if isinstance(turn, list):
+            return [message for each in turn for message in said(each, role)]
+        if not isinstance(turn, dict):
+            return [{"role": role, "content": _text(turn, where)}]
+        speaker = next((turn[key] for key in ("role", "from") if key in turn), role)
+        if str(speaker).lower() not in ROLES:
+            step = f"Known are {', '.join(ROLES)}: rename it."
+            raise refusal("hold messages of known speakers", f"{where} with {speaker!r}", step)
+        key = next((key for key in ("content", "value") if key in turn), "content")
+        calls = turn.get("tool_calls") or []
+        content = "" if calls and turn.get(key) is None else _text(turn.get(key), where)
+        unused(f"{key} of messages" for key in turn if key not in USED_OF_TURN)
+        message: Message = {"role": ROLES[str(speaker).lower()], "content": content}
+        if calls:
+            message["tool_calls"] = [_call(each, where) for each in calls]
+        return [message | ({"weight": turn["weight"]} if "weight" in turn else {})]
+
+    turns, asked = pick(TURNS, list), pick(ASKED, (str, list))
+    answered = pick(ANSWERED, (str, list, dict))
+    used, messages = {turns, asked, answered}, []
+    if turns:
+        used = {turns}
+        for number, turn in enumerate(record[turns]):
+            messages += said(turn, ("user", "assistant")[number % 2] if isinstance(turn, str) else "")
+    elif asked and answered:
+        for pair in record.get("history") or []:
+            if not isinstance(pair, list) or len(pair) != 2:
+                step = f"There is {pair!r:.60}: write [question, answer]."
+                raise refusal("hold pairs under 'history'", where, step)
+            messages += [*said(pair[0], "user"), *said(pair[1], "assistant")]
+        answer, question = said(record[answered], "assistant"), said(record[asked], "user")
+        if not answer or not question:
+            raise refusal("hold a message of each side", where, "One is empty: leave the record out.")
+        if answer[0]["role"] != "assistant":  # all of the chat
+            question, used = [], {answered}
+        else:
+            passages = [name for name in PASSAGES if name in record]
+            texts = [question[-1]["content"], *(_text(record[name], where) for name in passages)]
+            question[-1]["content"] = "\n\n".join(filter(None, texts))
+            used |= {"history", *passages}
+        messages += [*question, *answer]
+    if messages and (system := pick(SYSTEM, str)):
+        used.add(system)
+        messages[:0] = said(record[system], "system") if record[system] else []
+    unused(key for key in record if messages and key not in {*used, "source"})
+    return messages
 
 
-def _message(where: str, given: Any) -> Message:
-    """A message by role and content, or by `from` and `value`."""
-    if not isinstance(given, dict):
-        raise refusal("hold messages with a role and a content", where, f"There is {given!r}.")
-    role, content = (
-        given.get(name, given.get(other)) for name, other in (("role", "from"), ("content", "value"))
-    )
-    if role not in ROLES:
-        raise refusal(f"have roles of {', '.join(ROLES)}", where, f"There is {role!r}: rename it.")
-    calls = given.get("tool_calls") or ([given["function_call"]] if given.get("function_call") else [])
-    called = "\n".join(json.dumps(call.get("function", call), ensure_ascii=False) for call in calls)
-    written = _content(where, f"content of {role}", "" if calls and content is None else content)
-    made: Message = {"role": ROLES[role], "content": "\n".join(filter(None, (written, called)))}
-    weight = given.get("weight", 1)
-    if weight not in (0, 1):
-        raise refusal(
-            "have a weight of 0 or 1", where, f"There is {weight!r}: leave the message out, or write 1."
-        )
-    return made | ({"weight": 0} if weight == 0 else {})
+def _text(content: Any, where: str) -> str:
+    """The text of a message, also one that is given in parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in parts]
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
+            raise refusal("hold a text in every message", where, f"There is {part!r:.60}: write a text.")
+    return "".join(texts)
 
 
-def _content(where: str, name: str, value: Any) -> str:
-    """A text, or the texts of a list of parts."""
-    if isinstance(value, list):
-        others = [
-            part for part in value if not (isinstance(part, dict) and isinstance(part.get("text"), str))
-        ]
-        if others:
-            step = f"There is {str(others[0])[:60]}: leave such parts out; texts are read alone."
-            raise refusal(f"hold parts of text in the {name}", where, step)
-        return "\n".join(part["text"] for part in value)
-    if value is None and name in ("system", *BESIDE):
-        return ""
-    if not isinstance(value, str):
-        raise refusal(f"hold a text in the {name}", where, f"There is {value!r}: write a text.")
-    return value
+def _call(call: Any, where: str) -> Any:
+    """A tool call with its arguments by name, as templates want them; OpenAI writes them as JSON."""
+    if not isinstance(call, dict):
+        raise refusal("hold tool calls by key", where, f"There is {call!r:.60}: write an object.")
+    function = call.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        with contextlib.suppress(ValueError):  # else they are written as they are
+            return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    return call

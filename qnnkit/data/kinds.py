@@ -39,7 +39,7 @@ class Captions(Base):
 
     kind: ClassVar[str] = "captions"
     dataset: str = "captions"
-    """Which: captions (a folder with captions.json, .csv or .tsv), or digit_captions."""
+    """Which: captions (a folder of images with a file of captions), or digit_captions."""
     data_dir: Place | None = None
     """Folder, archive or address of images and captions."""
     image_size: int | None = Field(default=None, ge=2)
@@ -59,7 +59,7 @@ class Text(Base):
     dataset: Literal["text"] = "text"
     """Text alone."""
     data_dir: Place | None = None
-    """A file, or a folder of .txt, .md or .jsonl."""
+    """A file or a folder of texts, chats or instructions."""
     sequence_length: int | None = Field(default=None, ge=2)
     """Tokens of a block; None takes 256."""
     vocabulary: int | None = Field(default=None, ge=2)
@@ -77,9 +77,9 @@ class Music(Base):
     dataset: Literal["music"] = "music"
     """Music alone."""
     data_dir: Place | None = None
-    """Folder of MIDI files by composer, or of 16th-grid JSON."""
+    """Folder or archive of MIDI files by composer, or of JSON of 16ths."""
     sequence_length: int | None = Field(default=None, ge=2)
-    """Tokens of a block; None takes 512."""
+    """Tokens of a block; None takes 1,024."""
     composers: tuple[str, ...] | None = None
     """Whose pieces are used; None takes all."""
     transpose: int | None = Field(default=None, ge=0)

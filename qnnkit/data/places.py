@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import json
 import re
 import tarfile
 import unicodedata
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from qnnkit import checks, words
 
@@ -133,22 +132,6 @@ class Place:
             OSError: It cannot be read.
         """
         return self._read(self._written.get(name, name))
-
-    def text(self, name: str) -> str:
-        """All of one file of text, with plain line ends.
-
-        Raises:
-            ValueError: It is damaged, too large, or not UTF-8; the message is a whole sentence.
-        """
-        try:
-            return self.read(name).decode("utf-8-sig").replace("\r\n", "\n")
-        except UnicodeDecodeError as error:
-            where = f"{name}, line {error.object[: error.start].count(10) + 1}"
-            raise refusal("hold text in UTF-8", where, "Save it as UTF-8.") from None
-        except (ValueError, OSError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            step = f"{reason[:1].upper()}{reason[1:]}: copy or download it anew, or take it away."
-            raise refusal("hold files that can be read", name, step) from None
 
     def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
         """Sentences on what lies here and is not read, where only files of these suffixes are."""
@@ -300,21 +283,6 @@ def unpacked(content: bytes) -> bytes:
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
     """The error that says what is wrong with the data at `root`."""
     return ValueError(checks.message("root", rule, value, next_step))
-
-
-def parsed(text: str, where: str) -> Any:
-    """What a JSON text holds; `where` it stands, for the refusal."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refusal("hold valid JSON", where, f"Python says: {error}.") from None
-
-
-def records(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Where each line of a file of JSON lines stands, and what it holds."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield (where := f"{name}, line {number}"), parsed(line, where)
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

@@ -1,157 +1,189 @@
-"""Text, tables and records out of files: JSON, JSON lines, parquet, arrow, CSV; in any encoding."""
+"""Text and records out of files: any encoding, JSON, JSON lines, tables, parquet and arrow."""
 
 from __future__ import annotations
 
-import codecs
+import csv
 import io
 import json
+import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from qnnkit.data import places
 from qnnkit.data.places import Place, first, refusal
 
-LINES, TABLES, BINARY = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".parquet", ".arrow")
-SUFFIXES = (".json", *LINES, *TABLES, *BINARY)
-"""What `rows` reads."""
-SEPARATORS = ",;\t|"
-_ORDERS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8-sig"}
+LINES, COLUMNS = (".jsonl", ".ndjson"), (".parquet", ".arrow")
+SUFFIXES = (".json", *LINES, ".csv", ".tsv", *COLUMNS)
+"""Files of records; a table may be called .txt as well."""
+ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
+"""Files about a dataset, which hold no records of it."""
+FLICKR = re.compile(r"[^\t]+#\d+\t")
+"""How a line of Flickr's tables without a header begins."""
+
+Record = tuple[str, Any]
+"""Where a record stands (for refusals and names), and what it holds."""
 
 
-def text(place: Place, name: str, notes: list[str]) -> str:
-    """All of a file of text, with plain line ends; another encoding than UTF-8 is named in `notes`.
+class Reader:
+    """Reads files of a place, and collects what its user must know: guessed encodings, unused keys."""
 
-    Raises:
-        ValueError: It cannot be read, or is no text.
-    """
-    content = content_of(place, name)
-    encoding = next((each for mark, each in _ORDERS.items() if content.startswith(mark)), "utf-8")
-    try:
-        decoded = content.decode(encoding)
-    except UnicodeDecodeError:
-        from charset_normalizer import from_bytes
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._guessed: dict[str, list[str]] = {}
+        self._unused = Counter[str]()
 
-        best = from_bytes(content).best()
-        if best is None or b"\0" in content:
-            raise refusal("hold text", name, "Save it as UTF-8.") from None
-        encoding, decoded = best.encoding, str(best)
-    if encoding not in ("utf-8", "utf-8-sig"):
-        notes.append(f"Read {name} as {encoding}, which it seems to be written in.")
-    return decoded.replace("\r\n", "\n").replace("\r", "\n")
+    def content(self, name: str) -> bytes:
+        """The bytes of a file.
 
+        Raises:
+            ValueError: It cannot be read; the message is a whole sentence.
+        """
+        try:
+            return self._place.read(name)
+        except (ValueError, OSError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            step = f"{reason[:1].upper()}{reason[1:]}: copy or download it again, or remove it."
+            raise refusal("hold files that can be read", name, step) from None
 
-def content_of(place: Place, name: str) -> bytes:
-    """All of a file.
+    def text(self, name: str) -> str:
+        """The text of a file, with plain line ends: UTF-8 or UTF-16, else in the likeliest encoding.
 
-    Raises:
-        ValueError: It cannot be read; the message is a whole sentence.
-    """
-    try:
-        return place.read(name)
-    except (ValueError, OSError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        step = f"{reason[:1].upper()}{reason[1:]}: copy or download it anew, or take it away."
-        raise refusal("hold files that can be read", name, step) from None
+        Raises:
+            ValueError: It cannot be read, or is no text.
+        """
+        content = self.content(name)
+        encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError:
+            text, encoding = _guessed(content, name)
+            self._guessed.setdefault(encoding, []).append(name)
+        if "\0" in text:
+            raise refusal("hold text", name, "It has NUL characters: save it as UTF-8, or remove it.")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
 
+    def records(self, name: str, listed: Callable[[Any, Reader], Any] | None = None) -> Iterator[Record]:
+        """The records of a file, each with where it stands.
 
-def rows(place: Place, name: str, notes: list[str]) -> list[tuple[str, Any]]:
-    """The records of a file by its suffix, each with where it stands, for messages.
+        Args:
+            name: One of SUFFIXES, or a table under another suffix.
+            listed: What makes a list of a JSON object; by default, `single_list`.
 
-    A JSON file may hold a list, or a dictionary with one list in it; another dictionary is one record.
+        Raises:
+            ValueError: It cannot be read or is not what its suffix says.
+        """
+        suffix = name[name.rfind(".") :].lower()
+        if suffix in COLUMNS:
+            return _columns(self.content(name), name)
+        text = self.text(name)
+        if suffix in LINES:
+            return _lines(text, name)
+        if suffix != ".json":
+            return _table(text, name)
+        if text.startswith("{") and "}\n{" in text:  # JSON lines by another name
+            return _lines(text, name)
+        content = (listed or single_list)(parsed(text, name), self)
+        if not isinstance(content, list):
+            raise refusal("hold a list of records", f"{name} with {text.strip()[:40]}", "Write [{...}, ...].")
+        return ((f"{name}, record {number}", each) for number, each in enumerate(content, start=1))
 
-    Raises:
-        ValueError: It is damaged, or a line of a table has more columns than the first.
-    """
-    suffix = f".{name.rpartition('.')[2].lower()}"
-    if suffix in BINARY:
-        return _numbered(name, _binary(place, name), "record")
-    content = text(place, name, notes)
-    if suffix in LINES:
-        lines = enumerate(content.split("\n"), start=1)
-        placed = [(f"{name}, line {number}", line) for number, line in lines if line.strip()]
-        return [(where, parsed(line, where)) for where, line in placed]
-    if suffix == ".json":
-        whole = parsed(content, name)
-        if isinstance(whole, dict):
-            lists = [value for value in whole.values() if isinstance(value, list) and value]
-            whole = lists[0] if len(lists) == 1 and isinstance(lists[0][0], dict) else [whole]
-        return _numbered(name, whole if isinstance(whole, list) else [whole], "record")
-    return table(content, name)
+    def unused(self, keys: Iterable[str]) -> None:
+        """Remembers keys or columns of which nothing was made."""
+        for key in keys:
+            self._unused[str(key)] += 1
 
-
-def table(content: str, name: str) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a table, each with its line, as column -> text.
-
-    Columns are separated by what of `,` `;` tab `|` the first line has most of. In a table of two columns a
-    line ends the first at its first separator: captions need no quotation marks.
-
-    Raises:
-        ValueError: A line has more or fewer columns than the first one.
-    """
-    import pandas as pd
-
-    head = next((line for line in content.split("\n") if line.strip()), "")
-    separator = max(SEPARATORS, key=head.count)
-    quoted = f'{separator}"' in content or f'"{separator}' in content
-    if head.count(separator) == 1 and not quoted:
-        names, *lines = [line.partition(separator)[::2] for line in content.split("\n") if line.strip()]
-        return [
-            (f"{name}, line {n}", dict(zip(map(str.strip, names), line, strict=True)))
-            for n, line in enumerate(lines, start=2)
-        ]
-    form: dict[str, Any] = {"sep": separator, "dtype": str, "keep_default_na": False, "index_col": False}
-    try:
-        frame = pd.read_csv(io.StringIO(content), header=None, names=None, engine="python", **form)
-    except (ValueError, pd.errors.ParserError) as error:
-        step = f"Put values with such signs between quotation marks. pandas says: {error}."
-        raise refusal(f"be a table with as many {separator!r} in every line", name, step) from None
-    short = frame.isna().any(axis=1)
-    if short.any():
-        value = f"{name} with {', '.join(map(str, frame.index[short][:5] + 1))} as shorter lines"
-        raise refusal("have as many columns in every line", value, "Write an empty value as two separators.")
-    names = [str(each).strip() for each in frame.iloc[0]]
-    return [
-        (f"{name}, line {n}", dict(zip(names, row, strict=True)))
-        for n, row in enumerate(frame.iloc[1:].itertuples(index=False), start=2)
-    ]
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on guessed encodings and unused keys."""
+        notes = [f"Not UTF-8, read as {name}: {first(files)}." for name, files in self._guessed.items()]
+        if keys := [f"{key!r} ({n:,})" for key, n in self._unused.most_common()]:
+            notes.append(
+                f"Keys or columns that are not used, with how often they are there: {first(keys, 20)}."
+            )
+        return notes
 
 
-class Unused:
-    """Counts keys of records that nothing reads, to name each once."""
-
-    def __init__(self) -> None:
-        self.keys: Counter[str] = Counter()
-
-    def note(self) -> list[str]:
-        """A sentence on all of them; none where every key is used."""
-        ordered = sorted(self.keys.items(), key=lambda pair: (-pair[1], pair[0]))
-        told = [f"{key!r} ({n:,})" for key, n in ordered]
-        return [
-            f"Keys or columns that are not used, with how many records have them: {first(told, 12)}."
-        ] * bool(told)
-
-
-def parsed(content: str, where: str) -> Any:
+def parsed(text: str, where: str) -> Any:
     """What a JSON text holds; `where` it stands, for the refusal."""
     try:
-        return json.loads(content)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refusal("hold valid JSON", where, f"Python says: {error}.") from None
 
 
-def _binary(place: Place, name: str) -> list[Any]:
-    import pyarrow as pa
-    from pyarrow import parquet
+def single_list(content: Any, reader: Reader) -> Any:
+    """The list of records in a JSON object that has one; another object is a record itself."""
+    if isinstance(content, dict):
+        lists = [key for key, value in content.items() if isinstance(value, list) and len(value) > 0]
+        if len(lists) == 1 and all(isinstance(each, dict) for each in content[lists[0]]):
+            reader.unused(key for key in content if key != lists[0])
+            return content[lists[0]]
+        return [content]
+    return content
 
-    content = io.BytesIO(content_of(place, name))
+
+def _guessed(content: bytes, name: str) -> tuple[str, str]:
+    """The text of bytes in an old encoding, and its name; Western where the text is the same in several."""
+    import charset_normalizer
+
+    wide = [] if b"\0" in content else ["utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be"]
+    found = charset_normalizer.from_bytes(content, cp_exclusion=wide).best()
+    if found is None:
+        raise refusal("hold text", name, "No encoding fits its bytes: save it as UTF-8, or remove it.")
+    western = "cp1252" in found.could_be_from_charset
+    encoding = "cp1252" if western else found.encoding
+    return content.decode(encoding), encoding
+
+
+def _lines(text: str, name: str) -> Iterator[Record]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield (where := f"{name}, line {number}"), parsed(line, where)
+
+
+def _table(text: str, name: str) -> Iterator[Record]:
+    """The rows of a table with the separator that its header has most of.
+
+    By Python's `csv`, as pandas cannot tell a row that is too short. A caption with unquoted separators after
+    the name of an image is taken whole.
+    """
+    header = text.partition("\n")[0]
+    flickr = FLICKR.match(header)
+    mark = "\t" if flickr else max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
+    quoting = csv.QUOTE_NONE if flickr else csv.QUOTE_MINIMAL
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True, quoting=quoting)
+    try:
+        keys = ["image", "caption"] if flickr else [key.strip() for key in next(rows, [])]
+        keys = [f"{key} {n}" if key in keys[:n] else key for n, key in enumerate(keys)]  # none is lost
+        for row in rows:
+            if len(row) > len(keys) == 2 and row[0].strip().lower().endswith(places.SUFFIXES):
+                row = [row[0], mark.join(row[1:])]
+            if row and len(row) != len(keys):
+                value = f"{name} with {len(row)} of {len(keys)} in line {rows.line_num}"
+                step = f'Put texts that contain "{mark}" between quotation marks.'
+                raise refusal("hold as many columns in every line as in the first", value, step)
+            if row:
+                yield f"{name}, line {rows.line_num}", dict(zip(keys, row, strict=True))
+    except csv.Error as error:
+        step = f'Python says: {error}. Write each " inside of quotation marks twice.'
+        raise refusal("hold a table", f"{name}, line {rows.line_num}", step) from None
+
+
+def _columns(content: bytes, name: str) -> Iterator[Record]:
+    """The rows of parquet or arrow; values that are null count as missing."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    buffer = pyarrow.BufferReader(content)
     try:
         if name.lower().endswith(".parquet"):
-            return parquet.read_table(content).to_pylist()
-        with pa.ipc.open_stream(content) as stream:
-            return stream.read_all().to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        step = f"Write it anew. Arrow says: {str(error).splitlines()[0]}"
-        raise refusal("be a whole file of parquet or arrow", name, step) from None
-
-
-def _numbered(name: str, records: list[Any], what: str) -> list[tuple[str, Any]]:
-    return [(f"{name}, {what} {number}", record) for number, record in enumerate(records, start=1)]
+            table = parquet.read_table(buffer)
+        else:
+            is_file = content.startswith(b"ARROW1")  # else a stream, as `datasets` saves it
+            table = (ipc.open_file if is_file else ipc.open_stream)(buffer).read_all()
+    except (pyarrow.ArrowException, OSError) as error:
+        step = f"Arrow says: {str(error).partition('.')[0]}. Download it again."
+        raise refusal("hold whole tables", name, step) from None
+    for number, row in enumerate(table.to_pylist(), start=1):
+        yield f"{name}, row {number}", {key: value for key, value in row.items() if value is not None}

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, words
-from qnnkit.data import duplicates, text_files, tokenizers
+from qnnkit.data import chats, duplicates, text_files, tokenizers
+from qnnkit.data.chats import Message
 from qnnkit.data.duplicates import Content
 from qnnkit.data.places import refusal
 from qnnkit.data.splits import SPLITS, split_names
@@ -31,11 +32,11 @@ def text(
 ) -> TokenSplits:
     """Text in blocks of equal length, split by document.
 
-    `root` is a text file (.txt, .md), a file of records (.json, .jsonl, .csv, .parquet, ...), or a folder,
-    archive or address of such. A file or a record is a document; a long text is cut at blank lines into
-    several of at most 2,000 characters. A record is {"text"}, a chat or an instruction, in the forms of
-    `chats.messages`. Of chats and instructions only the answers are predicted, and what is written around
-    them is the tokenizer's chat template, or `User: ...` and `Assistant: ...` where it has none.
+    `root` is a text file (.txt, .md), a file of records (.json, .jsonl, .csv, .tsv, .parquet, .arrow), or a
+    folder, archive or address of such. A record, or a text of 4,000 characters at most, is a document; a
+    longer text is cut at blank lines into several. A record is {"text"}, or a chat or an instruction in any
+    form of `chats.conversation`. Of these only the answers are predicted, and what is written around them is
+    the tokenizer's chat template, or `User: ...` and `Assistant: ...` where it has none.
 
     The documents of a split are joined, each with an end-of-text token, and cut into blocks. Each document is
     placed by `split_seed` and a hash, of a file's path or else of its text: one more or less moves no other.
@@ -56,8 +57,8 @@ def text(
             keeps what they say; with a leading "!" all but that is kept.
 
     Raises:
-        ValueError: A split has no whole block, a file is not UTF-8, a line is no JSON or of no known form,
-            `part` keeps nothing, or the tokenizer cannot be read or takes no sequences of this length.
+        ValueError: A split has no whole block, a file is no text, a record is of no known form, no chat has
+            an answer, `part` keeps nothing, or the tokenizer cannot be read or takes no such sequences.
         OSError: Nothing is there.
     """
     if sequence_length < 2:
@@ -65,12 +66,13 @@ def text(
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    keys = [document.key for document in documents]
-    sides = split_names(keys, what="documents", split_seed=split_seed, **shares)
+    keys = list(dict.fromkeys(document.key for document in documents))
+    placed = split_names(keys, what="documents", split_seed=split_seed, **shares)
+    side = dict(zip(keys, placed, strict=True))
     parts: dict[str, list[Document]] = {name: [] for name in SPLITS}
-    for document, side in zip(documents, sides, strict=True):
+    for document in documents:
         if document.text:
-            parts[side].append(document)
+            parts[side[document.key]].append(document)
     made, about = _tokenizer(tokenizer, vocabulary, parts, sequence_length)
     packed = {name: _packed(parts[name], made, sequence_length) for name in SPLITS}
     if short := [
@@ -179,7 +181,7 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]] | None
     messages, done = list(document.messages), ""
     pieces: list[tuple[str, bool]] = []
     for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if not chats.is_answer(message):
             continue
         asked = _written(document, messages[:index], tokenizer, True)
         whole = _written(document, messages[: index + 1], tokenizer, False)
@@ -187,17 +189,22 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]] | None
             rule = "have a chat template that only adds to what it wrote before"
             step = "Use another tokenizer, or cut chats after their first answer."
             raise ValueError(checks.message("tokenizer", rule, document.name, step))
-        pieces += [(asked[len(done) :], False), (whole[len(asked) :], bool(message.get("weight", 1)))]
+        names = [(call.get("function") or call).get("name", "") for call in message.get("tool_calls", ())]
+        if lost := [name for name in names if name not in whole[len(asked) :]]:
+            rule, value = "have a chat template that writes tool calls", f"{document.name} with {lost[0]}"
+            step = "Use another tokenizer, or write the calls into the content."
+            raise ValueError(checks.message("tokenizer", rule, value, step))
+        pieces += [(asked[len(done) :], False), (whole[len(asked) :], True)]
         done = whole
-    return pieces if any(predicted for _, predicted in pieces) else None
+    return pieces or None
 
 
-def _written(document: Document, messages: list[dict[str, Any]], tokenizer: Any, asks: bool) -> str:
+def _written(document: Document, messages: list[Message], tokenizer: Any, asks: bool) -> str:
     if not messages:  # an answer stands first
         return ""
+    messages = [{key: each[key] for key in each if key != "weight"} for each in messages]
     try:
-        plain = [{"role": each["role"], "content": each["content"]} for each in messages]
-        return tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=asks)
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # templates refuse by errors of their own
         reason = words.first_line(error)
         step = f"The template says: {reason}."

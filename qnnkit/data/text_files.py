@@ -1,9 +1,10 @@
-"""Documents out of files of text and of records, in folders and archives: what a text dataset is split by."""
+"""Documents out of text files, chats and tables, in folders and archives: what a text dataset is split by."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any
 
 from qnnkit import checks
 from qnnkit.data import chats, fetch, places, records
+from qnnkit.data.chats import Message
 from qnnkit.data.folders import outermost
 from qnnkit.data.places import first, open_place, refusal
+from qnnkit.data.records import ABOUT, Reader
 
 TEXT = (".txt", ".md")
 SUFFIXES = (*TEXT, *records.SUFFIXES)
 """What is read; other files are left out."""
 CHARACTERS = 2000
-"""Most that a document has which is cut out of a longer file."""
+"""Most that a document has which is cut out of a longer text."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Document:
     """What a selection by `part` looks at: a file's path, a speech's first line, a record's source."""
     text: str
     """All of it, messages as `User: ...`."""
-    messages: tuple[chats.Message, ...] = ()
+    messages: tuple[Message, ...] = ()
     """What it is made of where only answers are predicted; () for plain text."""
     key: str = ""
     """What its split is drawn by: a file's path, a record's text, or the first speech of several."""
@@ -43,11 +46,11 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     A document of which `part` keeps nothing has the text "", so that it does not change which split others
     are in.
 
-    A file (.txt, .md) is a document, and so is a record (.json, .jsonl, .csv, .parquet, ...). A file of text
-    of more than 4,000 characters is cut into documents at blank lines, of 2,000 characters at most: what
-    stands between two blank lines, such as a speech of a play, stays whole, unless it is a page long itself,
-    which is cut at line ends. Where a document begins depends on the speeches near it alone, so that an edit
-    changes only the documents near it, and another file changes none.
+    A record is a document, and so is a text of 4,000 characters at most. A longer text is cut at blank lines
+    into several of 2,000 characters at most: what stands between two blank lines, such as a speech of a play,
+    stays whole, unless it is a page long itself, which is cut at line ends. Where a document begins depends
+    on the speeches near it alone, so that an edit changes only the documents near it, and another file
+    changes none.
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
@@ -56,73 +59,62 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
             the others.
 
     Raises:
-        ValueError: A file is no text, a record is damaged or none has a known form, no chat has an answer, or
-            `part` keeps nothing.
+        ValueError: A file cannot be read, a record is of no known form, no chat has an answer, or `part`
+            keeps nothing.
         OSError: Nothing is there.
     """
     keeps = _chosen_by(part)
     with open_place(fetch.local(root), single=SUFFIXES) as place:
-        files = [member for member in place.members if member.base.lower().endswith(SUFFIXES)]
+        files = [each for each in place.members if each.base.lower().endswith(SUFFIXES)]
+        files = [each for each in files if each.base.lower() not in ABOUT]
         if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
             raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
-        top = outermost(place, lambda outer, _: not outer.files)
-        notes = place.notes(SUFFIXES, "text")
-        groups, unknown, unused = [], [], records.Unused()
-        for member in files:
-            if member.base.lower().endswith(TEXT):
-                groups += _of_text(records.text(place, member.name, notes), member.name, top)
-                continue
-            rows = records.rows(place, member.name, notes)
-            if rows and len(files) > 1 and not is_known(rows[0][1]):
-                unknown.append(member.name)
-                continue
-            groups += [[as_document(where, record, unused)] for where, record in rows]
-    notes += places.left_out({"files whose records have no known keys": unknown}) + unused.note()
-    found = [[each for each in group if each.text.strip()] for group in groups]
-    if empty := sum(map(len, groups)) - sum(map(len, found)):
-        notes.append(f"Empty documents left out: {empty:,}.")
-    groups = [group for group in found if group]
-    found = [document for group in groups for document in group]
-    if not found:
-        step = f"Put {', '.join((*TEXT, *records.SUFFIXES))} files there; records have {chats.KNOWN}."
-        raise refusal("hold text", str(root), step)
-    if all(each.messages for each in found) and not any(map(_is_answered, found)):
-        step = "Answers have the role assistant (gpt, model), or stand under output, response or answer."
-        raise refusal("hold a chat with an answer", f"{len(found):,} chats without one", step)
+        top, reader = outermost(place, lambda outer, _: not outer.files), Reader(place)
+        groups = [group for each in files for group in _of_file(reader, each.name, top, len(files) == 1)]
+        notes = [*place.notes(SUFFIXES, "text"), *reader.notes]
+    whole = [group for group in groups if any(each.text.strip() for each in group)]
+    if len(whole) < len(groups):
+        notes.append(f"Empty documents left out: {len(groups) - len(whole):,}.")
+    if not whole:
+        raise refusal("hold text", str(root), f"Put {', '.join(SUFFIXES)} files there.")
+    said = [group[0].messages for group in whole]
+    if all(messages and not any(map(chats.is_answer, messages)) for messages in said):
+        roles = sorted({message["role"] for messages in said for message in messages})
+        step = f"Its speakers are {', '.join(roles)}: call the one who answers assistant."
+        raise refusal("hold chats with an answer to predict", str(root), step)
+    found = [document for group in whole for document in group]
     kept = sum(keeps(document.heading) for document in found)
     if not kept:
         some = first(list(dict.fromkeys(document.heading for document in found)))
         raise ValueError(checks.message("part", "be found in a heading", part, f"Headings there: {some}."))
     if part is not None:
         notes.append(f"part={part!r} keeps {kept:,} of {len(found):,} documents or speeches.")
-    return [_joined(group, keeps) for group in groups], notes
+    return [_joined(group, keeps) for group in whole], notes
 
 
-def _of_text(text: str, name: str, top: str) -> list[list[Document]]:
-    """The documents of a text, each as its speeches."""
-    if len(text) > 2 * CHARACTERS:
-        return list(_grouped(list(_speeches(name, text))))
-    return [[Document(name, name, text.strip(), key=name.removeprefix(top))]]
+def _of_file(reader: Reader, name: str, top: str, alone: bool) -> Iterator[list[Document]]:
+    """The documents of a file, each as its speeches: one of a record, or of a text that is short."""
+    path, seen = name.removeprefix(top), Counter[str]()
+    if not name.lower().endswith(TEXT):
+        groups = ([as_document(where, record, reader.unused)] for where, record in reader.records(name))
+    elif len(text := reader.text(name)) <= 2 * CHARACTERS:
+        groups = iter([[Document(name, name, text.strip(), key=path)]])
+    else:
+        groups = _grouped(list(_speeches(name, text, "" if alone else f"{path}\n")))
+    for group in groups:  # equal ones of a file have keys of their own, which no other file changes
+        seen[key := group[0].key] += 1
+        if seen[key] > 1:
+            group[0] = replace(group[0], key=f"{key}/{seen[key] - 1}")
+        yield group
 
 
-def is_known(record: Any) -> bool:
-    """Whether a record has the keys of a text, a chat or an instruction."""
-    if not isinstance(record, dict):
-        return False
-    asked, answered = (any(key in record for key in keys) for keys in (chats.ASKED, chats.ANSWERED))
-    return "text" in record or any(key in record for key in chats.TURNS) or (asked and answered)
-
-
-def _is_answered(document: Document) -> bool:
-    return any(each["role"] == "assistant" and each.get("weight", 1) for each in document.messages)
-
-
-def _speeches(name: str, text: str) -> Iterator[Document]:
-    """What stands between blank lines, each with its first line as heading."""
+def _speeches(name: str, text: str, above: str) -> Iterator[Document]:
+    """What stands between blank lines, each with its first line as heading (and the file `above` it)."""
     for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
-        heading = speech.partition("\n")[0].strip().rstrip(":")
+        heading = above + speech.partition("\n")[0].strip().rstrip(":")
         for piece in _pages(speech):
-            yield Document(f"{name}, paragraph {number}", heading, piece, key=piece)
+            if piece.strip():
+                yield Document(f"{name}, paragraph {number}", heading, piece, key=piece)
 
 
 def _pages(speech: str) -> Iterator[str]:
@@ -157,7 +149,8 @@ def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
             group, size = [], 0
         group.append(speech)
         size += len(speech.text) + 2
-    yield group
+    if group:
+        yield group
 
 
 def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
@@ -167,25 +160,26 @@ def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
     return replace((kept or group)[0], text=text, key=group[0].key)
 
 
-def as_document(where: str, record: Any, unused: records.Unused) -> Document:
-    """A record as a document: plain text, a chat, or an instruction, which is a chat.
+def as_document(where: str, record: Any, unused: Callable[[Any], None]) -> Document:
+    """A record as a document: a chat, or plain text under "text".
 
     Raises:
         ValueError: It is of no known form; `where` tells which it is.
     """
     if not isinstance(record, dict):
-        raise refusal("hold records with keys", where, f"Known keys are {chats.KNOWN}.")
-    messages, used = chats.messages(where, record)
-    text = "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
-    if not used:
-        if not isinstance(record.get("text"), str):
-            keys = ", ".join(map(repr, list(record)[:8])) or "none"
-            step = f"Its keys are {keys}: rename them, or write a text."
-            raise refusal(f"hold records with known keys ({chats.KNOWN})", where, step)
-        text, used = record["text"], {"text"}
-    source = record.get("source")
+        raise refusal("hold an object with keys in every record", where, f"Known keys are {chats.KNOWN}.")
+    record = {key.strip().lower() if isinstance(key, str) else key: record[key] for key in record}
+    messages = tuple(chats.conversation(record, where, unused))
+    source, text = record.get("source"), record.get("text")
+    if messages:
+        text = "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
+    elif isinstance(text, str):
+        unused(key for key in record if key not in ("text", "source"))
+    else:
+        keys = ", ".join(f"{key!r}" for key in list(record)[:8]) or "none"
+        step = f"Its keys are {keys}: rename those of texts."
+        raise refusal(f"hold records with texts under known keys ({chats.KNOWN})", where, step)
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
-    unused.keys.update(record.keys() - used - ({"source"} if isinstance(source, str) else set()))
     return Document(where, heading, text, messages, key=text)
 
 
@@ -194,5 +188,5 @@ def _chosen_by(part: str | None) -> Callable[[str], bool]:
     if part is None:
         return lambda heading: True
     others = part.startswith("!")
-    pattern = places.pattern("part", part.removeprefix("!"))
+    pattern = re.compile(places.pattern("part", part.removeprefix("!")).pattern, re.MULTILINE)
     return lambda heading: (pattern.search(heading) is None) == others

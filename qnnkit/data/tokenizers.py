@@ -22,6 +22,7 @@ PLAIN_CHAT = (
     "{% for message in messages %}"
     "{% if not loop.first %}{{ '\\n' }}{% endif %}"
     "{{ message['role'] | capitalize }}: {{ message['content'] }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '\\nAssistant:' }}{% endif %}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.collections import PolyCollection
@@ -23,7 +24,7 @@ def pitch_name(pitch: int) -> str:
 
 
 def piano_roll(
-    rolls: Mapping[str, Mapping[str, Sequence[tuple[int, int, int]]]],
+    rolls: Mapping[str, Mapping[str, Sequence[tuple[float, int, float]]]],
     *,
     n_steps: int | None = None,
 ) -> Picture:
@@ -37,7 +38,7 @@ def piano_roll(
     parts = list(dict.fromkeys(part for roll in rolls.values() for part in roll))
     notes = [note for roll in rolls.values() for part in roll.values() for note in part]
     if n_steps is None:
-        n_steps = max((start + duration for start, _, duration in notes), default=STEPS_PER_BAR)
+        n_steps = math.ceil(max((start + duration for start, _, duration in notes), default=STEPS_PER_BAR))
     pitches = [pitch for start, pitch, _ in notes if start < n_steps]
     low, high = (min(pitches) - 2, max(pitches) + 2) if pitches else (58, 74)
     height = max(1.1, 0.045 * (high - low))
@@ -69,6 +70,6 @@ def piano_roll(
     return figure
 
 
-def _rectangle(start: int, pitch: int, duration: int) -> list[tuple[float, float]]:
+def _rectangle(start: float, pitch: int, duration: float) -> list[tuple[float, float]]:
     left, right, bottom, top = start, start + duration, pitch - 0.45, pitch + 0.45
     return [(left, bottom), (right, bottom), (right, top), (left, top)]

@@ -1,4 +1,4 @@
-"""Your own images with captions (a folder with captions.json, .jsonl, .csv or .tsv), by CLIP with circuits.
+"""Your own images with captions (a folder with captions.json, .csv and the like), by CLIP with circuits.
 
 `size=77m` (76.7 million weights with `head=full`) and `pretrained=FOLDER` are for a GPU, or a patient Mac.
 """

@@ -11,7 +11,7 @@ from qnnkit.adapters import recipe
 
 class Settings(data.Music, recipe.AdapterSettings, qnnkit.Settings):
     adapter_weights: int | None = 4000
-    sequence_length: int | None = 512
+    sequence_length: int | None = 1024
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     epochs: int = 2

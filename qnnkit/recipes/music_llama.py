@@ -1,11 +1,11 @@
-"""A small Llama from scratch on music: data_dir is a folder of MIDI by composer, or of 16th-grid JSON."""
+"""A small Llama from scratch on music: data_dir is a folder of MIDI by composer, or of JSON of 16ths."""
 
 import qnnkit
 from qnnkit import data, models, tasks
 
 
 class Settings(data.Music, models.LanguageModelSettings, qnnkit.Settings):
-    sequence_length: int | None = 512
+    sequence_length: int | None = 1024
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     epochs: int = 2

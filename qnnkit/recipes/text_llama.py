@@ -1,4 +1,4 @@
-"""A small Llama from scratch on text of yours: data_dir is a file, or a folder of .txt, .md or .jsonl."""
+"""A small Llama from scratch on text of yours: data_dir is a file or a folder of texts or chats."""
 
 import qnnkit
 from qnnkit import data, models, tasks

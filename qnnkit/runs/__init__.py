@@ -12,12 +12,12 @@ from qnnkit.runs.reading import frame
 from qnnkit.runs.status import Status
 from qnnkit.runs.surveying import to_plan
 from qnnkit.runs.trainings import Stopped, Training, train_all, training
-from qnnkit.runs.using import export, load_model, merge, predict
+from qnnkit.runs.using import evaluate, export, load_model, merge, predict
 from qnnkit.runs.watching import watch
 
 __all__ = [
     "NOTEBOOKS", "NotebookError", "Run", "Status", "Stopped", "Training", "best", "build", "chain",
-    "check_parameters", "count_parameters", "declared", "epoch_line", "export", "find_notebook", "finished",
-    "first_batch", "fork", "frame", "launch", "load_model", "merge", "open_run", "placed", "predict",
-    "run_notebooks", "seen_by", "to_plan", "train_all", "trained", "training", "watch",
+    "check_parameters", "count_parameters", "declared", "epoch_line", "evaluate", "export", "find_notebook",
+    "finished", "first_batch", "fork", "frame", "launch", "load_model", "merge", "open_run", "placed",
+    "predict", "run_notebooks", "seen_by", "to_plan", "train_all", "trained", "training", "watch",
 ]  # fmt: skip

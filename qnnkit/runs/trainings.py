@@ -98,7 +98,7 @@ class Training:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
         run = self.run
         micro_batch = progress.micro_batch or run.config.micro_batch
-        found = _test(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
+        found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
         return self.journal.end(progress.rows, _final(run, model, progress, found))
 
 
@@ -240,7 +240,7 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
     return found | ({"micro_batch": progress.micro_batch} if progress.micro_batch else {})
 
 
-def _test(
+def tested(
     model: nn.Module,
     task: tasks.Task,
     loader: Any,

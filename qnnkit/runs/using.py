@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,19 +13,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from qnnkit import adapters, checks, recipes, tasks, workspace
+from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
-from qnnkit.data import tokenizers
-from qnnkit.data.music_events import FILE, MusicTokenizer
+from qnnkit.data import music_files, tokenizers, unsplit
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
 from qnnkit.runs.reading import facts
+from qnnkit.runs.trainings import tested
 from qnnkit.tasks import pictures
 
-ABOUT = "about.json"
+ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
+LENGTH, BATCH = 256, 32
+"""Tokens of a block where a net's files name no number, and samples of a batch that is evaluated."""
 MOST_CAPTIONS = 1000
 """Of the training split, that an image is held against where no other texts are given."""
 
@@ -99,44 +102,48 @@ def write_model(run: Run, net: nn.Module) -> Path:
     return folder
 
 
-def merge(run: Run, folder: str | Path) -> Path:
+def merge(run: Run | str | Path, folder: str | Path) -> Path:
     """Writes the run's own net, first seed, its adapter worked into its base, for plain transformers.
 
-    A base that trained in 4 bits is read in float32: the adapter is that of the run's `adapter/`.
+    Only the adapter's files and its base are read, in the precision in which the base was trained on (of 4
+    bits: float32).
 
     Args:
-        run: A trained one, with an adapter; of 4 bits, a finished one.
+        run: A finished run, or its folder, or its `adapter/`, wherever that is now.
         folder: Where to; an earlier save there is replaced.
 
     Raises:
-        ValueError: The run has no adapter.
-        NotImplementedError: Its adapter cannot be merged.
-        OSError: It is not trained yet, or the folder cannot be written.
+        ValueError: There is no adapter.
+        NotImplementedError: It cannot be merged.
+        OSError: The base is not found, or the folder cannot be written.
     """
-    config: Any = run.config
-    splits: Any = run.splits
-    if not config.of_kit("adapter"):
-        step = "A language model without one is whole already: model/ of its folder."
-        raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(run.folder), step))
-    if config.four_bit:
-        model = adapters.load(causal_lm(str(config.pretrained)), run.folder / "adapter")
-    else:
-        model = trained(run)
-    return tasks.save(tasks.merge(model, in_place=True), splits.tokenizer, folder, run.config)
+    place = _folder(run.folder if isinstance(run, Run) else run)
+    if not (place / CONFIG).exists():
+        step = "A run whose recipe has an adapter writes adapter/ when it is trained."
+        raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(place.parent), step))
+    model, about, _ = load_language(place)
+    settings = workspace.read_json(place / SETTINGS)
+    return tasks.save(tasks.merge(model, in_place=True), about.tokenizer, folder, settings)
 
 
 def export(run: Run) -> Path:
     """Writes the run's own net, first seed, to `model/` or `adapter/` of the run folder.
 
-    Language models go with their tokenizer: what lies there loads with plain transformers and PEFT. Beside an
-    adapter lie the circuits that gave its weights. Other nets are read by `runs.load_model`.
+    Language models go with their tokenizer: plain transformers and PEFT load that folder. An adapter's folder
+    also has the circuits that gave its weights. Other nets are read by `runs.load_model`.
     """
     net: Any = trained(run)
     splits: Any = run.splits
     if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
         return write_model(run, net)
-    name = "adapter" if run.config.of_kit("adapter") else "model"
-    return tasks.save(net, splits.tokenizer, run.folder / name, run.config)
+    place = run.folder / ("adapter" if getattr(run.config, "adapter", None) else "model")
+    settings, score = run.asked.model_dump(mode="json") | {"sequence_length": splits.length}, run.score
+    facts = {"data": Path(str(getattr(run.config, "data_dir", None) or splits.name)).name}
+    facts |= {"recipe": run.recipe.name, "net": f"{run.nets[0]}, seed {run.config.seed}"}
+    row = run.tested().get((run.nets[0], run.config.seed), {})
+    if (value := row.get(f"test_{score.name}")) is not None:
+        facts["test " + score.word] = score.with_unit(value)
+    return tasks.save(net, splits.tokenizer, place, settings, facts)
 
 
 def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data, Recipe]:
@@ -176,27 +183,52 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
 
 
 def load_language(folder: Path) -> tuple[Any, Data, Any]:
-    """A language model, or an adapter on its base, as transformers and PEFT write them, and its task."""
-    described = workspace.read_json(folder / "adapter_config.json")
-    if described is None:
-        model: Any = causal_lm(folder)
+    """A language model, or an adapter on its base, as transformers and PEFT write them, and its task.
+
+    Raises:
+        FileNotFoundError: The adapter's base is not there.
+    """
+    settings = workspace.read_json(folder / SETTINGS) or {}
+    if (folder / CONFIG).exists():
+        base, dtype = adapters.base_of(folder), settings.get("base_precision", "float32")
+        if base.startswith((".", "/")) and not Path(base).is_dir():
+            rule, step = "hold an adapter whose base is there", f"Put the base model at {base}."
+            raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
+        model: Any = causal_lm(base, dtype="float32" if settings.get("four_bit") else dtype)
+        model = adapters.load(model, folder)
     else:
-        model = adapters.load(causal_lm(described["base_model_name_or_path"]), folder)
-    read = MusicTokenizer.from_pretrained if (folder / FILE).exists() else tokenizers.loaded
+        model = causal_lm(folder)
+    read = music_files.tokenizer if music_files.is_music(folder) else tokenizers.loaded
     tokens: Any = read(folder)
-    about = Data(folder.name, {"tokenizer": tokens, "vocabulary": len(tokens)})
+    longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
+    length = settings.get("sequence_length") or min(LENGTH, longest)
+    about = Data(folder.name, {"tokenizer": tokens, "vocabulary": len(tokens), "length": length})
     return model.eval(), about, tasks.usual(about)
 
 
-def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -> Iterator[dict[str, Any]]:
+def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
+    """The trained net of a run, what it knows of its data, its task, and its settings where it has any."""
+    folder = _folder(run_dir)
+    if _of_tokens(folder):
+        return *load_language(folder), None
+    net, about, found = load_model(folder, recipe)
+    settings = settings_of(workspace.read_json(folder / ABOUT)["settings"], found)
+    return net, about, found.task(settings), settings
+
+
+def predict(
+    run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None, raw: bool = False
+) -> Iterator[dict[str, Any]]:
     """What a trained net says of new inputs, a row for each: as the run's task does it.
 
     Args:
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
         inputs: Of images files, or arrays of pixels; for CLIP images and texts to hold them against; a text
-            to go on with; a MIDI file to go on with; of a recipe's own data arrays, or .npy files. A task
-            with `predict(net, inputs)` is given them as they are.
+            to go on with, or of a model with a chat template a user's message to answer; a MIDI file to go on
+            with; of a recipe's own data arrays, or .npy files. A task with `predict(net, inputs)` is given
+            them as they are.
         recipe: The run's, where it is a user's own.
+        raw: Whether a text goes to the model as it is, without its chat template.
 
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
@@ -205,15 +237,69 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
-    folder = _folder(run_dir)
-    if _of_tokens(folder):
-        net, about, task = load_language(folder)
-    else:
-        net, about, found = load_model(folder, recipe)
-        task = found.task(settings_of(workspace.read_json(folder / ABOUT)["settings"], found))
+    net, about, task, _ = _loaded(run_dir, recipe)
+    if raw and "raw" not in inspect.signature(task.predict).parameters:
+        step = "Leave it out: only texts have a chat template."
+        raise ValueError(checks.message("raw", "be given with a text", raw, step))
     with torch.no_grad():
-        rows = tasks.asked(task.predict, net, inputs, about=about)
+        rows = tasks.asked(task.predict, net, inputs, about=about, raw=raw)
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])
+
+
+def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> dict[str, Any]:
+    """What a trained net is worth on other data, all of them, as its task judges a test split.
+
+    No training data are read.
+
+    Args:
+        run_dir: Folder of a finished run, or its `model/` or `adapter/`.
+        data: Of a language model text, chats or music, as the recipe's `data_dir`; of a classifier a folder
+            or archive of images in class folders (or with the label in their names, if it was trained so), or
+            an .npz file of samples and labels.
+        recipe: The run's, where it is a user's own.
+
+    Returns:
+        `data`; `samples` or `tokens`, their number; the task's numbers, such as `loss` and `perplexity`, or
+        `accuracy`; `score`, the name of the one that nets are compared by; of a share its 95 % `interval`
+        (Wilson's); `notes` on what was left out.
+
+    Raises:
+        ValueError, OSError: There is no trained net, a class is none of the net's, or data cannot be read.
+        NotImplementedError: The net is of another kind, such as CLIP.
+    """
+    net, about, task, settings = _loaded(run_dir, recipe)
+    root = str(data) if Path(data).exists() else workspace.data_place(str(data))
+    with checks.renamed({"root": "data"}):
+        if settings is None:
+            splits: Any = unsplit.tokens(root, about.tokenizer, about.length)
+        elif "tokenizer" in about.sizes or "" not in about.shapes:
+            step = "Use qnnkit predict, or the report of a run on these data."
+            raise NotImplementedError(checks.message("run_dir", "be of labels or tokens", str(run_dir), step))
+        else:
+            flat = unsplit.PATTERN if getattr(settings, "dataset", "") == "flat_folder" else None
+            splits = unsplit.labelled(root, about, getattr(settings, "label_pattern", None) or flat)
+    batches = splits.batches("test", BATCH, shuffle=False)
+    numbers = tested(net, task, batches, splits, device.choose("auto"), None)
+    counted, score = getattr(task, "counted", "samples"), task.score
+    n = splits.test.n_predicted if counted == "tokens" else len(splits.test)
+    numbers = {name: value for name, value in numbers.items() if not name.startswith("minus_")}
+    found = {"data": splits.name, counted: n, **numbers, "score": score.name, "notes": list(splits.notes)}
+    if score.per == "%" and counted == "samples":
+        found["interval"] = list(stats.wilson(numbers[score.name] * n, n))
+    return found
+
+
+def evaluation_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What `evaluate` gives, for people."""
+    counted = next(name for name in ("samples", "tokens") if name in found)
+    yield f"{found['data']}: {found[counted]:,} {counted}"
+    for name, value in found.items():
+        if isinstance(value, float):
+            low, high = found.get("interval", (None, None)) if name == found["score"] else (None, None)
+            yield f"{name}: {value:.4g}" + (
+                f" (95 % interval {low:.4g} to {high:.4g})" if low is not None else ""
+            )
+    yield from (f"Note: {note}" for note in found["notes"])
 
 
 def predictor(run_dir: str | Path) -> dict[str, Any]:

@@ -6,9 +6,10 @@ share the tensors' memory, by the same code.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,32 +105,31 @@ def autocasts(kind: str) -> bool:
 
 def rounds(kind: str) -> bool:
     """Whether the user lets torch round float32 matrix products on a kind of device."""
-    return full_precision(kind).setting() not in ("none", "ieee")
+    return kind in PRECISION and torch._C._get_fp32_precision_getter(*PRECISION[kind]) not in EXACT
 
 
-_set_precision: Any = torch._C._set_fp32_precision_setter
+PRECISION = {"cpu": ("mkldnn", "matmul"), "cuda": ("cuda", "matmul")}
+"""Names that torch has for the setting by kind of device; others have no such setting."""
+EXACT = "none", "ieee"
+"""Its values that round nothing."""
 
 
-class full_precision:
+@contextlib.contextmanager
+def full_precision(kind: str) -> Iterator[None]:
     """Inside, float32 matrix products have all their digits, whatever the user has set for the rest.
 
     Args:
-        kind: Of device: "cpu", "cuda"; others have no such setting.
+        kind: Of device.
     """
-
-    def __init__(self, kind: str):
-        self.of: Any = {"cpu": ("mkldnn", "matmul"), "cuda": ("cuda", "matmul")}.get(kind, ())
-
-    def setting(self) -> str:
-        return torch._C._get_fp32_precision_getter(*self.of) if self.of else "none"
-
-    def __enter__(self) -> None:
-        self.before = self.setting()
-        if self.before not in ("none", "ieee"):
-            _set_precision(*self.of, "ieee")
-
-    def __exit__(self, *error: Any) -> None:
-        if self.before not in ("none", "ieee"):
-            _set_precision(*self.of, "none")
-            if self.setting() != self.before:  # it was set itself, not inherited
-                _set_precision(*self.of, self.before)
+    if not rounds(kind):
+        yield
+        return
+    of, put = PRECISION[kind], torch._C._set_fp32_precision_setter
+    before = torch._C._get_fp32_precision_getter(*of)
+    put(*of, "ieee")
+    try:
+        yield
+    finally:
+        put(*of, "none")
+        if torch._C._get_fp32_precision_getter(*of) != before:  # it was set itself, not inherited
+            put(*of, before)

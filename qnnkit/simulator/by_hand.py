@@ -39,19 +39,8 @@ class Run(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        kind, level = gradient.device.type, _old_vmap()
-        if level:  # of is_grads_batched, which follows no arrays: row by row
-            private: Any = torch
-            torch._C._vmapmode_decrement_nesting()
-            try:
-                rows = private._remove_batch_dim(gradient, level, 1, 0)
-                each = zip(*(Run.backward(ctx, row) for row in rows), strict=True)
-                return tuple(
-                    None if g[0] is None else private._add_batch_dim(torch.stack(g), 0, level) for g in each
-                )
-            finally:
-                torch._C._vmapmode_increment_nesting()
-        if torch.is_grad_enabled() or autograd_must():
+        kind = gradient.device.type
+        if torch.is_grad_enabled() or autograd_must() or _is_mapped(gradient):
             return Run._again(ctx, gradient)
         uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
         with full_precision(kind), np.errstate(all="ignore"), uncast:
@@ -101,11 +90,8 @@ class Run(torch.autograd.Function):
         return None, None, to_row, to_vector
 
 
-def _old_vmap() -> int:
-    """The level of torch's older vmap, which only backward passes use; 0 outside."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    return level
+_is_mapped: Any = vars(torch._C)["_functorch"].is_legacy_batchedtensor
+"""Whether a gradient stands for many, as under `is_grads_batched`."""
 
 
 # --- parts of a batch -----------------------------------------------------------------------------
@@ -117,12 +103,8 @@ def in_chunks(columns: Array, n: int) -> Array:
 
 def joined(parts: Sequence[Array]) -> Array:
     """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
-    if len(parts) == 1:
-        [part] = parts
-        return part.T if part.ndim == 2 else part.swapaxes(1, 2).reshape(-1, part.shape[1])
-    if all(part.ndim == 2 for part in parts):
-        return torch.cat(list(parts), 1).T
-    return torch.cat([joined([part]) for part in parts])
+    rows = [part.swapaxes(-1, -2).reshape(samples_of(part), part.shape[-2]) for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def samples_of(columns: Array) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import threading
 import warnings
@@ -29,7 +28,7 @@ from qnnkit.simulator.affine import EXACT, affine
 from qnnkit.simulator.array_api import as_outside
 from qnnkit.simulator.gates import EXACT as ROUNDING
 from qnnkit.simulator.gates import Gate, NotFusable, constant, is_unitary, turn, with_numbers
-from qnnkit.simulator.queueing import Structure
+from qnnkit.simulator.queueing import Structure, within
 from qnnkit.simulator.readout import Readout, readout
 from qnnkit.simulator.structure import is_pennylanes
 
@@ -95,12 +94,8 @@ def circuit(made: Structure, device_wires: Any) -> Circuit:
         operations: list[tuple[Operator, bool]] = []
         maps: list[tuple[np.ndarray, np.ndarray]] = []
         kinds: set[type] = set()
-        leaves = zip(made.leaves, made.batched, strict=True)
-        for operation, n in zip(made.operations, made.free, strict=True):
+        for operation, shapes in zip(made.operations, made.shapes, strict=True):
             met: set[type] = set()
-            shapes = [
-                tuple(np.shape(leaf))[is_batched:] for leaf, is_batched in itertools.islice(leaves, max(n, 0))
-            ]
             if not shapes:
                 parts = [(each, False) for each in elementary(operation, met)]
             elif isinstance(operation, qp.StatePrep) or (shapes == [()] and is_elementary(operation)):
@@ -277,10 +272,7 @@ def is_elementary(operation: Operator) -> bool:
 
 def elementary(operation: Operator, kinds: set[type]) -> Iterator[Operator]:
     """The elementary gates of an operator; notes the classes met on the way in `kinds`."""
-    kinds.add(type(operation))
-    base = operation
-    while isinstance(base := getattr(base, "base", None), Operator):
-        kinds.add(type(base))
+    kinds.update(map(type, within(operation)))
     if is_elementary(operation):
         yield operation
         return
@@ -326,7 +318,8 @@ def _assembled(
                 raise NotFusable("its amplitudes are not those of all its wires' states")
             prepared = Prepared(on, state, kind.is_complex() if turns else np.iscomplexobj(kind))
             continue
-        _require_unitary(operation)
+        if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
+            raise NotFusable(f"{operation.name} is no unitary gate")
         if not turns:
             matrix = constant(operation)
             if not is_unitary(matrix):
@@ -340,10 +333,3 @@ def _assembled(
         gates.append(Gate(on or (0,), form, n_angles))
         n_angles += 1
     return prepared, tuple(gates)
-
-
-def _require_unitary(operation: Operator) -> None:
-    if isinstance(operation, qp.measurements.MeasurementProcess | qp.operation.Channel):
-        raise NotFusable(f"{operation.name} is no unitary gate")
-    if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
-        raise NotFusable(f"{operation.name} has no matrix")

@@ -17,6 +17,7 @@ from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samp
 from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.matrices import Matrices, OverArrays
+from qnnkit.simulator.structure import Methods
 
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""
@@ -39,12 +40,10 @@ step of a net with a circuit four times as long on two cores.
 """
 ALWAYS_KEPT = 2**27
 """Bytes of states that are kept for the way back, whatever is free."""
-KEPT_SHARE = {"cpu": 1 / 128}
-"""Share of the free memory that may be kept, a quarter on other devices; parts beyond run forward again."""
+KEPT_SHARE = 1 / 4
+"""Share of the free memory of other devices than a CPU that may be kept; parts beyond run forward again."""
 LARGE = 8 * np.pi
 """Radians. Sums of larger angles lose digits, so these are reduced to one period first."""
-FEW = 1024
-"""Of so many numbers, the sum of squares tells sooner than the largest that none is large."""
 PART_SHARE = 0.05
 """Other devices than a CPU run a batch in parts whose states take this share of all their memory."""
 
@@ -82,6 +81,10 @@ class Fused:
         self.arguments, self.dtype, self.device = tuple(arguments), dtype, torch.device(device)
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
+        self.methods = Methods(circuit.kinds)
+        """Of what it was made of: if one was exchanged, it no longer stands for the QNode."""
+        self.as_list = True
+        """Whether the QNode returns a list, not a tuple, where the program is all of it."""
         self.prepared = circuit.prepared
         self.is_given = self.prepared is not None and self.prepared.amplitudes is None
         if self.prepared is not None and self.prepared.amplitudes is not None:
@@ -130,8 +133,6 @@ class Fused:
     @functools.cached_property
     def double(self) -> Fused:
         """The same in float64."""
-        if self.dtype == torch.float64:
-            return self
         return Fused(self.circuit, self.arguments, torch.float64, self.device)
 
     @staticmethod
@@ -234,14 +235,8 @@ class Fused:
 
     def _is_large(self, vector: Tensor, rows: Tensor) -> bool:
         """Whether some angle may be large: read off the numbers that it is computed from."""
-        for each, limit in zip((vector, rows), self.limits, strict=True):
-            if each.numel():
-                numbers = each.detach().numpy()
-                if numbers.size < FEW and numbers.flags.forc and _square(numbers) <= limit**2:
-                    continue
-                if not (-limit <= numbers.min() and numbers.max() <= limit):
-                    return True
-        return False
+        pairs = zip((vector, rows), self.limits, strict=True)
+        return any(each.numel() and not np.abs(each.detach().numpy()).max() <= limit for each, limit in pairs)
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
@@ -281,19 +276,27 @@ class Fused:
         return tensor_of(self.compute(*self.given(rows, vector), None)[0])
 
     def given(self, rows: Tensor, vector: Tensor) -> tuple[Any, Sequence[Array], Array]:
-        """What runs a batch; its parts, in columns, and the vector, as that takes them."""
-        columns, vector = rows.detach().t(), vector.detach()
-        way = self._way(rows, vector)
-        if way is self.near:
-            return way, self.parts(way, columns.numpy()), vector.numpy().copy()
-        return way, self.parts(way, columns), vector.clone()  # it may change before the way back
+        """What runs a batch, `far`, `mixed` or `near`; its parts, in columns; the vector, as that takes it.
 
-    def _way(self, rows: Tensor, vector: Tensor) -> Any:
-        """What runs a batch: `far`, `mixed` or `near`."""
-        if self.mixed is None or not (_is_plain(rows) and _is_plain(vector)):
-            return self.far
-        is_small = self.near is not None and len(rows) * self.state_bytes <= SMALL_BYTES
-        return self.near if is_small and self._n_chunks(len(rows)) else self.mixed
+        Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of shape (n, samples), or
+        (chunks, n, samples).
+        """
+        columns, vector, n, threads = rows.detach().t(), vector.detach(), len(rows), torch.get_num_threads()
+        is_plain = self.mixed is not None and _is_plain(rows) and _is_plain(vector)
+        takes_chunks = is_plain and self.near is not None
+        if takes_chunks and n * self.state_bytes <= SMALL_BYTES:
+            most = ONE_THREAD // 4 ** (self.n_wires + 1)
+            if n_chunks := 1 if n <= most else chunks(n, -(-n // most)):
+                return self.near, (in_chunks(columns.numpy(), n_chunks),), vector.numpy().copy()
+        size, fewest = CACHE_BYTES * threads, FEWEST_COLUMNS
+        if self.device.type != "cpu":
+            size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
+        parts = columns.split(max(fewest, size // self.state_bytes), dim=1)
+        if takes_chunks and threads > 1:
+            least = max(FEWEST_CHUNKS, 2 * threads)
+            parts = [in_chunks(part, chunks(part.shape[1], least, threads) or 1) for part in parts]
+        # the vector may change before the way back
+        return self.mixed if is_plain else self.far, parts, vector.clone()
 
     def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch, which autograd can follow."""
@@ -316,7 +319,7 @@ class Fused:
         """
         with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
             built, values = way[0].forward(vector), []
-            left = 0 if tapes is None else self.kept_bytes(sum(map(samples_of, parts)))
+            left = 0 if tapes is None else self.kept_bytes()
             for part in parts:
                 left -= samples_of(part) * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
@@ -334,32 +337,11 @@ class Fused:
                 tape.append(saved)
         return state
 
-    def parts(self, way: Any, columns: Array) -> tuple[Array, ...]:
-        """The batch in parts that fit the cache (CPU), or a share of the memory (elsewhere).
-
-        Each is of shape (n, samples), or (chunks, n, samples).
-        """
-        if way is self.near:
-            return (in_chunks(columns, self._n_chunks(columns.shape[1])),)
-        size, fewest = CACHE_BYTES * torch.get_num_threads(), FEWEST_COLUMNS
-        if self.device.type != "cpu":
-            size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
-        most = max(fewest, size // self.state_bytes)
-        parts = (columns,) if columns.shape[1] <= most else columns.split(most, dim=1)
-        if way is not self.mixed or self.near is None:  # somebody counts operations, or steps take no chunks
-            return parts
-        return tuple(in_chunks(part, chunks(part.shape[1], torch.get_num_threads())) for part in parts)
-
-    def _n_chunks(self, samples: int) -> int:
-        """In how many chunks NumPy takes a batch, so that its products stay on one thread; 0 for none."""
-        most = ONE_THREAD // 4 ** (self.n_wires + 1)
-        return 1 if samples <= most else even(samples, -(-samples // most))
-
-    def kept_bytes(self, n_columns: int) -> float:
+    def kept_bytes(self) -> float:
         """How much of the states of a batch may be kept for the way back."""
-        if n_columns * self.state_bytes * len(self.steps) <= ALWAYS_KEPT:
+        if self.device.type == "cpu":
             return ALWAYS_KEPT
-        return max(ALWAYS_KEPT, KEPT_SHARE.get(self.device.type, 0.25) * memory(self.device)[1])
+        return max(ALWAYS_KEPT, KEPT_SHARE * memory(self.device)[1])
 
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor:
@@ -381,16 +363,10 @@ def _reduced(angles: Tensor, period: float | None) -> Tensor:
 
 
 @functools.cache
-def chunks(samples: int, threads: int) -> int:
-    """In how many a part of a batch is cut: the same number of samples in each; 1 where that cannot be."""
-    few = range(max(FEWEST_CHUNKS, 2 * threads), samples // FEWEST_COLUMNS + 1) if threads > 1 else ()
-    return min((n for n in few if samples % n == 0), key=lambda n: (n % threads != 0, n), default=1)
-
-
-@functools.cache
-def even(samples: int, fewest: int) -> int:
-    """The fewest chunks, of as many samples each; 0 where they would be too small."""
-    return next((n for n in range(fewest, samples // FEWEST_COLUMNS + 1) if samples % n == 0), 0)
+def chunks(samples: int, fewest: int, threads: int = 1) -> int:
+    """The fewest chunks of as many samples each, if possible as many for each thread; 0 for none."""
+    few = range(fewest, samples // FEWEST_COLUMNS + 1)
+    return min((n for n in few if samples % n == 0), key=lambda n: (n % threads != 0, n), default=0)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -409,8 +385,3 @@ def memory(device: torch.device) -> tuple[int, int]:
         total = torch.mps.recommended_max_memory()
         free = min(free, total - torch.mps.driver_allocated_memory())
     return total, free
-
-
-def _square(numbers: np.ndarray) -> float:
-    flat = numbers.ravel("K")
-    return float(flat @ flat)

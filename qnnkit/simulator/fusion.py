@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -163,29 +164,22 @@ def items(
         The gates; (matrix, offset) of the angles that are shared, vector @ matrix + offset, and of those that
         are a sample's, row @ matrix + offset.
     """
+    own, shared = circuit.matrix[:, on_rows], circuit.matrix[:, ~on_rows]
+    moving: dict[bool, Any] = {True: own.any(1), False: shared.any(1)}
+    place = {by: np.cumsum(angles) - 1 for by, angles in moving.items()}
     found: list[Gate] = []
-    maps: dict[bool, list[tuple[np.ndarray, float]]] = {False: [], True: []}
     for gate in circuit.gates:
-        if gate.angle is None:
+        i = gate.angle
+        if i is None:
             found.append(gate)
-            continue
-        assert isinstance(gate.form, Turn)
-        rates, start = circuit.matrix[gate.angle], float(circuit.offset[gate.angle])
-        moving = [(own, rates[on_rows == own]) for own in (True, False) if rates[on_rows == own].any()]
-        if not moving:
-            found.append(Gate(gate.wires, gate.form.at(start)))
-        for own, each in moving:
-            found.append(dataclasses.replace(gate, angle=len(maps[own]), on_rows=own))
-            maps[own].append((each, start))
-            start = 0.0
-    shared, own = (
-        (
-            np.array([m for m, _ in maps[k]]).reshape(len(maps[k]), (on_rows == k).sum()).T,
-            np.array([o for _, o in maps[k]]),
-        )
-        for k in (False, True)
-    )
-    return found, shared, own
+        elif moving[True][i] or moving[False][i]:
+            sources = [by for by in (True, False) if moving[by][i]]
+            found += [dataclasses.replace(gate, angle=int(place[by][i]), on_rows=by) for by in sources]
+        elif isinstance(gate.form, Turn):  # by a constant
+            found.append(Gate(gate.wires, gate.form.at(float(circuit.offset[i]))))
+    rest = np.where(moving[True], 0, circuit.offset)  # each offset counts once
+    by_shared = shared[moving[False]].T, rest[moving[False]]
+    return found, by_shared, (own[moving[True]].T, circuit.offset[moving[True]])
 
 
 # --- blocks and permutations ----------------------------------------------------------------------
@@ -263,7 +257,7 @@ def arrange(segment: Sequence[Gate], n_wires: int, start: Sequence[Block] = ()) 
     groups: list[Block | Permutation] = list(start)
     for item in segment:
         is_one = item.permutes and n_wires > DENSE_WIRES
-        for part in [item] if is_one or _block_wires(item, n_wires) else _gather(item):
+        for part in [item] if is_one else _gathered(item, n_wires):
             home = None
             for group in reversed(groups):
                 home = group if group.takes(part) else home
@@ -271,8 +265,9 @@ def arrange(segment: Sequence[Gate], n_wires: int, start: Sequence[Block] = ()) 
                     break
             if home is None:
                 permutes = n_wires > DENSE_WIRES and part.permutes
-                wires = _block_wires(part, n_wires) or ()  # some, unless it permutes: it was gathered
-                groups.append(home := Permutation(n_wires, []) if permutes else Block(wires, []))
+                groups.append(
+                    home := Permutation(n_wires, []) if permutes else Block(_run(part, n_wires), [])
+                )
             home.items.append(part)
     for group in groups[len(start) :]:
         if isinstance(group, Block) and n_wires > DENSE_WIRES:  # no more wires than it needs
@@ -288,28 +283,22 @@ def cells(n_wires: int) -> list[tuple[int, ...]]:
     return [tuple(map(int, part)) for part in np.array_split(range(n_wires), -(-n_wires // BLOCK_WIRES))]
 
 
-def _block_wires(item: Gate, n_wires: int) -> tuple[int, ...] | None:
-    """The run of wires for a new block that holds the gate: its cell, or a window; None if it is spread."""
-    first, last = min(item.wires), max(item.wires)
-    for cell in cells(n_wires):
-        if cell[0] <= first and last <= cell[-1]:
-            return cell
-    width = max(BLOCK_WIRES, len(item.wires))
-    if last - first >= width:
-        return None
-    first = min(first, n_wires - width)
-    return tuple(range(first, first + width))
+def _run(item: Gate, n_wires: int) -> tuple[int, ...]:
+    """The run of wires for a block with most wires of a gate, and room for all: its cell, or a window."""
+    width = min(max(BLOCK_WIRES, len(item.wires)), n_wires)
+    windows = [tuple(range(first, first + width)) for first in range(n_wires - width, -1, -1)]
+    runs = [run for run in [*cells(n_wires), *windows] if len(run) >= len(item.wires)]
+    return max(runs, key=lambda run: len({*run} & {*item.wires}))
 
 
-def _gather(item: Gate) -> list[Gate]:
-    """The gate on the neighbours of its first wire, between swaps that bring its wires there and back."""
-    swaps, wires, first = [], list(item.wires), min(item.wires)
-    for target in range(first, first + len(wires)):
-        if target not in wires:
-            far = max(wires)
-            swaps.append(Gate((target, far), SWAP))
-            wires[wires.index(far)] = target
-    return [*swaps, Gate(tuple(wires), item.form, item.angle, item.on_rows), *reversed(swaps)]
+def _gathered(item: Gate, n_wires: int) -> list[Gate]:
+    """The gate inside one run, between swaps that bring its wires there and back."""
+    run = _run(item, n_wires)
+    free = [wire for wire in run if wire not in item.wires]
+    moved = {wire: free.pop(0) for wire in item.wires if wire not in run}
+    swaps = [Gate(pair, SWAP) for pair in moved.items()]
+    inside = tuple(moved.get(wire, wire) for wire in item.wires)
+    return [*swaps, Gate(inside, item.form, item.angle, item.on_rows), *swaps]
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,13 +79,12 @@ def turn(operation: qp.operation.Operator) -> Turn:
     """
     # PennyLane's own gates without settings: the class alone tells the matrix.
     plain = type(operation).__module__.startswith("pennylane.ops.qubit") and not operation.hyperparameters
-    if not plain:
-        return _found_turn(operation)
-    kind = (type(operation), len(operation.wires))
-    return _TURNS.get(kind) or _TURNS.setdefault(kind, _found_turn(operation))
+    return _turn_of(type(operation), len(operation.wires)) if plain else _found_turn(operation)
 
 
-_TURNS: dict[tuple[type, int], Turn] = {}
+@functools.cache
+def _turn_of(kind: type[qp.operation.Operator], n_wires: int) -> Turn:
+    return _found_turn(kind(PROBE, wires=range(n_wires)))
 
 
 def _found_turn(operation: qp.operation.Operator) -> Turn:

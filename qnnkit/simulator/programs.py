@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
@@ -38,10 +38,9 @@ EXACT_METHODS = ("best", "backprop", "adjoint", "parameter-shift", "hadamard", "
 """Ways of differentiating that give the gradient itself."""
 SPEED = ("grad_on_execution", "cache", "cachesize", "max_diff", "device_vjp", "executor_backend")
 """Options of a QNode that decide how fast it runs, not what it computes."""
-MOST_PROGRAMS = 16
-"""So many are kept, those used last."""
-MOST_NEW, REMEMBERED = 8, 256
-"""After so many new structures one after the other, only those are made into programs that come back."""
+MOST_NEW, MOST_PROGRAMS = 8, 32
+"""Structures that are made into programs at once, while so few are known; later ones when they come back.
+So many are remembered, those used last."""
 MOST_FORMS = 32
 """A pure function is traced for so many forms of inputs; sizes of the batch count if it reads them."""
 
@@ -73,13 +72,11 @@ class Programs:
         """Draws the shots; where it is given, all of them."""
         self.tape: Any = None
         """What the Python queued at the last call, if it ran here."""
-        self.names: Names | None = None
-        """Of a pure function."""
-        self._pure: dict[tuple, Fused | None] = {}
-        self._fused: OrderedDict[tuple, Fused | str] = OrderedDict()
-        self._seen: OrderedDict[int, None] = OrderedDict()
         self.why_queued = ""
-        self._new, self._in_parts, self._impure = 0, set(ALWAYS_IN_PARTS), None
+        self._looked_at, self._names = None, None
+        self._pure: dict[tuple, Fused | None] = {}
+        self._fused: OrderedDict[tuple, Fused | str | None] = OrderedDict()
+        self._in_parts = set(ALWAYS_IN_PARTS)
         self._methods = Methods([type(qnode.device)])
 
     def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
@@ -101,8 +98,7 @@ class Programs:
         if reason is not None:
             self.last = reason
             return self.qnode
-        program = None if self.qnode.shots else self._traced(rows)
-        if program is not None and (call := self._of_pure(program, rows, weights)):
+        if not self.qnode.shots and (call := self._of_pure(rows, weights)):
             return call
         with ONE_AT_A_TIME:  # PennyLane's recording is one for all threads
             return self._queued(rows, weights)
@@ -116,43 +112,50 @@ class Programs:
     @property
     def how(self) -> str:
         """How often the QNode's Python runs, and why."""
-        if self.names is not None and self.last in self._pure.values():
+        if self._names is not None and self.last in self._pure.values():
             return "its Python reads only its arguments and constants, and ran once"
-        many = f", and has queued {len(self._seen)} different circuits so far" if len(self._seen) > 1 else ""
+        many = f", and queues different circuits, {len(self._fused)} so far" if len(self._fused) > 1 else ""
         why = f", since {self.why_queued}" if self.why_queued else ""
         return f"its Python runs at every call{why}{many}"
 
     # --- pure ---------------------------------------------------------------------------------------
 
-    def _traced(self, rows: Tensor) -> Fused | None:
-        """The program of a pure function for rows of this form, if it has one already."""
-        if self.names is None:
-            return None
-        if not self.names.hold() or self._impure is not self.qnode.func:
-            self.names, self._impure = None, None
-            self._pure.clear()
-            return None
-        form = self._form(rows)
-        program = self._pure.get(form)
-        if program is not None and not program.methods.hold():
-            del self._pure[form]
-            return None
-        return program
+    def _is_pure(self) -> bool:
+        """Whether the Python reads only its arguments and constants, none of which has changed."""
+        if self._looked_at is not self.qnode.func:
+            self._looked_at, self._pure = self.qnode.func, {}
+            try:
+                self._names = Names(self.qnode.func)
+            except NotPure as reason:
+                self._names, self.why_queued = None, f"it holds {reason}"
+        elif self._names is not None and not self._names.hold():
+            self._names, self.why_queued = None, "what it reads has changed"
+        return self._names is not None
 
-    def _of_pure(self, program: Fused, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | None:
-        """The call, unless sums of its large angles would lose digits: PennyLane reduces each alone."""
-        arguments, batch = [rows, *weights.values()], _batch(rows)
+    def _of_pure(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | None:
+        """The call of a pure function that was traced for rows of this form.
+
+        None also where sums of its large angles would lose digits: PennyLane reduces each alone.
+        """
+        program = self._pure.get(self._form(rows)) if self._is_pure() else None
+        if program is None:
+            return None
+        if not program.methods.hold():
+            self._pure.pop(self._form(rows), None)
+            return None
+        arguments, batch = [rows, *weights.values()], len(rows) if rows.ndim == 2 else None
         if not program.keeps_digits(arguments, batch or 1):
             return None
         self.last = program
         return Call([(program, arguments, batch)], program.as_list)
 
     def _form(self, rows: Tensor) -> tuple:
-        sizes = rows.shape if self.names is not None and self.names.reads_sizes else rows.shape[1:]
-        return rows.ndim, _batch(rows) == 1, sizes, rows.dtype, rows.device, self.qnode.device.wires
+        sizes = rows.shape if self._names is not None and self._names.reads_sizes else rows.shape[1:]
+        is_one = rows.ndim == 2 and len(rows) == 1
+        return rows.ndim, is_one, sizes, rows.dtype, rows.device, self.qnode.device.wires
 
-    def _trace(self, tape: Any, rows: Tensor, weights: Mapping[str, Tensor], as_list: bool) -> Fused | None:
-        """The program of a pure function for rows of this form: traced, unless that failed before.
+    def _trace(self, tape: Any, rows: Tensor, weights: Mapping[str, Tensor], as_list: bool) -> None:
+        """Makes the program of a pure function for rows of this form, unless that was tried before.
 
         Args:
             tape: What it queued at this call.
@@ -160,17 +163,9 @@ class Programs:
             weights: By name.
             as_list: Whether it returns a list or a tuple.
         """
-        if self._impure is not self.qnode.func:  # not looked at yet
-            self._impure = self.qnode.func
-            try:
-                self.names = Names(self.qnode.func)
-            except NotPure as reason:
-                self.names, self.why_queued = None, f"it holds {reason}"
-        if self.names is None or not self.names.hold():
-            return None
         form, named = self._form(rows), (self.input_name, *weights)
         if form in self._pure or len(self._pure) >= MOST_FORMS:  # in vain, or its angles are large now
-            return None
+            return
 
         def record(arguments: Sequence[Tensor]) -> Structure:
             tape, _ = queue(self.qnode, dict(zip(named, arguments, strict=True)))
@@ -183,11 +178,10 @@ class Programs:
             own = composed(of_numbers, made.key, record, shapes)
         except (NotFusable, Unkeyable) as reason:
             self.why_queued = str(reason)
-            return None
+            return
         arguments = [Argument(rows.shape[-1], True), *(Argument(w.numel(), False) for w in weights.values())]
         program = self._pure[form] = self._program(own, arguments, rows)
         program.as_list = as_list
-        return program
 
     def _taken(self, tape: Any) -> tuple[Structure, Circuit]:
         """The structure and the circuit of a tape, which PennyLane would run."""
@@ -198,9 +192,7 @@ class Programs:
 
     def _program(self, circuit: Circuit, arguments: Sequence[Argument], rows: Tensor) -> Fused:
         with apart():
-            program = Fused(circuit, arguments, rows.dtype, rows.device)
-        program.methods = Methods([*circuit.kinds, type(self.qnode.device)])
-        return program
+            return Fused(circuit, arguments, rows.dtype, rows.device)
 
     # --- queued -------------------------------------------------------------------------------------
 
@@ -216,9 +208,10 @@ class Programs:
             as_list = isinstance(result, list | tuple)
             if self.qnode.shots:
                 return self._sampled(tapes, finish, rows, as_list)
-            program = self._trace(tapes[0], rows, weights, as_list) if finish is None else None
-            if program is not None and (call := self._of_pure(program, rows, weights)):
-                return call
+            if finish is None and self._is_pure():
+                self._trace(tapes[0], rows, weights, as_list)
+                if call := self._of_pure(rows, weights):
+                    return call
             parts: list[Any] = [self._part(each, rows) for each in tapes]
         except (NotFusable, Unkeyable) as reason:
             self.last = str(reason) if isinstance(reason, NotFusable) else f"it holds {reason}"
@@ -253,58 +246,36 @@ class Programs:
             NotFusable: It has none.
         """
         made = structure(tape, self._in_parts)
-        found = self._fused.get(self._key(made, rows))
-        if found is None or (isinstance(found, Fused) and not found.methods.hold()):
-            made, found = self._fuse(made, tape, rows)
-            self._fused[self._key(made, rows)] = found
-            if len(self._fused) > MOST_PROGRAMS:
-                self._fused.popitem(last=False)
-        else:
-            self._fused.move_to_end(self._key(made, rows))
-            self._new = max(0, self._new - 1)
-        if isinstance(found, str):
-            raise NotFusable(found)
+        key, is_early = self._key(made, rows), len(self._fused) < MOST_NEW
+        is_known, found = key in self._fused, self._fused.pop(key, None)
+        if isinstance(found, Fused) and not found.methods.hold():
+            found = None
+        if found is None and (is_known or is_early):
+            try:
+                made, circuit = self._taken(tape)
+                sizes = map(math.prod, itertools.chain(*made.shapes))
+                arguments = list(map(Argument, sizes, made.batched))
+                key, found = self._key(made, rows), self._program(circuit, arguments, rows)
+            except NotFusable as reason:
+                found = str(reason)
+        self._fused[key] = found
+        if len(self._fused) > MOST_PROGRAMS:
+            self._fused.popitem(last=False)
+        if not isinstance(found, Fused):
+            raise NotFusable(found or "its Python makes another circuit at nearly every call")
         return found, _tensors(made.leaves, rows), made.batch
 
     def _key(self, made: Structure, rows: Tensor) -> tuple:
         return made.key, rows.dtype, rows.device, self.qnode.device.wires
-
-    def _fuse(self, made: Structure, tape: Any, rows: Tensor) -> tuple[Structure, Fused | str]:
-        """The program of a tape, or why it has none; and its structure, of which more may be in parts now."""
-        key = hash(self._key(made, rows))
-        seen = key in self._seen
-        self._seen[key] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-        self._new += 1
-        if self._new > MOST_NEW and not seen:
-            raise NotFusable("its Python makes another circuit at nearly every call")
-        try:
-            made, circuit = self._taken(tape)
-            pairs = zip(made.leaves, made.batched, strict=True)
-            arguments = [
-                Argument(math.prod(np.shape(leaf)[is_batched:]), is_batched) for leaf, is_batched in pairs
-            ]
-            return made, self._program(circuit, arguments, rows)
-        except NotFusable as reason:
-            return made, str(reason)
-
-
-def _batch(rows: Tensor) -> int | None:
-    return len(rows) if rows.ndim == 2 else None
-
-
-def _dtype(leaf: Any, rows: Tensor) -> torch.dtype:
-    is_complex = isinstance(leaf, Tensor) and leaf.is_complex()
-    return rows.dtype.to_complex() if is_complex else rows.dtype
 
 
 def _tensors(leaves: Sequence[Any], rows: Tensor) -> list[Tensor]:
     """The leaves in the dtype and on the device of the rows; all plain numbers in one copy."""
     numbers = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
+    dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
     return [
-        leaf.to(rows.device, _dtype(leaf, rows)) if isinstance(leaf, Tensor) else next(plain)
+        leaf.to(rows.device, dtypes[leaf.is_complex()]) if isinstance(leaf, Tensor) else next(plain)
         for leaf in leaves
     ]
 

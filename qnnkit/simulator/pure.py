@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import builtins
 import functools
-import itertools
 import math
 import operator
 import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ TENSOR = names(
 )
 """Attributes of tensors. Code with `shape`, or with `len`, may depend on the batch size."""
 SIZES = {"shape", "len"}
+LIBRARIES = {"torch", "numpy", "pennylane", "scipy"}
+"""Their other modules hold no constants of the user's."""
 ABSENT = object()
 
 
@@ -64,115 +66,88 @@ class Names:
     """
 
     def __init__(self, function: Any):
-        self.dicts: list[tuple[dict, str, Any]] = []
-        self.attributes: list[tuple[Any, str, Any]] = []
-        self.lists: list[tuple[list, list]] = []
-        self.reads_sizes, self._known = False, set()
-        self._value(function)
-        self._columns = [
-            list(zip(*each, strict=True)) or [(), (), ()] for each in (self.dicts, self.attributes)
-        ]
+        self._getters: list[Callable[[], Any]] = []
+        self._values: list[Any] = []
+        self.reads_sizes, self._accepted = False, set()
+        self._accept(function, "function")
 
     def hold(self) -> bool:
         """Whether each name still stands for the same object; about a microsecond."""
-        (dicts, keys, values), (owners, fields, contents) = self._columns
-        absent = itertools.repeat(ABSENT)
-        return (
-            all(map(operator.is_, map(dict.get, dicts, keys, absent), values))
-            and all(map(operator.is_, map(getattr, owners, fields, absent), contents))
-            and all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in self.lists)
-        )
+        return all(map(operator.is_, map(operator.call, self._getters), self._values))
 
-    def _value(self, value: Any) -> None:
-        """Accepts a value, or raises."""
-        kind = type(value)
-        if kind in CONSTANTS or id(value) in self._known:
+    def _read(self, get: Callable[..., Any], holder: Any, name: str) -> Any:
+        """What a name stands for; this is compared at every call from now on."""
+        self._getters.append(functools.partial(get, holder, name, ABSENT))
+        self._values.append(self._getters[-1]())
+        return self._values[-1]
+
+    def _accept(self, value: Any, name: str) -> None:
+        """Accepts what a name stands for, or raises."""
+        kind, parts = type(value), ()
+        if value is ABSENT or kind in CONSTANTS or id(value) in LISTED or id(value) in self._accepted:
             return
-        self._known.add(id(value))
-        if kind is tuple or kind is list:
-            if not {type(each) for each in value} <= {*CONSTANTS, tuple}:
-                raise NotPure(f"a {kind.__name__} of other things than numbers")
-            for each in value if tuple in set(map(type, value)) else ():
-                self._value(each)
-            if kind is list:
-                self.lists.append((value, list(value)))
-        elif kind is types.FunctionType and id(value) not in LISTED:
+        self._accepted.add(id(value))
+        if kind is tuple:
+            parts = value
+        elif kind is functools.partial and getattr(value.func, "__globals__", None) is vars(circuits):
+            parts = value.func, *value.args, *value.keywords.values()
+        elif kind is circuits.Circuit:
+            parts = value.function, value.layers, value.embeds
+        elif kind is types.FunctionType:
             self._function(value)
-        elif (
+        elif not (
             isinstance(value, type)
             and issubclass(value, Operator | MeasurementProcess)
             and is_pennylanes(value)
         ):
-            self.attributes.append((value, "__init__", value.__init__))
-        elif kind is functools.partial and _is_kits(value.func):
-            for part in (value.func, value.args, *value.keywords.values()):
-                self._value(part)
-        elif id(value) not in LISTED:
-            raise NotPure(f"a {kind.__name__}")
+            raise NotPure(f"`{name}`")
+        for part in parts:
+            self._accept(part, name)
 
     def _function(self, function: types.FunctionType) -> None:
+        code, outside = function.__code__, function.__globals__
+        kits = outside is vars(circuits)  # trusted as a module, but for what its functions are given
+        names = () if kits else _names(code)
+        self.reads_sizes |= not SIZES.isdisjoint(names)
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
-            self.attributes.append((function, name, getattr(function, name)))
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._value(value)
-        kits = _is_kits(function)
-        modules, left = [], []
-        for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-            value = getattr(cell, "cell_contents", ABSENT)
-            self.attributes.append((cell, "cell_contents", value))
-            if not kits or type(value) in (types.FunctionType, functools.partial):
-                modules += self._accepted(value, name)
-        for name in _names(function.__code__):
-            value = self._looked_up(
-                vars(builtins) if _is_missing(function, name) else function.__globals__, name
-            )
-            if _is_missing(function, name):  # where a global of that name would come first
-                self.dicts.append((function.__globals__, name, ABSENT))
-            if value is ABSENT:
-                left.append(name)
-            elif not kits or _is_kits(value):  # else trusted, and compared
-                modules += self._accepted(value, name)
-        self.reads_sizes |= not kits and bool(SIZES & set(_names(function.__code__)))
-        if kits:  # trusted as a module
-            return
-        for module in (looked := list(dict.fromkeys(modules))):  # grows on the way
-            for name in _names(function.__code__):
-                if (value := self._looked_up(vars(module), name)) is not ABSENT:
-                    more = self._accepted(value, name, of_user=module not in MODULES)
-                    looked += [each for each in more if each not in looked]
-                    left = [each for each in left if each != name]
-        if unknown := set(left) - TENSOR:
+            self._read(getattr, function, name)
+        given = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+        found = [(function.__name__, value) for value in given]
+        for cell, name in zip(function.__closure__ or (), code.co_freevars, strict=True):
+            found.append((name, self._read(getattr, cell, "cell_contents")))
+        for name in names:
+            value = self._read(dict.get, outside, name)
+            found.append((name, self._read(dict.get, vars(builtins), name) if value is ABSENT else value))
+        left, modules = {name for name, value in found if value is ABSENT}, []
+        for name, value in found:  # grows on the way
+            if not isinstance(value, types.ModuleType):
+                self._accept(value, name)
+            elif value not in modules:
+                modules.append(value)
+                for each in _read_from(value, name, names):
+                    left.discard(each)
+                    found.append((each, self._read(dict.get, vars(value), each)))
+        if unknown := left - TENSOR:
             raise NotPure(f"`{min(unknown)}`")
 
-    def _looked_up(self, holder: Any, name: str) -> Any:
-        value = holder.get(name, ABSENT)
-        if value is not ABSENT:
-            self.dicts.append((holder, name, value))
-        return value
 
-    def _accepted(self, value: Any, name: str, *, of_user: bool = False) -> list[Any]:
-        """Accepts what a name stands for; the module, if it is one, whose attributes are to be looked at."""
-        if isinstance(value, types.ModuleType):
-            plain = type(value) is types.ModuleType and "__getattr__" not in vars(value)
-            root = value.__name__.partition(".")[0]
-            if value not in MODULES and (not plain or root in ("torch", "numpy", "pennylane", "scipy")):
-                raise NotPure(f"`{name}`")
-            return [value]
-        if of_user and type(value) not in CONSTANTS:
+def _read_from(module: types.ModuleType, name: str, names: Sequence[str]) -> list[str]:
+    """Those of some names that a module has: one of `MODULES`, or a user's with constants alone."""
+    inside = [each for each in names if each in vars(module)]
+    if module not in MODULES:
+        root = module.__name__.partition(".")[0]
+        plain = type(module) is types.ModuleType and "__getattr__" not in vars(module)
+        values = [vars(module)[each] for each in inside]
+        if (
+            not plain
+            or root in LIBRARIES
+            or not {type(value) for value in values} <= {*CONSTANTS, types.ModuleType}
+        ):
             raise NotPure(f"`{name}`")
-        self._value(value)
-        return []
+    return inside
 
 
 def _names(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals and attributes in a function, and in functions inside it."""
     inner = [name for each in code.co_consts if isinstance(each, types.CodeType) for name in _names(each)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))
-
-
-def _is_missing(function: types.FunctionType, name: str) -> bool:
-    return name not in function.__globals__
-
-
-def _is_kits(function: Any) -> bool:
-    return type(function) is types.FunctionType and function.__globals__ is vars(circuits)

@@ -47,8 +47,8 @@ class Structure:
     """Numbers that the program takes, in the order of the operations."""
     batched: list[bool] = field(default_factory=list)
     """Of which leaves axis 0 is the batch."""
-    free: list[int] = field(default_factory=list)
-    """How many of these each operation has; -1 where its numbers are constants."""
+    shapes: list[list[tuple[int, ...]]] = field(default_factory=list)
+    """Of the leaves of each operation, without the batch; none where its numbers are constants."""
     batch: int | None = None
     """Number of samples; None where nothing differs between them."""
 
@@ -103,13 +103,11 @@ def structure(tape: Any, in_parts: set[type]) -> Structure:
     keys: list[Any] = []
     for operation, key, leaves, dims in _taken(tape.operations, in_parts):
         made.operations.append(operation)
+        made.shapes.append([])
         if dims is None:
             keys.append((key, *map(value_key, leaves)))
-            made.free.append(-1)
-            continue
-        shapes = [_leaf(made, leaf, ndim) for leaf, ndim in zip(leaves, dims, strict=True)]
-        keys.append((key, *shapes))
-        made.free.append(len(leaves))
+        else:
+            keys.append((key, *(_leaf(made, leaf, ndim) for leaf, ndim in zip(leaves, dims, strict=True))))
     measured = [measurement_key(each) for each in tape.measurements]
     made.key = tuple(keys), tuple(measured), made.batch if made.batch in (None, 1) else 2
     return made
@@ -120,6 +118,7 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
     if isinstance(leaf, NUMBERS):
         made.leaves.append(float(leaf))
         made.batched.append(False)
+        made.shapes[-1].append(())
         return None
     if not isinstance(leaf, Tensor):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iufc":
@@ -132,7 +131,8 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
         made.batch = len(leaf)
     made.leaves.append(leaf)
     made.batched.append(is_batched)
-    return leaf.shape[is_batched:], is_batched, leaf.is_complex()
+    made.shapes[-1].append(tuple(leaf.shape[is_batched:]))
+    return made.shapes[-1][-1], is_batched, leaf.is_complex()
 
 
 Taken = tuple[Operator, Hashable, Sequence[Any], Sequence[int] | None]
@@ -145,7 +145,9 @@ def _is_simple(kind: type[Operator]) -> bool:
     is_nested = (
         issubclass(kind, qp.ops.CompositeOp | qp.ops.SymbolicOp) or kind._flatten is not Operator._flatten
     )
-    return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested)
+    dims: Any = kind.ndim_params  # a property where each operator has its own
+    is_matrix = isinstance(dims, tuple) and any(dims) and not _takes_arrays(kind)
+    return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested) and not is_matrix
 
 
 @functools.cache
@@ -154,67 +156,59 @@ def _takes_arrays(kind: type[Operator]) -> bool:
 
 
 def _taken(operations: Sequence[Operator], in_parts: set[type]) -> Iterator[Taken]:
-    """The operators apart; what cannot be taken so is decomposed with the numbers of this call."""
-    for operation in operations:
-        kind = type(operation)
-        if kind in in_parts or not isinstance(operation, Operator) or not _is_simple(kind):
-            yield from _nested(operation, in_parts)
-            continue
-        dims = operation.ndim_params
-        if any(dims) and not _takes_arrays(kind):  # a matrix
-            yield from _nested(operation, in_parts)
-            continue
-        try:
-            settings = None if kind in CONTROLLED else operation.hyperparameters
-            key = kind, operation.wires.labels, value_key(settings) if settings else None
-        except Unkeyable:
-            yield from _nested(operation, in_parts)
-        else:
-            yield operation, key, operation.data, dims
-
-
-def _nested(operation: Any, in_parts: set[type]) -> Iterator[Taken]:
-    """As `_taken`, of a matrix, of what holds other operators, or of a class of the user's own.
+    """The operators apart; what cannot be taken so is decomposed with the numbers of this call.
 
     Raises:
         NotFusable: The numbers of a matrix are no constants, or nothing is known of the operator.
     """
-    if not isinstance(operation, Operator):
-        raise NotFusable(f"{type(operation).__name__} is no unitary gate")
-    inner, is_apart = _inner(operation), type(operation) in in_parts
-    known = is_pennylanes(type(operation)) if is_apart else is_known(operation)
-    evolves = isinstance(_evolution(operation), qp.ops.Evolution)
-    is_whole = isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not evolves
-    is_matrix = not (is_whole or evolves or _takes_arrays(type(inner))) and any(operation.ndim_params)
-    if known and is_matrix and not _is_constant(operation):
-        raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
-    if known and not is_apart and (not is_whole or _is_constant(operation)):
-        leaves: list[Any] = []
+    for operation in operations:
+        if not isinstance(operation, Operator):
+            raise NotFusable(f"{type(operation).__name__} is no unitary gate")
         try:
-            key = operator_key(operation, leaves)
-            if is_whole or is_matrix:
-                yield operation, key, leaves, None
-                return
-            if evolves:  # its generator is no part of its data
-                yield operation, (key, *map(value_key, leaves[:-1])), operation.data, [0]
-                return
-            dims = operation.ndim_params
-            if len(dims) == len(leaves) and all(a is b for a, b in zip(operation.data, leaves, strict=True)):
-                yield operation, key, leaves, dims
-                return
+            whole = None if type(operation) in in_parts else _whole(operation)
         except Unkeyable:
-            pass
+            whole = None
+        if whole is None:
+            yield from _taken(_decomposed(operation, in_parts), in_parts)
+        else:
+            yield whole
+
+
+def _whole(operation: Operator) -> Taken | None:
+    """An operator as it is; None for one of the user's own, and for numbers in others than templates."""
+    kind, leaves = type(operation), []
+    if _is_simple(kind):
+        settings = None if kind in CONTROLLED else operation.hyperparameters
+        key = kind, operation.wires.labels, value_key(settings) if settings else None
+        return operation, key, operation.data, operation.ndim_params
+    if not is_known(operation):
+        return None
+    key, inner = operator_key(operation, leaves), _inner(operation)
+    turns = operation.base if isinstance(operation, qp.ops.Adjoint) else operation
+    if isinstance(turns, qp.ops.Evolution):  # its generator is no part of its data
+        return operation, (key, *map(value_key, leaves[:-1])), operation.data, [0]
+    if isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp):
+        return (operation, key, leaves, None) if _is_constant(operation) else None
+    if any(operation.ndim_params) and not _takes_arrays(type(inner)):
+        if not _is_constant(operation):
+            raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
+        return operation, key, leaves, None
+    is_all = list(map(id, operation.data)) == list(map(id, leaves))
+    return (operation, key, leaves, operation.ndim_params) if is_all else None
+
+
+def _decomposed(operation: Operator, in_parts: set[type]) -> Sequence[Operator]:
+    """What an operator consists of, with its numbers; its matrix, if that is constant."""
+    known = is_pennylanes(type(operation)) if type(operation) in in_parts else is_known(operation)
     with qp.QueuingManager.stop_recording():
         if operation.has_matrix and _is_constant(operation):
-            parts: Any = [qp.QubitUnitary(qp.matrix(operation, wire_order=operation.wires), operation.wires)]
-        elif operation.has_decomposition and (known or not operation.has_matrix):
-            try:
-                parts = operation.decomposition()
-            except Exception as error:
-                raise NotFusable(f"{operation.name} cannot be decomposed here") from error
-        else:
+            return [qp.QubitUnitary(qp.matrix(operation, wire_order=operation.wires), operation.wires)]
+        if not operation.has_decomposition or (operation.has_matrix and not known):
             raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
-        yield from _taken(parts, in_parts)
+        try:
+            return operation.decomposition()
+        except Exception as error:
+            raise NotFusable(f"{operation.name} cannot be decomposed here") from error
 
 
 def _inner(operation: Operator) -> Operator:
@@ -224,19 +218,15 @@ def _inner(operation: Operator) -> Operator:
     return operation
 
 
-def _evolution(operation: Operator) -> Operator:
-    return operation.base if isinstance(operation, qp.ops.Adjoint) else operation
-
-
 _is_pennylanes = functools.cache(is_pennylanes)
 
 
 def is_known(operation: Operator) -> bool:
     """Whether an operator, and what it is made of, are of PennyLane's own classes."""
-    return all(_is_pennylanes(type(each)) for each in _within(operation))
+    return all(_is_pennylanes(type(each)) for each in within(operation))
 
 
-def _within(operation: Operator) -> list[Operator]:
+def within(operation: Operator) -> list[Operator]:
     """An operator and those that it is made of."""
     parts = [operation]
     for each in parts:  # grows on the way
@@ -254,8 +244,8 @@ def _is_constant(operation: Operator) -> bool:
 def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
     """The operations with other numbers in place of their leaves."""
     rest = iter(leaves)
-    pairs = zip(made.operations, made.free, strict=True)
-    return [with_numbers(each, [next(rest) for _ in range(n)]) if n > 0 else each for each, n in pairs]
+    pairs = zip(made.operations, made.shapes, strict=True)
+    return [with_numbers(each, [next(rest) for _ in shapes]) if shapes else each for each, shapes in pairs]
 
 
 def check(qnode: qp.QNode, made: Structure) -> None:

@@ -151,9 +151,8 @@ class _Shots(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         [angles] = ctx.saved_tensors
-        found, shifts = torch.zeros_like(angles), []
-        for j, rule in enumerate(ctx.sampled.rules):
-            shifts += [(j, c, s) for c, s in rule] if ctx.wanted[j] else []
+        found, pairs = torch.zeros_like(angles), zip(ctx.sampled.rules, ctx.wanted, strict=True)
+        shifts = [(j, *each) for j, (rule, wanted) in enumerate(pairs) if wanted for each in rule]
         if shifts:
             moved = angles.repeat(len(shifts), 1, 1)  # (n_shifts, batch, n_angles)
             for k, (j, _, shift) in enumerate(shifts):
@@ -167,8 +166,7 @@ class _Shots(torch.autograd.Function):
 
 def _rule(rates: np.ndarray) -> list[tuple[float, float]]:
     """(c, s) of the parameter-shift rule of a gate, from the eigenvalues of its generator."""
-    differences = np.unique(np.abs(np.subtract.outer(rates, rates)).round(9))
-    frequencies = tuple(float(each) for each in differences if each > 0)
+    frequencies = qp.gradients.eigvals_to_frequencies(tuple(rates))
     if not frequencies:
         return []
     return [(float(c), float(s)) for c, s in qp.gradients.generate_shift_rule(frequencies)]

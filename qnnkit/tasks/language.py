@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks
+from qnnkit import checks, words
+from qnnkit.adapters import once
 from qnnkit.data.tokens import IGNORED, TokenSplits
 from qnnkit.layers import evaluating
 from qnnkit.stats import LOSS, Score
 from qnnkit.tasks.own import OfData
-from qnnkit.tasks.sampling import generate, speed
 from qnnkit.tasks.saving import adapted, merge
 from qnnkit.tasks.step import Shown, Step, counts
 
@@ -30,6 +31,8 @@ WORDS, READ = 60, 16
 """Tokens that are read and then written of a text that is shown, and read of one that is timed."""
 NEW_TOKENS = 80
 """Written behind a prompt."""
+LONGEST = 2048
+"""Tokens that a model sees at once where its configuration names no number."""
 MOST_TOKENS = 8192
 """Of the test split, read for the losses of single documents: a large model takes minutes for more."""
 
@@ -77,23 +80,26 @@ class Language:
         """What the net writes behind beginnings of test blocks, and the documents of the largest loss."""
         import pandas as pd
 
-        tokenizer, rows = splits.tokenizer, []
-        for i in _spread(len(splits.test), min(n, 3)):
+        tokenizer, rows, drawn = splits.tokenizer, [], {"seed": seed, "raw": True}
+        for i in _spread(len(splits.test), min(n, 3) if hasattr(net, "generate") else 0):
             prompt = tokenizer.decode(splits.test.input_ids[i, :WORDS].tolist())
             told = {"given": prompt}
             if adapted(net):
                 with net.disable_adapter():
-                    told["the base writes"] = generate(net, tokenizer, prompt, WORDS, seed=seed)
-            rows.append({**told, "the net writes": generate(net, tokenizer, prompt, WORDS, seed=seed)})
+                    told["the base writes"] = generate(net, tokenizer, prompt, WORDS, **drawn)
+            rows.append({**told, "the net writes": generate(net, tokenizer, prompt, WORDS, **drawn)})
         return [
             Shown(pd.DataFrame(rows), "05_written", "What the net writes"),
             Shown(by_source(net, splits)[:n], "05_losses", "Test documents of the largest loss"),
         ]
 
-    def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> Iterator[dict[str, Any]]:
-        """Yields the text that the net writes behind each prompt."""
+    def predict(
+        self, net: Any, inputs: Sequence[Any], about: Any, raw: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the text that the net writes behind each prompt; see `generate` for `raw`."""
         for each in inputs:
-            yield {"input": str(each), "text": generate(net, about.tokenizer, str(each), NEW_TOKENS)}
+            text = generate(net, about.tokenizer, str(each), NEW_TOKENS, raw=raw)
+            yield {"input": str(each), "text": text}
 
     def beside_base(self, net: Any, splits: TokenSplits, after: float) -> dict[str, Any] | None:
         """An adapter beside its base: loss on the test split before and `after`, and speed of writing.
@@ -152,6 +158,129 @@ class OwnLoss(OfData):
     def judge(self, means: Mapping[str, float]) -> dict[str, float]:
         """The perplexity of a split from its mean loss, where that is one of tokens."""
         return {} if self.together else {"perplexity": perplexity(means["loss"])}
+
+
+def continuation(
+    model: Any,
+    ids: Sequence[int],
+    n: int,
+    *,
+    end: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    allowed: Callable[[Tensor, Tensor], Tensor] = lambda ids, scores: scores,
+    border: Callable[[int], bool] = lambda token: True,
+    enough: Callable[[list[int]], bool] = lambda tokens: False,
+    **options: Any,
+) -> list[int]:
+    """The tokens that follow `ids`: `n` of them, or up to and with `end`, or until there are `enough`.
+
+    They are drawn by transformers' `generate`. The model never sees more tokens than it has positions: a full
+    window goes on with its last half, from the first `border` in it, so what is written may be longer.
+
+    Args:
+        model: One of transformers, with an adapter of PEFT or without; it computes where it is.
+        ids: One token at least.
+        n: Most tokens to write.
+        end: Token at which the model stops; None never stops.
+        temperature: Above 1 flatter, below 1 sharper than the model's own distribution; 0 takes the most
+            likely token.
+        seed: All that the draws depend on; the caller's generators are left alone.
+        allowed: Logits processor of transformers, (ids, scores) -> scores.
+        border: Whether a window may begin at a token.
+        enough: Whether the tokens written so far are enough.
+        options: What else `generate` takes, such as `top_p` and `top_k`, which leave none out by default.
+
+    Raises:
+        ValueError: A setting is out of range, as transformers says it.
+        FloatingPointError: The model gives numbers that are not finite.
+    """
+    options |= {"eos_token_id": end, "pad_token_id": end or 0, "do_sample": temperature != 0}
+    if temperature:
+        options = {"top_p": 1.0, "top_k": 0, "temperature": temperature} | options
+    place, peft = next(model.parameters()).device, getattr(model, "active_peft_config", None)
+    window = getattr(model.config, "max_position_embeddings", None) or LONGEST
+    if getattr(peft, "is_prompt_learning", False):
+        window -= getattr(peft, "num_virtual_tokens", 0)
+    new, context = [], []
+
+    def stop(seen: Tensor, scores: Any) -> Tensor:
+        return torch.tensor([enough(new + seen[0, len(context) :].tolist())], device=place)
+
+    forked = torch.random.fork_rng([] if place.type == "cpu" else [place], device_type=place.type)
+    with evaluating(model), once(model), forked, warnings.catch_warnings():
+        torch.manual_seed(seed)
+        warnings.filterwarnings("ignore", "Position ids are not supported")  # PEFT's, of a learnt prompt
+        while len(new) < n and new[-1:] != [end] and not enough(new):
+            context = [*ids, *new]
+            if len(context) >= window:
+                half = context[len(context) - max(1, window // 2) :]
+                context = half[next((i for i, token in enumerate(half) if border(token)), 0) :]
+            given, room = torch.tensor([context], device=place), min(n - len(new), window - len(context))
+            options |= {"attention_mask": torch.ones_like(given), "max_new_tokens": room}
+            options |= {"logits_processor": [_finite, allowed], "stopping_criteria": [stop]}
+            new += model.generate(input_ids=given, **options)[0, len(context) :].tolist()
+    return new
+
+
+def _finite(ids: Tensor, scores: Tensor) -> Tensor:
+    if not (scores < math.inf).all():
+        raise FloatingPointError("The model's logits are not finite. Train it with a lower learning rate.")
+    return scores
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompt: str | Sequence[dict[str, str]] = "",
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    raw: bool = False,
+    **settings: Any,
+) -> str:
+    """The text that a language model writes after a prompt, until it ends or has `max_new_tokens`.
+
+    Args:
+        model: A causal language model, with an adapter or without.
+        tokenizer: The one that it was trained with.
+        prompt: Text, or the messages of a chat ({"role", "content"}), which the tokenizer's template writes.
+            Where the tokenizer has a template, a text is a user's message. An empty one begins a document.
+        max_new_tokens: Most tokens to write.
+        temperature: As `continuation` takes it.
+        raw: Whether a text goes to the model as it is, whatever the tokenizer has.
+        settings: What else `continuation` takes: `top_k`, `top_p`, `seed`.
+
+    Raises:
+        ValueError: A number is out of its range, or a chat cannot be written.
+    """
+    checks.positive("max_new_tokens", max_new_tokens)
+    end = tokenizer.eos_token_id
+    if isinstance(prompt, str) and prompt and not raw and getattr(tokenizer, "chat_template", None):
+        prompt = [{"role": "user", "content": prompt}]
+    ids = _encoded(tokenizer, prompt) or [end]
+    tokens = continuation(model, ids, max_new_tokens, end=end, temperature=temperature, **settings)
+    return tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def speed(model: Any, ids: Sequence[int], n: int = 64) -> float:
+    """Tokens per second that a model writes after `ids`; four come first, to warm up."""
+    continuation(model, ids, 4, temperature=0)
+    start = time.perf_counter()
+    continuation(model, ids, n, temperature=0)
+    return n / (time.perf_counter() - start)
+
+
+def _encoded(tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> list[int]:
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt, verbose=False)["input_ids"]
+        return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    try:
+        text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates refuse by errors of their own
+        told = words.first_line(error)
+        rule, step = "be a chat that the tokenizer's template takes", f"The template says: {told}."
+        raise ValueError(checks.message("prompt", rule, list(prompt), step)) from None
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def token_counts(splits: TokenSplits) -> Shown:
@@ -221,10 +350,7 @@ def by_source(model: Any, splits: TokenSplits, split: str = "test") -> pd.DataFr
 def fewer(splits: TokenSplits, split: str, n: int) -> TokenSplits:
     """The same with at most `n` blocks of a split, spread evenly over it."""
     part = splits.split(split)
-    if len(part) <= n:
-        return splits
-    rows = torch.linspace(0, len(part) - 1, n).long().tolist()
-    return replace(splits, **{split: part.at(rows)})
+    return replace(splits, **{split: part.at(_spread(len(part), n))})
 
 
 def shifted(labels: Tensor) -> Tensor:
@@ -259,6 +385,6 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-def _spread(n: int, most: int) -> range:
+def _spread(n: int, most: int) -> list[int]:
     """At most so many of n rows, evenly spread."""
-    return range(0, n, max(1, n // max(1, most)))[:most]
+    return [i * n // most for i in range(most)] if most < n else list(range(n))

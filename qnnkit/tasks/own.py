@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.data.music_events import MusicTokenizer
 from qnnkit.directions import direction
 from qnnkit.layers import evaluating
 from qnnkit.stats import SCORES, Score
@@ -107,7 +106,7 @@ def usual(data: Any) -> Any:
     from qnnkit import tasks
 
     tokenizer = getattr(data, "tokenizer", None)
-    if isinstance(tokenizer, MusicTokenizer):
+    if type(tokenizer).__module__.startswith("miditok."):
         return tasks.Music()
     if "vocabulary" in data.sizes:
         return tasks.Language()

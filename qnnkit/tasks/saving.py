@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, words, workspace
+from qnnkit import adapters, checks, words, workspace
 
 
 def adapted(model: Any) -> bool:
@@ -15,18 +18,28 @@ def adapted(model: Any) -> bool:
     return hasattr(model, "active_peft_config")
 
 
-def save(model: Any, tokenizer: Any, folder: str | Path, settings: Any = None) -> Path:
+def save(
+    model: Any,
+    tokenizer: Any,
+    folder: str | Path,
+    settings: Any = None,
+    facts: Mapping[str, str] | None = None,
+) -> Path:
     """Writes a language model, whole or not at all; of one with an adapter the adapter alone.
 
     A model is what `AutoModelForCausalLM.from_pretrained(folder)` loads, and is named after the folder from
     then on, so that its adapters name it; an adapter is what `adapters.load(base, folder)`, or PEFT, loads.
-    The tokenizer's files lie beside it. An earlier save there is replaced.
+    The tokenizer and a model card are in the same folder. An earlier save there is replaced.
+
+    An adapter names its base as other machines can: a base in the workspace by its path from there
+    (`./runs/base/model`), one in a run elsewhere by its path from the adapter, any other as it was given.
 
     Args:
         model: One of transformers, with an adapter or without.
         tokenizer: The one that it was trained with.
         folder: Where to.
         settings: A Settings or a dictionary of plain values, for `training_config.json`; None writes none.
+        facts: Rows of the model card's table, such as the data and the score.
 
     Returns:
         The folder's absolute path.
@@ -35,17 +48,80 @@ def save(model: Any, tokenizer: Any, folder: str | Path, settings: Any = None) -
         FileExistsError: Something else is in the folder.
         OSError: It cannot be written.
     """
-    with workspace.whole_folder(folder) as draft:
+    path = Path(folder).expanduser().absolute()
+    with workspace.whole_folder(path) as draft:
         with warnings.catch_warnings(action="ignore"):  # that a base could not be asked for on the Hub
             model.save_pretrained(str(draft))
         tokenizer.save_pretrained(str(draft))
+        base = ""
+        for file in sorted(draft.rglob("adapter_config.json"), reverse=True):  # that of the folder is last
+            described = json.loads(file.read_text())
+            base = described["base_model_name_or_path"] = _base_name(described, path)
+            workspace.write_bytes(file, json.dumps(described, indent=2, sort_keys=True).encode())
+        workspace.write_bytes(draft / "README.md", _card(model, tokenizer, path, base, facts or {}).encode())
         if settings is not None:
             plain = getattr(settings, "model_dump", lambda mode: settings)(mode="json")
             workspace.write_json(draft / "training_config.json", plain)
-    path = Path(folder).expanduser().absolute()
     if not adapted(model):
         model.name_or_path = model.config._name_or_path = str(path)
     return path
+
+
+def _base_name(described: Mapping[str, Any], folder: Path) -> str:
+    """The base of an adapter in `folder`, by a name that holds on other machines."""
+    base = described.get("base_model_name_or_path") or ""
+    name = workspace.portable(base)
+    if Path(name).is_absolute() and (Path(name).parent / "provenance.json").exists():  # of a run
+        return os.path.relpath(name, folder)
+    return name
+
+
+def _card(model: Any, tokenizer: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
+    """README.md of a saved model: what it is, what it was trained on, and how plain libraries load it."""
+    is_adapter, name = adapted(model), folder.name
+    given = Path(base).name if Path(base).is_absolute() else base or "BASE"
+    rows, load = dict(facts), ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    if is_adapter:
+        config, circuits = model.active_peft_config, getattr(model, "circuits", {})
+        method = str(getattr(config.peft_type, "value", config.peft_type)).lower()
+        counts = adapters.count(model)
+        about = [f"{key} {getattr(config, key)}" for key in ("r", "lora_alpha") if hasattr(config, key)]
+        made = [f"{adapters.QUANTUM_PEFT}: circuits gave the weights of"] if circuits else []
+        sizes = {"weights of the adapter": f"{counts['weights']:,} trained, {counts['angles']:,} of circuits"}
+        rows = {"base model": f"`{given}`", "method": " ".join([*made, method, *about])} | sizes | rows
+        load = [
+            "from peft import PeftModel",
+            load[0],
+            "",
+            f'base = AutoModelForCausalLM.from_pretrained("{given}")',
+        ]
+        load.append(f'model = PeftModel.from_pretrained(base, "{name}")  # this folder')
+    else:
+        rows = {"weights": f"{sum(each.numel() for each in model.parameters()):,}"} | rows
+        load.append(f'model = AutoModelForCausalLM.from_pretrained("{name}")  # this folder')
+    if hasattr(tokenizer, "chat_template"):  # one of transformers
+        load.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
+    header = ["---", f"library_name: {'peft' if is_adapter else 'transformers'}", "tags: [qnnkit]"]
+    header += [f"base_model: {base}"] * (
+        base.count("/") == 1 and not base.startswith(("/", "."))
+    )  # a name on the Hub
+    table = ["|  |  |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+    where = "A path that begins with `./` is seen from the workspace.\n" if given.startswith("./") else ""
+    lines = [
+        *header,
+        "---",
+        "",
+        f"# {name}",
+        "",
+        *table,
+        "",
+        "Without qnnkit:",
+        "",
+        "```python",
+        *load,
+        "```",
+    ]
+    return "\n".join([*lines, "", where])
 
 
 def merge(model: Any, *, in_place: bool = False) -> Any:
