@@ -71,26 +71,27 @@ def test_a_line_of_one_weight_is_its_cosine(backend):
     ("name", "changes"),
     [
         ("digits_quanv", {}),
-        ("digits_quanv", {"circuit": "strongly_entangling", "filters": 2, "trainable": False}),
+        ("digits_quanv", {"circuit": "strongly_entangling", "filters": 2}),
         ("letters", {"width": 8, "hidden": 8}),
         ("resnet_circuit_trained", {"stem_stride": 1}),
     ],
 )
-def test_a_plane_is_what_each_point_gives_alone(name, changes):
+def test_a_line_is_what_each_point_gives_alone(name, changes):
     model, batch = net(name, **changes)
     model.train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = gradients.plane(model, Classification(), batch, n_points=5, radius=1.0)
-    assert found is not None and found.losses.shape == (5, 5)
+    found = gradients.lines(model, Classification(), batch, n_points=5, radius=1.0)
+    assert found is not None and found.losses.shape == (3, 5)
     assert model.training and all(
         torch.equal(value, before[key]) for key, value in model.state_dict().items()
     )
     weights = [weight for weight in map(dict(model.named_parameters()).get, landscape._weights(model)[0])]
-    first, second = landscape._orthonormal(found.n_weights, 2, 0)
-    assert abs(float(first @ second)) < 1e-12 and float(first.norm()) == pytest.approx(1)
+    directions = landscape._orthonormal(found.n_weights, 2, 0)
+    assert abs(float(directions[0] @ directions[1])) < 1e-12
+    assert float(directions[0].norm()) == pytest.approx(1)
     scale = math.sqrt(found.n_weights)
-    for i, j in ((0, 0), (1, 3), (4, 2), (2, 2)):
-        moved = scale * (found.offsets[i] * first + found.offsets[j] * second)
+    for i, j in ((0, 0), (1, 3), (0, 4), (1, 2)):
+        moved = scale * found.offsets[j] * directions[i]
         parts = moved.float().split([weight.numel() for weight in weights])
         with torch.no_grad():
             for weight, part in zip(weights, parts, strict=True):
@@ -98,7 +99,7 @@ def test_a_plane_is_what_each_point_gives_alone(name, changes):
             alone = float(Classification()(model.eval(), batch).loss)
             for weight, part in zip(weights, parts, strict=True):
                 weight -= part.view(weight.shape)
-        assert found.losses[i, j] == pytest.approx(alone, abs=EXACT)
+        assert found.losses[1 + i, j] == pytest.approx(alone, abs=EXACT)
     assert found.losses.std() > 1e-4
 
 
@@ -115,6 +116,25 @@ def test_what_the_sentence_says():
     )
 
 
+def test_frozen_weights_are_not_moved():
+    """Of cos(x + w0 + w1) only w1 trains: the slice is a cosine of its offset alone."""
+
+    @qp.qnode(circuits.make_device("default.qubit", 1))
+    def circuit(inputs, frozen, free):
+        qp.RX(inputs[..., 0] + frozen[0] + free[0], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    start = {"frozen": torch.tensor([0.3]), "free": torch.tensor([0.1])}
+    layer = QuantumLayer(circuit, {"frozen": (1,), "free": (1,)}, start)
+    layer.frozen.requires_grad_(False)
+    given = layer, MeanValue(), (torch.tensor([[0.3]]),)
+    found = gradients.lines(*given, n_points=9, n_random=0)
+    assert found is not None and found.n_weights == 1
+    np.testing.assert_allclose(found.losses[0], np.cos(0.7 - found.offsets), atol=EXACT)
+    layer.requires_grad_(False)
+    assert gradients.lines(*given) is None, "nothing trains"
+
+
 def test_parts_of_a_batch_of_points_join(monkeypatch):
     model, batch = net()
     whole = gradients.lines(model, Classification(), batch, n_points=7)
@@ -127,8 +147,6 @@ def test_without_circuits_or_a_gradient_and_bad_numbers():
     model, batch = net("cnn", width=4, hidden=4)
     given = rotation(0.0), MeanValue(), (torch.zeros(1, 1),)
     assert gradients.lines(model, Classification(), batch) is None
-    assert gradients.plane(model, Classification(), batch) is None
-    assert gradients.plane(*given) is None, "of one weight"
     assert gradients.lines(*given, n_points=5).names == ("random 1", "random 2")
     for bad in ({"n_points": 4}, {"n_random": 0}, {"n_random": -1}, {"radius": 0.0}, {"radius": math.nan}):
         with refused(*bad):

@@ -38,9 +38,13 @@ def begun(folder, recipe="digits_quanv", **settings):
 
 
 def cells(name, run, **parameters):
+    """Runs the cells of a run's notebook here; returns its variables."""
+    return executed(name, **parameters, recipe=None, run_dir=str(run.folder))
+
+
+def executed(name, **parameters):
     """Runs a notebook's cells here; returns its variables."""
     found = {}
-    parameters |= {"recipe": None, "run_dir": str(run.folder)}
     for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code" and "setup" not in tags:
@@ -60,12 +64,11 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_the_gradient_check_of_every_kind_of_circuit(place, capsys, name):
+def test_the_gradient_check_of_every_kind_of_circuit(place, name):
     run, width = begun(place / name, **NETS[name], epochs=1), 4 if name in PLATEAUS else 2
     found = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=20)
-    assert figures(run) >= {"02_circuit", "02_gates", "02_sizes", "02_fidelities"}
+    assert figures(run) >= {"02_circuit", "02_gates", "02_sizes"}
     assert ("02_errors" in figures(run)) == bool(len(found["comparisons"]))
-    assert ("02_spectrum" in figures(run)) != ("No spectrum:" in capsys.readouterr().out)
     fresh = runs.build(run, run.nets[0], 0).state_dict()
     assert all(torch.equal(value, fresh[key]) for key, value in found["model"].state_dict().items())
     assert ("02_plateau" in figures(run)) == (name in PLATEAUS)
@@ -76,14 +79,16 @@ def test_the_gradient_check_of_every_kind_of_circuit(place, capsys, name):
         assert ("identity_block" in {row.initialisation for row in found["scan"]}) == mirrored
 
 
-@pytest.mark.parametrize("name", ["frozen filters", pytest.param("resnet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["quanv", "frozen filters", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_training_and_the_analysis_of_a_trained_net(place, name):
     run = begun(place / name, **NETS[name], epochs=1)
     cells("03_train", run)
     found = cells("04_analyze", run, hardware_images=0)
-    kept = {"03_comparison", "04_curves", "05_confusion", "08_circuit", "10_gradients", "13_landscape"}
+    kept = {"03_comparison", "04_curves", "05_confusion", "08_circuit", "10_gradients"}
     assert kept <= figures(run)
-    assert found["lines"].sentence.startswith("The loss of ")
+    trains = name != "frozen filters"  # training cannot move frozen angles, so 04 draws no line through them
+    assert ("13_landscape" in figures(run)) == trains == (found["lines"] is not None)
+    assert not trains or found["lines"].sentence.startswith("The loss of ")
     circuits = found["layers"].circuits_per_image(found["model"], run.splits.example())
     assert found["n"] == len(found["batch"][0]) == max(8, min(64, 4096 // circuits))
     assert run.result is not None and run.result["robustness"] == []

@@ -52,8 +52,8 @@ def files(folder: Path) -> set[Path]:
 # --- form -----------------------------------------------------------------------------------------
 
 
-def test_there_are_five_numbered_notebooks_one_of_times_and_one_over_many_runs() -> None:
-    assert tuple(path.stem for path in SOURCES) == (*runs.NOTEBOOKS, "05_benchmark", "06_study")
+def test_there_are_five_notebooks_of_a_run_and_three_more() -> None:
+    assert tuple(path.stem for path in SOURCES) == (*runs.NOTEBOOKS, "05_benchmark", "06_study", "07_circuit")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
@@ -91,7 +91,7 @@ def test_one_parameters_cell_that_papermill_can_read(path: Path) -> None:
     found = runs.declared(path)
     assert list(found) == names
     assert all(entry["inferred_type_name"] != "None" and entry["help"] for entry in found.values())
-    assert "run_dir" in names and "recipe" in names
+    assert path.stem == "07_circuit" or {"run_dir", "recipe"} <= set(names)
 
 
 # --- the chain ------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert hybrid["score"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
     page = finished.report.read_text()
     figures = {path.stem for path in (finished.folder / "figures").glob("*.png")}
-    assert len([name for name in figures if name.startswith("02_")]) == 7 and len(figures) == 18
+    assert len([name for name in figures if name.startswith("02_")]) == 5 and len(figures) == 16
     shown = [output for cell in code_cells(finished.notebook("04_analyze")) for output in cell.outputs]
     assert (
         page.count("data:image/png;base64,") == sum("image/png" in one.get("data", {}) for one in shown) == 10

@@ -1,11 +1,10 @@
-"""Are gradients right, large enough, what becomes of them in training, and what a circuit can express."""
+"""Are gradients right and large enough, and what becomes of them in training."""
 
-from qnnkit.gradients import expressivity, plateau
+from qnnkit.gradients import plateau
 from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, check, prove, require
 from qnnkit.gradients.diagnosis import diagnose
-from qnnkit.gradients.fourier import Spectrum, spectrum
 from qnnkit.gradients.history import History, Training, history, read
-from qnnkit.gradients.landscape import Landscape, lines, plane
+from qnnkit.gradients.landscape import Landscape, lines
 from qnnkit.gradients.one_batch import of_batch
 from qnnkit.gradients.reach import Dead, Gate, dead, describe, gates, weight_names
 from qnnkit.gradients.watch import Watch
@@ -19,23 +18,19 @@ __all__ = [
     "GradientError",
     "History",
     "Landscape",
-    "Spectrum",
     "Training",
     "Watch",
     "check",
     "dead",
     "describe",
     "diagnose",
-    "expressivity",
     "gates",
     "history",
     "lines",
     "of_batch",
-    "plane",
     "plateau",
     "prove",
     "read",
     "require",
-    "spectrum",
     "weight_names",
 ]

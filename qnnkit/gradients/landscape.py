@@ -1,4 +1,4 @@
-"""The loss around the weights that a net has: lines and a plane through them, many points at once."""
+"""The loss around the weights that a net has, along lines through them, many points at once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FLAT = 0.01
 
 @dataclass(frozen=True)
 class Landscape:
-    """The loss on a slice through the weights of all circuits, with the net as it is in the middle."""
+    """The loss on lines through the circuits' trainable weights, with the net as it is in the middle."""
 
     offsets: np.ndarray
     """Distance from the middle, in radians: root mean square over the weights; of shape (n_points,)."""
     names: tuple[str, ...]
     """Of the directions."""
     losses: np.ndarray
-    """On lines: of shape (n_directions, n_points). On a plane: (n_points, n_points), first direction down."""
+    """Of shape (n_directions, n_points)."""
     centre: float
     """The loss in the middle."""
     n_weights: int
@@ -61,7 +61,9 @@ def lines(
     n_random: int = 2,
     seed: int = 0,
 ) -> Landscape | None:
-    """The loss along its own gradient and along random directions, through the weights of all circuits.
+    """The loss along its own gradient and along random directions of the circuits' trainable weights.
+
+    Frozen weights are not moved: training cannot go there.
 
     Args:
         model: In any mode; it is left as it was, and looked at in evaluation mode.
@@ -73,7 +75,8 @@ def lines(
         seed: Fixes these.
 
     Returns:
-        None for a model without weights in circuits. A gradient of zero has no direction, and no line.
+        None for a model without trainable weights in circuits. A gradient of zero has no direction, and no
+        line.
 
     Reference: Goodfellow et al. (2015), arXiv:1412.6544, and Li et al. (2018), arXiv:1712.09913, sec. 2.
     """
@@ -99,41 +102,9 @@ def lines(
     return _landscape(model, task, batch, offsets, tuple(directions), points)
 
 
-def plane(
-    model: nn.Module,
-    task: Task,
-    batch: Any,
-    *,
-    radius: float = math.pi,
-    n_points: int = 31,
-    seed: int = 0,
-) -> Landscape | None:
-    """The loss on a plane of two random orthogonal directions, through the weights of all circuits.
-
-    Args:
-        model: As for `lines`.
-        task: Likewise.
-        batch: Likewise.
-        radius: How far to go along each direction, both ways.
-        n_points: Along each direction, odd.
-        seed: Fixes the directions.
-
-    Returns:
-        None for a model with fewer than two weights in circuits.
-    """
-    names, start = _weights(model)
-    n_weights = sum(start[name].numel() for name in names)
-    if n_weights < 2:
-        return None
-    first, second = _orthonormal(n_weights, 2, seed)
-    offsets = _offsets(radius, n_points)
-    points = offsets[:, None, None] * first + offsets[None, :, None] * second
-    return _landscape(model, task, batch, offsets, ("random 1", "random 2"), points)
-
-
 def _weights(model: nn.Module) -> tuple[list[str], dict[str, Tensor]]:
-    """Names of the weights of circuits, and all weights."""
-    quantum = {id(weight) for weight in layers.quantum_parameters(model)}
+    """Names of the circuits' weights that train, and all weights of the model by name."""
+    quantum = {id(weight) for weight in layers.quantum_parameters(model) if weight.requires_grad}
     every = dict(model.named_parameters())
     return [name for name, weight in every.items() if id(weight) in quantum], {
         name: weight.detach() for name, weight in every.items()
@@ -195,7 +166,7 @@ def _landscape(
         else:  # PennyLane's devices follow no functional transform
             found = torch.stack([loss(point) for point in at])
     losses = found.double().cpu().numpy().reshape(points.shape[:2])
-    centre = float(losses[len(losses) // 2, len(offsets) // 2])  # of lines, the middle of any
+    centre = float(losses[0, len(offsets) // 2])
     owners = tuple(dict.fromkeys(name.rpartition(".")[0] or "layer" for name in names))
     return Landscape(offsets.numpy(), told, losses, centre, sum(sizes), len(batch[0]), owners)
 
