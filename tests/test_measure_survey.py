@@ -59,25 +59,25 @@ def test_a_survey_is_flat_rows(surveyed):
 
 def test_the_recipes_own_net_is_measured(surveyed):
     found = surveyed[0]
-    [update], [rate], [epoch], [memory] = (
-        rows_of(found, f"net {what}", device="cpu") for what in ("update", "samples", "epoch", "memory")
+    [update], [epoch], [memory] = (
+        rows_of(found, f"net {what}", device="cpu") for what in ("update", "epoch", "memory")
     )
-    assert rate["value"] == pytest.approx(32 / update["value"]) and update["threads"] == 1
-    assert epoch["value"] == pytest.approx(1079 / rate["value"])
+    assert epoch["value"] == pytest.approx(1079 / 32 * update["value"]) and update["why"] == ""
     assert memory["value"] > 50e6, "Python and torch alone"
     net = found["net"]
     assert (net["recipe"], net["batch_size"], net["n_samples"]) == ("digits_quanv", 32, 1079)
 
 
 def test_what_cannot_be_measured_says_why():
-    config = recipes.settings("digits_quanv", stride=4)
+    config = recipes.settings("digits_quanv", stride=4, batch_size=8)
     splits = recipes.of(config).load(config)
-    workload = measure.of_recipe(config, splits)
-    [late] = survey.net_rows(workload, CPU, time.perf_counter() - 1)
-    half = workload.change(precision="float16")
-    [refused] = survey.net_rows(half, CPU, 0.0, quick=True)
-    assert (late["value"], late["why"]) == (None, "The time was up")
-    assert refused["why"] == "A CPU does not train in float16"
+    devices, precisions = [CPU, torch.device("cuda:7")], ["float32", "float16"]
+    rows = list(survey.net_rows(config, splits, devices, precisions, 0.1))
+    assert [(row["device"], row["precision"]) for row in rows if row["what"] == "net update"] == [
+        ("cpu", "float32"), ("cuda:7", "float32"), ("cuda:7", "float16"),
+    ]  # fmt: skip
+    assert all((row["value"] is None) == (row["device"] == "cuda:7") for row in rows)
+    assert all(row["why"] for row in rows if row["what"] == "net update" and row["value"] is None)
 
 
 def test_a_frozen_part_is_computed_before_as_in_training():
@@ -106,12 +106,9 @@ def test_captions_and_tokens_are_measured_as_images_are(tmp_path, recipe, settin
         settings = {**settings, "data_dir": str(texts(tmp_path))}
     config = recipes.settings(recipe, batch_size=4, micro_batch=2, threads=1, **settings)
     splits = runs.Run(tmp_path, config).load_data()
-    found = {
-        row["what"]: row for row in survey.net_rows(measure.of_recipe(config, splits), CPU, 0, quick=True)
-    }
-    rate = found["net samples"]["value"]
-    assert rate == pytest.approx(4 / found["net update"]["value"])
-    assert found["net epoch"]["value"] == pytest.approx(len(splits.train) / rate)
+    found = {row["what"]: row for row in survey.net_rows(config, splits, [CPU], ["float32"], 0.1)}
+    updates = len(splits.train) / 4
+    assert found["net epoch"]["value"] == pytest.approx(updates * found["net update"]["value"])
 
 
 def test_a_busy_machine_is_said_first_and_kept(monkeypatch):

@@ -52,6 +52,9 @@ COUNTS: dict[Any, Any] = {  # torch's counters, and those of operations of CPUs 
 }
 
 
+PARTS = ("weights", "gradients", "optimizer", "activations", "quantum states")
+
+
 @dataclass
 class Work:
     """What one update asks of any machine."""
@@ -69,7 +72,7 @@ class Traced:
     """What one training step would hold and do."""
 
     memory: dict[str, int]
-    """Part ("weights", "gradients", "optimizer", "activations", "quantum states") -> bytes at the peak."""
+    """Part -> bytes at the peak."""
     work: Work
     """Of one update."""
     n_weights: int
@@ -81,6 +84,11 @@ class Traced:
     at_update: int
     """Bytes held in the update of a GPU, which takes all weights at once, with one copy of each trained
     weight under SGD and two under Adam."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of tensors at the peak."""
+        return sum(self.memory.get(part, 0) for part in PARTS)
 
 
 def trace(workload: Workload, *, foreach: bool = False) -> Traced:

@@ -14,6 +14,7 @@ from qnnkit import words
 from qnnkit.measure import platforms
 from qnnkit.measure.clock import load, note
 from qnnkit.measure.figures import figures
+from qnnkit.measure.memory import trace
 from qnnkit.measure.platforms import HERE, Spot
 from qnnkit.measure.predict import HOST, Prediction, predict
 from qnnkit.measure.workload import Workload
@@ -262,24 +263,23 @@ def remedies_of(
     workload: Workload, spot: Spot, prediction: Prediction, known: Mapping[str, Any] | None
 ) -> Iterator[dict[str, Any]]:
     """A row for each change, from one more trace, see `Plan.remedies`; what the task refuses is left out."""
-    framework, workspace = (prediction.memory.get(part, 0) for part in ("framework", "workspace"))
-    for settings, effect in changes(workload.training):
+    config, before = workload.training, needed(prediction, spot.kind)
+    for settings, effect in changes(config):
         changed = workload.change(**settings)
         try:
-            found = predict(changed, prediction.device, measured=False, framework=framework)
+            traced = trace(changed, foreach=prediction.device.startswith("cuda"))
         except ValueError:
             continue
-        slow = None
+        needs, slow = before + traced.held - prediction.held, None
         if known is not None:
-            before, after = (
-                platforms.roofline(each.work, known, each.training.precision) / each.training.batch_size
-                for each in (prediction, found)
+            new, old = (
+                platforms.roofline(each.work, known, training.precision) / training.batch_size
+                for each, training in ((traced, changed.training), (prediction, config))
             )
-            slow = after / before
-        needs = needed(found, spot.kind) + workspace
+            slow = new / old
         [(name, value)] = settings.items()
         row = {"command": f"--set {name}={str(value).lower()}", "needs": needs, "slow": slow}
-        if needs < needed(prediction, spot.kind):
+        if needs < before:
             yield row | {"fits": needs <= FULL * spot.usable, "effect": effect}
 
 

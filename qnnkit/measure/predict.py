@@ -17,7 +17,7 @@ from torch import nn
 from qnnkit import gradients, train
 from qnnkit.measure.clock import threads
 from qnnkit.measure.held import free, peak_on, reset_peak, resident
-from qnnkit.measure.memory import Traced, Work, trace
+from qnnkit.measure.memory import Traced, trace
 from qnnkit.measure.workload import Workload
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import in_four_bits
@@ -73,9 +73,8 @@ class Prediction(Traced):
     @property
     def on_accelerator(self) -> int:
         """Bytes that a GPU would have to hold; what a CPU's libraries take says nothing of it."""
-        elsewhere = (*HOST, "workspace") if self.device == "cpu" else HOST
-        at_peak = sum(n for part, n in self.memory.items() if part not in elsewhere)
-        return max(self.at_update, at_peak) - self.less_on_cuda
+        workspace = 0 if self.device == "cpu" else self.memory.get("workspace", 0)
+        return max(self.at_update, self.held + workspace) - self.less_on_cuda
 
     @property
     def in_all(self) -> int:
@@ -106,7 +105,6 @@ def predict(
     measured: bool = True,
     seconds: float = 3.0,
     n_threads: int | None = None,
-    framework: int | None = None,
 ) -> Prediction:
     """What a training will take on this machine.
 
@@ -121,7 +119,6 @@ def predict(
         measured: Whether to time updates; otherwise nothing is run, and the prediction has no time.
         seconds: About how long updates are timed.
         n_threads: CPU threads that train; None leaves torch's choice.
-        framework: Bytes of that part, where it was looked at before: what has run since may have left some.
 
     Raises:
         Exception: What building or training the net raises.
@@ -129,10 +126,9 @@ def predict(
     device, config = torch.device(device), workload.training
     notes, times, size = list(workload.notes), list[float](), config.batch_size
     with threads(n_threads):
-        if framework is None:
-            _warm_up(device)
-            gc.collect()
-            framework = max(0, resident() - workload.loaded_bytes)
+        _warm_up(device)
+        gc.collect()
+        framework = max(0, resident() - workload.loaded_bytes)
         traced = trace(workload, foreach=device.type == "cuda")
         memory = {name: n for name, n in traced.memory.items() if n > 0}
         # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
@@ -145,9 +141,9 @@ def predict(
         elif measured:
             reset_peak(device)
             before = peak_on(device) if device.type != "cpu" else resident()
-            times, size = _timed(workload, device, memory, traced.work, seconds)
+            times, size = _timed(workload, device, traced, seconds)
             if times and size == config.batch_size:
-                memory["workspace"] = max(0, peak_on(device) - before - _used(memory))
+                memory["workspace"] = max(0, peak_on(device) - before - traced.held)
         if times:
             notes.append(f"Timed on {device}, CPU threads: {torch.get_num_threads()}.")
     saved = 0
@@ -172,20 +168,16 @@ def predict(
     )
 
 
-def _used(memory: dict[str, int]) -> int:
-    return sum(n for part, n in memory.items() if part not in HOST)
-
-
 def _timed(
-    workload: Workload, device: torch.device, memory: dict[str, int], work: Work, seconds: float
+    workload: Workload, device: torch.device, traced: Traced, seconds: float
 ) -> tuple[list[float], int]:
     """Times of one update, and the batch size that was run for them; none where not even one sample may be
     tried. Activations are taken to grow with the batch.
     """
     size = whole = workload.training.batch_size
-    growing = memory.get("activations", 0) + memory.get("quantum states", 0)
-    fits = (SHARE * free(device) - (_used(memory) - growing)) * whole / max(growing, 1)
-    fits = min(fits, MOST_WORK.get(device.type, MOST_WORK["cuda"]) * whole / max(work.flops, 1))
+    growing = sum(traced.memory.get(part, 0) for part in ("activations", "quantum states"))
+    fits = (SHARE * free(device) - (traced.held - growing)) * whole / max(growing, 1)
+    fits = min(fits, MOST_WORK.get(device.type, MOST_WORK["cuda"]) * whole / max(traced.work.flops, 1))
     if fits < 1:
         return [], whole
     while size > fits:

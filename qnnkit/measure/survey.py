@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from qnnkit import __version__, device, recipes, words, workspace
+from qnnkit import __version__, device, words, workspace
 from qnnkit.device import accelerators, doctor, machine
 from qnnkit.measure import clock, held
 from qnnkit.measure.figures import figures
-from qnnkit.measure.placement import place
-from qnnkit.measure.workload import Workload, of_recipe
+from qnnkit.measure.parts import changed_step
 from qnnkit.settings import Settings
 from qnnkit.train import PRECISIONS
 
@@ -40,8 +39,6 @@ def take(
 ) -> dict[str, Any]:
     """What this machine reaches, and what a recipe's own net takes on it.
 
-    What does not fit into the time is left out, with the reason in its row.
-
     Args:
         config: The recipe; its `price_per_hour` is that of this machine.
         splits: Its data.
@@ -63,11 +60,7 @@ def take(
         rows.append(row("launch", one, found["seconds_per_operation"], "s"))
         rows += [row("product", one, rate, "FLOP/s", precision=name) for name, rate in found["flops"].items()]
     echo(f"The net of {config.title} ...")
-    end = time.perf_counter() + 0.8 * seconds
-    for precision in precisions:
-        for one in usable:
-            workload = of_recipe(config.override(precision=precision), splits)
-            rows += net_rows(workload, one, end, quick=quick)
+    rows += net_rows(config, splits, usable, precisions, 0.4 * seconds)
     return {
         "format": FORMAT,
         "qnnkit": __version__,
@@ -77,7 +70,6 @@ def take(
         "price_per_hour": config.price_per_hour,
         "net": {
             "recipe": config.title,
-            "digest": recipes.of(config).digest[:16],
             "batch_size": config.batch_size,
             "n_samples": len(splits.train),
         },
@@ -90,42 +82,42 @@ def row(what: str, device: Any, value: float | None, unit: str, **settings: Any)
     return {"what": what, "device": str(device), **settings, "value": value, "unit": unit}
 
 
-def net_rows(workload: Workload, one: torch.device, end: float, *, quick: bool = False) -> Iterator[Row]:
-    """Seconds of an update and of an epoch, samples a second and the peak of memory, on a device.
-
-    On the CPU with the best number of threads, as in training.
+def net_rows(
+    config: Settings,
+    splits: Any,
+    devices: Sequence[torch.device],
+    precisions: Sequence[str],
+    seconds: float,
+) -> Iterator[Row]:
+    """Seconds of an update and of an epoch and the peak of memory, on each device in each precision.
 
     Args:
-        workload: The net.
-        one: The device.
-        end: When the time is up, by `time.perf_counter`; not counted if quick.
-        quick: Few updates, and torch's own number of threads.
+        config: The recipe.
+        splits: Its data.
+        devices: Where to train.
+        precisions: In which to train.
+        seconds: For warming up, about, and as much again for timing.
     """
-    config, left = workload.training, 0.0 if quick else end - time.perf_counter()
-    about: dict[str, Any] = {"precision": config.precision}
-    try:
-        if (one.type, config.precision) == ("cpu", "float16"):
-            raise ValueError("A CPU does not train in float16.")
-        if left < 0:
-            raise TimeoutError("The time was up.")
-        stepper, batch = workload.stepper(one), workload.batch()
-        stepper(batch)  # circuits are traced once
-        held.reset_peak(one)
-        stepper(batch)
-        peak = held.peak_on(one)
-        threads = None if quick and config.threads == "auto" else config.threads
-        placed = place(workload, device=str(one), threads=threads, seconds=left / 8)
-        with clock.threads(placed.threads):
-            lap = clock.repeated(lambda: stepper(batch), one, left / 8)
-            about["threads"] = torch.get_num_threads()
-    except (RuntimeError, ValueError, OSError, MemoryError) as error:  # such as too little memory
-        yield row("net update", one, None, "s", **about) | {"why": words.first_line(error)}
-        return
-    update, size = lap.seconds or 0.0, min(config.batch_size, workload.n_samples)
-    yield row("net update", one, update, "s", **about, spread=lap.spread)
-    yield row("net epoch", one, update * workload.n_samples / size, "s", **about)
-    yield row("net samples", one, size / update, "1/s", **about)
-    yield row("net memory", one, peak, "B", **about)
+    threads, peaks = config.threads if isinstance(config.threads, int) else None, dict[str, int]()
+    ways = {f"{one} {precision}": (one, precision) for precision in precisions for one in devices}
+    steps = {
+        name: changed_step(config, splits, {"precision": precision}, one, threads)
+        for name, (one, precision) in ways.items()
+        if (one.type, precision) != ("cpu", "float16")  # training refuses it
+    }
+    for name, step in steps.items():
+        with contextlib.suppress(Exception):  # the race reports it
+            step.run()  # circuits are traced once
+            held.reset_peak(step.device)
+            step.run()
+            peaks[name] = held.peak_on(step.device)
+    laps = clock.race(steps, seconds=seconds)
+    for name, lap in laps.items():
+        (one, precision), size = ways[name], steps[name].samples
+        update = lap.seconds and lap.seconds * size
+        yield row("net update", one, update, "s", precision=precision, spread=lap.spread, why=lap.why)
+        yield row("net epoch", one, lap.seconds and lap.seconds * len(splits.train), "s", precision=precision)
+        yield row("net memory", one, peaks.get(name), "B", precision=precision)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -157,7 +149,7 @@ def table(found: Mapping[str, Any]) -> str:
     """A survey as text: a row for each figure, and the net in a line."""
     import pandas as pd
 
-    columns = ["what", "device", "precision", "threads", "value", "unit"]
+    columns = ["what", "device", "precision", "value", "unit", "spread"]
     frame = pd.DataFrame(found["rows"]).dropna(subset="value").reindex(columns=columns)
     head = f"{found['machine']['name']}; measured {found['measured_at']}"
     text = frame.to_string(index=False, na_rep="", float_format="{:.4g}".format)
@@ -166,11 +158,14 @@ def table(found: Mapping[str, Any]) -> str:
 
 def fastest(found: Mapping[str, Any]) -> str | None:
     """Seconds of an epoch of the net and the peak of memory, by device and precision, the fastest first."""
-    values: dict[str, dict[tuple[str, Any], float]] = {"net epoch": {}, "net memory": {}}
-    for each in found.get("rows") or ():
-        if each["what"] in values and each["value"]:
-            values[each["what"]][each["device"], each.get("precision")] = each["value"]
-    epochs, memory = values.values()
+    epochs, memory = (
+        {
+            (each["device"], each.get("precision")): each["value"]
+            for each in found.get("rows") or ()
+            if each["what"] == f"net {what}" and each["value"]
+        }
+        for what in ("epoch", "memory")
+    )
     parts = [
         f"{words.duration(epochs[way])} and {words.size(memory.get(way, 0))} on {way[0]} in {way[1]}"
         for way in sorted(epochs, key=lambda way: epochs[way])
