@@ -68,7 +68,7 @@ class Plan:
     def __str__(self) -> str:
         """Memory by part, the machines, the answer, remedies and notes, in at most 100 columns."""
         found, config = self.prediction, self.prediction.training
-        length = getattr(config, "sequence_length", None)
+        length = config.of_kit("sequence_length")
         tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * found.disk
         head = [
             f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained",

@@ -147,7 +147,7 @@ def predict(
         if times:
             notes.append(f"Timed on {device}, CPU threads: {torch.get_num_threads()}.")
     saved = 0
-    if getattr(config, "four_bit", False) and (
+    if config.of_kit("four_bit", False) and (
         device.type != "cuda" or in_four_bits(workload.name, device)[0] is not None
     ):  # numbers that are not packed, such as the embedding, are then kept in float32
         others, kept = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes

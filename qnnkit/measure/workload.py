@@ -141,7 +141,7 @@ def of_recipe(config: Settings, splits: Any, *, cached: bool = True) -> Workload
         task=recipes.of(config).task(config),
         groups=recipes.parameter_groups,
         example=None if bare else splits.example(),
-        base_bytes=4 if getattr(config, "base_precision", "float32") == "float32" else 2,
+        base_bytes=4 if config.of_kit("base_precision", "float32") == "float32" else 2,
         data_bytes=data_bytes,
         loaded_bytes=loaded_bytes,
         notes=tuple(notes),
