@@ -218,7 +218,7 @@ def batch(
 
 @app.command()
 def plan(
-    recipe: Annotated[str, Option(help="Named settings, on their data.")],
+    recipe: Annotated[str | None, Option(help="Named settings, on their data.")] = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
@@ -234,8 +234,11 @@ def plan(
 
     --only hybrid plans one net and one seed. A training that fits nowhere is an answer too: exit status 0.
     """
-    from qnnkit import measure, runs
+    from qnnkit import measure, recipes, runs
 
+    if recipe is None:
+        names = f"Name one: {', '.join(recipes.RECIPES)}, or your own file."
+        raise ValueError(checks.message("--recipe", "be named", recipe, names))
     controls = None if only is None else controls_of(only)
     chosen = gathered(recipe, files, settings, controls=controls, epochs=epochs)
     asked = runs.to_plan(recipe, chosen, samples=samples, alone=controls == [], timed=measuring)

@@ -194,7 +194,8 @@ def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):
         assert each["needs"] < total and each["slow"] is None
         assert each["fits"] == (each["needs"] <= planning.FULL * spot.usable)
     four, here = trace(workload.change(micro_batch=16)), found.places[0]["needs"]
-    assert here - rows["--set micro_batch=16"]["needs"] == pytest.approx(plain.held - four.held, rel=0.02)
+    less = plain.held + plain.memory["checkpoint"] - four.held - four.copied
+    assert here - rows["--set micro_batch=16"]["needs"] == less > 0
     assert "--set micro_batch=16" in str(found)
 
 
@@ -426,6 +427,7 @@ def test_the_command_prints_the_page_or_json(typed, planned, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ((), "Argument `--recipe` must be named"),
         (("--recipe", "digits_quanv", "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         (("--recipe", "digits_quanv", "--set", "epocs=2"), "Did you mean 'epochs'?"),
         (("--recipe", "digits_quanv", "--samples", "0"), "`samples` must be above 0"),

@@ -90,6 +90,17 @@ class Traced:
         """Bytes of tensors at the peak."""
         return sum(self.memory.get(part, 0) for part in PARTS)
 
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint: weights but frozen ones that are built again, and moments."""
+        return self.kept + self.memory.get("optimizer", 0)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of its copy that are held in addition, while it is written and training goes on: it is made
+        where gradients have just been, and are again at the end of the next backward pass."""
+        return max(0, self.checkpoint - self.memory.get("gradients", 0))
+
 
 def trace(workload: Workload, *, foreach: bool = False) -> Traced:
     """Memory at the peak of a training step, by part, and the step's work.

@@ -271,6 +271,8 @@ def remedies_of(
         except ValueError:
             continue
         needs, slow = before + traced.held - prediction.held, None
+        if spot.kind != "cuda":  # a GPU does not hold the copy
+            needs += traced.copied - prediction.copied
         if known is not None:
             new, old = (
                 platforms.roofline(each.work, known, training.precision) / training.batch_size

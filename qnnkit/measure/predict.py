@@ -59,8 +59,6 @@ class Prediction(Traced):
     """The slowest of the updates that were timed over the median one."""
     less_on_cuda: int
     """Bytes of frozen weights that a machine with CUDA does not hold, where they are kept in 4 bits."""
-    checkpoint: int
-    """Bytes of a checkpoint: weights but frozen ones that are built again, and moments."""
     notes: tuple[str, ...]
     scaled_from: int | None
     """Batch size that was measured, where the one that is asked for would be too large; else None."""
@@ -93,7 +91,7 @@ class Prediction(Traced):
 
     def as_dict(self) -> dict[str, Any]:
         """In plain values, for JSON."""
-        derived = ("peak", "disk", "seconds_per_epoch")
+        derived = ("peak", "checkpoint", "disk", "seconds_per_epoch")
         values = {**vars(self), "training": self.training.model_dump(mode="json"), "work": vars(self.work)}
         return values | {name: getattr(self, name) for name in derived}
 
@@ -131,11 +129,7 @@ def predict(
         framework = max(0, resident() - workload.loaded_bytes)
         traced = trace(workload, foreach=device.type == "cuda")
         memory = {name: n for name, n in traced.memory.items() if n > 0}
-        # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
-        # first where gradients have just been, and are again at the end of the next backward pass.
-        copied = traced.kept + memory.get("optimizer", 0)
-        memory["checkpoint"] = max(0, copied - memory.get("gradients", 0))
-        memory |= {"data": workload.data_bytes, "framework": framework}
+        memory |= {"checkpoint": traced.copied, "data": workload.data_bytes, "framework": framework}
         if measured and (device.type, config.precision) == ("cpu", "float16"):
             notes.append("A CPU does not train in float16: nothing was timed.")
         elif measured:
@@ -162,7 +156,6 @@ def predict(
         seconds=statistics.median(times) if times else None,
         spread=max(times) / statistics.median(times) if times else 1.0,
         less_on_cuda=saved,
-        checkpoint=copied,
         notes=tuple(notes),
         scaled_from=None if size == config.batch_size else size,
     )

@@ -102,7 +102,7 @@ def take(samples: Any, n: int) -> Any:
     return samples
 
 
-def of_recipe(config: Settings, splits: Any, *, cached: bool = True) -> Workload:
+def of_recipe(config: Settings, splits: Any) -> Workload:
     """The net of a recipe on its own data, as `qnnkit run` trains it.
 
     A frozen part whose values are computed once before the first epoch is not part of the steps; the images
@@ -111,7 +111,6 @@ def of_recipe(config: Settings, splits: Any, *, cached: bool = True) -> Workload
     Args:
         config: Settings of the recipe.
         splits: Its data, of any kind; the first samples stand for all, as time and memory depend on no more.
-        cached: Whether frozen parts are computed once, as training does.
     """
 
     def build(config: Settings, traced: bool) -> nn.Module:
@@ -125,7 +124,7 @@ def of_recipe(config: Settings, splits: Any, *, cached: bool = True) -> Workload
     batch = next(iter(splits.batches("train", min(SOME, len(splits.train)), shuffle=False)))
     some, data_bytes = batch, loaded_bytes
     bare = any(weight.is_meta for weight in net.parameters())
-    if cached and not bare:
+    if not bare:
         some = features.training_batch(net, batch, config, n_all)
         if some is not batch and some[0] is not batch[0]:
             data_bytes += n_all * some[0][0].nbytes
