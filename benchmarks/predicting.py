@@ -108,7 +108,9 @@ def transformer(kind: str, size: str, samples: int, **settings: Any) -> measure.
     def build(training: Any, traced: bool) -> nn.Module:
         with seeded(0):
             model: Any = CLIPModel(config) if is_clip else AutoModelForCausalLM.from_config(config)
-            return adapters.adapt(model, r=training.lora_rank) if training.lora_rank else model
+            targets = ["q_proj", "v_proj"] if is_clip else None  # PEFT knows a Llama's own
+            rank = training.lora_rank
+            return adapters.adapt(model, r=rank, targets=targets) if rank else model
 
     def rows(training: Any) -> dict[str, torch.Tensor]:
         generator, shape = torch.Generator().manual_seed(0), (64, training.sequence_length)
