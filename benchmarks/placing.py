@@ -99,9 +99,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """A row per choice: `auto` first, then every fixed one."""
     own = trained(key, "auto", quick)
-    model = own.build(own.training, False)
-    about: dict[str, Any] = {"groups": lambda net: own.groups(net, own.training), "seconds": seconds / 6}
-    placed = measure.place(model, own.task, own.batch(), own.training, **about)
+    placed = measure.place(own, seconds=seconds / 6)
     steps = {"auto": step(own, "auto", placed.device, placed.threads)}
     chosen = {"auto": called(placed.device, placed.threads or torch.get_num_threads())}
     for backend in backends:

@@ -23,9 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import nn
 
 from benchmarks import recipe, record
+from qnnkit import adapters, measure, recipes, runs
 from qnnkit.device import machine
+from qnnkit.models.blocks import seeded
+from qnnkit.models.causal_lm import llama_config
+from qnnkit.models.clip import configuration as clip_config
+from qnnkit.runs import Run
+from qnnkit.settings import Settings
+from qnnkit.tasks import Step
+from qnnkit.train import fit
 
 MEMORY, TIME = 0.15, 0.20
 """How far a prediction may be off, as shares of what is measured."""
@@ -51,24 +61,73 @@ class Setting:
     """Of its data, under QNNKIT_TEST_DATA."""
     epochs: int = EPOCHS
 
-    def workload(self) -> Any:
-        from qnnkit import measure
-
+    def workload(self) -> measure.Workload:
         if self.size:
-            about = {"n_samples": self.samples, "epochs": self.epochs, **self.settings}
-            return measure.of_transformer(self.kind, self.size, **about)
+            return transformer(self.kind, self.size, self.samples, epochs=self.epochs, **self.settings)
         run = self.run(Path("unused"))
         return measure.of_recipe(run.config, run.splits)
 
     def run(self, folder: Path, device: str = "cpu") -> Any:
         """A run of the recipe's own net alone."""
-        from qnnkit import recipes
-        from qnnkit.runs import Run
-
         values = {"epochs": self.epochs, "n_seeds": 1, "threads": THREADS, "device": device, **self.settings}
         if self.folder:
             values["data_dir"] = str(Path(os.environ["QNNKIT_TEST_DATA"]) / self.folder)
         return Run(folder, recipes.settings(recipe(self.kind), **values, controls=()))
+
+
+class Sized(Settings):
+    """Settings of a transformers model without a recipe."""
+
+    batch_size: int = 8
+    optimizer: str = "adamw"
+    sequence_length: int = 256
+    lora_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """The loss that a transformers model computes itself."""
+
+    asked: dict[str, Any]
+    monitor: str = "loss"
+
+    def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Step:
+        loss, count = model(**batch, **self.asked).loss, len(batch["input_ids"])
+        return Step(loss, {"loss": count * loss.detach()}, count)
+
+
+def transformer(kind: str, size: str, samples: int, **settings: Any) -> measure.Workload:
+    """A Llama or a CLIP of a named size on random tokens, built without holding its weights to be traced."""
+    from transformers import AutoModelForCausalLM, CLIPModel
+
+    is_clip = kind == "clip"
+    config = clip_config(size) if is_clip else llama_config(size)
+    text = config.text_config if is_clip else config
+    config.use_cache = False
+
+    def build(training: Any, traced: bool) -> nn.Module:
+        with seeded(0):
+            model: Any = CLIPModel(config) if is_clip else AutoModelForCausalLM.from_config(config)
+            targets = ["q_proj", "v_proj"] if is_clip else None  # PEFT knows a Llama's own
+            rank = training.lora_rank
+            return adapters.adapt(model, r=rank, targets=targets) if rank else model
+
+    def rows(training: Any) -> dict[str, torch.Tensor]:
+        generator, shape = torch.Generator().manual_seed(0), (64, training.sequence_length)
+        tokens = torch.randint(0, text.vocab_size, shape, generator=generator)
+        if not is_clip:
+            return {"input_ids": tokens, "labels": tokens}
+        side = config.vision_config.image_size
+        return {
+            "input_ids": tokens,
+            "pixel_values": torch.zeros(64, config.vision_config.num_channels, side, side),
+        }
+
+    length = {"sequence_length": text.max_position_embeddings} if is_clip else {}
+    training = Sized.of(length | settings)
+    return measure.Workload(
+        kind, training, samples, build, rows, OwnLoss({"return_loss": True} if is_clip else {})
+    )
 
 
 AGAIN = {"gradient_checkpointing": True}
@@ -83,11 +142,11 @@ def resnet(**settings: Any) -> Setting:
     return Setting("resnet_circuit_trained", {"train_fraction": 0.03, **settings}, folder="mnist")
 
 
-def clip(size: str, samples: int, kind: str = "clip", **settings: Any) -> Setting:
+def sized(kind: str, size: str, samples: int, **settings: Any) -> Setting:
     return Setting(kind, settings, size, samples)
 
 
-llama = partial(clip, kind="llama")
+clip, llama = partial(sized, "clip"), partial(sized, "llama")
 SETTINGS = {
     "digits_quanv": digits(),
     "digits_quanv, batch 512": digits({"batch_size": 512}),
@@ -115,19 +174,12 @@ SETTINGS = {
 
 def predict(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own."""
-    from qnnkit import measure
-
     found = measure.predict(setting.workload(), device, n_threads=THREADS)
     return {name: getattr(found, name) for name in ("n_weights", "peak", "seconds_per_epoch")}
 
 
 def train(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own: what a training takes, by the path that runs take."""
-    import torch
-
-    from qnnkit import measure, runs
-    from qnnkit.train import fit
-
     with tempfile.TemporaryDirectory() as folder, measure.threads(THREADS):
         if setting.size:
             workload = setting.workload()

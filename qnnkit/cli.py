@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from qnnkit import checks, device, warm, workspace
 from qnnkit.cli_output import ending_cleanly, judged_anew, print_result, show_batch, tell_data
-from qnnkit.cli_settings import asked_for, gathered, refuse_with, require_own_net
+from qnnkit.cli_settings import asked_for, controls_of, gathered, refuse_with, require_own_net
 
 Recipe = Annotated[
     str | None, Option(metavar="NAME_OR_FILE", help="What to compute; a begun folder knows a shipped one.")
@@ -219,43 +219,30 @@ def batch(
 @app.command()
 def plan(
     recipe: Annotated[str | None, Option(help="Named settings, on their data.")] = None,
-    model: Annotated[str | None, Option(help="Or a transformers model: llama or clip.")] = None,
-    size: Annotated[
-        str | None, Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
-    ] = None,
     settings: Set = None,
     files: Files = None,
+    only: Only = None,
     epochs: Epochs = None,
     samples: Annotated[int | None, Option(help="In an epoch, if others than the data's.")] = None,
     deadline: Annotated[str | None, Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
-    budget: Annotated[str | None, Option(help="Money for all of it, such as 10 or '10 EUR'.")] = None,
+    budget: Annotated[str | None, Option(help="US dollars for all of it, such as 10.")] = None,
     prices: Annotated[Path | None, Option(metavar="FILE", help="Your machines and prices.")] = None,
-    measured: Annotated[list[Path] | None, Option(metavar="FILE", help="Of `qnnkit measure`.")] = None,
     measuring: Annotated[bool, Option("--measuring/--no-measuring", help="Time some updates.")] = True,
     as_json: Json = False,
 ) -> None:
     """Tell what a training needs, how long it takes here and elsewhere, and what it costs, before it is run.
 
-    A training that fits nowhere is an answer too: the exit status is 0.
+    --only hybrid plans one net and one seed. A training that fits nowhere is an answer too: exit status 0.
     """
     from qnnkit import measure, recipes, runs
 
-    if (recipe is None) == (model is None):
-        kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(measure.sizes())}"
-        rule, given = "be named, or --model in its place", recipe if model is None else f"{recipe}, {model}"
-        raise ValueError(checks.message("--recipe", rule, given, f"Name one: {kinds}."))
-    chosen = gathered(recipe, files, settings, epochs=epochs)
-    asked: dict[str, Any]
-    if model is None:
-        refuse_with("--recipe", {"--size": size})
-        asked = runs.to_plan(recipe, chosen, samples=samples, timed=measuring)
-    else:
-        about = {"n_samples": 1000 if samples is None else samples, **chosen}
-        asked = {"workload": measure.of_transformer(model, size or "small", **about)}
-        asked |= {"device": chosen.get("device", "auto")}
-    found = measure.plan(
-        **asked, deadline=deadline, budget=budget, prices=prices, measured=measured or (), measure=measuring
-    )
+    if recipe is None:
+        names = f"Name one: {', '.join(recipes.RECIPES)}, or your own file."
+        raise ValueError(checks.message("--recipe", "be named", recipe, names))
+    controls = None if only is None else controls_of(only)
+    chosen = gathered(recipe, files, settings, controls=controls, epochs=epochs)
+    asked = runs.to_plan(recipe, chosen, samples=samples, alone=controls == [], timed=measuring)
+    found = measure.plan(**asked, deadline=deadline, budget=budget, prices=prices, measure=measuring)
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
 
 
@@ -321,54 +308,29 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def measure(
-    files: Annotated[
-        list[Path] | None,
-        Argument(metavar="[FILE ...]", help="Machines' files, or folders of them, with --compare."),
-    ] = None,
-    compare: Annotated[bool, Option("--compare", help="Only compare the files of machines.")] = False,
-    recipe: Annotated[str | None, Option(help="Whose net is measured; digits_quanv if none.")] = None,
+    recipe: Annotated[str | None, Option(help="Whose net is measured; default: digits_quanv.")] = None,
     run_dir: Annotated[Path | None, Option(help="Or a run's own, with its data.")] = None,
     settings: Set = None,
-    dummy: Annotated[str | None, Option(metavar="HxWxCxN", help="Noise for data, of N classes.")] = None,
-    samples: Annotated[int | None, Option(help="Of an epoch, for other data of yours.")] = None,
-    seconds: Annotated[float | None, Option(help="For all of it, about; 150 if not given.")] = None,
-    quick: Annotated[bool, Option("--quick", help="Seconds, not minutes; rougher figures.")] = False,
-    profile: Annotated[bool, Option("--profile", help="Write a torch.profiler trace, too.")] = False,
+    seconds: Annotated[float | None, Option(help="For all of it, about; default: 60.")] = None,
+    quick: Annotated[bool, Option("--quick", help="Seconds, not a minute; rougher figures.")] = False,
     out: Annotated[Path | None, Option(metavar="FILE", help="In place of machines/<kind>.json.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
-    from qnnkit.measure import comparing
+    """Measure what this machine reaches and what a net takes on it. 05_benchmark compares such files."""
+    from qnnkit.measure import survey
     from qnnkit.runs.surveying import measure_machine
 
-    names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds", "dummy": "--dummy"}
-    with ending_cleanly(), checks.renamed(names):
-        if compare:
-            others = {"--recipe": recipe, "--run-dir": run_dir, "--set": settings, "--dummy": dummy}
-            others |= {"--samples": samples, "--seconds": seconds, "--quick": quick}
-            refuse_with("--compare", others | {"--profile": profile, "--json": as_json})
-            paths = comparing.files(files or [])
-            found = comparing.compare(paths)
-            place = paths[0].parent / "comparison.png" if out is None else workspace.place(out)
-            workspace.make_folder(place.parent)
-            workspace.write_bytes(place, found.picture().png(Title="Machines beside each other"))
-            typer.echo(f"{found}\n\nPicture: {place}")
-            return
-        if files:
-            raise ValueError("Files are for --compare: qnnkit measure --compare FILE FILE.")
+    with ending_cleanly(), checks.renamed({"seconds": "--seconds"}):
         found, place = measure_machine(
             recipe,
             run_dir,
             out=out,
-            dummy=dummy,
-            n_samples=samples,
-            profile=profile,
             settings=gathered(recipe, None, settings),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
-            seconds=seconds,
             quick=quick,
+            **({} if seconds is None else {"seconds": seconds}),
         )
-        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{comparing.table(found)}\n\nFile: {place}")
+        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
 
 
 @app.command()

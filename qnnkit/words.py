@@ -12,7 +12,6 @@ from decimal import Decimal
 from qnnkit import checks
 
 UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-SIGNS = {"$": "USD", "€": "EUR", "£": "GBP"}
 
 
 def lines(sentence: str, width: int = 80) -> str:
@@ -106,17 +105,17 @@ def parse_duration(text: str, name: str = "duration") -> float:
     return seconds
 
 
-def parse_money(text: str, currency: str, name: str = "budget") -> tuple[float, str]:
-    """The amount, and the currency where one is named, that "10", "$10" or "10 EUR" means.
+def parse_money(text: str, name: str = "budget") -> float:
+    """The US dollars that "10", "$10" or "10 USD" means.
 
     Raises:
-        ValueError: It is no amount.
+        ValueError: It is no such amount.
 
     Example:
-        >>> parse_money("10", "USD"), parse_money("€2.50", "USD"), parse_money("10 chf", "USD")
-        ((10.0, 'USD'), (2.5, 'EUR'), (10.0, 'CHF'))
+        >>> parse_money("10"), parse_money("$2.50"), parse_money("10 usd")
+        (10.0, 2.5, 10.0)
     """
-    found = re.fullmatch(r"([$€£]?)\s*(\d+(?:\.\d+)?)\s*([A-Z]{3})?", text.strip().upper())
-    if not found or (found[1] and found[3]):
-        raise ValueError(checks.message(name, "be an amount", text, f"Write 10, or 10 {currency}."))
-    return float(found[2]), SIGNS.get(found[1]) or found[3] or currency
+    found = re.fullmatch(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:USD)?", text.strip().upper())
+    if not found:
+        raise ValueError(checks.message(name, "be an amount in US dollars", text, "Write 10, or 10 USD."))
+    return float(found[1])

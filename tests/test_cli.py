@@ -230,16 +230,8 @@ def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit):
         ("run --recipe cnn --run-dir a --set recipe=digits_quanv", "Use --recipe"),
         ("run --recipe cnn --run-dir a --set run_dir=b", "Use --run-dir"),
         ("run --run-dir a", "must hold a run, but is"),
-        ("plan --recipe digits_quanv --size tiny", "`--size` must be left out with --recipe"),
-        ("plan --model llama --set foo=1", "`setting` must be a known name, but is 'foo'"),
-        *(
-            (f"measure a.json --compare {words}", f"`{words.split()[0]}` must be left out with --compare")
-            for words in (
-                *("--recipe cnn", "--run-dir a", "--set epochs=1", "--dummy 8x8x1x2", "--samples 5"),
-                *("--seconds 5", "--quick", "--profile", "--json"),
-            )
-        ),
-        ("measure a.json", "Files are for --compare"),
+        ("plan --recipe digits_quanv --set foo=1", "`setting` must be a known name, but is 'foo'"),
+        ("measure --set foo=1", "`setting` must be a known name, but is 'foo'"),
         ("watch a --once --every 5", "`--every` must be left out with --once"),
         ("report batch --recipe cnn", "Option --recipe must be given a run"),
         ("report batch --verify", "Option --verify must be given a run"),
@@ -442,7 +434,7 @@ def test_a_plan_takes_the_words_of_the_run_that_it_is_of(qnnkit, home):
     (home / "mine.yaml").write_text("epochs: 3\nn_seeds: 2\n")
     words = "--recipe", "digits_quanv", "--settings", "mine.yaml", "--epochs", "7", "--no-measuring"
     status, out, err = qnnkit("plan", *words)
-    assert status == 0 and "2 seeds x 7 epochs of" in out, err
+    assert status == 0 and "7 epochs of" in out and "seeds: 2," in out, err
 
 
 def test_a_script_for_colab_holds_the_command_and_is_refused_where_colab_could_not_fetch_it(

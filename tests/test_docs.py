@@ -256,7 +256,7 @@ def quick(command: str, begun: set[str]) -> list[str]:
     words[:1] = [sys.executable, "-m", modules[program]] if program in modules else [sys.executable]
     if program == "papermill":
         more = ["-p", "n_seeds", "1"]
-    elif program == "qnnkit" and "measure" in words and "--compare" not in words:
+    elif program == "qnnkit" and "measure" in words:
         more = ["--quick"]
     elif "--run-dir" in words and (folder := words[words.index("--run-dir") + 1]) not in begun:
         begun.add(folder)
@@ -300,9 +300,6 @@ def test_every_command_and_program_of_a_page_runs(page: Path, home: Path) -> Non
     for command in shell_lines(page):
         if not reason(command):
             succeeds(quick(command, begun))
-        for name in ("mac.json", "colab-t4.json"):  # as if it had been measured on two machines
-            for file in (home / "machines").glob("*.json"):
-                shutil.copy(file, home / name)
     if program := programs(page):
         succeeds([sys.executable, "-W", "ignore", "-c", program])
 

@@ -3,20 +3,21 @@
 import functools
 import gc
 import importlib
+import time
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.predicting import transformer
 from qnnkit import measure, recipes, tasks, train
 from qnnkit.checkpoint import own_generators
-from qnnkit.measure import memory
 from qnnkit.measure.memory import Ledger, trace
 from qnnkit.settings import Settings
 from tests.toys import refused
 
 TINY = {"batch_size": 2, "optimizer": "adamw"}
-SHAPES = {"small": (64, 2, 4, 4, 172, 500), "deep": (32, 8, 4, 4, 80, 300)}
+SHAPES = {"small": (64, 2, 4, 4, 172, 500)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,12 +36,12 @@ def digits():
 
 @functools.cache
 def llama(size="small", **settings):
-    return measure.of_transformer("llama", size, **{**TINY, "sequence_length": 32, **settings})
+    return transformer("llama", size, 1000, **{**TINY, "sequence_length": 32, **settings})
 
 
 @functools.cache
 def clip():
-    return measure.of_transformer("clip", "tiny", **TINY)
+    return transformer("clip", "tiny", 1000, **TINY)
 
 
 @functools.cache
@@ -62,7 +63,7 @@ def measured_peak(workload):
         stepper(workload.batch(workload.training.batch_size))
         ledger.begin()
         stepper(workload.batch(workload.training.batch_size))
-    return ledger.peak
+    return ledger.peak.total()
 
 
 @pytest.mark.parametrize(
@@ -123,23 +124,19 @@ def test_with_checkpointing_it_holds_no_less():
         assert 0.98 < sum(seen(workload, **change).memory.values()) / real < 1.2
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"batch_size": 4, "micro_batch": 2, "lora_rank": 4, "gradient_checkpointing": True}],
-    ids=lambda change: ", ".join(change) or "plain",
-)
-def test_a_deep_net_is_traced_with_a_few_of_its_layers(monkeypatch, change):
-    workload = llama("deep").change(**change)
-    few, layers = [], memory._stack
-    with monkeypatch.context() as patch:
-        patch.setattr(memory, "_stack", lambda model: few.append(layers(model)) or few[-1])
-        found = trace(workload)
-    assert len(few[0]) == memory.FEW
-    monkeypatch.setattr(memory, "_stack", lambda model: None)
-    whole = trace(workload)
-    assert sum(found.memory.values()) == pytest.approx(measured_peak(workload), rel=0.03)
-    assert found.work == whole.work and found.n_weights == whole.n_weights
-    assert found.at_update == whole.at_update and found.kept == whole.kept
+def test_torchs_own_tracker_agrees():
+    """MemTracker, by its public names, on a step without frozen weights, which it refuses."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    workload = llama()
+    stepper = workload.stepper()
+    stepper(workload.batch())  # makes the moments
+    tracker = MemTracker()
+    tracker.track_external(stepper.model, stepper.optimizer)
+    with tracker:
+        stepper(workload.batch())
+    [peak] = tracker.get_tracker_snapshot("peak").values()
+    assert sum(seen(llama).memory.values()) == pytest.approx(peak["Total"], rel=0.01)
 
 
 def test_parts_are_what_they_are_called():
@@ -185,7 +182,9 @@ def test_the_whole_batch_is_there_and_the_activations_of_a_piece():
 def test_what_is_large_is_traced_without_memory():
     measure.reset_peak(torch.device("cpu"))
     before, frozen = measure.resident(), gc.get_freeze_count()
-    found = trace(llama("3b", lora_rank=8, sequence_length=64))
+    begin = time.process_time()
+    found = trace(llama("3b", lora_rank=8, sequence_length=2048))
+    assert time.process_time() - begin < 20, "on one core; 3 s were measured"
     assert gc.get_freeze_count() >= frozen > 0, "a heap that its owner has frozen stays so"
     if measure.held.CLEAR.exists():  # elsewhere a peak is never forgotten
         assert measure.peak() - before < 1e9, "its weights alone would take 13 GB"
@@ -227,50 +226,6 @@ def test_what_is_computed_once_stays_in_memory():
     assert not trace(frozen).memory.get("quantum states"), "circuits do not run in training"
 
 
-@pytest.mark.parametrize(
-    ("argument", "kind", "size", "settings"),
-    [
-        ("model", "gpt", "tiny", {}),
-        ("size", "llama", "huge", {}),
-        ("sequence_length", "clip", "tiny", {"sequence_length": 100}),
-        ("sequence_length", "llama", "tiny", {"sequence_length": -1}),
-        ("n_samples", "llama", "tiny", {"n_samples": 0}),
-        ("four_bit", "llama", "tiny", {"four_bit": True}),
-        ("setting", "llama", "tiny", {"batches": 3}),
-    ],
-)
-def test_bad_input(argument, kind, size, settings):
-    with refused(argument):
-        measure.of_transformer(kind, size, **settings)
-
-
-def test_clip_takes_no_pieces():
-    with refused("micro_batch"):
-        trace(clip().change(micro_batch=1))
-
-
-def test_a_folder_names_its_own_model(tmp_path):
-    from transformers import BloomConfig, GPT2Config, ResNetConfig
-
-    GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=100, n_positions=64).save_pretrained(tmp_path)
-    workload = measure.of_transformer("llama", str(tmp_path), **TINY, sequence_length=16)
-    net = workload.build(workload.training, False)
-    assert trace(workload).n_weights == sum(each.numel() for each in net.parameters())
-    adapted = trace(workload.change(lora_rank=2))
-    assert 0 < adapted.n_trained < 0.1 * adapted.n_weights, "PEFT knows what of GPT-2 to adapt"
-    with refused("size"):
-        measure.of_transformer("clip", str(tmp_path))
-    (tmp_path / "config.json").write_text("{")
-    with refused("size"):
-        measure.of_transformer("llama", str(tmp_path))
-    BloomConfig(n_layer=1, n_head=2, hidden_size=32, vocab_size=100).save_pretrained(tmp_path)
-    bloom = measure.of_transformer("llama", str(tmp_path))
-    assert bloom.training.sequence_length == 256, "it has no longest"
-    ResNetConfig().save_pretrained(tmp_path)
-    with refused("size"):
-        measure.of_transformer("llama", str(tmp_path))
-
-
 def test_a_ledger_forgets_what_is_freed():
     ledger = Ledger()
     with ledger:
@@ -281,4 +236,4 @@ def test_a_ledger_forgets_what_is_freed():
         assert sum(ledger.live.values()) == second.nbytes + third.nbytes
         _ = third.view(10, 100).T  # views hold nothing of their own
         third.add_(1)
-    assert ledger.peak == 8000 and ledger.work.operations == 4
+    assert ledger.peak.total() == 8000 and ledger.work.operations == 4

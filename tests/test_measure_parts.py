@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import time
 from dataclasses import replace
 
@@ -12,8 +10,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
-from qnnkit.checkpoint import own_generators
-from qnnkit.measure import Lap, Spread, parts
+from qnnkit.measure import parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from tests.toys import texts
@@ -164,136 +161,6 @@ def test_frozen_filters_and_nets_without_a_circuit(precision):
     assert found["classical forward"] > 0
 
 
-# --- strategies ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def splits():
-    return data.load("digits")
-
-
-def recipe(**settings):
-    return recipes.settings("digits_quanv", stride=4, batch_size=8, **settings)
-
-
-@pytest.fixture(scope="module")
-def measured(splits):
-    """All rows, of a training split that is too small for some; each circuit's first step takes a second."""
-    train, n = splits.train, 30
-    few = replace(splits, train=replace(
-        train, images=train.images[:n], labels=train.labels[:n], sources=train.sources[:n]
-    ))  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "LAYERS", (1,))
-        return measure.strategies(recipe(epochs=3), few, seconds=2.0)
-
-
-def test_every_strategy_is_measured_or_says_why_not(measured):
-    assert [row["name"] for row in measured] == [
-        "as it is", "lightning.qubit", "default.qubit", "batched", "batch 4", "batch 8", "batch 16",
-        "batch 32", "n_layers 1", "frozen", "frozen, cached", "float32", "bfloat16",
-    ]  # fmt: skip
-    for row in measured:
-        assert row["change"].endswith(".")
-        if row["name"] == "batch 32":
-            assert row["why"] == "The training split has 30 samples only."
-            assert row["seconds_per_sample"] is None is row["seconds_per_epoch"] is row["seconds_in_all"]
-        else:
-            assert row["why"] == "" and row["seconds_per_sample"] > 0
-            assert row["seconds_per_epoch"] == pytest.approx(row["seconds_per_sample"] * 30)
-            assert row["seconds_in_all"] == pytest.approx(row["seconds_per_epoch"] * 3)
-
-
-def test_strategies_change_one_thing_and_drop_nothing(splits, monkeypatch):
-    """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
-    changed, pieces = [], []
-    right, backward = tasks.Classification.__call__, train.Stepper.backward
-
-    def called(task, model, batch):
-        changed.append(task.augment is not None)
-        return right(task, model, batch)
-
-    def counted(stepper, loss):
-        pieces.append((stepper.config.precision, stepper.config.micro_batch))
-        return backward(stepper, loss)
-
-    monkeypatch.setattr(tasks.Classification, "__call__", called)
-    monkeypatch.setattr(train.Stepper, "backward", counted)
-    bench = parts._Bench(recipe(augmentation="affine", micro_batch=4), splits, torch.device("cpu"), 1)
-    found = {name: (change, step) for _, name, change, step in bench.steps(True)}
-    told = "Nothing is changed: cpu, float32, batch 8 in pieces of 4, 1 thread, augmentation affine."
-    assert found["as it is"][0] == told
-    with own_generators():
-        for name in ("as it is", "frozen", "bfloat16"):
-            found[name][1].run()
-    assert changed == [True] * 6, "no row leaves it out"
-    assert pieces == [(each, 4) for each in ("float32", "float32", "bfloat16") for _ in range(2)]
-    with pytest.raises(ValueError, match="Augmentation makes other images in every epoch"):
-        found["frozen, cached"][1].run()
-
-
-def test_the_cpu_stands_beside_the_accelerator(splits, monkeypatch):
-    monkeypatch.setattr(parts, "devices", lambda *given: ["cpu", "cuda:0"])
-    bench = parts._Bench(recipe(), splits, torch.device("cuda:0"), None)
-    of_devices = [(name, str(step.device)) for group, name, _, step in bench.steps(True) if group == "device"]
-    assert of_devices == [("cpu", "cpu"), ("cuda:0", "cuda:0")]
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "rows"),
-    [
-        ("digits_clip", {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
-         "as it is, lightning.qubit, default.qubit, batched, batch 2, batch 4, batch 8, batch 16, "
-         "n_layers 1, frozen, frozen, cached, float32, bfloat16"),
-        ("text_adapter", {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
-         "as it is, batch 2, batch 4, batch 8, batch 16, float32, bfloat16"),
-    ],
-)  # fmt: skip
-def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path, monkeypatch):
-    place = {"data_dir": str(texts(tmp_path))} if name.startswith("text") else {}
-    config = recipes.settings(name, batch_size=4, **settings, **place)
-    monkeypatch.setattr(parts, "LAYERS", (1,))
-    splits = runs.Run(tmp_path, config).load_data()
-    bench = parts._Bench(config, splits, torch.device("cpu"), 1)
-    found = {row: step for _, row, _, step in bench.steps("n_qubits" in settings)}
-    assert ", ".join(found) == rows
-    if "frozen, cached" in found:
-        with own_generators(), pytest.raises(ValueError, match="takes no features in place of its data"):
-            found["frozen, cached"].run()
-
-
-def test_a_backend_that_does_not_work_says_why(splits, monkeypatch):
-    told = "Argument `backend` must be a device that works here, but is 'lightning.qubit'."
-
-    def none(*given, **settings):
-        raise ValueError(told)
-
-    monkeypatch.setattr(parts, "one_by_one", none)
-    found = parts._Bench(recipe(), splits, torch.device("cpu"), 1).one_by_one(nn.Identity(), None, 1.0)
-    assert found == Lap(None, why=told)
-
-
-def test_circuits_one_by_one_are_scaled_up(monkeypatch):
-    """By a clock on which a circuit of lightning.qubit takes a tenth of a second."""
-    counted, ran, right = [], [], QuantumLayer.forward
-
-    def spread(run, device, *, rounds=3):
-        run()
-        counted.append(rounds)
-        return Spread.of([0.1 * ran.pop()])
-
-    def forward(layer, inputs):
-        ran.append(len(inputs))
-        return right(layer, inputs)
-
-    monkeypatch.setattr(parts.clock, "spread", spread)
-    monkeypatch.setattr(QuantumLayer, "forward", forward)
-    net = Quanv2d(1, "data_reuploading", filters=2, n_layers=1)
-    found = parts.one_by_one(net, torch.ones(1, 1, 6, 6))
-    assert found == pytest.approx(0.1 * 18) and counted == [1, 3]
-    parts.one_by_one(net.requires_grad_(False), torch.ones(1, 1, 6, 6))  # a backward pass would raise
-
-
 def test_the_optimizer_is_the_recipes_own(monkeypatch):
     seen = []
     right = torch.optim.AdamW.step
@@ -313,13 +180,77 @@ def test_the_optimizer_is_the_recipes_own(monkeypatch):
     assert set(seen) == {(0.01, 0.3, 2)}
 
 
-# --- operations ---------------------------------------------------------------------------------------------
+# --- strategies ---------------------------------------------------------------------------------------------
 
 
-def test_the_costliest_operations_and_their_trace(splits, tmp_path):
-    trace = tmp_path / "trace.json.gz"
-    text = measure.operations(measure.of_recipe(recipe(), splits), threads=1, trace=trace)
-    assert "Self CPU %" in text and "aten::" in text and "RunBackward" in text
-    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    assert any(event["name"].startswith("aten::") for event in events)
-    assert [file.name for file in tmp_path.iterdir()] == ["trace.json.gz"]
+@pytest.fixture(scope="module")
+def splits():
+    return data.load("digits")
+
+
+def recipe(**settings):
+    return recipes.settings("digits_quanv", stride=4, batch_size=8, **settings)
+
+
+def test_a_changed_step_changes_one_thing_and_drops_nothing(splits, monkeypatch):
+    """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
+    changed, pieces = [], []
+    right, backward = tasks.Classification.__call__, train.Stepper.backward
+
+    def called(task, model, batch):
+        changed.append(task.augment is not None)
+        return right(task, model, batch)
+
+    def counted(stepper, loss):
+        pieces.append((stepper.config.precision, stepper.config.micro_batch))
+        return backward(stepper, loss)
+
+    monkeypatch.setattr(tasks.Classification, "__call__", called)
+    monkeypatch.setattr(train.Stepper, "backward", counted)
+    config, before = recipe(augmentation="affine", micro_batch=4), torch.get_rng_state()
+    for settings in ({}, {"trainable": False}, {"precision": "bfloat16"}):
+        step = measure.changed_step(config, splits, settings, threads=1)
+        assert (step.samples, step.threads, str(step.device)) == (8, 1, "cpu")
+        step.run()
+    assert changed == [True] * 6, "no strategy leaves it out"
+    assert pieces == [(each, 4) for each in ("float32", "float32", "bfloat16") for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_strategies_race_and_say_what_stands_in_the_way(splits):
+    train, n = splits.train, 30
+    few = replace(splits, train=replace(
+        train, images=train.images[:n], labels=train.labels[:n], sources=train.sources[:n]
+    ))  # fmt: skip
+    ways = {
+        "as it is": {},
+        "one by one": {"backend": "lightning.qubit"},
+        "gate by gate": {"backend": "default.qubit"},
+        "large batch": {"batch_size": 64},
+        "no such": {"n_lay": 1},
+        "on a GPU": {"device": "cuda:7"},
+    }
+    steps = {name: measure.changed_step(recipe(), few, each) for name, each in ways.items()}
+    assert steps["large batch"].samples == n and steps["on a GPU"].device == torch.device("cuda:7")
+    assert 2 <= steps["one by one"].samples <= 8
+    laps = measure.race(steps, seconds=1.0)
+    assert "n_lay" in laps["no such"].why and laps["no such"].seconds is None is laps["on a GPU"].seconds
+    slow, gates, own = (laps[name].seconds for name in ("one by one", "gate by gate", "as it is"))
+    assert slow > own and gates > own, "fused circuits are faster"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("digits_clip", {"n_qubits": 2, "n_layers": 1, "patch_size": 8}),
+        ("text_adapter", {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000}),
+    ],
+)
+def test_captions_and_tokens_have_strategies_too(name, settings, tmp_path):
+    place = {"data_dir": str(texts(tmp_path))} if name.startswith("text") else {}
+    config = recipes.settings(name, batch_size=4, **settings, **place)
+    loaded = runs.Run(tmp_path, config).load_data()
+    laps = measure.race(
+        {str(n): measure.changed_step(config, loaded, {"batch_size": n}) for n in (2, 4)}, seconds=0.1
+    )
+    assert all(lap.seconds > 0 for lap in laps.values())

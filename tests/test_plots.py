@@ -12,7 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from qnnkit import plots
-from qnnkit.plots.machines import PANELS
 
 CLASSES = {
     "one": ["one"],
@@ -91,17 +90,6 @@ def layer_gradients():
 
 
 FIGURES = {
-    "machines": lambda: plots.machines(
-        ["AMD EPYC, 2 cores", *["Apple M3 Pro"] * 2, *["Tesla T4, 2 cores, Colab ($ " + "x" * 30] * 2],
-        ["cpu", "cpu", "mps", "cpu", "cuda:0"],
-        [0.24, 0.12, 0.4, None, 0.0009],
-        [521.0, 600.0, 700.0, None, 19_000.0],
-        [None, 0.0, 0.0, 2e-5, 3e-6],
-        [1.2, 1.1, 5.0, None, 1.3],
-        "digits_quanv, batch 32, 1,079 images an epoch, float32",
-    ),
-    "machines-one": lambda: plots.machines(["a"], ["cpu"], [0.24], [521.0], [None], [1.2]),
-    "machines-unknown": lambda: plots.machines(["a", "b"], ["cpu"] * 2, *[[None, None]] * 4),
     **by_classes(class_samples),
     **by_classes(class_balance),
     **by_classes(confusion),
@@ -186,7 +174,6 @@ def test_nothing_overlaps_or_sticks_out(name):
 
 
 AXES = {
-    "machines": [(name, "") for name, _ in PANELS],
     "class_balance-one": [("class", "images")],
     "confusion-one": [("predicted class", "true class"), ("", "test samples")],
     "similarities-one": [("caption", "image"), ("", "cosine similarity")],
@@ -234,20 +221,6 @@ def test_live_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
 
 
 # --- what the figures show ------------------------------------------------------------------------------
-
-
-def test_machines_have_a_colour_each_and_say_what_is_not_known():
-    figure = plots.machines(
-        ["a", "a", "b"], ["cpu", "mps", "cpu"], [1.0, None, 3.0], [None] * 3, [0.0, None, 2.0], [1, 1, 2]
-    )
-    time, memory, cost, spread = figure.axes
-    colours = {round(bar.get_y() + bar.get_height() / 2): bar.get_facecolor() for bar in spread.patches}
-    assert colours[0] == colours[1] != colours[2]
-    assert [bar.get_width() for bar in time.patches] == [1.0, 3.0]
-    assert [text.get_text() for text in time.texts] == ["1", "not known", "3"]
-    assert [text.get_text() for text in cost.texts] == ["free", "not known", "2"]
-    assert [text.get_text() for text in memory.texts] == ["not known"] * 3
-    assert [text.get_text() for text in time.get_yticklabels()] == ["a\ncpu", "a\nmps", "b\ncpu"]
 
 
 def test_class_samples_shows_each_class_in_its_row():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 import subprocess
 import time
 import warnings
@@ -24,10 +23,10 @@ PACKAGES = {
 ANGLE = 0.7  # radians
 TOLERANCE = 1e-6  # float64 comes within 1e-15, float32 within 1e-7
 
-# What the wheels of pennylane-lightning-gpu need. A driver made for CUDA 13 runs their CUDA 12 libraries too.
-RELEASE = "0.45.0"
-DRIVER = "525.60.13"
-CAPABILITY = 7.0
+NEEDS = (
+    "It needs compute capability 7.0, a driver for CUDA 12, and its CUDA 12 libraries also where torch has "
+    "CUDA 13: https://pennylane.ai/install"
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class Simulator:
 
 def tried() -> tuple[Simulator, ...]:
     """Each device of `PACKAGES`, tried; where it does not run, with the reason and the command."""
-    gpu, driver = accelerators.accelerators()[0], accelerators.driver()
-    return tuple(explain(probe(name), gpu, driver) for name in PACKAGES)
+    gpu = accelerators.accelerators()[0]
+    return tuple(explain(probe(name), gpu) for name in PACKAGES)
 
 
 def probe(name: str, timeout: float = 120.0) -> Simulator:
@@ -118,55 +117,17 @@ def _first_circuit(name: str) -> tuple[float, str | None]:
     return seconds, None
 
 
-def explain(tried: Simulator, gpu: Accelerator, driver: str | None) -> Simulator:
-    """`tried` with the reason and the command, unless it runs, beside this GPU and NVIDIA driver."""
-    import torch
-
+def explain(tried: Simulator, gpu: Accelerator) -> Simulator:
+    """`tried` with the reason and the command, unless it runs, on a machine with this first GPU."""
     if tried.state == "runs":
         return tried
     package = PACKAGES[tried.name]
-    installed = machine.version(package)
-    if tried.name == "lightning.gpu":
-        lightning = machine.version("pennylane-lightning") or RELEASE
-        facts = (gpu.name, gpu.compute_capability, driver, torch.version.cuda, installed, lightning)
-        why, install = diagnose(*facts)
-    else:
-        why, install = _install(f"{package}~={RELEASE}", installed)
+    why = "is not installed." if tried.state == "missing" else "is installed, yet its first circuit fails."
+    why, install = f"{package} {why}", f"pip install --upgrade {package}"
+    if tried.name == "lightning.gpu" and platform.system() != "Linux":
+        why, install = f"lightning.gpu needs Linux with an NVIDIA GPU, and this is {platform.system()}.", None
+    elif tried.name == "lightning.gpu" and not gpu.name:
+        why, install = "No CUDA device: neither torch nor the driver lists an NVIDIA GPU here.", None
+    elif tried.name == "lightning.gpu":
+        why, install = f"{why} {NEEDS}", "pip install 'qnnkit[gpu]'"
     return replace(tried, why=why, install=install)
-
-
-def diagnose(
-    gpu: str | None = None,  # name of an NVIDIA GPU that torch or the driver lists
-    capability: float | None = None,  # its compute capability, if known
-    driver: str | None = None,  # its driver's version, if known
-    torch_cuda: str | None = None,  # the CUDA version that torch is built for
-    plugin: str | None = None,  # installed version of pennylane-lightning-gpu
-    lightning: str = RELEASE,  # installed version of pennylane-lightning
-    system: str = platform.system(),
-) -> tuple[str, str | None]:
-    """Why `lightning.gpu` does not run on such a machine, and what to type (None: no command helps)."""
-    if system != "Linux":
-        return f"No CUDA device: lightning.gpu needs Linux with an NVIDIA GPU, and this is {system}.", None
-    if not gpu:
-        return "No CUDA device: neither torch nor the driver lists an NVIDIA GPU here.", None
-    if driver and tuple(map(int, driver.split("."))) < tuple(map(int, DRIVER.split("."))):
-        why = f"The NVIDIA driver {driver} is too old for CUDA 12, which needs {DRIVER} or newer"
-        return f"{why} (the command is Ubuntu's; others: nvidia.com/drivers).", "sudo ubuntu-drivers install"
-    if capability and capability < CAPABILITY:
-        why = f"{gpu} has compute capability {capability}, and lightning.gpu needs {CAPABILITY} or more"
-        return f"{why}; use lightning.qubit.", None
-    # The plugin of another release would pull another release of PennyLane in.
-    why, command = _install(f"pennylane-lightning-gpu=={lightning}", plugin)
-    if (torch_cuda or "").startswith("13"):
-        why += f" torch brought CUDA 13 only ({torch_cuda}), for which lightning.gpu has no wheel; "
-        why += "pip adds CUDA 12 libraries, which run beside torch's."
-    return why, command
-
-
-def _install(wanted: str, installed: str | None) -> tuple[str, str]:
-    """The reason and the command, when all that can be at fault is the package itself."""
-    package = re.split("[=~]", wanted)[0]
-    if installed is None:
-        return f"{package} is not installed.", f"pip install {wanted}"
-    afresh = f"pip install --force-reinstall --no-deps {wanted}"  # the second command adds what it lacks
-    return f"{package} is installed, yet its first circuit fails.", f"{afresh} && pip install {wanted}"

@@ -1,31 +1,18 @@
-"""What a training takes, measured here and predicted. Nothing measured is remembered."""
+"""What a training takes, measured here and predicted. No measurement is stored."""
 
-from qnnkit.measure import comparing, survey
-from qnnkit.measure.clock import (
-    Lap,
-    Spread,
-    Step,
-    load,
-    note,
-    now,
-    race,
-    spread,
-    synchronize,
-    threads,
-    winner,
-)
-from qnnkit.measure.device_figures import figures
+from qnnkit.measure import survey
+from qnnkit.measure.clock import Lap, Step, load, note, now, race, repeated, synchronize, threads, winner
+from qnnkit.measure.figures import figures
 from qnnkit.measure.held import peak, peak_on, reset_peak, resident
 from qnnkit.measure.memory import trace
-from qnnkit.measure.parts import operations, step_parts, strategies
+from qnnkit.measure.parts import changed_step, step_parts
 from qnnkit.measure.placement import Placement, place
 from qnnkit.measure.plan import Plan, plan
 from qnnkit.measure.predict import Prediction, predict
-from qnnkit.measure.workload import Workload, of_recipe, of_transformer, sizes, take
+from qnnkit.measure.workload import Workload, of_recipe, take
 
 __all__ = [
-    "Lap", "Placement", "Plan", "Prediction", "Spread", "Step", "Workload", "figures", "load", "note", "now",
-    "of_recipe", "of_transformer", "operations", "peak", "peak_on", "place", "plan", "predict",
-    "race", "comparing", "reset_peak", "resident", "sizes", "spread", "step_parts", "strategies",
-    "survey", "synchronize", "take", "threads", "trace", "winner",
+    "Lap", "Placement", "Plan", "Prediction", "Step", "Workload", "changed_step", "figures", "load", "note",
+    "now", "of_recipe", "peak", "peak_on", "place", "plan", "predict", "race", "repeated", "reset_peak",
+    "resident", "step_parts", "survey", "synchronize", "take", "threads", "trace", "winner",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Time as measured: one clock, one race, and how busy the machine is. Nothing measured is remembered."""
+"""Time as measured: one clock, one race, and how busy the machine is. No measurement is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import random
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,40 +19,48 @@ from qnnkit.device import machine
 from qnnkit.train.out_of_memory import ran_out, release
 
 QUIET = 0.1
-"""Share of the cores that other programs may use before it is said: a browser and a desktop at rest."""
+"""Share of the cores that other programs may use without a note: a browser and a desktop at rest."""
 TIE = 0.05
-"""Part by which a step has to be faster to count as faster, whatever the noise."""
+"""A step has to be faster by this share to count as faster, whatever the noise."""
 FAR_SLOWER = 3.0
-"""Times the best so far: such a step is not measured further."""
+"""A step that takes so many times as long as the fastest is not measured further."""
 PATIENCE = 5.0
 """Seconds; a call that takes longer, and as long as the whole race should, is not repeated to warm up."""
 FEWEST, MOST = 3, 15
 """Rounds of a race."""
 TURN = 0.02
-"""Seconds that a turn lasts at least, by repeating short steps."""
+"""Shortest turn in seconds: shorter steps are repeated within one."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Times of equal calls, in seconds."""
+class Step:
+    """What takes part in a race."""
 
-    least: float
-    median: float
-    most: float
-    rounds: int
+    run: Callable[[], Any]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    threads: int | str | None = None
+    samples: float = 1
+    """Samples of one call: steps are compared by their seconds per sample."""
 
-    @classmethod
-    def of(cls, times: Sequence[float]) -> Spread:
-        return cls(min(times), statistics.median(times), max(times), len(times))
 
-    @property
-    def ratio(self) -> float:
-        """The slowest round over the median one."""
-        return self.most / self.median
+@dataclass(frozen=True)
+class Lap:
+    """How long a step took."""
+
+    seconds: float | None
+    """Per sample: the median of the faster half of the rounds, because other processes ran in the others;
+    None where it could not be measured."""
+    error: float | None = None
+    """Standard error of its ratio to the fastest, round by round; None where it was measured once."""
+    rounds: int = 1
+    why: str = ""
+    """Why it was not measured, in a sentence."""
+    spread: float | None = None
+    """The slowest round over the median one."""
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
+    """Waits until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -61,7 +68,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def now(device: torch.device) -> float:
-    """The clock, in seconds, once the device has done what it was given."""
+    """The clock, in seconds, once the device has finished its work."""
     synchronize(device)
     return time.perf_counter()
 
@@ -70,7 +77,7 @@ def now(device: torch.device) -> float:
 def threads(number: int | str | None) -> Iterator[None]:
     """Sets the number of CPU threads, and restores it afterwards; None and "auto" change nothing.
 
-    Of NumPy's matrix products, too: small circuits run on NumPy arrays, and its BLAS has threads of its own.
+    This includes NumPy's matrix products: small circuits run on NumPy arrays, and BLAS has its own threads.
     """
     if not isinstance(number, int):
         yield
@@ -86,85 +93,40 @@ def threads(number: int | str | None) -> Iterator[None]:
 
 @functools.cache
 def _blas() -> Any:
-    """The libraries of this process that have threads; to look for them takes a moment."""
+    """The libraries of this process that have threads; finding them takes a moment."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
 
 
-def spread(
-    run: Callable[[], Any],
-    device: torch.device,
-    *,
-    seconds: float = 0.0,
-    rounds: int = 3,
-    most: int = 50,
-    least: float = 0.0,
-) -> Spread:
-    """Times of one call, after one that warms up.
+def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0) -> Lap:
+    """Times one call by torch's own Timer: the median of blocks of calls, after some that warm up.
 
     Args:
-        run: What is timed.
-        device: Where it computes; waited for before each reading of the clock.
-        seconds: For how long, about.
-        rounds: At least that many, however long they take.
-        most: And no more.
-        least: Seconds of a round; shorter calls are repeated within one.
+        run: What is timed; short calls are repeated within a block.
+        device: Where it computes.
+        seconds: How long to measure, about; at least one block is timed.
     """
-    run()
-    repeats = 1
-    if least:
-        repeats = max(1, min(1000, round(least / max(_elapsed(run, device, 1), 1e-7))))
-    times, begin = [], time.perf_counter()
-    while len(times) < rounds or (len(times) < most and time.perf_counter() - begin < seconds):
-        times.append(_elapsed(run, device, repeats) / repeats)
-    return Spread.of(times)
+    from torch.utils.benchmark import Timer
 
-
-def _elapsed(run: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    start = now(device)
-    for _ in range(repeats):
-        run()
-    return now(device) - start
+    timer = Timer(
+        "run()", globals={"run": run}, timer=lambda: now(device), num_threads=torch.get_num_threads()
+    )
+    times = timer.blocked_autorange(min_run_time=seconds).times
+    median = statistics.median(times)
+    return Lap(median, rounds=len(times), spread=max(times) / median)
 
 
 # --- the race -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Step:
-    """What takes part in a race."""
-
-    run: Callable[[], Any]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    threads: int | str | None = None
-    samples: float = 1
-    """Of one call: steps are compared by their seconds per sample."""
-
-
-@dataclass(frozen=True)
-class Lap:
-    """How a step did in a race."""
-
-    seconds: float | None
-    """Per sample: the median of the faster half of the rounds, as in the others other processes had a turn;
-    None where it could not be measured."""
-    error: float | None = None
-    """Standard error of its ratio to the fastest, round by round; None where it was measured once."""
-    rounds: int = 1
-    why: str = ""
-    """Why it was not measured, in a sentence."""
-    spread: float | None = None
-    """The slowest round over the median one."""
-
-
 def race(
     steps: Mapping[str, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
 ) -> dict[str, Lap]:
-    """Times steps in turns, in changing order, so that a busy minute of the machine hits all alike.
+    """Times steps in turns, in changing order, so that a busy minute of the machine affects all alike.
 
-    Each is called once to warm up and once to see how long it takes; those that are far slower than the best,
-    and would take long, are not measured further.
+    Each is called once to warm up and once to see how long it takes. Steps that are far slower than the
+    fastest, and would take long, are not measured further.
 
     Args:
         steps: By name, in the order in which they are warmed up.
@@ -174,12 +136,12 @@ def race(
         rounds: At most.
 
     Raises:
-        Exception: Every step failed, and not for want of memory: what the first one raised.
+        Exception: Every step failed, and not for lack of memory: what the first one raised.
     """
     begin, laps = time.perf_counter(), _first_laps(steps, seconds, longest)
     first = {name: lap.seconds for name, lap in laps.items() if lap.seconds is not None}
     best = min(first.values(), default=math.inf)
-    share = seconds / (FEWEST * max(1, len(first)))  # far slower or not, what is short may have had a hiccup
+    share = seconds / (FEWEST * max(1, len(first)))  # a short step may only have had a hiccup
     near = [
         name
         for name in first
@@ -192,20 +154,14 @@ def race(
         if number >= FEWEST and time.perf_counter() - begin > 2 * seconds:
             break
         for name in order.sample(near, len(near)):
-            try:
-                taken[name].append(_turn(steps[name], repeats[name]) / steps[name].samples)
-            except Exception as error:  # such as memory that others have taken meanwhile
-                if not ran_out(error):
-                    raise
-                laps[name] = Lap(None, why=f"{words.first_line(error)}.")
-                release(steps[name].device)
-        near = [name for name in near if len(taken[name]) > number]
+            taken[name].append(_turn(steps[name], repeats[name]) / steps[name].samples)
     if near and taken[near[0]]:
         fastest = taken[min(near, key=lambda name: _typical(taken[name]))]
         for name in near:
-            ratios = [one / its for one, its in zip(taken[name], fastest, strict=True)]
-            own = Spread.of(taken[name])
-            laps[name] = Lap(_typical(taken[name]), _error_of_median(ratios), own.rounds, spread=own.ratio)
+            times = taken[name]
+            error = _error_of_median([one / other for one, other in zip(times, fastest, strict=True)])
+            spread = max(times) / statistics.median(times)
+            laps[name] = Lap(_typical(times), error, len(times), spread=spread)
     return laps
 
 
@@ -235,9 +191,9 @@ def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float) -> di
 
 
 def winner(laps: Mapping[str, Lap]) -> str | None:
-    """The first step that is not clearly slower than any other: what is a tie goes to the earlier one.
+    """The first step that is not clearly slower than any other: a tie goes to the earlier one.
 
-    A tie is what lies within 5 %, or within two standard errors. None where nothing was measured.
+    A tie is a difference within 5 %, or within two standard errors. None where nothing was measured.
 
     Example:
         >>> winner({"simple": Lap(1.04), "fast": Lap(1.0)}), winner({"simple": Lap(1.5), "fast": Lap(1.0)})
@@ -252,11 +208,17 @@ def winner(laps: Mapping[str, Lap]) -> str | None:
 
 
 def _turn(step: Step, repeats: int) -> float:
-    """Seconds of one call. Where it is short, one before it wakes this number of threads up."""
+    """Seconds of one call; before short ones, a call wakes this number of threads up.
+
+    torch's Timer would call the step twice more before each turn, three times as long for a step of seconds.
+    """
     with threads(step.threads):
         if repeats > 1:
             step.run()
-        return _elapsed(step.run, step.device, repeats) / repeats
+        start = now(step.device)
+        for _ in range(repeats):
+            step.run()
+        return (now(step.device) - start) / repeats
 
 
 def _typical(times: Sequence[float]) -> float:
@@ -277,29 +239,26 @@ def _error_of_median(values: Sequence[float]) -> float:
 def load(seconds: float = 0.3) -> float:
     """Cores' worth of work that other programs do on the cores of this process, while this one waits.
 
-    What has cores of its own to run on does not count: where a container is granted 2 cores of 64, others may
-    use 62. Children of this process are others.
+    Other programs may use the cores that this process was not granted: where a container has 2 cores of 64,
+    they may use 62. Child processes count as other programs.
 
     Args:
-        seconds: For how long to look.
+        seconds: How long to look.
     """
     import psutil
 
     this = psutil.Process()
     cores = this.cpu_affinity() if hasattr(this, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
     granted = min(machine.cores(), len(cores))
-    begin, idle, used, own = time.perf_counter(), _idle(cores), _used(), sum(this.cpu_times()[:2])
+    begin, idle, own = time.perf_counter(), _idle(cores), sum(this.cpu_times()[:2])
     time.sleep(seconds)
     wall, own = time.perf_counter() - begin, sum(this.cpu_times()[:2]) - own
     elsewhere = len(cores) - (_idle(cores) - idle + own) / wall
-    taken = elsewhere - (len(cores) - granted)
-    if granted < len(cores):  # a quota is also used up by what else runs in this container
-        taken = max(taken, (_used() - used - own) / wall)
-    return min(max(taken, 0.0), float(granted))
+    return min(max(elsewhere - (len(cores) - granted), 0.0), float(granted))
 
 
 def note(load: float) -> str | None:
-    """What a load means for times that are taken beside it, in a sentence; None where it means little.
+    """What a load means for times measured meanwhile, in a sentence; None where it means little.
 
     Args:
         load: As `load` gives it.
@@ -312,9 +271,8 @@ def note(load: float) -> str | None:
     if load < QUIET * cores:
         return None
     return (
-        f"The machine is busy: other programs use {load:.1f} of its {cores} cores, so times come out up to "
-        f"{1 + load / cores:.1f} times too long, and longer still on several threads. Close them and measure "
-        "again."
+        f"The machine is busy: other programs use {load:.1f} of its {cores} cores, so measured times may be "
+        f"{1 + load / cores:.1f} times too long, or more on several threads. Close them and measure again."
     )
 
 
@@ -324,9 +282,3 @@ def _idle(cores: list[int]) -> float:
 
     times = psutil.cpu_times(percpu=True)
     return sum(one.idle + getattr(one, "iowait", 0.0) for i, one in enumerate(times) if i in cores)
-
-
-def _used() -> float:
-    """Seconds of work that this container has done on all its cores; 0 where the system does not tell."""
-    found = re.search(r"^usage_usec (\d+)", machine.read(machine.CGROUP / "cpu.stat"), re.MULTILINE)
-    return int(found[1]) / 1e6 if found else 0.0

@@ -1,13 +1,12 @@
 """Memory of a training step before it is run, by part, and the step's work.
 
 Every operation of forward, backward and optimizer runs in torch's FakeTensorMode, which knows shapes and
-dtypes alone; a ledger notes which tensors live at the same time. So a net of any size is traced in seconds,
-at any batch size, on any machine.
+dtypes alone; a ledger notes which tensors are alive at the same time. So a net of any size is traced in
+seconds, at any batch size, on any machine.
 
-Of a language model with many equal layers a few are traced, and the rest follows. What lives in a step grows
-by the same amount with each layer, so memory at every place that is named from the first or from the last
-layers is linear in the number of layers, and between these places there is never more than at both ends. The
-peak is the largest of these places at the full number; work is linear as a whole.
+The ledger stands in for torch.distributed._tools.mem_tracker.MemTracker, whose peak it reproduces: that one
+raises an error where weights are frozen, and took 24 s for a step of a Llama of 3 billion weights that takes
+3 s here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import copy
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from qnnkit import checks, layers, train
 from qnnkit.checkpoint import own_generators
@@ -39,34 +38,32 @@ from qnnkit.measure.parts import Around, hooked
 from qnnkit.measure.workload import Workload
 
 NEARLY = 1.02
-"""Garbage is collected where what lives exceeds by so much what lived at the last collection."""
+"""Garbage is collected where the living tensors exceed those of the last collection by this factor."""
 FIRST = 2
 """Samples of the first step, which makes the optimizer's moments; normalisation wants more than one."""
-PASSES = 2
-"""Pieces of an update that are traced: a third one holds no more than the second."""
-FEW = 3
-"""Equal layers that are traced, and then one more: a first, a last, and one between them."""
-ENDS = 2
-"""Layers that have a place of their own, at each end."""
-ATTENTION = {  # operations that torch's counter does not know
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: (
-        sdpa_flop_count(query, key, value)
+COUNTS: dict[Any, Any] = {  # torch's counters, and those of operations of CPUs that it does not know
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda *args, **_: sdpa_flop_count(*(each.shape for each in args[:3]))
     ),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda gradient, query, key, value, *_, **__: sdpa_backward_flop_count(gradient, query, key, value)
+        lambda *args, **_: sdpa_backward_flop_count(*(each.shape for each in args[:4]))
     ),
 }
 
 
-@dataclass(frozen=True)
+PARTS = ("weights", "gradients", "optimizer", "activations", "quantum states")
+
+
+@dataclass
 class Work:
     """What one update asks of any machine."""
 
-    flops: float
+    flops: float = 0
     """Floating point operations of its matrix products and convolutions."""
-    bytes: float
+    bytes: float = 0
     """Bytes that its operations read and write, each by itself."""
-    operations: int
+    operations: int = 0
     """Operations that it launches."""
 
 
@@ -75,18 +72,34 @@ class Traced:
     """What one training step would hold and do."""
 
     memory: dict[str, int]
-    """Part ("weights", "gradients", "optimizer", "activations", "quantum states") -> bytes at the peak."""
+    """Part -> bytes at the peak."""
     work: Work
     """Of one update."""
     n_weights: int
     n_trained: int
     kept: int
-    """Bytes of weights that a checkpoint holds: frozen ones that are built anew are not among them."""
+    """Bytes of weights in a checkpoint: frozen ones that the recipe builds again are not among them."""
     linear: int
     """Frozen numbers in linear layers without the one that gives the logits: what 4 bits would hold."""
     at_update: int
     """Bytes held in the update of a GPU, which takes all weights at once, with one copy of each trained
     weight under SGD and two under Adam."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of tensors at the peak."""
+        return sum(self.memory.get(part, 0) for part in PARTS)
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint: weights but frozen ones that are built again, and moments."""
+        return self.kept + self.memory.get("optimizer", 0)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of its copy that are held in addition, while it is written and training goes on: it is made
+        where gradients have just been, and are again at the end of the next backward pass."""
+        return max(0, self.checkpoint - self.memory.get("gradients", 0))
 
 
 def trace(workload: Workload, *, foreach: bool = False) -> Traced:
@@ -114,177 +127,119 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
                 return _traced(workload, model, foreach)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         step = "Leave out what selects by value, such as x[mask] or nonzero."
-        told = checks.message("task", "have shapes that follow from shapes to be planned", str(error), step)
-        raise ValueError(told) from None
+        rule = "have shapes that follow from shapes to be planned"
+        raise ValueError(checks.message("task", rule, str(error), step)) from None
     finally:
         if not frozen:
             gc.unfreeze()
 
 
 def _leave_meta(model: nn.Module) -> None:
-    """Puts fake tensors in place of those on the meta device: a batch from the CPU meets no other device."""
-    known: dict[Tensor, Tensor] = {}  # what is tied stays so
-
-    def moved(tensor: Tensor) -> Tensor:
-        if tensor not in known:
-            fake = torch.empty_like(tensor, device="cpu")
-            is_weight = isinstance(tensor, nn.Parameter)
-            known[tensor] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
-        return known[tensor]
-
+    """Puts fake tensors in place of those on the meta device, which a batch from the CPU could not meet."""
+    known: dict[Tensor, Tensor] = {}  # tied weights stay tied
     for module in model.modules():
-        places: Any = (module._parameters, module._buffers)
-        for tensors in places:
+        for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                if tensor is not None and tensor.is_meta:
-                    tensors[name] = moved(tensor)
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if tensor not in known:
+                    fake = torch.empty_like(tensor, device="cpu")
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    known[tensor] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
+                tensors[name] = known[tensor]  # pyright: ignore[reportArgumentType]
 
 
 def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
-    weights = list(model.parameters())
+    """Traces one step to make the optimizer's moments, and then the step that counts."""
+    config, weights = workload.training, list(model.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
-    # Counted before layers are taken out.
-    n_weights, n_trained = (sum(weight.numel() for weight in each) for each in (weights, trained))
-    kept = sum(tensor.nbytes for tensor in kept_weights.of(model, rebuilt=True).values())
-    copies = 1 if workload.training.optimizer == "sgd" else 2  # gradients; under Adam roots of moments too
-    copied = copies * sum(weight.nbytes for weight in trained)
+    copies = 1 if config.optimizer == "sgd" else 2  # gradients; under Adam roots of moments too
     head = getattr(model, "get_output_embeddings", lambda: None)()
     linear = (each.weight for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
-    n_linear = sum(weight.numel() for weight in linear if not weight.requires_grad)
     gc.freeze()
-    seen = _followed(model, lambda stack: _step(workload, model, foreach, stack))
-    memory = max(seen.peaks.values(), key=lambda parts: sum(parts.values()))
-    held = seen.held.get("weights", 0) + seen.held.get("optimizer", 0)
-    return Traced(dict(memory), seen.work, n_weights, n_trained, kept, n_linear, held + copied)
-
-
-# --- one step -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What a step was seen to hold and do."""
-
-    peaks: Mapping[Hashable, Mapping[str, int]]
-    """Place in the step -> part -> bytes at its peak there."""
-    work: Work
-    held: Mapping[str, int]
-    """Part -> bytes after the step."""
-
-
-def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleList | None) -> _Seen:
-    """What one training step holds and does; by layer of a stack, if there is one."""
-    config = workload.training
-    ledger = Ledger(config.gradient_checkpointing, closely=stack is not None)
-    stepper = workload.stepper(model=model)
+    ledger, stepper = Ledger(config.gradient_checkpointing), workload.stepper(model=model)
     for group in stepper.optimizer.param_groups if stepper.optimizer else ():
-        group["foreach"] = foreach
-    weights = list(model.parameters())
+        group["foreach"] = True  # moments are made by fewer operations
     for tensor in (*weights, *model.buffers()):
         ledger.add(tensor, "weights")
-    with contextlib.ExitStack() as work:
-        for weight in weights:
-            if weight.requires_grad:
-                add = weight.register_post_accumulate_grad_hook(lambda w: ledger.add(w.grad, "gradients"))
-                work.callback(add.remove)
-        work.enter_context(ledger.attributing(model))
+    with contextlib.ExitStack() as hooks:
+        for weight in trained:
+            add = weight.register_post_accumulate_grad_hook(lambda w: ledger.add(w.grad, "gradients"))
+            hooks.callback(add.remove)
+        hooks.enter_context(ledger.attributing(model))
         with ledger:
-            if stack is None or layers.exchanged_parameters(model):  # circuits are read in the first pass
-                _update(stepper, ledger, workload, FIRST)
-            else:  # all that such a model trains has a gradient: no passes are needed for the moments
-                for weight in weights:
-                    weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+            if workload.example is not None or layers.exchanged_parameters(model):
+                _update(stepper, ledger, workload, FIRST)  # circuits are read in the first pass
+            else:  # every trained weight of a language model has a gradient, so no pass is needed
+                for weight in trained:
+                    weight.grad = torch.zeros_like(weight)
                 with ledger.being("optimizer"):
                     stepper.update()
+        for group in stepper.optimizer.param_groups if stepper.optimizer else ():
+            group["foreach"] = foreach
         ledger.begin()
-        if stack is not None:
-            work.enter_context(_placing(ledger, stack))
-        flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
-        with ledger, flops:
-            before_update, repeats = _update(stepper, ledger, workload, config.batch_size)
-    again = repeats - 1  # the update itself comes once
-    done = Work(
-        flops=repeats * flops.get_total_flops(),
-        bytes=ledger.work.bytes + again * before_update.bytes,
-        operations=round(ledger.work.operations + again * before_update.operations),
+        with ledger:
+            before, n_pieces = _update(stepper, ledger, workload, config.batch_size)
+    for name in vars(before):  # the other pieces; the update itself comes once
+        setattr(ledger.work, name, getattr(ledger.work, name) + (n_pieces - 1) * getattr(before, name))
+    return Traced(
+        memory=dict(ledger.peak),
+        work=ledger.work,
+        n_weights=sum(weight.numel() for weight in weights),
+        n_trained=sum(weight.numel() for weight in trained),
+        kept=sum(tensor.nbytes for tensor in kept_weights.of(model, rebuilt=True).values()),
+        linear=sum(weight.numel() for weight in linear if not weight.requires_grad),
+        at_update=ledger.live["weights"]
+        + ledger.live["optimizer"]
+        + copies * sum(weight.nbytes for weight in trained),
     )
-    for weight in weights:
-        weight.grad = None
-    return _Seen(dict(ledger.peaks), done, dict(ledger.live))
 
 
-def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> tuple[Work, float]:
-    """One update of at most `PASSES` of its pieces, the largest, and how many times as many there are.
+def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> tuple[Work, int]:
+    """One update by a single one of its pieces, and how many there are.
 
-    The work is what came before its last part, the optimizer's.
+    Gradients are there from the start where a piece comes after others. The work is that before the
+    optimizer's.
     """
     passes = stepper.passes(workload.batch(size))
-    for number, compute in enumerate(passes[-PASSES:]):
-        ledger.enter("forward", number)
-        loss = compute()
-        ledger.enter("backward", number)
-        stepper.backward(loss)
-        del loss
-        if ledger.collects:
-            gc.collect()
+    for weight in stepper.model.parameters() if len(passes) > 1 else ():
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight)
+            ledger.add(weight.grad, "gradients")
+    loss = passes[-1]()
+    stepper.backward(loss)
+    del loss
+    if ledger.collects:
+        gc.collect()
     before = copy.copy(ledger.work)
-    ledger.enter("update")
     with ledger.being("optimizer"):
         stepper.update()
-    return before, len(passes) / min(len(passes), PASSES)
+    return before, len(passes)
 
 
 class Ledger(TorchDispatchMode):
-    """Which storages live, to what they belong, and what the operations that made them moved.
+    """Which storages are alive, which part each belongs to, and the work of the operations that made them.
 
     Args:
         collects: Whether to collect garbage on the way to a peak. Where gradients are checkpointed, fake
             tensors wait for it in cycles; real ones are freed at once.
-        closely: Whether peaks are kept for each place of a step that `within` names, and collected for
-            exactly; else there is one peak, which garbage may raise by NEARLY.
     """
 
-    def __init__(self, collects: bool = False, *, closely: bool = False) -> None:
+    def __init__(self, collects: bool = False) -> None:
         super().__init__()
-        self.collects, self.closely = collects, closely
+        self.collects = collects
         self.live: Counter[str] = Counter()
         self.known: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
         self.doing = "activations"
-        self.part: tuple[Hashable, ...] = ()
         self.begin()
 
-    @property
-    def peak(self) -> int:
-        """The most bytes that lived at once."""
-        return max(sum(parts.values()) for parts in self.peaks.values())
-
     def begin(self) -> None:
-        """Forgets the peaks so far, not what lives."""
+        """Forgets the peak and the work so far, not what is alive."""
         gc.collect()
-        self.peaks: dict[Hashable, Counter[str]] = {}
-        self.work = Work(0, 0, 0)
-        self._stand(((),))
-
-    def enter(self, *part: Hashable) -> None:
-        """Says which part of a step begins."""
-        self.part = part
-        self.within(["outside"])
-
-    def within(self, names: Sequence[Hashable]) -> None:
-        """Says where in this part of a step it is; one place may have several names."""
-        if self.closely:
-            if self.collects:
-                gc.collect()
-            self._stand(tuple((*self.part, name) for name in names))
-
-    def _stand(self, places: tuple[Hashable, ...]) -> None:
-        self.places = places
-        self.looked = sum(self.live.values())
-        self.least = 0
-        self._note()
+        self.peak, self.work, self.looked = Counter(self.live), Work(), self.live.total()
 
     def add(self, tensor: Tensor | None, part: str) -> None:
-        """Notes a tensor's storage as a part's own, be it new or known as another's."""
+        """Notes that a tensor's storage belongs to a part, whether it is new or was another part's."""
         if tensor is None:
             return
         storage = tensor.untyped_storage()
@@ -297,29 +252,18 @@ class Ledger(TorchDispatchMode):
         owner = self.known[storage] = [part]
         self.live[part] += size
         weakref.finalize(storage, self._remove, owner, size)
-        total = sum(self.live.values())
-        if total > (1 if self.closely else NEARLY) * self.looked:
-            if self.collects:
-                gc.collect()
-                total = sum(self.live.values())
-            self.looked = max(self.looked, total)
-        if total > self.least:
-            self._note()
-
-    def _note(self) -> None:
-        """Keeps what lives where it is more than has lived in this place."""
-        total = sum(self.live.values())
-        for place in self.places:
-            if place not in self.peaks or total > sum(self.peaks[place].values()):
-                self.peaks[place] = Counter(self.live)
-        self.least = min(sum(self.peaks[place].values()) for place in self.places)
+        if self.collects and self.live.total() > NEARLY * self.looked:
+            gc.collect()
+            self.looked = max(self.looked, self.live.total())
+        if self.live.total() > self.peak.total():
+            self.peak = Counter(self.live)
 
     def _remove(self, owner: list[str], size: int) -> None:
         self.live[owner[0]] -= size
 
     @contextlib.contextmanager
     def being(self, part: str) -> Iterator[None]:
-        """What is made inside belongs to this part."""
+        """Tensors that are made inside belong to this part."""
         before, self.doing = self.doing, part
         try:
             yield
@@ -335,10 +279,12 @@ class Ledger(TorchDispatchMode):
             return 1.0 if args[0].dtype.is_floating_point else 1  # a task may count: any number will do
         returned = function._schema.returns
         if returned and all(each.alias_info and not each.alias_info.is_write for each in returned):
-            return result  # a view: nothing is made, nothing is moved
+            return result  # a view makes nothing and moves nothing
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
-        moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self.work = Work(0, self.work.bytes + moved, self.work.operations + 1)
+        self.work.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.work.operations += 1
+        if count := COUNTS.get(function._overloadpacket):
+            self.work.flops += count(*args, **(kwargs or {}), out_val=result)
         if not function._schema.is_mutable:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self.known:
@@ -361,79 +307,3 @@ class Ledger(TorchDispatchMode):
 
         with hooked(model, enter, leave):
             yield
-
-
-# --- many equal layers --------------------------------------------------------------------------------------
-
-
-def _followed(model: nn.Module, step: Callable[[nn.ModuleList | None], _Seen]) -> _Seen:
-    """A step of the whole model; of one with many equal layers, all but a few are taken out for it."""
-    layers = _stack(model)
-    if layers is None:
-        return step(None)
-    n = len(layers)
-    del layers[FEW + 1 :]
-    more = step(layers)
-    del layers[FEW:]
-    few = step(layers)
-
-    def at(less: float, more: float) -> int:
-        return round(less + (n - FEW) * (more - less))
-
-    def each(less: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-        return {part: at(less.get(part, 0), more.get(part, 0)) for part in {**less, **more}}
-
-    work = Work(*(at(getattr(few.work, name), getattr(more.work, name)) for name in vars(few.work)))
-    peaks = {place: each(few.peaks[place], more.peaks[place]) for place in few.peaks}
-    return _Seen(peaks, work, each(few.held, more.held))
-
-
-def _stack(model: nn.Module) -> nn.ModuleList | None:
-    """The layers of a causal language model, where they are equal and many."""
-    if not callable(getattr(model, "generate", None)):
-        return None
-    lists = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
-    found = [each for name, each in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
-    if len(found) != 1 or len(found[0]) <= 2 * FEW + 1:
-        return None  # as quick as it is
-    first, *others = (_likeness(layer) for layer in found[0])
-    return found[0] if all(other == first for other in others) else None
-
-
-def _likeness(layer: nn.Module) -> list[Any]:
-    """Equal for layers that hold and do the same."""
-    plain = (int, float, str, bool, torch.dtype)
-    kinds = [
-        (name, type(part), {k: v for k, v in vars(part).items() if isinstance(v, plain) and k != "layer_idx"})
-        for name, part in layer.named_modules()
-    ]
-    return [kinds, [(name, w.shape, w.dtype, w.requires_grad) for name, w in layer.named_parameters()]]
-
-
-@contextlib.contextmanager
-def _placing(ledger: Ledger, stack: nn.ModuleList) -> Iterator[None]:
-    """Tells a ledger which of the layers a step is in, forward and backward."""
-    n = len(stack)
-
-    def names(index: int) -> list[Hashable]:
-        return [*([index] if index < ENDS else []), *([index - n] if index >= n - ENDS else [])]
-
-    with contextlib.ExitStack() as hooks:
-        for index, layer in enumerate(stack):
-
-            def enter(*_: Any, index: int = index) -> None:
-                if ledger.part[0] == "forward":  # a layer that is computed again is on its way back
-                    ledger.within(names(index))
-
-            def leave(layer: nn.Module, inputs: Any, outputs: Any, *, index: int = index) -> None:
-                if ledger.part[0] != "forward":
-                    return
-                output = outputs if isinstance(outputs, Tensor) else outputs[0]
-                if output.requires_grad:
-                    output.register_hook(lambda gradient: ledger.within(names(index)))
-                if index == n - 1:
-                    ledger.within(["after"])
-
-            hooks.callback(layer.register_forward_pre_hook(enter).remove)
-            hooks.callback(layer.register_forward_hook(leave).remove)
-        yield

@@ -1,29 +1,25 @@
-"""Where a training step's time goes, and what it would take by other strategies: all of it measured here."""
+"""Where a training step's time goes, and what it would take by other strategies: both measured here."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import itertools
-import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qnnkit import recipes, train, words, workspace
+from qnnkit import recipes, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import Splits
-from qnnkit.layers import Given, QuantumLayer, Quanv2d, circuits_by_layer, circuits_per_image
+from qnnkit.layers import QuantumLayer, Quanv2d, circuits_per_image
 from qnnkit.measure import clock
-from qnnkit.measure.clock import Lap, Step
-from qnnkit.measure.placement import devices
-from qnnkit.measure.workload import EARLY, Workload, of_recipe
+from qnnkit.measure.clock import Step
+from qnnkit.measure.workload import of_recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 
@@ -38,22 +34,10 @@ PARTS = {
     "rest": "other",
 }
 """Part of a step -> whose it is."""
-LAYERS = (1, 2, 3)
-MOST_ROUNDS = 200
-TIMED = 2
-"""Images whose circuits are run one by one, at most."""
-WARMUP, STEPS, COSTLIEST = 3, 10, 10
-"""Of a profile: updates before it, updates in it, and operations in its table."""
-NO_FEATURES = (
-    "This model takes no features in place of its data.",
-    "Augmentation makes other images in every epoch, so nothing can be computed before.",
-)
-"""Why nothing is computed before training: without augmentation, and with it."""
+CIRCUITS = 256
+"""Circuits of a step that runs them one by one, about: it has fewer samples."""
 Around = tuple[Callable[[], None], Callable[[], None]]
 """What is called before and after something."""
-
-
-# --- by part ------------------------------------------------------------------------------------------------
 
 
 def step_parts(
@@ -93,8 +77,8 @@ def step_parts(
     config, device = config or Settings(), torch.device(device)
     model, batches = copy.deepcopy(model), itertools.chain.from_iterable(itertools.repeat(loader))
     stepper = train.Stepper(model, task, config, recipes.parameter_groups(model, config), device)
-    watch = _Clock(device)
-    with own_generators(), clock.threads(threads), hooked(model, watch.enter, watch.leave):
+    watch = _Watch(device)
+    with own_generators(), clock.threads(threads), hooked(model, watch.begin, watch.leave):
         taken, spent = [], 0.0
         while len(taken) < warmup + steps or spent < seconds:
             taken.append(_timed_step(stepper, batches, watch))
@@ -106,7 +90,7 @@ def step_parts(
     return [{"name": name, "kind": kind, "seconds": found[name]} for name, kind in PARTS.items()]
 
 
-def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Clock) -> dict[str, float]:
+def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Watch) -> dict[str, float]:
     from accelerate.utils import send_to_device
 
     taken = dict.fromkeys(PARTS, 0.0)
@@ -119,7 +103,7 @@ def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Clock) -
 
     batch = next(batches)
     done("loading")
-    batch = send_to_device(batch, watch.device)
+    batch = send_to_device(batch, stepper.device)
     done("transfer")
     for compute in stepper.passes(batch):
         done("rest")
@@ -129,45 +113,29 @@ def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Clock) -
         done("classical backward")
     stepper.update()
     done("optimizer")
-    for way, seconds in watch.spent().items():
+    for way, seconds in watch.spent.items():
         taken[f"quantum {way}"] = seconds
         taken[f"classical {way}"] -= seconds
+    watch.spent = dict.fromkeys(watch.spent, 0.0)
     return taken | {"whole": last - begin}
 
 
-class _Clock:
-    """Adds up the time inside a model's quantum parts, forward and backward."""
+class _Watch:
+    """Adds up the seconds inside a model's quantum parts, forward and backward."""
 
     def __init__(self, device: torch.device):
-        self.device = device
-        self.spans: dict[str, list[list[float]]] = {"forward": [], "backward": []}
-        """Begin and end of each use of a part, on either way."""
+        self.now = partial(clock.now, device)
+        self.spent, self.since = {"forward": 0.0, "backward": 0.0}, 0.0
 
-    def now(self) -> float:
-        return clock.now(self.device)
+    def begin(self) -> None:
+        self.since = self.now()
 
-    def enter(self) -> None:
-        self.spans["forward"].append([self.now()])
+    def end(self, way: str) -> None:
+        self.spent[way] += self.now() - self.since
 
     def leave(self) -> Around:
-        self.spans["forward"][-1].append(self.now())
-        span: list[float] = []
-        self.spans["backward"].append(span)
-
-        def begin() -> None:
-            span[:] = span or [self.now()] * 2
-
-        def end() -> None:
-            span[1] = self.now()
-
-        return begin, end
-
-    def spent(self) -> dict[str, float]:
-        """Seconds inside the quantum parts since the last call, on either way."""
-        found = {way: sum(span[1] - span[0] for span in its if span) for way, its in self.spans.items()}
-        for its in self.spans.values():
-            its.clear()
-        return found
+        self.end("forward")
+        return self.begin, partial(self.end, "backward")
 
 
 @contextlib.contextmanager
@@ -225,203 +193,37 @@ def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
 # --- by strategy --------------------------------------------------------------------------------------------
 
 
-def strategies(
+def changed_step(
     config: Settings,
     splits: Splits,
-    *,
+    settings: Mapping[str, Any],
     device: torch.device | str = "cpu",
     threads: int | None = None,
-    seconds: float = 60.0,
-) -> list[dict[str, Any]]:
-    """What people try to make training faster, each measured on this machine, one change at a time.
+) -> Step:
+    """A step for `race`: a full training step of a recipe's net with changed settings.
 
-    The first row is the step that training takes; each other one has all of it, augmentation and micro_batch
-    too, but for its one change.
+    The net is built when the step is first taken, which fails where the recipe has no such setting.
+    Simulators that run one circuit after another take fewer samples.
 
     Args:
-        config: The recipe that is changed.
-        splits: The data; an epoch is all of its training split.
-        device: Where to compute.
+        config: The recipe.
+        splits: Its data.
+        settings: What is changed; {} is the step that training takes.
+        device: Where to compute, where the settings name no `device`.
         threads: CPU threads; None leaves torch's own number.
-        seconds: For the whole table, about; tracing circuits comes on top, a second or so each.
-
-    Returns:
-        Rows of `group`, `name`, `change`, `seconds_per_sample`, `seconds_per_epoch`, `seconds_in_all` (for
-        the epochs that are asked for; None where it was not measured) and `why` it was not.
     """
-    bench = _Bench(config, splits, torch.device(device), threads)
-    with own_generators():
-        example = splits.example()
-        model = recipes.made(config, splits, "", config.seed)
-        hybrid = circuits_per_image(model, example) > 0
-        found = {name: (group, name, change, step) for group, name, change, step in bench.steps(hybrid)}
-        steps = {name: step for name, (*_, step) in found.items() if step}
-        laps = clock.race(steps, seconds=seconds / 2, rounds=MOST_ROUNDS)
-        if "lightning.qubit" in found:
-            laps["lightning.qubit"] = bench.one_by_one(model, example, seconds / 100)
-    few = Lap(None, why=f"The training split has {len(splits.train)} samples only.")
-    rows = []
-    for name, (group, _, change, _) in found.items():
-        lap = laps.get(name, few)
-        epoch = None if lap.seconds is None else lap.seconds * len(splits.train)
-        rows.append({"group": group, "name": name, "change": change, "seconds_per_sample": lap.seconds})
-        rows[-1] |= {"seconds_per_epoch": epoch, "seconds_in_all": epoch and epoch * config.epochs}
-        rows[-1]["why"] = lap.why
-    return rows
+    place, made = torch.device(settings.get("device", device)), list[Callable[[], Any]]()
+    size = min(settings.get("batch_size", config.batch_size), len(splits.train))
+    if "lightning" in settings.get("backend", config.backend):
+        with own_generators():
+            model = recipes.made(config, splits, "", config.seed)
+            size = min(size, max(2, CIRCUITS // max(1, circuits_per_image(model, splits.example()))))
 
-
-@dataclass
-class _Bench:
-    config: Settings
-    splits: Splits
-    place: torch.device
-    threads: int | None
-
-    def steps(self, hybrid: bool) -> Iterator[tuple[str, str, str, Step | None]]:
-        """Group, name, what is changed, and the step; None where it is timed otherwise, or not at all."""
-        config, known = self.config, type(self.config).model_fields
-        yield "run", "as it is", self.description(), self.step()
-        if hybrid:
-            alone = "Each circuit by itself; the circuits alone, scaled up from a few."
-            whole = "All circuits of a batch at once,"
-            yield "simulator", "lightning.qubit", alone, None
-            yield "simulator", "default.qubit", f"{whole} gate by gate.", self.step(backend="default.qubit")
-            yield "simulator", "batched", f"{whole} as a fused program.", self.step(backend="batched")
-        places = devices("auto", config.precision)
-        for name in places if len(places) > 1 else ():
-            yield "device", name, f"All of the net on {name}.", self.step(torch.device(name))
-        own = config.batch_size
-        for size in dict.fromkeys((max(1, own // 2), own, 2 * own, 4 * own)):
-            step = self.step(batch_size=size) if size <= len(self.splits.train) else None
-            yield "batch", f"batch {size}", f"{size} samples a step.", step
-        for n in LAYERS if hybrid and "n_layers" in known else ():
-            yield "layers", f"n_layers {n}", f"Layers of the ansatz: {n}.", self.step(n_layers=n)
-        if hybrid and "trainable" in known:
-            change = "The circuit stays as it is drawn, and runs in every step."
-            yield "circuit", "frozen", change, self.step(cached=False, trainable=False)
-        if hybrid:
-            frozen: dict[str, Any] = {"trainable": False, "frozen_backbone": True}
-            frozen = {name: value for name, value in frozen.items() if name in known}
-            change = "What is frozen is computed once, before training."
-            yield "circuit", "frozen, cached", change, self.step(cached=None, **frozen)
-        for precision in ("float32", "bfloat16"):
-            change = f"Classical layers compute in {precision}{'; circuits stay in float32' * hybrid}."
-            yield "precision", precision, change, self.step(precision=precision)
-
-    def description(self) -> str:
-        """The step that training takes, in a sentence."""
-        config, augmentation = self.config, getattr(self.config, "augmentation", "none")
-        pieces = f" in pieces of {config.micro_batch}" if config.micro_batch else ""
-        what = [str(self.place), config.precision, f"batch {config.batch_size}{pieces}"]
-        what += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
-        what += [f"augmentation {augmentation}"] if augmentation != "none" else []
-        return f"Nothing is changed: {', '.join(what)}."
-
-    def step(self, place: torch.device | None = None, *, cached: bool | None = True, **settings: Any) -> Step:
-        """A full training step of the net with these settings, which is built when it is first taken.
-
-        Args:
-            place: Where to compute; the run's own by default.
-            cached: As for `of_recipe`; None where it is refused if nothing can be computed before.
-            **settings: What is changed.
-        """
-        place, made, n_samples = place or self.place, [], len(self.splits.train)
-        size = min(settings.get("batch_size", self.config.batch_size), n_samples)
-
-        def run() -> None:
-            if not made:
-                config = self.config.override(**settings)
-                workload = of_recipe(config, self.splits, cached=cached is not False)
-                if cached is None and EARLY not in workload.notes:
-                    augmented = getattr(config, "augmentation", "none") != "none"
-                    raise ValueError(NO_FEATURES[augmented])
-                made.append(partial(workload.stepper(place), workload.batch(size)))
+    def run() -> None:
+        if not made:
+            workload = of_recipe(config.override(**settings), splits)
+            made.append(partial(workload.stepper(place), workload.batch(size)))
+        with own_generators():
             made[0]()
 
-        return Step(run, place, self.threads, size)
-
-    def one_by_one(self, model: nn.Module, example: Any, seconds: float) -> Lap:
-        try:
-            with clock.threads(self.threads):
-                return Lap(one_by_one(model, example, seconds=seconds))
-        except (ValueError, RuntimeError) as error:
-            return Lap(None, why=f"{words.first_line(error)}.")
-
-
-def one_by_one(
-    model: nn.Module, image: Given, *, backend: str = "lightning.qubit", seconds: float = 0.5
-) -> float:
-    """Seconds per image of a model's circuits one by one, scaled up from a few; backward if they train.
-
-    Args:
-        model: Holds `QuantumLayer`s that run for the image; those of one shape are taken to cost the same.
-        image: A batch of one, as the model takes it: one tensor, or several by name.
-        backend: PennyLane device.
-        seconds: About how long one round of circuits of one shape may take; four are run.
-
-    Raises:
-        ValueError: The device does not work here.
-    """
-    kinds: dict[Any, list[tuple[QuantumLayer, int]]] = {}
-    for layer, n in circuits_by_layer(model, image).items():
-        shapes = [tuple(weight.shape) for weight in layer.parameters()]
-        kinds.setdefault((layer.n_features, layer.n_outputs, *shapes), []).append((layer, n))
-    total = 0.0
-    for (n_features, *_), alike in kinds.items():
-        slow = alike[0][0].with_qnode(alike[0][0].qnode, backend).cpu()
-        trains = any(weight.requires_grad for weight in slow.parameters())
-        per_image = sum(n for _, n in alike)
-        run, cpu = partial(_run, slow, n_features, trains), torch.device("cpu")
-        one_round = clock.spread(partial(run, 4), cpu, rounds=1).median
-        n = max(1, min(TIMED * per_image, int(4 * seconds / one_round)))
-        total += clock.spread(partial(run, n), cpu).median / n * per_image
-    return total
-
-
-def _run(layer: QuantumLayer, n_features: int, trains: bool, n_circuits: int) -> None:
-    values = layer(torch.ones(n_circuits, n_features))
-    if trains:
-        values.sum().backward()
-
-
-# --- by operation -------------------------------------------------------------------------------------------
-
-
-def operations(
-    workload: Workload,
-    device: torch.device | str = "cpu",
-    *,
-    threads: int | None = None,
-    trace: Path | None = None,
-) -> str:
-    """The costliest operations of some training steps, as torch.profiler's own table.
-
-    Args:
-        workload: Whose steps.
-        device: Where to compute.
-        threads: CPU threads; None leaves torch's own number.
-        trace: Where a trace is written, for `chrome://tracing` or https://ui.perfetto.dev; zipped where its
-            name ends in `.gz`.
-
-    Raises:
-        OSError: The trace cannot be written.
-    """
-    from torch import profiler
-
-    stepper, batch = workload.stepper(device), workload.batch()
-    cuda = stepper.device.type == "cuda"
-    kinds = [profiler.ProfilerActivity.CPU] + [profiler.ProfilerActivity.CUDA] * cuda
-    with own_generators(), clock.threads(threads):
-        for _ in range(WARMUP):
-            stepper(batch)
-        with profiler.profile(activities=kinds) as recorded:
-            for _ in range(STEPS):
-                stepper(batch)
-            clock.synchronize(stepper.device)
-    if trace is not None:
-        workspace.make_folder(trace.parent)
-        draft = trace.with_name(f".{os.getpid()}.{trace.name}")  # whole or not at all
-        recorded.export_chrome_trace(str(draft))
-        draft.replace(trace)
-    by = "self_device_time_total" if cuda else "self_cpu_time_total"
-    return recorded.key_averages().table(sort_by=by, row_limit=COSTLIEST, max_name_column_width=40)
+    return Step(run, place, threads, size)

@@ -1,72 +1,31 @@
-"""The whole of a plan: what a training needs, how it goes here and elsewhere, what would help."""
+"""The whole of a plan: what a training needs, how it goes here and elsewhere, and what would help."""
 
 from __future__ import annotations
 
-import bisect
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from qnnkit import device as devices
 from qnnkit import words
-from qnnkit.measure import elsewhere
+from qnnkit.measure import platforms
 from qnnkit.measure.clock import load, note
-from qnnkit.measure.device_figures import figures
-from qnnkit.measure.elsewhere import HERE, Range, Spot
+from qnnkit.measure.figures import figures
+from qnnkit.measure.memory import trace
+from qnnkit.measure.platforms import HERE, Spot
 from qnnkit.measure.predict import HOST, Prediction, predict
-from qnnkit.measure.remedies import REMEDIES, Remedies, Remedy
 from qnnkit.measure.workload import Workload
 from qnnkit.settings import Settings
 
 COMFORTABLE, FULL = 0.70, 0.95
-"""Shares of the usable memory: up to the first there is room for what a plan does not know (fragments, other
+"""Shares of the usable memory: below the first there is room for what a plan does not know (fragments, other
 programs); above the second a training is expected to fail. Chosen, not fitted."""
-LARGEST = 4096
-"""Largest batch that is sought, in powers of two."""
+SMALLEST = 2
+"""No remedy takes fewer samples at a time, as some layers normalise over them."""
 WIDTH = 100
-
-
-class Wish(NamedTuple):
-    """What a training may cost."""
-
-    deadline: float | None = None
-    """Seconds in which all of it should be done."""
-    budget: float | None = None
-    currency: str = "USD"
-    """Of the budget: prices in others are not compared with it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place(Spot):
-    """A machine, and how the training would go there; its basis is "not timed" where no time is known."""
-
-    needs: int
-    """Bytes at the peak."""
-    verdict: str
-    """ "comfortable", "marginal" or "not here"."""
-    why: tuple[str, ...]
-    """What stands against it or is tight ("memory", "deadline", "budget"), or why that is not known."""
-    device: str | None = None
-    """What would compute there; None where no time is known."""
-    epoch: Range | None = None
-    """Seconds of one epoch of one net."""
-    total: Range | None = None
-    """Seconds of all epochs of all nets and seeds."""
-    cost: Range | None = None
-    compute_units: Range | None = None
-    """Of Colab, for all of it."""
-    largest: int | None = None
-    """Largest power of two that fits as a batch; 0 where not one sample does; None where not sought."""
-
-    @property
-    def fits(self) -> bool:
-        """In memory, whatever time and money say."""
-        return self.needs <= FULL * self.usable
 
 
 @dataclass(frozen=True)
@@ -76,67 +35,59 @@ class Plan:
     prediction: Prediction
     """Of one net on this machine."""
     nets: int
-    """The hybrid net and its controls, each taken to cost what the hybrid does."""
+    """The hybrid net and its controls, each taken to cost as much as the hybrid net."""
     seeds: int
-    places: tuple[Place, ...]
-    """This machine, then those of the table and of surveys."""
-    wish: Wish
+    places: list[dict[str, Any]]
+    """A row for this machine, then one for each of the table. It has `machine`, the bytes that it `needs` of
+    those `usable`, seconds of an `epoch` of one net and `in_all`, and the US dollars that all `cost`. Both
+    may be off by `factor`, both ways; `basis` and `device` say where they come from. The `verdict` is
+    "comfortable", "marginal" or "not here", and `why`. None stands for what is not known."""
     answer: str
     """Where to run it, in a sentence."""
-    remedies: tuple[Remedy, ...]
-    """What would save memory here, each by itself; none where it fits comfortably."""
-    notes: tuple[str, ...]
-
-    @property
-    def on_this_machine(self) -> Place:
-        return self.places[0]
+    remedies: list[dict[str, Any]]
+    """What would save memory, in the order in which to try it: the `command`, bytes that it then `needs`,
+    whether it `fits` here, `slow` (times as long; None: unknown) and its `effect`. Empty where it fits
+    comfortably."""
+    notes: list[str]
 
     def brief(self) -> dict[str, Any]:
-        """What provenance.json keeps of it, to be compared with what is then measured."""
-        found = self.prediction
+        """What provenance.json records of it, to be compared with the measured training."""
         return {
-            "device": found.device,
-            "peak_bytes": found.peak,
-            "memory": found.memory,
-            "seconds_per_epoch": found.seconds_per_epoch,
-            "verdict": self.on_this_machine.verdict,
+            "device": self.prediction.device,
+            "peak_bytes": self.prediction.peak,
+            "memory": self.prediction.memory,
+            "seconds_per_epoch": self.prediction.seconds_per_epoch,
+            "verdict": self.places[0]["verdict"],
             "answer": self.answer,
         }
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values, for JSON."""
-        return {
-            **vars(self),
-            "prediction": self.prediction.as_dict(),
-            "places": [asdict(replace(each, figures=())) for each in self.places],
-            "wish": self.wish._asdict(),
-            "remedies": [asdict(each) | {"command": each.command} for each in self.remedies],
-        }
+        return {**vars(self), "prediction": self.prediction.as_dict()}
 
     def __str__(self) -> str:
-        """Memory by part, the machines, the answer, remedies and notes, of at most 100 columns."""
-        found, blocks = self.prediction, []
-        config, trained = found.training, self.nets * self.seeds
-        length = getattr(config, "sequence_length", None)
-        tokens = f" of {length} tokens" if length else ""
-        blocks.append([f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained"])
-        blocks[0] += [
-            f"{self.nets} net{'s' * (self.nets > 1)} x {self.seeds} seed{'s' * (self.seeds > 1)} x "
+        """Memory by part, the machines, the answer, remedies and notes, in at most 100 columns."""
+        found, config = self.prediction, self.prediction.training
+        length = config.of_kit("sequence_length")
+        tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * found.disk
+        head = [
+            f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained",
             f"{config.epochs:,} epochs of {found.n_samples:,} samples{tokens}, batch {config.batch_size}",
-            f"Checkpoints take {words.size(trained * found.disk)} of disk",
+            f"nets: {self.nets}, seeds: {self.seeds}, checkpoints on disk: {words.size(disk)}",
         ]
-        memory = sorted(found.memory.items(), key=lambda item: -item[1])
-        rows = [("memory at the peak", words.size(found.peak), f"on {found.device}")]
-        for part, n in memory:
+        parts = [("memory at the peak", words.size(found.peak), f"on {found.device}")]
+        for part, n in sorted(found.memory.items(), key=lambda item: -item[1]):
             where = " in RAM" if part in HOST and found.device != "cpu" else ""
-            rows += [(f"  {part}", words.size(n), f"{n / found.in_all:.0%}{where}")] if n else []
-        blocks.append(_aligned(rows))
-        heads = ("machine", "memory", "batch to", "epoch", "in all", "cost", "units", "verdict")
-        blocks.append(_aligned([heads, *map(_row, self.places)]))
-        blocks.append(textwrap.wrap(self.answer, WIDTH))
-        if self.remedies:
-            heads = ("to need less here", "memory", "fits", "time", "")
-            blocks.append(_aligned([heads, *map(_remedy_row, self.remedies)]))
+            parts.append((f"  {part}", words.size(n), f"{n / found.in_all:.0%}{where}"))
+        machines = [("machine", "memory", "epoch", "in all", "cost", "within", "verdict")]
+        machines += [_row(each) for each in self.places]
+        rows = [("to need less", "memory", "fits here", "time", "")]
+        for each in self.remedies:
+            slow, fits = each["slow"], "yes" if each["fits"] else "no"
+            time = "?" if slow is None else f"x {slow:.2f}"
+            rows.append((each["command"], words.size(each["needs"]), fits, time, each["effect"]))
+        blocks = [head, _aligned(parts), _aligned(machines), textwrap.wrap(self.answer, WIDTH)]
+        blocks.append(_aligned(rows) if self.remedies else [])
         blocks.append([line for note in self.notes for line in textwrap.wrap(f"- {note}", WIDTH)])
         return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
@@ -152,10 +103,8 @@ def plan(
     deadline: str | None = None,
     budget: str | None = None,
     prices: str | Path | None = None,
-    measured: Sequence[str | Path] = (),
     measure: bool = True,
     seconds: float = 3.0,
-    largest: bool = True,
 ) -> Plan:
     """Plans a training: nothing large is run, whatever it would need.
 
@@ -165,115 +114,49 @@ def plan(
         n_threads: CPU threads that train; None leaves torch's choice.
         nets: How many are trained, controls included.
         seeds: How often each.
-        price_per_hour: Of this machine.
+        price_per_hour: Of this machine, in US dollars.
         deadline: Time for all of it, such as "8h".
-        budget: Money for all of it, such as "10" in the table's currency, or "10 EUR"; "0" asks for machines
-            that cost nothing.
-        prices: A table of machines of your own, see `elsewhere.load`.
-        measured: Files that `qnnkit measure` wrote on other machines.
-        measure: Whether updates are timed here, if they are small enough (see `predict`), else estimated;
-            without, there are no times for this machine, and wider ranges for the others.
-        seconds: About how long updates are timed.
-        largest: Whether to seek the largest batch that fits on each machine, by a trace for each size tried.
+        budget: US dollars for all of it, such as "10"; "0" asks for machines that cost nothing.
+        prices: A table of machines of your own, see `platforms.load`.
+        measure: Whether updates are timed here, if they are small enough (see `predict`); without, there are
+            no times for this machine, and wider ranges for the others.
+        seconds: How long updates are timed, about.
 
     Raises:
         ValueError: The device cannot compute here, or time or money cannot be read.
-        OSError, ValueError: The table of machines or a survey cannot be used.
+        OSError, ValueError: The table of machines cannot be used.
     """
-    place, table = devices.choose(device), elsewhere.load(prices)
-    wish = Wish(
-        None if deadline is None else words.parse_duration(deadline, "deadline"),
-        *((None, table.currency) if budget is None else words.parse_money(budget, table.currency)),
-    )
-    spots, told = elsewhere.spots(table, measured)
-    busy = note(load()) if measure else None
-    if workload.training.batch_size > workload.n_samples:
-        more = f"A batch of {workload.training.batch_size:,} is more than the samples: it holds all of them."
+    place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
+    limits = {
+        "deadline": None if deadline is None else words.parse_duration(deadline, "deadline"),
+        "budget": None if budget is None else words.parse_money(budget),
+    }
+    if measure and (busy := note(load())):
+        notes.append(busy)
+    asked, config = workload.training.batch_size, workload.training
+    if asked > workload.n_samples:
+        notes.append(f"A batch of {asked:,} is more than the samples: it holds all of them.")
         workload = workload.change(batch_size=workload.n_samples)
-        workload = replace(workload, notes=(*workload.notes, more))
     prediction = predict(workload, place, measured=measure, seconds=seconds, n_threads=n_threads)
-    others = _Others(workload, prediction, place, n_threads)
-    computes = measure and (place.type, workload.training.precision) != ("cpu", "float16")
-    known = figures(place, workload.training.precision, n_threads) if computes else None
-    if known is not None and not elsewhere.enough(known):
-        known = None
-        told.append("This machine's bandwidth or products could not be measured: nothing is estimated here.")
-    this = elsewhere.this_machine(place, table, price_per_hour)
+    notes += prediction.notes
+    computes = measure and (place.type, config.precision) != ("cpu", "float16")
+    known = figures(place, sorted({"float32", config.precision}), n_threads) if computes else None
+    this = platforms.this_machine(place, price_per_hour)
     if known is not None and prediction.seconds is None:  # too large to be tried
         this = replace(this, basis="estimated", figures=[known])
-        told.append("A step was too large to be timed here: its time is estimated, as for other machines.")
-    updates, sized = _updates(prediction, [this, *spots], known), others.of_batch if largest else None
-    places = tuple(
-        _place(spot, prediction, updates.get(spot.name), nets * seeds, wish, sized) for spot in (this, *spots)
-    )
-    alone, chain = _remedies(places[0], others, known)
+        notes.append("A step was too large to be timed here: its time is estimated, as for other machines.")
+    calibrated = platforms.calibration(prediction.work, config.precision, prediction.seconds, known)
+    spots = [this, *platforms.spots(table)]
+    places = [place_of(spot, prediction, calibrated, nets * seeds, **limits) for spot in spots]
+    tight = places[0]["needs"] > COMFORTABLE * this.usable
+    remedies = list(remedies_of(workload, this, prediction, known)) if tight else []
     if prediction.scaled_from is not None:
-        told.append(f"Time was measured with {prediction.scaled_from} samples at a time and scaled up.")
+        notes.append(f"Time was measured with {prediction.scaled_from} samples at a time and scaled up.")
     if prediction.seconds is not None:
-        told.append("Times are of training alone: validation, tests and checkpoints come on top.")
+        notes.append("Times are of training alone: validation, tests and checkpoints come on top.")
     if nets > 1:
-        told.append("Controls are taken to cost as much as the hybrid net.")
-    notes = (*filter(None, [busy]), *prediction.notes, *told, *table.notes())
-    return Plan(prediction, nets, seeds, places, wish, answer(places, wish, chain), tuple(alone), notes)
-
-
-def _updates(
-    prediction: Prediction, spots: Sequence[Spot], known: Mapping[str, Any] | None
-) -> dict[str, tuple[Range, str]]:
-    """Machine -> seconds of an update there, and the device that takes them, where that can be told."""
-    work, precision, timed = prediction.work, prediction.training.precision, prediction.seconds
-    calibrated = elsewhere.calibration(work, precision, timed and timed.median, known)
-    found = {
-        spot.name: elsewhere.estimate(work, precision, spot, calibrated) for spot in spots if spot.figures
-    }
-    here = {HERE: (Range(timed.least, timed.median, timed.most), prediction.device)} if timed else {}
-    return found | here
-
-
-@dataclass
-class _Others:
-    """The same training with other settings, as far as memory and work go: each is traced once."""
-
-    workload: Workload
-    prediction: Prediction
-    place: torch.device
-    n_threads: int | None
-    seen: dict[str, Prediction] = field(default_factory=dict)
-
-    def __call__(self, training: Settings) -> Prediction:
-        key, own = training.model_dump_json(), self.prediction.memory
-        if key not in self.seen:
-            changed = replace(self.workload, training=training)
-            found = predict(
-                changed, self.place, measured=False, n_threads=self.n_threads,
-                framework=own["framework"],  # what was timed may have left more
-            )  # fmt: skip
-            taken = own.get("workspace", 0) * training.batch_size / self.workload.training.batch_size
-            self.seen[key] = replace(found, memory={**found.memory, "workspace": round(taken)})
-        return self.seen[key]
-
-    def of_batch(self, n: int) -> Prediction:
-        return self(self.workload.training.override(batch_size=n))
-
-
-def _remedies(
-    here: Place, others: _Others, known: Mapping[str, Any] | None
-) -> tuple[list[Remedy], list[Remedy]]:
-    """Each that saves memory here, if that is tight; and what makes it fit, if it does not."""
-    training = others.workload.training
-    sight = Remedies(
-        lambda training: needed(others(training), here.kind),
-        FULL * here.usable,
-        None
-        if known is None
-        else lambda training: elsewhere.roofline(others(training).work, known, training.precision),
-        pieces=not getattr(others.workload.task, "together", False),
-    )
-    tight = here.needs > COMFORTABLE * here.usable
-    return sight.alone(training) if tight else [], [] if here.fits else sight.chain(training)
-
-
-# --- verdicts -----------------------------------------------------------------------------------------------
+        notes.append("Controls are taken to cost as much as the hybrid net.")
+    return Plan(prediction, nets, seeds, places, answer(places), remedies, [*notes, table.note()])
 
 
 def needed(prediction: Prediction, kind: str) -> int:
@@ -281,154 +164,142 @@ def needed(prediction: Prediction, kind: str) -> int:
     return prediction.on_accelerator if kind == "cuda" else prediction.in_all
 
 
+def place_of(
+    spot: Spot,
+    prediction: Prediction,
+    calibrated: float | None,
+    trainings: int,
+    deadline: float | None = None,
+    budget: float | None = None,
+) -> dict[str, Any]:
+    """The row of a machine, see `Plan.places`; deadline in seconds, budget in US dollars."""
+    config, needs = prediction.training, needed(prediction, spot.kind)
+    update, factor, device = prediction.seconds, prediction.spread, prediction.device
+    if spot.figures:
+        update, factor, device = platforms.estimate(prediction.work, config.precision, spot, calibrated)
+    epoch = update and update * prediction.n_samples / config.batch_size
+    total = epoch and epoch * config.epochs * trainings
+    cost = 0.0 if spot.price_per_hour == 0 else None
+    if total and spot.price_per_hour:
+        cost = total / 3600 * spot.price_per_hour
+    limits = (("time", total, deadline), ("price", cost, budget))
+    verdict, why = judge(needs / spot.usable, limits, factor)
+    return {
+        "machine": spot.name,
+        "needs": needs,
+        "usable": spot.usable,
+        "epoch": epoch,
+        "in_all": total,
+        "cost": cost,
+        "factor": factor,
+        "basis": spot.basis if update else "not timed",
+        "device": device if update else None,
+        "verdict": verdict,
+        "why": why,
+    }
+
+
 def judge(
-    share: float, total: Range | None, cost: Range | None, currency: str | None, wish: Wish
-) -> tuple[str, tuple[str, ...]]:
+    share: float, limits: Sequence[tuple[str, float | None, float | None]], factor: float
+) -> tuple[str, list[str]]:
     """The verdict on a machine, and why.
 
     Args:
         share: Of the usable memory that is needed.
-        total: Seconds of all of it; None where they are not known.
-        cost: Of all of it; None where no price is known.
-        currency: Of the cost. A cost above 0 in another one than the budget's counts as not known.
-        wish: Deadline and budget.
+        limits: Name, value (None: unknown) and limit (None: none) of time and cost.
+        factor: By which the values may be off.
     """
     if share > FULL:
-        return "not here", ("memory",)
+        return "not here", ["memory"]
     against, doubts = [], ["memory"] if share > COMFORTABLE else []
-    no_price = "price unknown"
-    if cost is not None and cost.high > 0 and currency != wish.currency:
-        cost, no_price = None, f"price in {currency or 'a currency of its own'}"
-    limits = (("deadline", total, wish.deadline, "time unknown"), ("budget", cost, wish.budget, no_price))
-    for name, range_, limit, unknown in limits:
+    for name, value, limit in limits:
         if limit is None:
             continue
-        if range_ is None:
-            doubts.append(unknown)
-        elif range_.likely <= limit < range_.high:
-            doubts.append(name)
-        elif range_.likely > limit:
+        if value is None:
+            doubts.append(f"{name} unknown")
+        elif value > limit:
             against.append(name)
+        elif value * factor > limit:
+            doubts.append(name)
     if against:
-        return "not here", tuple(against)
-    return ("marginal", tuple(doubts)) if doubts else ("comfortable", ())
+        return "not here", against
+    return ("marginal", doubts) if doubts else ("comfortable", [])
 
 
-def _place(
-    spot: Spot,
-    prediction: Prediction,
-    update: tuple[Range, str] | None,
-    trainings: int,
-    wish: Wish,
-    sized: Callable[[int], Prediction] | None,
-) -> Place:
-    """A machine with the training on it: `update` is seconds and device of one, `sized` predicts a batch."""
-    needs, found = needed(prediction, spot.kind), dict[str, Any](basis="not timed")
-    if update is not None:
-        (seconds, device), config = update, prediction.training
-        epoch = seconds.times(prediction.n_samples / config.batch_size)
-        total = epoch.times(config.epochs * trainings)
-        found = {"basis": spot.basis, "device": device, "epoch": epoch, "total": total}
-        rates = {"cost": spot.price_per_hour, "compute_units": spot.compute_units_per_hour}
-        found |= {name: total.times(rate / 3600) for name, rate in rates.items() if rate is not None}
-    elif spot.price_per_hour == 0:
-        found["cost"] = Range(0, 0, 0)
-    if sized is not None:
-        sizes = [2**n for n in range(min(prediction.n_samples, LARGEST).bit_length())]
-
-        def too_large(size: int) -> bool:
-            return needed(sized(size), spot.kind) > FULL * spot.usable
-
-        n = bisect.bisect_left(sizes, True, key=too_large)
-        found["largest"] = sizes[n - 1] if n else 0
-    share = needs / spot.usable
-    verdict, why = judge(share, found.get("total"), found.get("cost"), spot.currency, wish)
-    return Place(**vars(spot) | found, needs=needs, verdict=verdict, why=why)
-
-
-def answer(places: Sequence[Place], wish: Wish, chain: Sequence[Remedy] = ()) -> str:
+def answer(places: Sequence[Mapping[str, Any]]) -> str:
     """Where to run it, in a sentence; where nothing does it, what comes nearest.
 
-    The cheapest goes first, of equals the comfortable, this machine, then the quickest. Costs in another
-    currency than the budget's are not compared: they come last.
-
-    Args:
-        places: Every machine, this one among them.
-        wish: Deadline and budget.
-        chain: Remedies that make it fit here.
+    The cheapest machine is first; of equals the comfortable one, this machine, then the quickest.
     """
 
-    def worth(place: Place) -> tuple[Any, ...]:
-        alike = place.cost is not None and (place.cost.high == 0 or place.currency == wish.currency)
-        price = place.cost.likely if place.cost is not None and alike else math.inf
-        seconds = math.inf if place.total is None else place.total.likely
-        return price, place.verdict != "comfortable", place.name != HERE, seconds
+    def worth(place: Mapping[str, Any]) -> tuple[Any, ...]:
+        price, seconds = (math.inf if place[name] is None else place[name] for name in ("cost", "in_all"))
+        lacking = place["verdict"] == "not here", "memory" in place["why"] and place["verdict"] == "not here"
+        return *lacking, price, place["verdict"] != "comfortable", place["machine"] != HERE, seconds
 
-    able = sorted((each for each in places if each.verdict != "not here"), key=worth)
-    if able:
-        best = able[0]
-        told = f"Run it {'here' if best.name == HERE else f'on {best.name}'}{_owned(best)}: {_takes(best)}"
-        if best.why:
-            told += f"; marginal: {' and '.join(best.why)}"
-    else:
-        limits = [f"in {words.duration(wish.deadline)}"] if wish.deadline is not None else []
-        limits += [f"for {words.figure(wish.budget)} {wish.currency}"] if wish.budget is not None else []
-        best = min(places, key=lambda each: (each.needs > FULL * each.usable, len(each.why), worth(each)))
-        told = f"No machine of the table does it{''.join(f' {each}' for each in limits)}"
-        if best.fits:
-            over = " and ".join(best.why)
-            told += f"; nearest is {best.name}{_owned(best)}: {_takes(best)}, over the {over}"
-        else:
-            best = max(places, key=lambda each: each.usable)
-            told += f": it needs {words.size(best.needs)}, and {best.name} has {words.size(best.usable)}"
-    if chain:
-        before, after = words.size(chain[0].before), words.size(chain[-1].after)
-        told += f"; it fits here with {' '.join(each.command for each in chain)} ({before} become {after})"
-    return f"{told}."
+    best = min(places, key=worth)
+    _, memory, _, total, cost, within, verdict = _row(best)
+    begin = "No machine does it; nearest is" if best["verdict"] == "not here" else "Run it on"
+    return f"{begin} {best['machine']}: {total} ({within}), {cost}, {memory}; {verdict}."
 
 
-def _owned(place: Place) -> str:
-    return " (if you have one)" if place.kind == "mac" and place.name != HERE else ""
+# --- remedies -----------------------------------------------------------------------------------------------
 
 
-def _takes(place: Place) -> str:
-    if place.total is None:
-        return "its time is not known"
-    low, likely, high = map(words.duration, place.total)
-    told = f"about {likely}" if low == high else f"about {likely} ({low} to {high})"
-    return f"{told}, {_cost(place)}"
+def changes(training: Settings) -> Iterator[tuple[dict[str, Any], str]]:
+    """Settings that need less memory, and their effect on the training, in the order in which to try them."""
+    micro = min(training.micro_batch or training.batch_size, training.batch_size)
+    if micro > SMALLEST:
+        yield {"micro_batch": max(SMALLEST, micro // 4)}, "a batch in pieces; batch norm sees them"
+    if not training.gradient_checkpointing:
+        yield {"gradient_checkpointing": True}, "activations computed again; same results"
+    if training.precision == "float32":
+        yield {"precision": "bfloat16"}, "classical layers compute in bfloat16"
+    if training.batch_size > SMALLEST and training.micro_batch is None:
+        yield {"batch_size": training.batch_size // 2}, "updates see fewer samples: noisier"
 
 
-def _cost(place: Place) -> str:
-    if place.cost is None:
-        return "price unknown"
-    if place.cost.high == 0:
-        return "free"
-    likely = place.cost.likely
-    return f"{'<0.01' if likely < 0.005 else f'{likely:.2f}'} {place.currency or '(own currency)'}"
+def remedies_of(
+    workload: Workload, spot: Spot, prediction: Prediction, known: Mapping[str, Any] | None
+) -> Iterator[dict[str, Any]]:
+    """A row for each change, from one more trace, see `Plan.remedies`; what the task refuses is left out."""
+    config, before = workload.training, needed(prediction, spot.kind)
+    for settings, effect in changes(config):
+        changed = workload.change(**settings)
+        try:
+            traced = trace(changed, foreach=prediction.device.startswith("cuda"))
+        except ValueError:
+            continue
+        needs, slow = before + traced.held - prediction.held, None
+        if spot.kind != "cuda":  # a GPU does not hold the copy
+            needs += traced.copied - prediction.copied
+        if known is not None:
+            new, old = (
+                platforms.roofline(each.work, known, training.precision) / training.batch_size
+                for each, training in ((traced, changed.training), (prediction, config))
+            )
+            slow = new / old
+        [(name, value)] = settings.items()
+        row = {"command": f"--set {name}={str(value).lower()}", "needs": needs, "slow": slow}
+        if needs < before:
+            yield row | {"fits": needs <= FULL * spot.usable, "effect": effect}
 
 
 # --- rows of text -------------------------------------------------------------------------------------------
 
 
-def _row(place: Place) -> tuple[str, ...]:
-    units, why = place.compute_units, f": {', '.join(place.why)}" if place.why else ""
+def _row(place: Mapping[str, Any]) -> tuple[str, ...]:
+    epoch, total, cost = place["epoch"], place["in_all"], place["cost"]
+    price = "free" if cost == 0 else "price unknown" if cost is None else f"{max(cost, 0.01):,.2f} USD"
     return (
-        place.name,
-        f"{words.size(place.needs)} of {words.size(place.usable)}",
-        "-" if place.largest is None else f"{place.largest:,}{'+' * (place.largest == LARGEST)}",
-        "?" if place.epoch is None else words.duration(place.epoch.likely),
-        "?" if place.total is None else words.duration(place.total.likely),
-        "?" if place.total is None and place.cost is None else _cost(place),
-        "-" if units is None else words.figure(units.likely),
-        place.verdict + why,
+        place["machine"],
+        f"{words.size(place['needs'])} of {words.size(place['usable'])}",
+        words.duration(epoch) if epoch else "?",
+        words.duration(total) if total else "?",
+        price,
+        f"x {place['factor']:.1f}" if total else "?",
+        f"{place['verdict']}{': ' if place['why'] else ''}{', '.join(place['why'])}",
     )
-
-
-def _remedy_row(remedy: Remedy) -> tuple[str, ...]:
-    slower = "?" if remedy.slower is None else f"x {remedy.slower:.2f}"
-    fits = "yes" if remedy.fits else "no"
-    return remedy.command, words.size(remedy.after), fits, slower, REMEDIES[remedy.name]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

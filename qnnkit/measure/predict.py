@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import statistics
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import gradients, train
-from qnnkit.measure.clock import Spread, threads
+from qnnkit.measure.clock import threads
 from qnnkit.measure.held import free, peak_on, reset_peak, resident
-from qnnkit.measure.memory import Traced, Work, trace
+from qnnkit.measure.memory import Traced, trace
 from qnnkit.measure.workload import Workload
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import in_four_bits
@@ -39,33 +39,29 @@ LONGEST = 50
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """One net's training, as predicted."""
+class Prediction(Traced):
+    """One net's training, as predicted.
+
+    To the parts of memory that are traced it adds "workspace", which libraries take where updates were timed;
+    "checkpoint", a copy of weights and moments while it is written; "data"; and "framework", Python and its
+    libraries.
+    """
 
     name: str
     training: Settings
     n_samples: int
     """In an epoch."""
-    n_weights: int
-    n_trained: int
-    memory: dict[str, int]
-    """Part -> bytes at the peak. Beside those of a `Traced`: "workspace", what libraries take where updates
-    were timed; "checkpoint", a copy of weights and moments while it is written; "data"; "framework", Python
-    and its libraries."""
-    work: Work
     device: str
     """What it was predicted for: "cpu", "cuda:0", "mps"."""
-    seconds: Spread | None
+    seconds: float | None
     """Of one update, measured on that device; None where nothing was measured."""
-    at_update: int = 0
-    """Bytes that a GPU would hold while it updates the weights; see `Traced`."""
-    less_on_cuda: int = 0
-    """Bytes of frozen weights that fall away on another machine with CUDA, where they are kept in 4 bits."""
-    checkpoint: int = 0
-    """Bytes of a checkpoint: weights but frozen ones that are built anew, and moments."""
-    notes: tuple[str, ...] = ()
-    scaled_from: int | None = None
-    """Batch size that was measured in its place, where the real one would be too large; else None."""
+    spread: float
+    """The slowest of the updates that were timed over the median one."""
+    less_on_cuda: int
+    """Bytes of frozen weights that a machine with CUDA does not hold, where they are kept in 4 bits."""
+    notes: tuple[str, ...]
+    scaled_from: int | None
+    """Batch size that was measured, where the one that is asked for would be too large; else None."""
 
     @property
     def peak(self) -> int:
@@ -75,9 +71,8 @@ class Prediction:
     @property
     def on_accelerator(self) -> int:
         """Bytes that a GPU would have to hold; what a CPU's libraries take says nothing of it."""
-        elsewhere = (*HOST, "workspace") if self.device == "cpu" else HOST
-        at_peak = sum(n for part, n in self.memory.items() if part not in elsewhere)
-        return max(self.at_update, at_peak) - self.less_on_cuda
+        workspace = 0 if self.device == "cpu" else self.memory.get("workspace", 0)
+        return max(self.at_update, self.held + workspace) - self.less_on_cuda
 
     @property
     def in_all(self) -> int:
@@ -92,14 +87,13 @@ class Prediction:
     @property
     def seconds_per_epoch(self) -> float | None:
         """Of training, without validation and writing."""
-        return self.seconds and self.seconds.median * self.n_samples / self.training.batch_size
+        return self.seconds and self.seconds * self.n_samples / self.training.batch_size
 
     def as_dict(self) -> dict[str, Any]:
         """In plain values, for JSON."""
-        derived = ("peak", "disk", "seconds_per_epoch")
-        found = {**vars(self), "training": self.training.model_dump(mode="json"), "work": vars(self.work)}
-        found |= {"seconds": self.seconds and asdict(self.seconds)}
-        return found | {name: getattr(self, name) for name in derived}
+        derived = ("peak", "checkpoint", "disk", "seconds_per_epoch")
+        values = {**vars(self), "training": self.training.model_dump(mode="json"), "work": vars(self.work)}
+        return values | {name: getattr(self, name) for name in derived}
 
 
 def predict(
@@ -109,7 +103,6 @@ def predict(
     measured: bool = True,
     seconds: float = 3.0,
     n_threads: int | None = None,
-    framework: int | None = None,
 ) -> Prediction:
     """What a training will take on this machine.
 
@@ -124,89 +117,66 @@ def predict(
         measured: Whether to time updates; otherwise nothing is run, and the prediction has no time.
         seconds: About how long updates are timed.
         n_threads: CPU threads that train; None leaves torch's choice.
-        framework: Bytes of that part, where it was looked at before: what has run since may have left some.
 
     Raises:
         Exception: What building or training the net raises.
     """
     device, config = torch.device(device), workload.training
-    notes, timed, size = list(workload.notes), None, config.batch_size
+    notes, times, size = list(workload.notes), list[float](), config.batch_size
     with threads(n_threads):
-        if framework is None:
-            _warm_up(device)
-            gc.collect()
-            framework = max(0, resident() - workload.loaded_bytes)
+        _warm_up(device)
+        gc.collect()
+        framework = max(0, resident() - workload.loaded_bytes)
         traced = trace(workload, foreach=device.type == "cuda")
         memory = {name: n for name, n in traced.memory.items() if n > 0}
-        here, elsewhere = _saved_by_four_bits(workload, traced, device)
-        if here or elsewhere:
-            notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
-        memory["weights"] = memory.get("weights", 0) - here
-        # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
-        # first where gradients have just been, and are again at the end of the next backward pass.
-        copied = traced.kept + memory.get("optimizer", 0)
-        memory["checkpoint"] = max(0, copied - memory.get("gradients", 0))
-        memory |= {"data": workload.data_bytes, "framework": framework}
+        memory |= {"checkpoint": traced.copied, "data": workload.data_bytes, "framework": framework}
         if measured and (device.type, config.precision) == ("cpu", "float16"):
             notes.append("A CPU does not train in float16: nothing was timed.")
         elif measured:
             reset_peak(device)
             before = peak_on(device) if device.type != "cpu" else resident()
-            timed, size = _timed(workload, device, memory, traced.work, seconds)
-            if timed is not None and size == config.batch_size:
-                memory["workspace"] = max(0, peak_on(device) - before - _used(memory))
-        if timed is not None:
-            n = torch.get_num_threads()
-            notes.append(f"Timed on {device}, with {n} CPU thread{'s' * (n > 1)}.")
+            times, size = _timed(workload, device, traced, seconds)
+            if times and size == config.batch_size:
+                memory["workspace"] = max(0, peak_on(device) - before - traced.held)
+        if times:
+            notes.append(f"Timed on {device}, CPU threads: {torch.get_num_threads()}.")
+    saved = 0
+    if config.of_kit("four_bit", False) and (
+        device.type != "cuda" or in_four_bits(workload.name, device)[0] is not None
+    ):  # numbers that are not packed, such as the embedding, are then kept in float32
+        others, kept = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes
+        saved = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
+        notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
     return Prediction(
+        **{**vars(traced), "memory": memory},  # pyright: ignore[reportArgumentType]
         name=workload.name,
         training=config,
         n_samples=workload.n_samples,
-        n_weights=traced.n_weights,
-        n_trained=traced.n_trained,
-        memory=memory,
-        work=traced.work,
-        at_update=traced.at_update - here,
-        less_on_cuda=elsewhere,
-        checkpoint=copied,
         device=str(device),
-        seconds=timed,
+        seconds=statistics.median(times) if times else None,
+        spread=max(times) / statistics.median(times) if times else 1.0,
+        less_on_cuda=saved,
         notes=tuple(notes),
         scaled_from=None if size == config.batch_size else size,
     )
 
 
-def _saved_by_four_bits(workload: Workload, traced: Traced, device: torch.device) -> tuple[int, int]:
-    """Bytes of frozen weights that fall away on this device, and on another machine with CUDA."""
-    if not getattr(workload.training, "four_bit", False):
-        return 0, 0
-    # What is not packed, such as the embedding, is then kept in float32.
-    others, kept = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes
-    saved = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
-    if in_four_bits(workload.name, device)[0] is not None:
-        return saved, 0
-    return 0, 0 if device.type == "cuda" else saved  # on CUDA, bitsandbytes is missing
-
-
-def _used(memory: dict[str, int]) -> int:
-    return sum(n for part, n in memory.items() if part not in HOST)
-
-
 def _timed(
-    workload: Workload, device: torch.device, memory: dict[str, int], work: Work, seconds: float
-) -> tuple[Spread | None, int]:
-    """Times of one update, and the batch size that was run for them; None where not even one sample may be
-    tried."""
-    room, whole = SHARE * free(device), workload.training.batch_size
-    while _used(memory) >= room or work.flops >= MOST_WORK.get(device.type, MOST_WORK["cuda"]):
-        size = workload.training.batch_size
-        if size == 1:
-            return None, whole
-        workload = workload.change(batch_size=size // 2)
-        traced = trace(workload, foreach=device.type == "cuda")
-        memory, work = traced.memory, traced.work
-    size = workload.training.batch_size
-    return Spread.of([each * whole / size for each in _updates(workload, device, seconds)]), size
+    workload: Workload, device: torch.device, traced: Traced, seconds: float
+) -> tuple[list[float], int]:
+    """Times of one update, and the batch size that was run for them; none where not even one sample may be
+    tried. Activations are taken to grow with the batch.
+    """
+    size = whole = workload.training.batch_size
+    growing = sum(traced.memory.get(part, 0) for part in ("activations", "quantum states"))
+    fits = (SHARE * free(device) - (traced.held - growing)) * whole / max(growing, 1)
+    fits = min(fits, MOST_WORK.get(device.type, MOST_WORK["cuda"]) * whole / max(traced.work.flops, 1))
+    if fits < 1:
+        return [], whole
+    while size > fits:
+        size //= 2
+    workload = workload.change(batch_size=size)
+    return [each * whole / size for each in _updates(workload, device, seconds)], size
 
 
 def _updates(workload: Workload, device: torch.device, seconds: float) -> list[float]:
@@ -250,12 +220,11 @@ def _epochs(
 @functools.cache
 def _warm_up(device: torch.device) -> None:
     """Loads what the first step of any training loads: libraries, and kernels made when first used."""
-    config = Settings(epochs=1, batch_size=8)
     with seeded(0):
         model = nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 2)
         )
-    data = TensorDataset(torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))
-    loaders = {name: DataLoader(data, 8, generator=torch.Generator()) for name in ("train", "validation")}
+    batch = torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.long)
     task: Any = Classification()
-    train.fit(model, task, loaders, config, device=device)
+    tiny = Workload("", Settings(batch_size=8), 8, lambda *_: model, lambda config: batch, task)
+    _epochs(tiny, model, device, updates=1, epochs=1, whole=2)

@@ -1,195 +1,173 @@
-"""What this machine reaches, what its simulators and a recipe's net take: a file of flat rows."""
+"""What this machine reaches, and what a recipe's net takes on it: a file of flat rows."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import platform
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from qnnkit import __version__, checks, device, workspace
+from qnnkit import __version__, device, words, workspace
 from qnnkit.device import accelerators, doctor, machine
-from qnnkit.measure import backends, clock, survey_net
-from qnnkit.measure.device_figures import figures_of, kind, rows_of
-from qnnkit.measure.workload import Sample
+from qnnkit.measure import clock, held
+from qnnkit.measure.figures import figures
+from qnnkit.measure.parts import changed_step
 from qnnkit.settings import Settings
+from qnnkit.train import PRECISIONS
 
 FORMAT = 2
 """Of the file; another number when the same name is to mean something else."""
-SECONDS, QUICK = 150.0, 2.0
-"""Of a survey that nobody gave another time; starting, and what was begun before it was over, come on top."""
-STEP = "Measure there again: qnnkit measure --out FILE."
-
-
-def _form(**fields: Any) -> Any:
-    """A part of the file, with what is read of it; it may hold more."""
-    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
-    return create_model("Form", __config__=ConfigDict(extra="allow", strict=True), **required)
-
-
-_KNOWN = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_ROW = _form(what=str, device=str, unit=str, value=_KNOWN | None, spread=_KNOWN | None)
-_FILE = _form(
-    measured_at=str,
-    seconds=float,
-    price_per_hour=float | None,
-    machine=_form(name=str, cores=int, memory_bytes=int, system=str, versions=dict[str, str]),
-    devices=list[_form(device=str, name=str, memory=int)],
-    busy=_form(most=float, sentence=str | None),
-    net=_form(recipe=str, digest=str, batch_size=int, n_samples=int, noun=str),
-    notes=list[str],
-    rows=list[_ROW],
-)
+SECONDS, QUICK = 60.0, 2.0
+"""Default duration of a survey; what was begun before it was over comes on top."""
+Row = dict[str, Any]
+"""One measurement: `what`, `device`, its settings by name, `value` (None where there is none), `unit`, and
+`why` there is no value."""
 
 
 def take(
     config: Settings,
-    sample: Sample,
+    splits: Any,
     *,
-    seconds: float | None = None,
+    seconds: float = SECONDS,
     quick: bool = False,
-    price_per_hour: float | None = None,
     echo: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
-    """What this machine reaches, what its simulators take, and what a recipe's own net takes.
-
-    Each of the three has a share of the time; what does not fit in is left out, with the reason in its row.
+    """What this machine reaches, and what a recipe's own net takes on it.
 
     Args:
-        config: The recipe.
-        sample: Of its data, or in place of them.
-        seconds: For all of it, about; 150 by default. What has been begun is brought to its end.
-        quick: Smaller arrays, few circuits, only float32, each as briefly as it goes.
-        price_per_hour: Of the machine, in any currency; 0 where it costs nothing.
-        echo: Told what comes next, and at once where the machine is busy.
+        config: The recipe; its `price_per_hour` is that of this machine.
+        splits: Its data.
+        seconds: For all of it, about.
+        quick: Only float32, as briefly as possible.
+        echo: Receives what comes next, and a sentence where the machine is busy.
 
     Returns:
-        What the machine's file holds: `machine`, `devices`, `busy`, `net` and `rows`, each of them with
-        `what`, `device`, its settings, `value`, `unit` and `spread`, and `why` where there is no value.
+        What the machine's file holds: `machine`, `busy`, `net` and `rows`.
     """
-    whole, begin = seconds or (QUICK if quick else SECONDS), time.perf_counter()
-    usable, loads = device.usable_devices(), []
-
-    def left(what: str) -> float:
-        """Seconds for what comes next."""
-        loads.append(clock.load())
-        if len(loads) == 1 and (told := clock.note(loads[0])):
-            echo(told)
-        echo(f"{what} ...")
-        return whole - (time.perf_counter() - begin)
-
-    share = 0.15 * left("Memory, matrix products, overheads, transfers") / len(usable)
-    rows = [row for one in usable for row in rows_of(one, seconds=share, quick=quick)]
-    share = max(0.1, 0.5 * left("Simulators over qubits and batch"))
-    found, notes = backends.circuit_rows(share, quick=quick)
-    rows += found
-    rows += survey_net.net_rows(config, sample, left(f"The net of {config.title}"), quick=quick)
-    loads.append(clock.load())
-    if len(usable) == 1:
-        missing = [f"{one.device}: {one.error}" for one in accelerators.accelerators() if one.error]
-        notes.insert(0, f"Only the CPU computes here ({'; '.join(missing)}).")
+    seconds, usable, rows = QUICK if quick else seconds, device.usable_devices(), list[Row]()
+    precisions, load = PRECISIONS[: 1 if quick else None], clock.load()
+    if busy := clock.note(load):
+        echo(busy)
+    echo("Memory, matrix products, launches ...")
+    for one in usable:
+        found = figures(one, precisions, seconds=0.2 * seconds / len(usable))
+        rows.append(row("bandwidth", one, found["bytes_per_second"], "B/s"))
+        rows.append(row("launch", one, found["seconds_per_operation"], "s"))
+        rows += [row("product", one, rate, "FLOP/s", precision=name) for name, rate in found["flops"].items()]
+    echo(f"The net of {config.title} ...")
+    rows += net_rows(config, splits, usable, precisions, 0.4 * seconds)
     return {
         "format": FORMAT,
         "qnnkit": __version__,
         "machine": facts(),
-        "devices": [{"device": str(one), **kind(one)} for one in usable],
-        "threads": torch.get_num_threads(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": time.perf_counter() - begin,
-        "busy": {"most": max(loads), "sentence": clock.note(max(loads))},
-        "price_per_hour": price_per_hour,
+        "busy": {"most": load, "sentence": busy},
+        "price_per_hour": config.price_per_hour,
         "net": {
             "recipe": config.title,
-            "digest": survey_net.digest(config, sample),
             "batch_size": config.batch_size,
-            "n_samples": sample.n_samples,
-            "noun": sample.noun,
+            "n_samples": len(splits.train),
         },
-        "notes": notes,
         "rows": rows,
     }
 
 
-def facts() -> dict[str, Any]:
-    """The kind of this machine: what its figures depend on, and nothing that names whose it is."""
-    found = [one.name or one.device for one in accelerators.accelerators() if not one.error]
-    processor, cores, colab = machine.processor(), machine.cores(), device.on_colab()
-    chips = [name for name in found if name != processor] or [processor]  # MPS is a part of the processor
-    words = [*dict.fromkeys(chips), f"{cores} core{'s' * (cores > 1)}", *["Colab"] * colab]
-    return {
-        "name": ", ".join(words),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor,
-        "cores": cores,
-        "memory_bytes": machine.memory()[0],
-        "accelerators": found,
-        "colab": colab,
-        "versions": {"python": platform.python_version()} | doctor.versions(),
+def row(what: str, device: Any, value: float | None, unit: str, **settings: Any) -> Row:
+    """A measurement."""
+    return {"what": what, "device": str(device), **settings, "value": value, "unit": unit}
+
+
+def net_rows(
+    config: Settings,
+    splits: Any,
+    devices: Sequence[torch.device],
+    precisions: Sequence[str],
+    seconds: float,
+) -> Iterator[Row]:
+    """Seconds of an update and of an epoch and the peak of memory, on each device in each precision.
+
+    Args:
+        config: The recipe.
+        splits: Its data.
+        devices: Where to train.
+        precisions: In which to train.
+        seconds: For warming up, about, and as much again for timing.
+    """
+    threads, peaks = config.threads if isinstance(config.threads, int) else None, dict[str, int]()
+    ways = {f"{one} {precision}": (one, precision) for precision in precisions for one in devices}
+    steps = {
+        name: changed_step(config, splits, {"precision": precision}, one, threads)
+        for name, (one, precision) in ways.items()
+        if (one.type, precision) != ("cpu", "float16")  # training refuses it
     }
+    for name, step in steps.items():
+        with contextlib.suppress(Exception):  # the race reports it
+            step.run()  # circuits are traced once
+            held.reset_peak(step.device)
+            step.run()
+            peaks[name] = held.peak_on(step.device)
+    laps = clock.race(steps, seconds=seconds)
+    for name, lap in laps.items():
+        (one, precision), size = ways[name], steps[name].samples
+        update = lap.seconds and lap.seconds * size
+        yield row("net update", one, update, "s", precision=precision, spread=lap.spread, why=lap.why)
+        yield row("net epoch", one, lap.seconds and lap.seconds * len(splits.train), "s", precision=precision)
+        yield row("net memory", one, peaks.get(name), "B", precision=precision)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
 
 
-def default_place(found: Mapping[str, Any]) -> Path:
+def facts() -> dict[str, Any]:
+    """The kind of this machine: what its figures depend on, and nothing that identifies its owner."""
+    found = [one.name or one.device for one in accelerators.accelerators() if not one.error]
+    processor, cores, colab = machine.processor(), machine.cores(), device.on_colab()
+    chips = [name for name in found if name != processor] or [processor]  # MPS is a part of the processor
+    names = [*dict.fromkeys(chips), f"{cores} core{'s' * (cores > 1)}", *["Colab"] * colab]
+    return {
+        "name": ", ".join(names),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor,
+        "cores": cores,
+        "memory_bytes": machine.memory()[0],
+        "versions": {"python": platform.python_version()} | doctor.versions(),
+    }
+
+
+def default_place(machine: Mapping[str, Any]) -> Path:
     """`machines/<kind>.json` of the workspace, for a machine's facts."""
-    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", found["name"].lower())).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", machine["name"].lower())).strip("-")
     return workspace.home() / "machines" / f"{slug}.json"
 
 
-def write(path: Path, found: Mapping[str, Any]) -> None:
-    """Writes a machine's file in one step.
+def table(found: Mapping[str, Any]) -> str:
+    """A survey as text: a row for each figure, and the net in a line."""
+    import pandas as pd
 
-    Raises:
-        OSError: The disk is full or read-only, or a file is where its folder should be.
-    """
-    workspace.make_folder(path.parent)
-    workspace.write_json(path, found)
-
-
-def load(path: str | Path) -> dict[str, Any]:
-    """What stands in a machine's file.
-
-    Raises:
-        FileNotFoundError: Nothing is there.
-        ValueError: It is no survey, one of another format, or one that is damaged.
-    """
-    path = Path(path)
-    if not path.is_file():
-        step = "Make one: qnnkit measure --out FILE."
-        raise FileNotFoundError(checks.message("path", "be a machine's file", str(path), step))
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError:  # also what is no text
-        found = None
-    if not isinstance(found, dict) or "format" not in found:
-        raise ValueError(checks.message("path", "be a file that `qnnkit measure` wrote", str(path), STEP))
-    if found["format"] != FORMAT:
-        rule = f"be a machine's file of format {FORMAT}, which this qnnkit reads"
-        by = f"format {found['format']}, by qnnkit {found.get('qnnkit', 'of another version')}: {path}"
-        raise ValueError(checks.message("path", rule, by, STEP))
-    try:
-        _FILE.model_validate(found)
-    except ValidationError as error:
-        [first, *_] = error.errors()
-        where = ".".join(str(part) for part in first["loc"])
-        told = f"`{where}` is wrong ({first['msg'][0].lower()}{first['msg'][1:]})"
-        raise ValueError(f"File `{path}` must be whole, but {told}. {STEP}") from None
-    return found
+    columns = ["what", "device", "precision", "value", "unit", "spread"]
+    frame = pd.DataFrame(found["rows"]).dropna(subset="value").reindex(columns=columns)
+    head = f"{found['machine']['name']}; measured {found['measured_at']}"
+    text = frame.to_string(index=False, na_rep="", float_format="{:.4g}".format)
+    return "\n\n".join(filter(None, [head, text, fastest(found), found["busy"]["sentence"]]))
 
 
-def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What an estimate of time needs of each torch device of a survey.
-
-    Returns:
-        One dictionary for each: `device`, `name`, `memory` (bytes), `bytes_per_second` (None where it was not
-        measured), `flops` per second by precision, `seconds_per_operation` (None likewise).
-    """
-    return figures_of(found["rows"], found["devices"])
+def fastest(found: Mapping[str, Any]) -> str | None:
+    """Seconds of an epoch of the net and the peak of memory, by device and precision, the fastest first."""
+    epochs, memory = (
+        {
+            (each["device"], each.get("precision")): each["value"]
+            for each in found.get("rows") or ()
+            if each["what"] == f"net {what}" and each["value"]
+        }
+        for what in ("epoch", "memory")
+    )
+    parts = [
+        f"{words.duration(epochs[way])} and {words.size(memory.get(way, 0))} on {way[0]} in {way[1]}"
+        for way in sorted(epochs, key=lambda way: epochs[way])
+    ]
+    return f"An epoch of the net: {'; '.join(parts)}." if parts else None

@@ -3,7 +3,6 @@
 from qnnkit.plots.galleries import captions_found, images_found, similarities
 from qnnkit.plots.gates_by_colour import coloured_circuit
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
-from qnnkit.plots.machines import machines
 from qnnkit.plots.notes import piano_roll
 from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
 from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelled_images
@@ -11,5 +10,5 @@ from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelle
 __all__ = [
     "COLOURS", "Live", "Picture", "WhatIfFigure", "as_pdf", "as_png", "captions_found", "class_balance",
     "class_samples", "coloured_circuit", "confusion", "image_seen", "images_found", "labelled_images",
-    "layer_gradients", "machines", "piano_roll", "similarities", "stacked", "stamped",
+    "layer_gradients", "piano_roll", "similarities", "stacked", "stamped",
 ]  # fmt: skip

@@ -6,7 +6,6 @@ Figures are made without pyplot, so nothing global is kept; a notebook shows one
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import LogLocator, NullFormatter
 
 # Okabe and Ito (2008): told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -132,14 +130,6 @@ def row_name(axis: Any, name: str) -> None:
 def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
     # A folder may well be called "$5 to $10": no name is mathematics.
     axis.set_ticks(range(len(names)), [short(name) for name in names], rotation=rotation, parse_math=False)
-
-
-def decades(axis: Any, lengths: Any) -> None:
-    """A logarithmic axis over whole decades, with labels at them; bars start a decade below the least."""
-    first, last = math.floor(math.log10(min(lengths))) - 1, math.ceil(math.log10(max(lengths)) + 0.1)
-    axis.set(xscale="log", xlim=(10.0**first, 10.0**last))
-    axis.xaxis.set_major_locator(LogLocator(numticks=8))
-    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def legend_beside(figure: Figure, axis: Any) -> None:

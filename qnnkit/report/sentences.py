@@ -6,6 +6,7 @@ from typing import Any
 
 from qnnkit import device, gradients, measure, words
 from qnnkit.runs import Run, build, trained
+from qnnkit.runs.reading import facts
 
 
 def of_run(run: Run, result: dict[str, Any]) -> list[str]:
@@ -89,13 +90,13 @@ def compare_with_base(run: Run) -> dict[str, Any] | None:
 
 
 def surveyed(run: Run) -> list[str]:
-    """Which device and precision is faster, and the memory of each, where 05_benchmark has measured them."""
+    """An epoch's time and memory by device and precision, where 05_benchmark has measured them."""
+    found = facts(run.folder, "machine.json")
     try:
-        found = measure.survey.load(run.folder / "machine.json")
-    except (FileNotFoundError, ValueError):  # never measured, or by another version
+        told = measure.survey.fastest(found)
+        return [f"Measured on {found['machine']['name']}: {told}"] if told else []
+    except (KeyError, TypeError, AttributeError):  # a damaged file
         return []
-    name = found["machine"]["name"]
-    return [f"Measured on {name}: {sentence}" for sentence in measure.comparing.net_sentences(found)]
 
 
 def of_gradients(run: Run) -> list[str]:

@@ -104,39 +104,24 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
 
 
 def _decide(run: Run) -> Placement:
-    """Measures, and writes what was found to the run folder."""
-    from qnnkit import device, recipes
-    from qnnkit.data.splits import SPLITS
+    """Measures, and writes the decision to the run folder."""
+    from qnnkit import device
     from qnnkit.measure import placement
-    from qnnkit.models import features
+    from qnnkit.measure.workload import of_recipe
     from qnnkit.models.causal_lm import in_four_bits
-    from qnnkit.runs import nets
 
-    config, splits = run.config, run.splits
-    unknown = config.batch_size == "auto"
+    config = run.config
     if told := _too_large(run):
         return _noted(run, _unmeasured(run, told))
-    model = nets.build(run, run.nets[0], config.seed)
-
-    def samples() -> Any:
-        n = placement.LARGEST if unknown else config.batch_size
-        batch = next(iter(splits.batches("train", n, shuffle=False)))
-        return features.training_batch(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
-
     where = config.device
     if config.of_kit("four_bit", False):
         chosen = device.choose(where)
         if in_four_bits(str(config.of_kit("pretrained")), chosen)[0] is not None:
             where = str(chosen)  # such weights are where they were read to, and stay there
     found = placement.place(
-        model,
-        run.task,
-        samples,
-        config,
+        of_recipe(config, run.splits),
         device=where,
         threads=config.threads,
-        groups=lambda net: recipes.parameter_groups(net, config),
-        n_samples=len(splits.train),
         trainings=len(run.nets) * len(run.seeds),
     )
     return _noted(run, found)

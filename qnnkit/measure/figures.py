@@ -1,0 +1,79 @@
+"""What a device reaches, whatever it is used for: bandwidth, matrix products, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from qnnkit import words
+from qnnkit.measure.clock import Lap, repeated, threads
+from qnnkit.measure.held import free
+
+LAUNCHES = 100
+ARRAY = 2**28
+"""Bytes of each of three arrays: more than most processors and GPUs keep in their caches."""
+LONG_ENOUGH, LARGEST = 1e-2, 8192
+"""Seconds of a matrix product whose throughput counts, and the largest size that is tried."""
+
+
+def figures(
+    device: torch.device,
+    precisions: Sequence[str] = ("float32",),
+    number: int | None = None,
+    seconds: float = 1.0,
+) -> dict[str, Any]:
+    """What an estimate of time needs of a device of this machine, measured now.
+
+    Args:
+        device: Which.
+        precisions: Of the matrix products.
+        number: CPU threads; None leaves torch's own number.
+        seconds: For all of it, about.
+
+    Returns:
+        `device`, `bytes_per_second`, `flops` a second by precision, `seconds_per_operation`; and `why`, by
+        precision, where the device does not compute in it.
+    """
+    share, flops, why = seconds / (2 + len(precisions)), dict[str, float](), dict[str, str]()
+    with threads(number):
+        bandwidth = _bandwidth(device, share)
+        for precision in precisions:
+            try:
+                flops[precision] = _flops(device, share, precision)
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                why[precision] = words.error_line(error)
+        ones = torch.ones(64, device=device)
+        launches = repeated(lambda: [torch.add(ones, ones) for _ in range(LAUNCHES)], device, share)
+    return {
+        "device": str(device),
+        "bytes_per_second": bandwidth,
+        "flops": flops,
+        "seconds_per_operation": (launches.seconds or 0) / LAUNCHES,
+        "why": why,
+    }
+
+
+def _bandwidth(device: torch.device, share: float) -> float:
+    """Bytes per second of STREAM's triad, which reads two arrays and writes a third one."""
+    n = min(ARRAY, free(device) // 16) // 4
+    a, b = torch.ones(n, device=device), torch.ones(n, device=device)
+    c = torch.empty_like(a)
+    lap = repeated(lambda: torch.add(a, b, alpha=2.0, out=c), device, share)
+    return 3 * a.nbytes / (lap.seconds or 1)
+
+
+def _flops(device: torch.device, share: float, precision: str) -> float:
+    """Operations per second of the smallest product of a power of two that takes long enough."""
+    dtype, generator = getattr(torch, precision), torch.Generator().manual_seed(0)
+
+    def product(size: int, seconds: float = 0.0) -> Lap:
+        a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+        return repeated(partial(torch.mm, a, b), device, seconds)
+
+    size = 256
+    while size < LARGEST and (product(size).seconds or 0) < LONG_ENOUGH:
+        size *= 2
+    return 2 * size**3 / (product(size, share).seconds or 1)

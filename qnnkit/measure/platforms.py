@@ -1,0 +1,206 @@
+"""Other machines: a table that anyone can edit, and how long an update takes there.
+
+A roofline over the whole update gives the shortest time on a processor. How far the step that was measured
+here is above the same line for this machine is carried over. The result is an estimate with a range.
+
+Reference: Williams, Waterman and Patterson (2009), Roofline, doi:10.1145/1498765.1498785.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+
+from qnnkit import checks, settings, workspace
+from qnnkit import device as devices
+from qnnkit.device import machine
+from qnnkit.measure.held import resident
+from qnnkit.measure.memory import Work
+
+OWN = Path(__file__).with_name("machines.yaml")
+HERE = "this machine"
+OF_MAC = 2 / 3
+"""Share of a Mac's memory that its GPU may hold."""
+FACTORS = {"published": 2.0, "estimated": 3.0}
+"""Basis of an estimate -> the factor by which it may be off, both ways. Chosen, not fitted."""
+FARTHEST = 4.0
+"""How far above or below its roofline a step may be for that to be carried over: a larger distance is a
+property of the processor it was measured on."""
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Tflops(settings.Base):
+    float32: Positive
+    bfloat16: Positive | None = None
+    float16: Positive | None = None
+
+
+class Processor(settings.Base):
+    bandwidth_gb_s: Positive
+    tflops: Tflops
+    overhead_us: Positive
+    source: str
+
+
+class Machine(settings.Base):
+    """A row; the head of machines.yaml says what each figure means."""
+
+    kind: Literal["cuda", "mac", "cpu"]
+    usable_gb: Positive
+    price_per_hour: float | None = Field(default=None, ge=0)
+    as_of: datetime.date
+    source: str
+    processors: dict[Literal["cpu", "mps", "cuda"], Processor] = Field(min_length=1)
+
+
+class Table(settings.Base):
+    """The machines of a plan."""
+
+    shown: tuple[str, ...] = Field(min_length=1)
+    machines: dict[str, Machine]
+
+    def note(self) -> str:
+        """Where figures and prices come from."""
+        rows = {name: self.machines[name] for name in self.shown if self.machines[name].price_per_hour}
+        dates = ", ".join(f"{name} {row.as_of}" for name, row in rows.items())
+        return (
+            "Figures of other machines are published ones or estimates, not measured by qnnkit; Macs of the "
+            f"table are taken to be yours. Prices as of: {dates or 'none'}; see machines.yaml."
+        )
+
+
+def load(prices: str | Path | None = None) -> Table:
+    """qnnkit's own table, with a table of the user's laid over it, figure by figure.
+
+    Args:
+        prices: The user's table; default: `machines.yaml` of the workspace, if it is there.
+
+    Raises:
+        ValueError: The table is not plain YAML, lacks a row or a figure, or a figure breaks its rule.
+        OSError: `prices` cannot be read.
+    """
+    path = workspace.home() / OWN.name if prices is None else workspace.place(prices)
+    values = checks.read_yaml(OWN, "machine table")
+    if prices is not None or path.is_file():
+        values = _over(values, checks.read_yaml(path, "machine table"))
+    try:
+        table = Table.model_validate(values)
+    except ValidationError as error:
+        loc, rule, value = settings.first_fault(error)
+        where = ".".join(str(part) for part in loc if part != "[key]")
+        step = f"This is in machine table `{path}`; the head of qnnkit's own table explains each figure."
+        raise ValueError(checks.message(where or path.name, rule, value, step)) from None
+    for name in table.shown:
+        checks.choice("shown", name, table.machines)
+    return table
+
+
+def _over(below: Any, above: Any) -> Any:
+    """`above`, with missing values taken from `below`."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    return {**below, **{name: _over(below.get(name), value) for name, value in above.items()}}
+
+
+# --- machines -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A machine, before a training is planned for it."""
+
+    name: str
+    kind: str
+    """ "cuda", "mac" or "cpu": a GPU only has to hold what it computes on, the others everything."""
+    usable: int
+    """Bytes that a training may use."""
+    price_per_hour: float | None = None
+    """US dollars."""
+    basis: str = "measured here"
+    """Where its times come from: that, or a key of FACTORS."""
+    figures: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    """Of each processor, as `measure.figures` returns them."""
+
+
+def this_machine(device: torch.device, price_per_hour: float | None = None) -> Spot:
+    """This machine: its free memory, of a Mac's GPU at most two thirds of the memory.
+
+    Args:
+        device: Where it computes.
+        price_per_hour: Of this machine; None counts as free, except on Colab, where it is unknown.
+    """
+    kind = {"cuda": "cuda", "mps": "mac"}.get(device.type, "cpu")
+    total, available = machine.memory()
+    usable = available + resident()  # a prediction counts this process as well
+    if kind == "mac":
+        usable = min(usable, OF_MAC * total)
+    if kind == "cuda":
+        usable = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    if price_per_hour is None and not devices.on_colab():
+        price_per_hour = 0.0
+    return Spot(HERE, kind, int(usable), price_per_hour)
+
+
+def spots(table: Table) -> list[Spot]:
+    """The machines of a table: its `shown` rows, in this order."""
+    found = []
+    for name in table.shown:
+        row = table.machines[name]
+        figures = [
+            {
+                "device": device,
+                "bytes_per_second": 1e9 * each.bandwidth_gb_s,
+                "flops": {precision: 1e12 * rate for precision, rate in each.tflops if rate},
+                "seconds_per_operation": 1e-6 * each.overhead_us,
+            }
+            for device, each in row.processors.items()
+        ]
+        usable = round(1e9 * row.usable_gb)
+        found.append(Spot(name, row.kind, usable, row.price_per_hour, "published", figures))
+    return found
+
+
+# --- times --------------------------------------------------------------------------------------------------
+
+
+def roofline(work: Work, figures: Mapping[str, Any], precision: str = "float32") -> float:
+    """The shortest time of an update, in seconds.
+
+    Arithmetic and traffic are added, since each operation of a training step is bound by one or the other. A
+    CPU launches its operations itself, so that comes on top; a GPU computes while the next are launched. A
+    precision without figures counts as float32.
+    """
+    rate = figures["flops"].get(precision) or figures["flops"]["float32"]
+    busy = work.flops / rate + work.bytes / figures["bytes_per_second"]
+    launching = work.operations * figures["seconds_per_operation"]
+    return busy + launching if figures["device"] == "cpu" else max(busy, launching)
+
+
+def calibration(
+    work: Work, precision: str, seconds: float | None, figures: Mapping[str, Any] | None
+) -> float | None:
+    """How many times as long as its roofline a step took here; None where that is not known."""
+    if seconds is None or figures is None:
+        return None
+    return min(max(seconds / roofline(work, figures, precision), 1 / FARTHEST), FARTHEST)
+
+
+def estimate(work: Work, precision: str, spot: Spot, calibrated: float | None) -> tuple[float, float, str]:
+    """Seconds of one update on a machine, the factor by which they may be off, and the quickest processor.
+
+    Args:
+        work: Of one update.
+        precision: That it computes in.
+        spot: The machine, with figures.
+        calibrated: As `calibration` returns it.
+    """
+    quickest = min(spot.figures, key=lambda each: roofline(work, each, precision))
+    seconds = (calibrated or 1.0) * roofline(work, quickest, precision)
+    return seconds, FACTORS["estimated" if calibrated is None else spot.basis], quickest["device"]
