@@ -135,7 +135,7 @@ def fitted(task):
 
 
 def test_the_kits_own_tasks_stay_as_they_are():
-    kit = Classification(), tasks.Contrastive(), tasks.Language(), tasks.Music(), tasks.OwnLoss()
+    kit = Classification(), tasks.Contrastive(), tasks.Language(), tasks.Music()
     for task in (*kit, Own(Regression())):
         assert complete(task) is task
 
@@ -258,7 +258,7 @@ def test_a_task_that_shows_nothing_shows_what_its_data_allow():
     losses = [task(net, batch).loss.item() for batch in given.batches("test", 1, shuffle=False)]
     assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]
     digits = data.load("digits", train_fraction=0.1)
-    assert [each.name for each in tasks.OwnLoss().preview(digits)] == ["01_classes", "01_balance"]
+    assert [each.name for each in task.preview(digits)] == ["01_classes", "01_balance"]
 
 
 def test_only_what_is_named_is_given():
