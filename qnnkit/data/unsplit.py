@@ -93,7 +93,7 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
         labels = torch.as_tensor(np.asarray(names, np.float32))
     sources = tuple(f"{place.name}/{row}" for row in range(len(labels)))
     if is_image:
-        samples = _pixels("images", samples) if isinstance(samples, np.ndarray) else samples
+        samples = _pixels(samples) if isinstance(samples, np.ndarray) else samples
         pixels = torch.from_numpy(np.stack([_fitted(each, about) for each in samples]))
         pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
         parts: dict[str, Any] = dict.fromkeys(SPLITS, ImageSet(pixels, labels, sources))
