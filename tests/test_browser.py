@@ -152,7 +152,7 @@ def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, home: Path) ->
     widgets = page.locator("img.widget-image")
     _finished(page, widgets.nth(3))
     _kept(page, "02_gradient_check.png")
-    assert (pictures.count(), widgets.count()) == (7, 4)
+    assert (pictures.count(), widgets.count()) == (5, 4)
     outputs = page.locator(".jp-OutputArea-output")
     cut = outputs.evaluate_all("all => all.map(o => o.scrollWidth - o.clientWidth).filter(over => over > 1)")
     assert cut == [], "an output is wider than its place"

@@ -415,7 +415,7 @@ def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):
     assert list(runs.train_all(again)) == [final] and len(spoken(run)) == 1
 
 
-@pytest.mark.parametrize("when", ["seen_by", "_test"])
+@pytest.mark.parametrize("when", ["seen_by", "tested"])
 def test_a_run_tells_it_before_and_after_the_epochs_too(tmp_path, monkeypatch, when):
     fail = raises(torch.OutOfMemoryError("CUDA out of memory."))
     run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)

@@ -178,7 +178,8 @@ class Crew:
         asked = run.config.threads
         # Beside others nothing is measured: a run without a number of its own takes its share.
         threads = min(self.pool.threads, asked if isinstance(asked, int) else self.pool.threads)
-        settings = [word for each in (*run.words, f"threads={threads}") for word in ("--set", each)]
+        others = [word for word in run.words if not word.startswith("threads=")]
+        settings = [word for each in (*others, f"threads={threads}") for word in ("--set", each)]
         job = task.Job(
             id=run.id,
             folder=str(run.folder),
