@@ -4,6 +4,7 @@ import importlib.machinery
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -175,6 +176,8 @@ OWN_NAMES = """
     tokenizer: str = "mine"
     pretrained: str = "mine"
     part: str = "left"
+    dataset: str = "flat_folder"
+    label_pattern: str = "("
 """
 
 
@@ -184,6 +187,9 @@ def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(ho
     run, [final] = trained(home)
     assert run.config.circuit == "data_reuploading" and run.config.of_kit("circuit") is None
     assert runs.export(run).name == "model" and final["net"] == "hybrid"
+    np.savez("more.npz", inputs=np.full((4, 3), 0.5, np.float32), targets=np.ones(4, np.float32))
+    found = runs.evaluate("runs/one", "more.npz", recipe="mine.py")
+    assert (found["samples"], found["score"]) == (4, "r2") and np.isfinite(found["r2"])
 
 
 def test_noise_that_was_not_measured_is_not_said_to_be_low(home):  # noqa: F811

@@ -102,9 +102,8 @@ def _tokenizer(
         if length > made.model_max_length:
             rule = f"be at most {made.model_max_length:,}, the longest that this tokenizer's model takes"
             raise ValueError(checks.message("sequence_length", rule, length, "Use fewer tokens."))
-    if not made.chat_template and any(document.messages for part in parts.values() for document in part):
-        made.chat_template = tokenizers.PLAIN_CHAT
-        notes.append("The tokenizer has no chat template: chats are written as `User:` and `Assistant:`.")
+    if any(document.messages for part in parts.values() for document in part):
+        notes += tokenizers.with_chat_template(made)
     return made, notes
 
 

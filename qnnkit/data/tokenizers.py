@@ -91,6 +91,14 @@ def loaded(name: str | Path) -> Any:
     return tokenizer
 
 
+def with_chat_template(tokenizer: Any) -> list[str]:
+    """Gives a tokenizer without a chat template a plain one; a sentence on it, if it had none."""
+    if tokenizer.chat_template:
+        return []
+    tokenizer.chat_template = PLAIN_CHAT
+    return ["The tokenizer has no chat template: chats are written as `User:` and `Assistant:`."]
+
+
 def _read(name: str | Path) -> Any:
     from transformers import AutoTokenizer
 

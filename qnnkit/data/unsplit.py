@@ -19,8 +19,6 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 PAIRS = ("test_images test_labels", "x_test y_test", "images labels", "inputs targets", "x y")
 """What the arrays of samples and labels may be called in an .npz file; a test part comes first."""
-PATTERN = r"(\d+)$"
-"""The label in the name of a file of a flat folder, where no other pattern is given."""
 
 
 def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
@@ -44,9 +42,8 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
 
 def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
     documents, notes = text_files.documents(root)
-    if not tokenizer.chat_template and any(document.messages for document in documents):
-        tokenizer.chat_template = tokenizers.PLAIN_CHAT
-        notes.append("The tokenizer has no chat template: chats are written as `User:` and `Assistant:`.")
+    if any(document.messages for document in documents):
+        notes += tokenizers.with_chat_template(tokenizer)
     encoded = [(document.name, encode(document, tokenizer)) for document in documents]
     answered = [(name, *both) for name, both in encoded if both is not None]
     if n := len(encoded) - len(answered):

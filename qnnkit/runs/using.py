@@ -16,6 +16,7 @@ from torch import nn
 from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import music_files, tokenizers, unsplit
+from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
@@ -136,9 +137,9 @@ def export(run: Run) -> Path:
     splits: Any = run.splits
     if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
         return write_model(run, net)
-    place = run.folder / ("adapter" if getattr(run.config, "adapter", None) else "model")
+    place = run.folder / ("adapter" if run.config.of_kit("adapter") else "model")
     settings, score = run.asked.model_dump(mode="json") | {"sequence_length": splits.length}, run.score
-    facts = {"data": Path(str(getattr(run.config, "data_dir", None) or splits.name)).name}
+    facts = {"data": Path(str(run.config.of_kit("data_dir") or splits.name)).name}
     facts |= {"recipe": run.recipe.name, "net": f"{run.nets[0]}, seed {run.config.seed}"}
     row = run.tested().get((run.nets[0], run.config.seed), {})
     if (value := row.get(f"test_{score.name}")) is not None:
@@ -276,8 +277,8 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
             step = "Use qnnkit predict, or the report of a run on these data."
             raise NotImplementedError(checks.message("run_dir", "be of labels or tokens", str(run_dir), step))
         else:
-            flat = unsplit.PATTERN if getattr(settings, "dataset", "") == "flat_folder" else None
-            splits = unsplit.labelled(root, about, getattr(settings, "label_pattern", None) or flat)
+            flat = LAST_NUMBER if settings.of_kit("dataset") == "flat_folder" else None
+            splits = unsplit.labelled(root, about, settings.of_kit("label_pattern") or flat)
     batches = splits.batches("test", BATCH, shuffle=False)
     numbers = tested(net, task, batches, splits, device.choose("auto"), None)
     counted, score = getattr(task, "counted", "samples"), task.score
