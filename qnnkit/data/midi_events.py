@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ _SIZES |= {"velocity": 128, "patch": 128, "controller": 128, "value": 128}
 SIZES = {"v1": _SIZES | {"bpm": 256}, "v2": _SIZES | {"bpm": 384, "nn": 16, "dd": 4, "sf": 15, "mi": 2}}
 """Version -> parameters in the order of their tokens -> how many values each has."""
 PAD, BOS, EOS, WIDTH = 0, 1, 2, 8
+FILE = "midi_events.json"
 DRUMS, GRID, TICKS = 9, 16, 480
 """Channel of drums; times in a quarter; ticks of a quarter in what is decoded."""
 STEP = 4
@@ -70,18 +71,26 @@ class MidiEvents:
     """
 
     version: str = "v2"
+    width: ClassVar[int] = WIDTH
+    bos: ClassVar[int] = BOS
+    pad: ClassVar[int] = PAD
 
     def __post_init__(self) -> None:
         checks.choice("version", self.version, EVENTS)
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> MidiEvents | None:
-        """The tokenizer of a model's folder, by its config.json; None if it holds another kind of model."""
-        content = workspace.read_json(Path(folder).expanduser() / "config.json")
-        if not isinstance(content, dict) or content.get("model_type") != "midi_model":
-            return None
-        known = content.get("tokenizer") or {}
-        return cls(known.get("version", "v2"))
+        """The tokenizer of a model's config.json, or of an adapter's folder; None if it is of another kind."""
+        for name in ("config.json", FILE):
+            content = workspace.read_json(Path(folder).expanduser() / name)
+            if isinstance(content, dict) and content.get("model_type") == "midi_model":
+                return cls((content.get("tokenizer") or {}).get("version", "v2"))
+        return None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes which version it is into a folder, of an adapter too."""
+        content = {"model_type": "midi_model", "tokenizer": {"version": self.version}}
+        workspace.write_json(Path(folder) / FILE, content)
 
     @cached_property
     def kinds(self) -> dict[str, int]:
@@ -105,6 +114,16 @@ class MidiEvents:
             kind: (*(self.tokens[name] for name in names), *padding)[: WIDTH - 1]
             for kind, names in kinds.items()
         }
+
+    @cached_property
+    def borders(self) -> frozenset[int]:
+        """Tokens at which a block may begin: those of kinds, with which rows begin."""
+        return frozenset(self.kinds.values())
+
+    @property
+    def pitches(self) -> range:
+        """Tokens of the pitches, drums' too, from the lowest on."""
+        return self.tokens["pitch"]
 
     def __len__(self) -> int:
         return max(tokens.stop for tokens in self.tokens.values())
@@ -170,8 +189,37 @@ class MidiEvents:
             score.tracks.append(track)
         return score
 
+    def first_bars(self, ids: Sequence[int], n_bars: int) -> int:
+        """How many of the tokens are before the end of the bar `n_bars`, of four quarters each."""
+        if len(ids) % WIDTH:  # in the midst of an event
+            return len(ids)
+        waits = torch.tensor(ids).view(-1, WIDTH)[:, 1] - self.tokens["time1"].start
+        after = (waits.clamp(min=0).cumsum(0) >= 4 * n_bars).nonzero()  # marks do not wait
+        return WIDTH * int(after[0]) if len(after) else len(ids)
+
+    def is_pitch(self, ids: Tensor) -> Tensor:
+        """Which tokens are pitches of notes but drums, in rows of shape (n, length)."""
+        before = ids.roll(1, dims=1)  # the channel
+        return (
+            (ids >= self.pitches.start)
+            & (ids < self.pitches.stop)
+            & (before != self.tokens["channel"][DRUMS])
+        )
+
+    def shifted(self, ids: Tensor, shift: Tensor) -> Tensor:
+        """Rows with notes so many semitones, (n, 1), higher, and key signatures with them; drums stay."""
+        new = ids + shift * self.is_pitch(ids)
+        if "sf" not in self.tokens:
+            return new
+        is_key = ids.roll(4, dims=1) == self.kinds["key_signature"]
+        sharps = ids - self.tokens["sf"][7]
+        key = (7 * (7 * sharps + shift)) % 12  # a semitone is seven fifths
+        is_minor = ids.roll(-1, dims=1) == self.tokens["mi"][1]
+        key = torch.where((key > 6) | (is_minor & (key > 4)), key - 12, key)
+        return torch.where(is_key, self.tokens["sf"][7] + key, new)
+
     def allowed(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """A logits processor of transformers: -inf where a token cannot go on with its row.
+        """A logits processor of transformers: -inf where a token cannot go on with its row, or is an end.
 
         Args:
             ids: Rows so far, the last one maybe in part; of shape (batch, n).
@@ -179,7 +227,7 @@ class MidiEvents:
         """
         place, forbidden = ids.shape[1] % WIDTH, torch.ones_like(scores, dtype=torch.bool)
         if place == 0:
-            forbidden[:, [EOS, *self.kinds.values()]] = False
+            forbidden[:, [*self.kinds.values()]] = False
         else:
             for i, kind in enumerate(ids[:, -place].tolist()):
                 these = self.rows[kind][place - 1]
