@@ -116,7 +116,7 @@ def of_recipe(config: Settings, splits: Any) -> Workload:
     def build(config: Settings, traced: bool) -> nn.Module:
         # PennyLane's devices need numbers; of a language model only the configuration is read.
         own = config.model_copy(update={"backend": "batched"}) if traced else config
-        return recipes.made(own, splits, "", config.seed, bare="shapes" if traced else False)
+        return recipes.made(own, splits, "", config.seed, bare=traced)
 
     net, parts, notes = build(config, True), [splits.split(name) for name in SPLITS], []
     tensors = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
@@ -126,7 +126,7 @@ def of_recipe(config: Settings, splits: Any) -> Workload:
     bare = any(weight.is_meta for weight in net.parameters())
     if not bare:
         some = features.training_batch(net, batch, config, n_all)
-        if some is not batch and some[0] is not batch[0]:
+        if some is not batch:
             data_bytes += n_all * some[0][0].nbytes
             notes.append("The frozen part is computed once, before the first epoch: not part of this time.")
     if config.backend not in ("auto", "batched"):
