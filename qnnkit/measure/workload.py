@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from qnnkit import checks, recipes, train
 from qnnkit.data.batches import DictBatches
@@ -93,13 +94,7 @@ def take(samples: Any, n: int) -> Any:
         >>> take((torch.arange(3), {"label": torch.zeros(3)}), 5)[0].tolist()
         [0, 1, 2, 0, 1]
     """
-    if isinstance(samples, Tensor):
-        return samples[torch.arange(n, device=samples.device) % len(samples)]
-    if isinstance(samples, Mapping):
-        return {name: take(part, n) for name, part in samples.items()}
-    if isinstance(samples, list | tuple):
-        return type(samples)(take(part, n) for part in samples)
-    return samples
+    return tree_map_only(Tensor, lambda one: one[torch.arange(n, device=one.device) % len(one)], samples)
 
 
 def of_recipe(config: Settings, splits: Any) -> Workload:
