@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from qnnkit import cli, runs, tasks
-from qnnkit.data import music_files
+from qnnkit.data import music_files, music_tokens
 from qnnkit.runs import export
 from qnnkit.runs.using import prediction_lines, predictor
 from qnnkit.tasks import pictures
@@ -175,7 +175,7 @@ def test_a_piece_is_gone_on_with(home):
     assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
     assert round(after.tempos[0].qpm) == 87
     found = runs.evaluate("runs/one", begun)
-    tokenizer = music_files.tokenizer(home / "runs/one/model")
+    tokenizer = music_tokens.tokenizer(home / "runs/one/model")
     n = (
         len(tokenizer.encode(music_files.of_midi(begun.read_bytes())).ids) + 1
     )  # and the end, but no beginning

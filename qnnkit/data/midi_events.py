@@ -80,7 +80,7 @@ class MidiEvents:
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> MidiEvents | None:
-        """The tokenizer of a model's config.json, or of an adapter's folder; None if it is of another kind."""
+        """The tokenizer that a model's or adapter's folder names; None if it is of another kind."""
         for name in ("config.json", FILE):
             content = workspace.read_json(Path(folder).expanduser() / name)
             if isinstance(content, dict) and content.get("model_type") == "midi_model":

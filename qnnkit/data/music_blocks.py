@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from qnnkit import checks
-from qnnkit.data import duplicates, music_files, remi
+from qnnkit.data import duplicates, music_files, music_tokens
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.duplicates import Content
 from qnnkit.data.music_files import Piece
@@ -30,7 +30,7 @@ class Transposition:
 
     Args:
         most: Semitones, up or down.
-        tokens: How music is written, as `remi.writing` gives it.
+        tokens: How music is written, as `music_tokens.writing` gives it.
         seed: With the epoch, all that the shifts depend on.
     """
 
@@ -96,8 +96,8 @@ def music(
     for name, value, most in (("overlap", overlap, sequence_length // 2), ("transpose", transpose, 12)):
         if not 0 <= value <= most:
             raise ValueError(checks.message(name, f"lie in 0..{most}", value, "Leave it out for the usual."))
-    kept = remi.tokenizer(tokenizer, tokens)
-    written = remi.writing(kept)
+    kept = music_tokens.tokenizer(tokenizer, tokens)
+    written = music_tokens.writing(kept)
     if sequence_length % written.width:
         rule, step = f"be a multiple of {written.width}", "An event has so many tokens."
         raise ValueError(checks.message("sequence_length", rule, sequence_length, step))
@@ -126,7 +126,7 @@ def in_blocks(
 
     Args:
         piece: One with a note.
-        written: As `remi.writing` gives it.
+        written: As `music_tokens.writing` gives it.
         length: Tokens of a block.
         overlap: Tokens that two training blocks share at least, all of them predicted; None as in the test
             split, where every token of a piece but the first ones is predicted once.
@@ -159,7 +159,7 @@ def not_held(lost: Counter[str]) -> list[str]:
 
 def first_pieces(splits: TokenSplits, split: str, n: int, n_bars: int) -> list[Piece]:
     """The first bars of some pieces of a split, as far as their first block goes: to show and to go on."""
-    part, written, pieces = splits.split(split), remi.writing(splits.tokenizer), []
+    part, written, pieces = splits.split(split), music_tokens.writing(splits.tokenizer), []
     rows = (part.input_ids[:, 0] == written.bos).nonzero().flatten().tolist()
     for row in rows[:: max(1, len(rows) // n)][:n]:
         ids = part.input_ids[row].tolist()

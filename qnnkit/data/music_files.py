@@ -1,6 +1,6 @@
 """Pieces of music as people have them, MIDI files or JSON of 16ths by composer, and their tokens.
 
-symusic reads and writes MIDI; `remi` and `midi_events` turn a score into tokens and back.
+symusic reads and writes MIDI; `music_tokens` and `midi_events` turn a score into tokens and back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from qnnkit import checks, words, workspace
+from qnnkit import checks, words
 from qnnkit.data import fetch, places
 from qnnkit.data.folders import SIDES
 

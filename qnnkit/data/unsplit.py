@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data import fetch, music_blocks, music_files, places, remi, text_files, tokenizers
+from qnnkit.data import fetch, music_blocks, music_files, music_tokens, places, text_files, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, _pixels, _read
 from qnnkit.data.images import fit, read
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits
@@ -59,7 +59,7 @@ def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list
 def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
     """As the test split of `data.music` has them: every token of a piece but its first counts once."""
     pieces, notes = music_files.collect(root)
-    found = [music_blocks.in_blocks(piece, remi.writing(tokenizer), length) for piece in pieces]
+    found = [music_blocks.in_blocks(piece, music_tokens.writing(tokenizer), length) for piece in pieces]
     lost = sum((without for *_, without in found), Counter())
     return music_blocks.together([part for part, *_ in found]), notes + music_blocks.not_held(lost)
 

@@ -70,8 +70,8 @@ class Table(settings.Base):
         """Where figures and prices come from."""
         dates = [row.as_of for row in map(self.machines.__getitem__, self.shown) if row.price_per_hour]
         return (
-            "Figures of other machines are published ones or estimates, not measured by qnnkit; Macs are taken "
-            f"to be yours. The oldest price is of {min(dates, default='-')}; see machines.yaml."
+            "Figures of other machines are published ones or estimates, not measured by qnnkit; Macs are "
+            f"taken to be yours. The oldest price is of {min(dates, default='-')}; see machines.yaml."
         )
 
 

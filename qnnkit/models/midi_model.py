@@ -24,6 +24,7 @@ from transformers import (  # noqa: TID253  imported where such a model is
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: TID253
 
+from qnnkit import checks
 from qnnkit.data.midi_events import PAD, WIDTH, MidiEvents
 
 # hidden size, layers, heads and inner size of `net`; `net_token` has a quarter of the last three
@@ -172,11 +173,11 @@ def config_of(size: str, *, version: str = "v2", length: int | None = None) -> M
     """The configuration of a model of a named size, one of SIZES.
 
     Args:
-        size: "medium" and "large" are those of the published models.
+        size: One of SIZES; "medium" and "large" are those of the published models.
         version: Of its tokenizer, "v1" or "v2".
         length: Most tokens that it sees at once; None takes 32,768, which are 4,096 events.
     """
-    hidden, layers, heads, inner = SIZES[size]
+    hidden, layers, heads, inner = SIZES[checks.choice("size", size, SIZES)]
     common: dict[str, Any] = {
         "vocab_size": len(MidiEvents(version)),
         "hidden_size": hidden,

@@ -15,7 +15,7 @@ from torch import nn
 
 from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
-from qnnkit.data import remi, tokenizers, unsplit
+from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models import causal_lm
@@ -199,7 +199,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
         model = adapters.load(model, folder)
     else:
         model = causal_lm(folder)
-    read = remi.tokenizer if remi.is_music(folder) else tokenizers.loaded
+    read = music_tokens.tokenizer if music_tokens.is_music(folder) else tokenizers.loaded
     tokens: Any = read(folder)
     longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
     length = settings.get("sequence_length") or min(LENGTH, longest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from qnnkit import checks, workspace
-from qnnkit.data import music_files, remi
+from qnnkit.data import music_files, music_tokens
 from qnnkit.data.music_blocks import first_pieces
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.tasks.language import Language, continuation, evaluate, fewer, token_counts
@@ -139,7 +137,7 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, 
         FloatingPointError: The model gives numbers that are not finite.
     """
     checks.positive("n_bars", n_bars)
-    written = remi.writing(tokenizer)
+    written = music_tokens.writing(tokenizer)
     given = written.encode(prompt)[0][: -written.width]  # without its end
     tokens = continuation(
         model,
