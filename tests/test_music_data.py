@@ -345,7 +345,6 @@ def block_of(score) -> TokenSet:
 
 
 def test_transposition_shifts_pitches_and_leaves_drums():
-    first = TOKENS["Pitch_0"]
     change, seen = Transposition(5, writing(TOKENS), 7), set()
     blocks = block_of(with_drums([Note(0, 24, 60, 64), Note(24, 24, 67, 64)]))
     for epoch in range(60):

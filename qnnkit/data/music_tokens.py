@@ -154,6 +154,11 @@ def is_music(folder: Path) -> bool:
     return is_remi or MidiEvents.of_folder(folder) is not None
 
 
+def are_music(tokens: Any) -> bool:
+    """Whether a tokenizer is one of music."""
+    return isinstance(tokens, MidiEvents) or type(tokens).__module__.startswith("miditok.")
+
+
 def writing(tokens: Any) -> Remi | MidiEvents:
     """What the kit asks of a tokenizer of music, of either kind."""
     return tokens if isinstance(tokens, MidiEvents) else Remi(tokens)

@@ -33,8 +33,7 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
     Raises:
         ValueError, OSError: It cannot be read, or there is no token to predict.
     """
-    is_music = not hasattr(tokenizer, "eos_token_id")
-    blocks, notes = (_music if is_music else _text)(root, tokenizer, length)
+    blocks, notes = (_music if music_tokens.are_music(tokenizer) else _text)(root, tokenizer, length)
     if not blocks.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
     parts = dict.fromkeys(SPLITS, blocks)

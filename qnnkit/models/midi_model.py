@@ -42,6 +42,8 @@ class MidiConfig(PreTrainedConfig):
     """The config.json of a `midi_model`: its tokenizer, and the configurations of its two Llamas."""
 
     model_type = "midi_model"
+    usual_targets: ClassVar[list[str]] = ["q_proj", "v_proj"]
+    """Layers that an adapter changes where none are named: of both Llamas those that PEFT takes of one."""
     sub_configs: ClassVar[dict[str, Any]] = {"net_config": LlamaConfig, "net_token_config": LlamaConfig}
 
     def __init__(

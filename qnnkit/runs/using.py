@@ -331,6 +331,12 @@ def prediction_lines(row: Mapping[str, Any]) -> Iterator[str]:
         said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in best)
     else:
         said = _short(row.get("text", row.get("file", output)))
+        speeds = [
+            f"{row[f'{of}_per_second']:.0f} {of}/s"
+            for of in ("tokens", "events")
+            if f"{of}_per_second" in row
+        ]
+        said += f" ({', '.join(speeds)})" if speeds else ""
     yield f"{told}: {said}" if told else said
     yield from (f"  Note: {note}" for note in row.get("notes", ()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,9 +115,14 @@ class Music(Language):
                 pieces, notes = music_files.collect(str(each))
             for piece in pieces:
                 target = Path(each).expanduser().with_name(f"{piece.name}.continued.mid")
-                score = continue_piece(net, about.tokenizer, piece.score)
+                start = time.perf_counter()
+                score, n_tokens = _continued(net, about.tokenizer, piece.score)
+                speed = n_tokens / (time.perf_counter() - start)
                 workspace.write_bytes(target, score.dumps_midi())
-                yield {"input": str(each), "file": str(target)} | ({"notes": notes} if notes else {})
+                row: dict[str, Any] = {"input": str(each), "file": str(target), "tokens_per_second": speed}
+                if (width := music_tokens.writing(about.tokenizer).width) > 1:
+                    row["events_per_second"] = speed / width
+                yield row | ({"notes": notes} if notes else {})
 
 
 def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, **settings: Any) -> Any:
@@ -136,6 +142,13 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, 
         ValueError: A setting is out of range, or the model has fewer tokens.
         FloatingPointError: The model gives numbers that are not finite.
     """
+    return _continued(model, tokenizer, prompt, n_bars, **settings)[0]
+
+
+def _continued(
+    model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, **settings: Any
+) -> tuple[Any, int]:
+    """As `continue_piece`; and how many tokens the model wrote."""
     checks.positive("n_bars", n_bars)
     written = music_tokens.writing(tokenizer)
     given = written.encode(prompt)[0][: -written.width]  # without its end
@@ -148,7 +161,7 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, 
         enough=lambda new: written.first_bars(new, n_bars) < len(new),
         **settings,
     )
-    return written.decode(given + tokens[: written.first_bars(tokens, n_bars)])
+    return written.decode(given + tokens[: written.first_bars(tokens, n_bars)]), len(tokens)
 
 
 def synthesise(score: Any, *, rate: int = 22050) -> np.ndarray:
