@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import struct
 import zipfile
 from collections import Counter
@@ -11,7 +12,11 @@ from collections import Counter
 import pytest
 import torch
 
+from qnnkit import report, runs, tasks
 from qnnkit.data.midi_events import BOS, EOS, EVENTS, SIZES, WIDTH, MidiEvents
+from qnnkit.data.music_blocks import Transposition, in_blocks, music
+from qnnkit.data.music_files import Piece
+from qnnkit.data.tokens import IGNORED
 from tests import toys
 
 pytest.importorskip("symusic")
@@ -286,3 +291,95 @@ def test_the_published_size_has_the_published_names_and_shapes():
     assert weights["net_token.layers.2.mlp.gate_proj.weight"] == (1024, 1024)
     assert weights["net_token.embed_tokens.weight"] == (3406, 1024)
     assert not [name for name in weights if "layers.12" in name or "token.layers.3" in name]
+
+
+# --- blocks, runs and adapters
+
+
+def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events():
+    events, score = MidiEvents(), midi(1, track(*NOTE * 40), track(*NOTE * 40))
+    ids, _ = events.encode(score)
+    part, _, _ = in_blocks(Piece("a", "b", score), events, 10 * WIDTH)
+    predicted = part.input_ids[part.labels != IGNORED].tolist()
+    assert predicted == [token for token in ids[WIDTH:] if token != 0]
+    assert {*part.input_ids[:, 0].tolist()} <= {BOS, *events.kinds.values()}
+    assert (part.labels[:, :WIDTH] == IGNORED).all(), "nothing is before the first event"
+
+
+def test_training_blocks_in_other_keys_move_notes_and_keys_but_no_drums():
+    events, score = MidiEvents(), midi(0, track(*SMALL))
+    part, _, _ = in_blocks(Piece("a", "b", score), events, 12 * WIDTH, 0)
+    change, shifts = Transposition(5, events), set()
+    for epoch in range(40):
+        moved = change(part, epoch)
+        before, after = (_rows(each.input_ids[0].tolist()) for each in (part, moved))
+        [shift] = {b[5] - a[5] for a, b in zip(before, after, strict=True) if a[0] == 3 and a[4] != 2329 + 9}
+        shifts.add(shift)
+        assert all(a == b for a, b in zip(before, after, strict=True) if a[0] not in (3, 8) or a[4] == 2338)
+        [flats] = [row[4] - 3389 - 7 for row in after if row[0] == 8]
+        assert (7 * flats) % 12 == (7 * -1 + shift) % 12, "as many semitones in fifths"
+        assert torch.equal(moved.labels != IGNORED, part.labels != IGNORED)
+        assert (moved.labels[moved.labels != IGNORED] == moved.input_ids[moved.labels != IGNORED]).all()
+    assert shifts == {*range(-5, 6)}
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pieces")
+    for composer, first in (("ann", 60), ("bob", 48)):
+        (folder / composer).mkdir()
+        for i in range(8):
+            notes = [(w, [0x90, first + (i + n) % 7, v]) for n in range(24) for w, v in ((0, 90), (24, 0))]
+            midi(0, track((0, [0xC0, 40]), *notes)).dump_midi(folder / composer / f"{i}.mid")
+    return folder
+
+
+TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_base_is_trained_stopped_gone_on_with_adapted_and_judged(pieces, tmp_path, monkeypatch):
+    def base(folder):
+        given = {"data_dir": str(pieces), "tokens": "midi_v2", "epochs": 1, "save_every_steps": 1, **TINY}
+        run = runs.open_run(tmp_path / folder, "music_llama", **given)
+        list(runs.train_all(run))
+        return run
+
+    def killed(task, model, batch, step=tasks.Language.__call__, calls=itertools.count(1)):  # noqa: B008
+        if next(calls) == 3:
+            raise RuntimeError("killed")
+        return step(task, model, batch)
+
+    whole = base("whole")
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(tasks.Music, "__call__", killed)
+        base("parts")
+    weights = [runs.trained(run).state_dict() for run in (whole, base("parts"))]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    report.finish(whole)
+
+    given = {"data_dir": str(pieces), "pretrained": str(whole.folder / "model"), "composers": ["ann"]}
+    given |= {"controls": ["lora"], "adapter_weights": 600, "n_seeds": 2, "epochs": 1}
+    run = runs.open_run(tmp_path / "adapters", "music_adapter", **given, **TINY)
+    list(runs.train_all(run))
+    report.finish(run)
+    finals = run.finals()
+    assert {"test_loss_on_ann", "test_base_on_bob"} <= {*finals}
+    net = runs.trained(run)
+    adapted = {name.split(".")[2] for name, each in net.named_parameters() if each.requires_grad}
+    assert adapted == {"net", "net_token"}, "both Llamas"
+    shutil.copy(pieces / "ann" / "0.mid", tmp_path / "begun.mid")
+    [row] = runs.predict(run.folder, [tmp_path / "begun.mid"])
+    assert row["events_per_second"] == pytest.approx(row["tokens_per_second"] / WIDTH)
+    assert runs.evaluate(run.folder, pieces / "bob")["loss"] > 0
+
+
+def test_a_block_that_cuts_events_is_refused(pieces):
+    with toys.refused("sequence_length", ValueError):
+        music(pieces, tokens="midi_v1", sequence_length=100)
+    splits = music(pieces, tokens="midi_v1", sequence_length=64)
+    assert splits.sizes == {"vocabulary": 3239, "length": 64, "events": "v1"}
+    with pytest.raises(ValueError, match=r"`size` must be .* The choices are tiny, small, medium, large"):
+        runs.open_run(
+            pieces.parent / "run", "music_llama", data_dir=str(pieces), tokens="midi_v1", size="3b", **TINY
+        ).build("hybrid", 0)
