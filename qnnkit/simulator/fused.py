@@ -86,7 +86,7 @@ class Fused:
         self.as_list = True
         """Whether the QNode returns a list, not a tuple, where the program is all of it."""
         self.prepared = circuit.prepared
-        self.is_given = self.prepared is not None and self.prepared.amplitudes is None
+        self.is_given = circuit.is_given
         if self.prepared is not None and self.prepared.amplitudes is not None:
             self.fixed = self._put(self.prepared.amplitudes)
         numbers = list(enumerate(self.arguments))[self.is_given :]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import OrderedDict
@@ -16,15 +17,16 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.circuit import ONE_AT_A_TIME, Circuit, apart, composed, taken
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, Circuit, apart, circuit
 from qnnkit.simulator.fused import Argument, Fused
-from qnnkit.simulator.gates import NotFusable
+from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.queueing import (
     ALWAYS_IN_PARTS,
     Structure,
     check,
     queue,
+    rebound,
     replayed,
     structure,
     transformed,
@@ -167,28 +169,41 @@ class Programs:
         if form in self._pure or len(self._pure) >= MOST_FORMS:  # in vain, or its angles are large now
             return
 
-        def record(arguments: Sequence[Tensor]) -> Structure:
+        def record(arguments: Sequence[Tensor]) -> Sequence[Any]:
             tape, _ = queue(self.qnode, dict(zip(named, arguments, strict=True)))
-            return structure(transformed(self.qnode, tape)[0][0], self._in_parts)
+            return transformed(self.qnode, tape)[0][0].operations
 
         self._pure[form] = None
         try:
-            made, of_numbers = self._taken(tape)
+            check(self.qnode, structure(tape, self._in_parts))
             shapes = [tuple(each.shape) for each in (rows, *weights.values())]
-            own = composed(of_numbers, made.key, record, shapes)
+            batch = len(rows) if rows.ndim == 2 else None
+            found = circuit(record, shapes, tape.measurements, self.qnode.device.wires, batch)
+            if found.is_given:
+                raise NotFusable("its first state depends on its arguments")
         except (NotFusable, Unkeyable) as reason:
             self.why_queued = str(reason)
             return
         arguments = [Argument(rows.shape[-1], True), *(Argument(w.numel(), False) for w in weights.values())]
-        program = self._pure[form] = self._program(own, arguments, rows)
+        program = self._pure[form] = self._program(found, arguments, rows)
         program.as_list = as_list
 
-    def _taken(self, tape: Any) -> tuple[Structure, Circuit]:
-        """The structure and the circuit of a tape, which PennyLane would run."""
-        made, found = taken(lambda: structure(tape, self._in_parts), self._in_parts, self.qnode.device.wires)
-        with qp.QueuingManager.stop_recording():
-            check(self.qnode, made)
-        return made, found
+    def _of_leaves(self, tape: Any) -> tuple[Structure, Circuit]:
+        """A tape's structure, and its circuit as a function of its leaves, but for amplitudes.
+
+        Operators that do not serve as a whole are decomposed with the numbers of each call from now on.
+        """
+        while True:
+            made = structure(tape, self._in_parts)
+            n_given = int(any(made.shapes[:1]) and isinstance(made.operations[0], qp.StatePrep))
+            record = functools.partial(rebound, made, made.leaves[:n_given])
+            shapes = [*itertools.chain(*made.shapes)][n_given:]
+            try:
+                return made, circuit(record, shapes, made.measurements, self.qnode.device.wires)
+            except TakeApart as reason:
+                if reason.name in self._in_parts:
+                    raise
+                self._in_parts.add(reason.name)
 
     def _program(self, circuit: Circuit, arguments: Sequence[Argument], rows: Tensor) -> Fused:
         with apart():
@@ -252,10 +267,11 @@ class Programs:
             found = None
         if found is None and (is_known or is_early):
             try:
-                made, circuit = self._taken(tape)
+                check(self.qnode, made)
+                made, own = self._of_leaves(tape)
                 sizes = map(math.prod, itertools.chain(*made.shapes))
                 arguments = list(map(Argument, sizes, made.batched))
-                key, found = self._key(made, rows), self._program(circuit, arguments, rows)
+                key, found = self._key(made, rows), self._program(own, arguments, rows)
             except NotFusable as reason:
                 found = str(reason)
         self._fused[key] = found

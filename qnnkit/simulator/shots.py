@@ -16,7 +16,6 @@ Reference: Schuld et al. (2019), arXiv:1811.11184; Wierichs et al. (2022), arXiv
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -73,9 +72,8 @@ class Sampled:
         self.program, self.measurements, self.shots, self.generator = program, measurements, shots, generator
         circuit = program.circuit
         self.rules = [_rule(gate.form.rates) for gate in circuit.gates if isinstance(gate.form, Turn)]
-        n = len(circuit.offset)
-        own = dataclasses.replace(circuit, matrix=np.eye(n), offset=np.zeros(n))
-        self.by_row = Fused(own, [Argument(n, True)], program.dtype, program.device)
+        arguments = [Argument(len(circuit.offset), True)]
+        self.by_row = Fused(circuit.of_angles, arguments, program.dtype, program.device)
 
     def __call__(self, arguments: Sequence[Tensor], batch: int, *, keep: bool = True) -> Tensor:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
