@@ -24,7 +24,6 @@ from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qnnkit.simulator.affine import EXACT, NOT_AFFINE, affine
-from qnnkit.simulator.array_api import as_outside
 from qnnkit.simulator.gates import EXACT as ROUNDING
 from qnnkit.simulator.gates import Gate, NotFusable, TakeApart, constant, is_unitary, turn
 from qnnkit.simulator.queueing import within
@@ -178,16 +177,14 @@ def apart() -> Iterator[None]:
         stack.enter_context(temporarily_clear_interpreter_stack())
         for _ in range(torch._C._len_torch_function_stack()):  # torch.export would record what is done here
             stack.enter_context(_pop_mode_temporarily())
-        stack.enter_context(as_outside())
         stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(qp.QueuingManager.stop_recording())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if (traced := torch._C._get_tracing_state()) is not None:  # of torch.jit
             torch._C._set_tracing_state(None)
-        state = np.random.get_state()  # noqa: NPY002  # RandomLayers seeds it
+            stack.callback(torch._C._set_tracing_state, traced)
         try:
             yield
         except NotFusable:
@@ -195,10 +192,6 @@ def apart() -> Iterator[None]:
         except Exception as error:
             reason = f"its Python cannot be run on numbers in general ({type(error).__name__}: {error})"
             raise NotFusable(reason.splitlines()[0]) from error
-        finally:
-            if traced is not None:
-                torch._C._set_tracing_state(traced)
-            np.random.set_state(state)  # noqa: NPY002
 
 
 # --- gates ----------------------------------------------------------------------------------------

@@ -102,8 +102,7 @@ class Fused:
         if not used.all():
             self.used = self._put(np.flatnonzero(used))
             self.row_angles = self.row_angles[0][used], self.row_angles[1]
-        items, n_angles = fusion.seen(items) if self.weighs else items, len(self.row_angles[1])
-        self.plan = fusion.plan(items, self.n_wires, n_angles, given=self.prepared is not None)
+        self.plan = fusion.plan(items, self.n_wires, len(self.row_angles[1]), given=self.prepared is not None)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
         self._rates: list[np.ndarray] = []
