@@ -26,6 +26,7 @@ import qnnkit
 from qnnkit import data, tasks
 from qnnkit.data.splits import SPLITS
 from qnnkit.simulator import Fused, Programs
+from qnnkit.simulator.programs import arguments
 from qnnkit.simulator.queueing import queue, structure
 
 
@@ -293,13 +294,13 @@ class Fusion:
         assert not isinstance(call, qp.QNode), self.programs.last
         [(found, _, _)], self.as_list = call.parts, call.as_list
         self.is_queued = "every call" in self.programs.how
-        self.fused = Fused(found.circuit, found.arguments, dtype, device)
+        self.fused = Fused(found.circuit, found.on_rows, dtype, device)
 
     def __call__(self, inputs, weights, *, keep=True):
-        batch, given = len(inputs) if inputs.ndim == 2 else 1, [inputs, *weights]
+        batch = len(inputs) if inputs.ndim == 2 else 1
+        given = inputs.reshape(batch, -1), torch.cat([each.flatten() for each in weights])
         if self.is_queued:
-            tape, _ = queue(self.programs.qnode, dict(zip(self.names, given, strict=True)))
-            leaves = structure(tape, self.programs._in_parts).leaves
-            given = [torch.as_tensor(leaf, dtype=inputs.dtype, device=inputs.device) for leaf in leaves]
-        values = self.fused.shaped(self.fused(given, batch, keep=keep), as_list=self.as_list)
+            tape, _ = queue(self.programs.qnode, dict(zip(self.names, (inputs, *weights), strict=True)))
+            given = arguments(self.fused, structure(tape, self.programs._in_parts), inputs)
+        values = self.fused.shaped(self.fused(*given, keep=keep), as_list=self.as_list)
         return values[0] if inputs.ndim == 1 else values.expand(batch, *values.shape[1:])

@@ -8,12 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
 
 from qnnkit.simulator.circuit import angles, apart, assembled, circuit, cut, parts
-from qnnkit.simulator.fused import Argument, Fused
+from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.queueing import queue, transformed
 
@@ -56,19 +57,18 @@ class OverWeights(Fused):
 
         def numbers(row: Tensor) -> list[Tensor]:
             gates = [gate for _, gate in parts(record([row]), kinds)]
-            return [*(gate.data[0] for gate in gates[: self.is_given]), angles(gates)[0]]
+            return [angles(gates)[0], *(gate.data[0] for gate in gates[: self.is_given])]
 
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1
         with apart():
             own = assembled(parts(record([one]), kinds), self.tape.measurements, wires, kinds)
         self._numbers_of = torch.func.vmap(numbers)
-        sizes = [2 ** len(own.prepared.wires)] if own.prepared is not None and own.is_given else []
         try:
-            self.is_affine = not sizes
-            own, sizes = circuit(record, [(n,)], self.tape.measurements, wires), [n]
+            self.is_affine = not own.is_given
+            own = circuit(record, [(n,)], self.tape.measurements, wires) if self.is_affine else own
         except NotFusable:
-            self.is_affine, sizes = False, [*sizes, len(own.offset)]
-        super().__init__(own, [Argument(size, True) for size in sizes], torch.float64)
+            self.is_affine = False
+        super().__init__(own, np.ones(own.matrix.shape[1]), torch.float64)
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
@@ -80,5 +80,6 @@ class OverWeights(Fused):
         flat = [weights[name].flatten(1) for name in self.weight_shapes]
         n = len(flat[0]) if flat else len(inputs)
         rows = torch.cat([inputs.expand(n, -1), *flat], dim=1).to(self.device, self.dtype)
-        values = self.shaped(super().__call__([rows] if self.is_affine else self._numbers_of(rows), n))
+        numbers, *amplitudes = [rows] if self.is_affine else self._numbers_of(rows)
+        values = self.shaped(super().__call__(numbers, None, *amplitudes))
         return values if len(values) == n else values.expand(n, *values.shape[1:])

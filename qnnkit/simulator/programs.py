@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
 
 from qnnkit.simulator.circuit import ONE_AT_A_TIME, Circuit, apart, circuit
-from qnnkit.simulator.fused import Argument, Fused
+from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.queueing import (
@@ -51,8 +52,8 @@ MOST_FORMS = 32
 class Call:
     """Programs with what they take, and how their values become those of the QNode."""
 
-    parts: list[tuple[Fused | Sampled, Sequence[Tensor], int | None]]
-    """(program, arguments, batch or None)."""
+    parts: list[tuple[Fused | Sampled, Sequence[Tensor | None], int | None]]
+    """(program, what it takes, batch or None)."""
     as_list: bool
     finish: Callable[[Any], Any] | None = None
     """From the results of all parts, as PennyLane's devices give them, to the QNode's."""
@@ -145,11 +146,12 @@ class Programs:
         if not program.methods.hold():
             self._pure.pop(self._form(rows), None)
             return None
-        arguments, batch = [rows, *weights.values()], len(rows) if rows.ndim == 2 else None
-        if not program.keeps_digits(arguments, batch or 1):
+        vector = _piled([*weights.values()], ())
+        if not program.keeps_digits(rows, vector):
             return None
         self.last = program
-        return Call([(program, arguments, batch)], program.as_list)
+        batch = len(rows) if rows.ndim == 2 else None
+        return Call([(program, (rows if batch else rows[None], vector), batch)], program.as_list)
 
     def _form(self, rows: Tensor) -> tuple:
         sizes = rows.shape if self._names is not None and self._names.reads_sizes else rows.shape[1:]
@@ -184,8 +186,8 @@ class Programs:
         except (NotFusable, Unkeyable) as reason:
             self.why_queued = str(reason)
             return
-        arguments = [Argument(rows.shape[-1], True), *(Argument(w.numel(), False) for w in weights.values())]
-        program = self._pure[form] = self._program(found, arguments, rows)
+        on_rows = np.arange(found.matrix.shape[1]) < int(rows.shape[-1])
+        program = self._pure[form] = self._program(found, on_rows, rows)
         program.as_list = as_list
 
     def _of_leaves(self, tape: Any) -> tuple[Structure, Circuit]:
@@ -205,9 +207,9 @@ class Programs:
                     raise
                 self._in_parts.add(reason.name)
 
-    def _program(self, circuit: Circuit, arguments: Sequence[Argument], rows: Tensor) -> Fused:
+    def _program(self, circuit: Circuit, on_rows: Sequence[bool], rows: Tensor) -> Fused:
         with apart():
-            return Fused(circuit, arguments, rows.dtype, rows.device)
+            return Fused(circuit, on_rows, rows.dtype, rows.device)
 
     # --- queued -------------------------------------------------------------------------------------
 
@@ -239,12 +241,12 @@ class Programs:
         parts, finishes = [], []
         for tape in tapes:
             exact, measurements, recombine = diagonal(tape)
-            program, arguments, batch = self._part(exact, rows)
+            program, given, batch = self._part(exact, rows)
             key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
             if key not in program.sampled:
                 program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
             program.sampled[key].generator = self.generator
-            parts.append((program.sampled[key], arguments, batch))
+            parts.append((program.sampled[key], given, batch))
             finishes.append(recombine)
         self.last = parts[0][0]
 
@@ -254,7 +256,7 @@ class Programs:
 
         return Call(parts, as_list, results)
 
-    def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor], int | None]:
+    def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
         """The program of a tape, and what it takes at this call.
 
         Raises:
@@ -269,9 +271,9 @@ class Programs:
             try:
                 check(self.qnode, made)
                 made, own = self._of_leaves(tape)
-                sizes = map(math.prod, itertools.chain(*made.shapes))
-                arguments = list(map(Argument, sizes, made.batched))
-                key, found = self._key(made, rows), self._program(own, arguments, rows)
+                sizes = [math.prod(shape) for shape in itertools.chain(*made.shapes)]
+                on_rows = np.repeat(made.batched, sizes)[len(sizes) and own.is_given * sizes[0] :]
+                key, found = self._key(made, rows), self._program(own, on_rows, rows)
             except NotFusable as reason:
                 found = str(reason)
         self._fused[key] = found
@@ -279,21 +281,36 @@ class Programs:
             self._fused.popitem(last=False)
         if not isinstance(found, Fused):
             raise NotFusable(found or "its Python makes another circuit at nearly every call")
-        return found, _tensors(made.leaves, rows), made.batch
+        return found, arguments(found, made, rows), made.batch
 
     def _key(self, made: Structure, rows: Tensor) -> tuple:
         return made.key, rows.dtype, rows.device, self.qnode.device.wires
 
 
-def _tensors(leaves: Sequence[Any], rows: Tensor) -> list[Tensor]:
-    """The leaves in the dtype and on the device of the rows; all plain numbers in one copy."""
-    numbers = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+def arguments(program: Fused, made: Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
+    """What a program takes of the leaves that it was made for, in the dtype and on the device of the rows."""
+    numbers = [leaf for leaf in made.leaves if not isinstance(leaf, Tensor)]  # all in one copy
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
     dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
-    return [
+    leaves = [
         leaf.to(rows.device, dtypes[leaf.is_complex()]) if isinstance(leaf, Tensor) else next(plain)
-        for leaf in leaves
+        for leaf in made.leaves
     ]
+    pairs = list(zip(leaves, made.batched, strict=True))[program.is_given :]
+    own, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
+    return _piled(own, (made.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
+
+
+def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor | None:
+    """Arrays of shape (*shape, ...) as one, (*shape, n); None for none."""
+    if not arrays:
+        return None
+    if len(arrays) == 1:
+        return arrays[0] if arrays[0].ndim == len(shape) + 1 else arrays[0].reshape(*shape, -1)
+    if all(each.shape == shape for each in arrays):
+        return torch.stack(arrays, -1)
+    arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]
+    return torch.cat(arrays, -1)
 
 
 def own_device(qnode: qp.QNode) -> str | None:
