@@ -77,50 +77,55 @@ class Circuit:
         return dataclasses.replace(self, matrix=np.eye(n), offset=np.zeros(n))
 
 
+Record = Callable[[Sequence[Tensor]], Sequence[Operator]]
+"""The operators that are queued for arguments in float64."""
+
+
 def circuit(
-    record: Callable[[Sequence[Tensor]], Sequence[Operator]],
+    record: Record,
     shapes: Sequence[tuple[int, ...]],
     measurements: Sequence[Any],
     device_wires: Any,
     batch: int | None = None,
 ) -> Circuit:
-    """What is queued, as a function of the arguments that its numbers are computed from.
+    """What is queued, as a function of the arguments of its Python; to be called `apart`.
 
     Args:
-        record: The operators for arguments in float64.
-        shapes: Of the arguments.
+        record: Gives the operators.
+        shapes: Of the arguments, for one sample.
         measurements: What is measured.
         device_wires: Wires of the PennyLane device, or None.
-        batch: Length of the first argument, if its rows are samples.
+        batch: Number of samples, if the first argument has an axis for them.
 
     Raises:
         NotFusable: It holds what no unitary program can express, its angles are not affine in the arguments,
             or it mixes the samples of a batch; `TakeApart`, if it may be had in parts.
     """
-    one = [*shapes] if batch is None else [(1, *shapes[0][1:]), *shapes[1:]]
-    sizes, kinds, owners = [math.prod(shape) for shape in one], set(), []
+    kinds, owners, generator = set(), [], torch.Generator().manual_seed(1)
 
     def of_one(vector: Tensor) -> Tensor:
-        gates = parts(record(cut(vector, one)), kinds)
+        arguments = cut(vector, shapes)
+        if batch is not None:
+            arguments[0] = arguments[0][None]
+        gates = parts(record(arguments), kinds)
         owners[:] = [name for name, gate in gates if turns(gate)]
         return angles([gate for _, gate in gates]).reshape(-1)
 
-    with apart():
-        matrix, offset, is_affine = affine(of_one, sum(sizes))
-        if not is_affine.all():
-            raise TakeApart(owners[int(np.argmin(is_affine))], NOT_AFFINE)
-        generator = torch.Generator().manual_seed(1)
-        arguments = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        each = [a.reshape(len(a) if i == 0 and batch else 1, -1) for i, a in enumerate(arguments)]
-        gates = parts(record(arguments), kinds)
-        found = angles([gate for _, gate in gates], batch or 1)
-        flat = torch.cat([found[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)
-        if found.shape[1] != len(offset) or not torch.allclose(
-            found, flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset), EXACT, EXACT
-        ):
-            raise NotFusable("its Python mixes samples of the batch, or depends on its size")
-        made = assembled(gates, measurements, device_wires, kinds)
-        return dataclasses.replace(made, matrix=matrix, offset=offset)
+    matrix, offset, is_affine = affine(of_one, sum(map(math.prod, shapes)))
+    if not is_affine.all():
+        raise TakeApart(owners[int(np.argmin(is_affine))], NOT_AFFINE)
+    sizes = [(batch, *shape) if batch and i == 0 else shape for i, shape in enumerate(shapes)]
+    arguments = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    gates = parts(record(arguments), kinds)
+    found = angles([gate for _, gate in gates], batch or 1)
+    each = [a.reshape(len(a) if batch and i == 0 else 1, -1) for i, a in enumerate(arguments)]
+    flat = torch.cat([found[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)
+    if found.shape[1] != len(offset) or not torch.allclose(
+        found, flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset), EXACT, EXACT
+    ):
+        raise NotFusable("its Python mixes samples of the batch, or depends on its size")
+    made = assembled(gates, measurements, device_wires, kinds)
+    return dataclasses.replace(made, matrix=matrix, offset=offset)
 
 
 def cut(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -257,6 +262,8 @@ def assembled(
     if operations and isinstance(operations[0], qp.StatePrep):
         prepared, gates = _prepared(operations[0], wires), gates[1:]
     for name, operation in gates:
+        if not operation.wires and isinstance(operation, qp.GlobalPhase):  # it acts anywhere
+            operation = qp.GlobalPhase(*operation.data, wires=wires[0])
         on = tuple(wires.index(wire) for wire in operation.wires)
         if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
             raise NotFusable(f"{operation.name} is no unitary gate")
@@ -264,16 +271,15 @@ def assembled(
             matrix = constant(operation)
             if not is_unitary(matrix):
                 raise NotFusable(f"the matrix of {operation.name} is not unitary")
-            made.append(Gate(on or (0,), matrix if on else np.kron(matrix, np.eye(2))))
+            made += [Gate(on, matrix)] if on else []
             continue
         try:
             form = turn(operation)
         except NotFusable as error:
             raise TakeApart(name, str(error)) from error
-        form = form if on else form.on_one_more()  # a global phase acts anywhere
         if np.abs(form.start - np.eye(len(form.start))).max() > ROUNDING:  # such as a swap with a phase
-            made.append(Gate(on or (0,), form.start))
-        made.append(Gate(on or (0,), form, n))
+            made.append(Gate(on, form.start))
+        made.append(Gate(on, form, n))
         n += 1
     kinds = {*kinds, *map(type, measurements), *(type(m.obs) for m in measurements if m.obs is not None)}
     measured = readout(tuple(measurements), wires)

@@ -61,13 +61,7 @@ class Fused:
         NotFusable: Something in it has no fused form.
     """
 
-    def __init__(
-        self,
-        circuit: Circuit,
-        on_rows: Sequence[bool],
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ):
+    def __init__(self, circuit: Circuit, on_rows: Any, dtype: torch.dtype, device: Any = "cpu"):
         self.circuit, self.readout, self.n_wires = circuit, circuit.readout, len(circuit.wires)
         self.on_rows, self.dtype, self.device = np.array(on_rows, dtype=bool), dtype, torch.device(device)
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
@@ -187,14 +181,7 @@ class Fused:
 
     # --- the way forward --------------------------------------------------------------------------
 
-    def __call__(
-        self,
-        rows: Tensor | None,
-        vector: Tensor | None,
-        amplitudes: Tensor | None = None,
-        *,
-        keep: bool = True,
-    ) -> Tensor:
+    def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Values of shape (batch, n_columns), or states of shape (batch, 2 * 2**n_wires).
 
         All arguments are of the program's dtype and device; None stands for no numbers.

@@ -50,10 +50,6 @@ class Turn:
     def at(self, angle: float) -> np.ndarray:
         return (self.basis * np.exp(-1j * angle * self.rates)) @ self.basis.conj().T @ self.start
 
-    def on_one_more(self) -> Turn:
-        """The same on a wire more, with which nothing happens."""
-        return Turn(np.kron(self.basis, np.eye(2)), np.repeat(self.rates, 2), np.kron(self.start, np.eye(2)))
-
 
 @dataclass(frozen=True)
 class Gate:

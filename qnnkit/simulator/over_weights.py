@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,8 +44,7 @@ class OverWeights(Fused):
     def __init__(self, qnode: qp.QNode, weight_shapes: Mapping[str, tuple[int, ...]], n_features: int):
         self.weight_shapes, self.n_features = dict(weight_shapes), n_features
         shapes, kinds, wires = [(n_features,), *weight_shapes.values()], set(), qnode.device.wires
-        n, self.is_affine = sum(map(math.prod, shapes)), True
-        """Whether the angles are an affine map of a row."""
+        n = sum(map(math.prod, shapes))
 
         def record(row: Sequence[Tensor]) -> Sequence[Any]:
             features, *weights = cut(row[0], shapes)
@@ -63,11 +63,11 @@ class OverWeights(Fused):
         with apart():
             own = assembled(parts(record([one]), kinds), self.tape.measurements, wires, kinds)
         self._numbers_of = torch.func.vmap(numbers)
-        try:
-            self.is_affine = not own.is_given
-            own = circuit(record, [(n,)], self.tape.measurements, wires) if self.is_affine else own
-        except NotFusable:
-            self.is_affine = False
+        self.is_affine = False
+        """Whether the angles are an affine map of a row."""
+        with contextlib.suppress(NotFusable), apart():
+            if not own.is_given:
+                own, self.is_affine = circuit(record, [(n,)], self.tape.measurements, wires), True
         super().__init__(own, np.ones(own.matrix.shape[1]), torch.float64)
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.circuit import ONE_AT_A_TIME, Circuit, apart, circuit
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, Record, apart, circuit
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
@@ -43,9 +43,7 @@ SPEED = ("grad_on_execution", "cache", "cachesize", "max_diff", "device_vjp", "e
 """Options of a QNode that decide how fast it runs, not what it computes."""
 MOST_NEW, MOST_PROGRAMS = 8, 32
 """Structures that are made into programs at once, while so few are known; later ones when they come back.
-So many are remembered, those used last."""
-MOST_FORMS = 32
-"""A pure function is traced for so many forms of inputs; sizes of the batch count if it reads them."""
+So many are remembered, those used last. A pure function is traced for so many forms of inputs."""
 
 
 @dataclass
@@ -168,7 +166,7 @@ class Programs:
             as_list: Whether it returns a list or a tuple.
         """
         form, named = self._form(rows), (self.input_name, *weights)
-        if form in self._pure or len(self._pure) >= MOST_FORMS:  # in vain, or its angles are large now
+        if form in self._pure or len(self._pure) >= MOST_PROGRAMS:  # in vain, or its angles are large now
             return
 
         def record(arguments: Sequence[Tensor]) -> Sequence[Any]:
@@ -178,38 +176,24 @@ class Programs:
         self._pure[form] = None
         try:
             check(self.qnode, structure(tape, self._in_parts))
-            shapes = [tuple(each.shape) for each in (rows, *weights.values())]
-            batch = len(rows) if rows.ndim == 2 else None
-            found = circuit(record, shapes, tape.measurements, self.qnode.device.wires, batch)
-            if found.is_given:
+            shapes = [tuple(rows.shape[-1:]), *(tuple(each.shape) for each in weights.values())]
+            batch, on_rows = len(rows) if rows.ndim == 2 else None, [True, *(False for _ in weights)]
+            program = self._program(record, shapes, on_rows, tape.measurements, rows, batch)
+            if program.is_given:
                 raise NotFusable("its first state depends on its arguments")
         except (NotFusable, Unkeyable) as reason:
             self.why_queued = str(reason)
             return
-        on_rows = np.arange(found.matrix.shape[1]) < int(rows.shape[-1])
-        program = self._pure[form] = self._program(found, on_rows, rows)
-        program.as_list = as_list
+        program.as_list, self._pure[form] = as_list, program
 
-    def _of_leaves(self, tape: Any) -> tuple[Structure, Circuit]:
-        """A tape's structure, and its circuit as a function of its leaves, but for amplitudes.
-
-        Operators that do not serve as a whole are decomposed with the numbers of each call from now on.
-        """
-        while True:
-            made = structure(tape, self._in_parts)
-            n_given = int(any(made.shapes[:1]) and isinstance(made.operations[0], qp.StatePrep))
-            record = functools.partial(rebound, made, made.leaves[:n_given])
-            shapes = [*itertools.chain(*made.shapes)][n_given:]
-            try:
-                return made, circuit(record, shapes, made.measurements, self.qnode.device.wires)
-            except TakeApart as reason:
-                if reason.name in self._in_parts:
-                    raise
-                self._in_parts.add(reason.name)
-
-    def _program(self, circuit: Circuit, on_rows: Sequence[bool], rows: Tensor) -> Fused:
+    def _program(
+        self, record: Record, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
+    ) -> Fused:
+        """The program of what is queued for arguments of these shapes, some of which each sample has."""
+        sizes = [math.prod(map(int, shape)) for shape in shapes]
         with apart():
-            return Fused(circuit, on_rows, rows.dtype, rows.device)
+            own = circuit(record, shapes, measured, self.qnode.device.wires, batch)
+            return Fused(own, np.repeat(on_rows, sizes), rows.dtype, rows.device)
 
     # --- queued -------------------------------------------------------------------------------------
 
@@ -270,10 +254,8 @@ class Programs:
         if found is None and (is_known or is_early):
             try:
                 check(self.qnode, made)
-                made, own = self._of_leaves(tape)
-                sizes = [math.prod(shape) for shape in itertools.chain(*made.shapes)]
-                on_rows = np.repeat(made.batched, sizes)[len(sizes) and own.is_given * sizes[0] :]
-                key, found = self._key(made, rows), self._program(own, on_rows, rows)
+                made, found = self._of_leaves(tape, rows)
+                key = self._key(made, rows)
             except NotFusable as reason:
                 found = str(reason)
         self._fused[key] = found
@@ -282,6 +264,22 @@ class Programs:
         if not isinstance(found, Fused):
             raise NotFusable(found or "its Python makes another circuit at nearly every call")
         return found, arguments(found, made, rows), made.batch
+
+    def _of_leaves(self, tape: Any, rows: Tensor) -> tuple[Structure, Fused]:
+        """A tape's structure, and its program as a function of its leaves.
+
+        Operators that do not serve as a whole are decomposed with the numbers of each call from now on.
+        """
+        while True:
+            made = structure(tape, self._in_parts)
+            n = int(any(made.shapes[:1]) and isinstance(made.operations[0], qp.StatePrep))  # amplitudes
+            record, shapes = functools.partial(rebound, made, made.leaves[:n]), itertools.chain(*made.shapes)
+            try:
+                return made, self._program(record, [*shapes][n:], made.batched[n:], made.measurements, rows)
+            except TakeApart as reason:
+                if reason.name in self._in_parts:
+                    raise
+                self._in_parts.add(reason.name)
 
     def _key(self, made: Structure, rows: Tensor) -> tuple:
         return made.key, rows.dtype, rows.device, self.qnode.device.wires
@@ -305,12 +303,10 @@ def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor | None:
     """Arrays of shape (*shape, ...) as one, (*shape, n); None for none."""
     if not arrays:
         return None
-    if len(arrays) == 1:
-        return arrays[0] if arrays[0].ndim == len(shape) + 1 else arrays[0].reshape(*shape, -1)
     if all(each.shape == shape for each in arrays):
         return torch.stack(arrays, -1)
     arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]
-    return torch.cat(arrays, -1)
+    return arrays[0] if len(arrays) == 1 else torch.cat(arrays, -1)
 
 
 def own_device(qnode: qp.QNode) -> str | None:

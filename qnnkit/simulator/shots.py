@@ -75,9 +75,7 @@ class Sampled:
         on_rows = np.ones(len(circuit.offset))
         self.by_row = Fused(circuit.of_angles, on_rows, program.dtype, program.device)
 
-    def __call__(
-        self, rows: Tensor | None, vector: Tensor | None, amplitudes: Any = None, *, keep: bool = True
-    ) -> Tensor:
+    def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
         if self.program.is_given:
             raise NotFusable("its first state depends on the inputs")
