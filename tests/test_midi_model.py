@@ -9,8 +9,10 @@ import struct
 import zipfile
 from collections import Counter
 
+import matplotlib
 import pytest
 import torch
+from matplotlib import pyplot
 
 from qnnkit import report, runs, tasks
 from qnnkit.data.midi_events import BOS, EOS, EVENTS, SIZES, WIDTH, MidiEvents
@@ -383,3 +385,30 @@ def test_a_block_that_cuts_events_is_refused(pieces):
         runs.open_run(
             pieces.parent / "run", "music_llama", data_dir=str(pieces), tokens="midi_v1", size="3b", **TINY
         ).build("hybrid", 0)
+
+
+def test_the_notebook_says_whether_it_fits_here(pieces, tmp_path):
+    from tests.test_notebook_cells import executed
+
+    given = {"data_dir": str(pieces), "run_dir": str(tmp_path / "run"), "size": "tiny", "sequence_length": 64}
+    given |= {"n_samples": 2, "n_events": 4, "pieces": 20}
+    with matplotlib.rc_context({"backend": "agg"}):
+        found = executed("08_midi_model", **given)
+        pyplot.close("all")
+    assert found["weights"] == sum(weight.numel() for weight in found["model"].parameters())
+    assert (found["written"]["tokens"] == 4 * WIDTH).all()
+    peaks = found["table"]["GB"]
+    assert list(peaks.index) == [
+        "as it is",
+        "a piece at a time",
+        "checkpointing",
+        "half the length",
+        "all three",
+    ]
+    assert peaks["all three"] <= peaks.drop("all three").min()
+    assert found["frame"]["met"].tolist() == [
+        found["events_per_second"] >= 4,
+        found["days"] <= 7,
+        peaks.min() < 12,
+    ]
+    assert (tmp_path / "run" / "music" / "sample.mid").stat().st_size > 0
