@@ -15,7 +15,7 @@ from PIL import Image
 from qnnkit.data import load
 from qnnkit.data.captions import CaptionSet, CaptionSplits, captions, digit_captions
 from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokenizers import CaptionTokenizer
+from qnnkit.data.tokenizers import encode, of_captions
 from tests.toys import pack, places_of, real, refused
 
 WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
@@ -59,8 +59,6 @@ def written(folder: Path, name: str, content: str | bytes | list) -> Path:
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
 
-
-TABLE = [("Image", "Caption"), *((row["file_name"], row["text"]) for row in ROWS)]
 
 
 def test_captions_are_loaded_with_their_images(tmp_path):
@@ -175,17 +173,16 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     (folder / "boat.png").write_bytes(b"no image")
     (folder / "cat.heic").write_text("no image")
     pictures(folder, ["stranger.png"])
-    written(folder, "captions.csv", TABLE)
+    written(folder, "captions_more.csv", [("image", "caption"), ("cat.png", "a puss")])  # read too
     cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # one line, once
     splits = captions(with_json(folder, TEXTS | {"gone.png": ["a ghost"], "cup.png": []} | cat), image_size=8)
     told = "\n".join(splits.notes)
-    assert "Left out 1 images of captions.json that are not there: gone.png." in told
+    assert "Left out 1 images of captions.json, captions_more.csv that are not there: gone.png." in told
     assert "Left out 2 of 11 images without a caption: cup.png, stranger.png." in told
     assert "Left out 2 captions that were empty or no text: cat.png, cat.png." in told
     assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
     assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
-    assert of_all(splits)["cat.png"] == ("a cat", "é")
-    assert "Left out 1 files of captions beside these: captions.csv." in told
+    assert of_all(splits)["cat.png"] == ("a cat", "é", "a puss")
     assert "Left out 1 files that are no images: cat.heic." in told
     packed = captions(pack(folder, tmp_path / "set.zip", "set/"), image_size=8)
     assert packed.fingerprint() == splits.fingerprint()
@@ -270,13 +267,13 @@ def small() -> CaptionSplits:
 
     parts = [part(40, "a"), part(8, "b"), part(8, "c")]
     words = [text for each in parts for texts in each.captions for text in texts]
-    return CaptionSplits("small", *parts, CaptionTokenizer.train(words, sequence_length=6))
+    return CaptionSplits("small", *parts, of_captions(None, words, 6))
 
 
 def drawn(loader, splits) -> list[tuple[int, str]]:
     """(image, its caption) of an epoch, in order."""
     return [
-        (int(image[0, 0, 0]), splits.tokenizer.decode(ids))
+        (int(image[0, 0, 0]), splits.tokenizer.decode(ids, skip_special_tokens=True))
         for batch in loader
         for image, ids in zip(batch["pixel_values"], batch["input_ids"], strict=True)
     ]
@@ -325,7 +322,7 @@ def test_digits_are_those_of_the_dataset_in_words():
     assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10
     texts, pairs = splits.test.texts()
     assert len(texts) == 30 and len(pairs) == 3 * len(splits.test)
-    assert splits.tokenizer.decode(splits.tokenizer.encode(texts[:1])[0][0]) == texts[0]
+    assert splits.tokenizer.decode(encode(splits.tokenizer, texts[:1])[0][0], skip_special_tokens=True) == texts[0]
     assert splits.fingerprint() != digit_captions(templates=["a {}"]).fingerprint()
 
 
@@ -349,8 +346,8 @@ def test_coco():
     assert any("Resized 76 of 76" in note for note in splits.notes)
     assert any("Converted 1 of 76" in note for note in splits.notes)
     assert any("none that it knows" in note for note in splits.notes), "words of held-out captions"
-    words = splits.tokenizer.decode(splits.tokenizer.encode(splits.train.captions[0])[0][0])
-    assert words.split()[:3] == splits.train.captions[0][0].lower().split()[:3]
+    words = splits.tokenizer.decode(encode(splits.tokenizer, splits.train.captions[0])[0][0])
+    assert words.split()[1:4] == splits.train.captions[0][0].lower().split()[:3]
 
 
 @pytest.mark.data
