@@ -60,7 +60,6 @@ def written(folder: Path, name: str, content: str | bytes | list) -> Path:
     return folder
 
 
-
 def test_captions_are_loaded_with_their_images(tmp_path):
     splits = captions(with_json(pictures(tmp_path), records(license="CC BY 2.0")), image_size=8)
     assert of_all(splits) == {name: tuple(texts) for name, texts in TEXTS.items()}
@@ -322,7 +321,10 @@ def test_digits_are_those_of_the_dataset_in_words():
     assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10
     texts, pairs = splits.test.texts()
     assert len(texts) == 30 and len(pairs) == 3 * len(splits.test)
-    assert splits.tokenizer.decode(encode(splits.tokenizer, texts[:1])[0][0], skip_special_tokens=True) == texts[0]
+    assert (
+        splits.tokenizer.decode(encode(splits.tokenizer, texts[:1])[0][0], skip_special_tokens=True)
+        == texts[0]
+    )
     assert splits.fingerprint() != digit_captions(templates=["a {}"]).fingerprint()
 
 

@@ -197,7 +197,9 @@ def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size:
         images = [model.embed_images(some.to(device)).cpu() for some in part.images.split(batch_size)]
 
         def of_texts(texts: Sequence[str]) -> Tensor:
-            encoded = zip(*(each.split(batch_size) for each in tokenizers.encode(splits.tokenizer, texts)), strict=True)
+            encoded = zip(
+                *(each.split(batch_size) for each in tokenizers.encode(splits.tokenizer, texts)), strict=True
+            )
             return torch.cat([model.embed_texts(ids.to(device), m.to(device)).cpu() for ids, m in encoded])
 
         classes = [of_texts(prompts).mean(0) for prompts in splits.prompts]
