@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,29 +99,54 @@ def music(
             raise ValueError(checks.message(name, f"lie in 0..{most}", value, "Leave it out for the usual."))
     tokens = music_files.tokenizer(tokenizer)
     pieces, notes = music_files.collect(root, composers)
-    borders = {*tokens.token_ids_of_type("Bar"), *tokens.token_ids_of_type("Position")}
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
-    same: dict[str, list[Content]] = {name: [] for name in SPLITS}
+    rows: dict[str, list[Row]] = {name: [] for name in SPLITS}
     count: Counter[str] = Counter()
     for piece, side in zip(pieces, _sides(pieces, split_seed=split_seed, **shares), strict=True):
         score, n_notes = tokens.preprocess_score(piece.score), piece.score.note_num()
         count.update(notes=n_notes, moved=_moved(tokens, piece.score), lost=n_notes - score.note_num())
-        ids = [tokens["BOS_None"], *tokens.encode(score, no_preprocess_score=True).ids, tokens["EOS_None"]]
-        source, learns = f"{piece.composer}/{piece.name}", side == "train"
-        same[side].append(Content(str(ids).encode(), source))
-        for start, stop, known in _cuts(ids, borders, sequence_length, overlap if learns else 0):
-            blocks[side].append((source, ids[start:stop], 1 if learns else known))
+        rows[side].append(row(piece, tokens, score))
     if count["moved"] or count["lost"]:
         told = (
             f"Of {count['notes']:,} notes {count['moved']:,} begin or end off the grid of 24 points a quarter"
         )
         notes.append(f"{told} and are moved to it; {count['lost']:,} are left out.")
+    same = {name: [Content(str(ids).encode(), source) for source, ids in rows[name]] for name in SPLITS}
     notes += duplicates.notes(same, "pieces", "note for note")
-    sets = {name: _stack(rows, sequence_length, tokens.pad_token_id) for name, rows in blocks.items()}
+    overlaps = {"train": overlap}
+    sets = {name: blocks(rows[name], tokens, sequence_length, overlaps.get(name)) for name in SPLITS}
     pitches = tokens.token_ids_of_type("Pitch")
     augment = Transposition(transpose, min(pitches), max(pitches), split_seed) if transpose else None
     return TokenSplits("music", **sets, tokenizer=tokens, notes=tuple(notes), augment=augment)
+
+
+Row = tuple[str, list[int]]
+"""Where a piece comes from, and its tokens."""
+
+
+def row(piece: Piece, tokens: Any, score: Any = None) -> Row:
+    """The name and the tokens of a piece; of a score that went through `preprocess_score` if it is given."""
+    ids = tokens.encode(score or piece.score, no_preprocess_score=score is not None).ids
+    return f"{piece.composer}/{piece.name}", [tokens["BOS_None"], *ids, tokens["EOS_None"]]
+
+
+def blocks(rows: Sequence[Row], tokens: Any, length: int, overlap: int | None = None) -> TokenSet:
+    """Pieces in blocks, as `music` says: with an overlap those of training, else those of a test."""
+    borders = {*tokens.token_ids_of_type("Bar"), *tokens.token_ids_of_type("Position")}
+    input_ids, labels, sources = [], [], []
+    for source, ids in rows:
+        start, covered, stop = 0, 1, 0  # nothing stands before the first token: it is never predicted
+        while stop < len(ids):
+            stop = min(start + length, len(ids))
+            known = covered - start if overlap is None else 1
+            rest = [tokens.pad_token_id] * (start + length - stop), [IGNORED] * (start + length - stop)
+            input_ids.append([*ids[start:stop], *rest[0]])
+            labels.append([*[IGNORED] * known, *ids[start + known : stop], *rest[1]])
+            sources.append(source)
+            covered, latest = stop, stop - max(overlap or 0, 1)
+            start = next((i for i in range(latest, start, -1) if ids[i] in borders), latest)
+    tensors = (torch.tensor(each, dtype=torch.int64).view(-1, length) for each in (input_ids, labels))
+    return TokenSet(*tensors, tuple(sources))
 
 
 def _moved(tokens: Any, score: Any) -> int:
@@ -146,31 +171,6 @@ def first_pieces(splits: TokenSplits, split: str, n: int, n_bars: int) -> list[P
             Piece(composer, name, tokens.decode(ids[: bars[n_bars] if len(bars) > n_bars else None]))
         )
     return pieces
-
-
-_Block = tuple[str, list[int], int]
-"""Where it comes from, its tokens, and how many at its beginning are not predicted."""
-
-
-def _cuts(ids: Sequence[int], borders: set[int], length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
-    """(Start, stop, known) of each block: all blocks cover all tokens, and `known` were covered before."""
-    start, covered = 0, 1  # nothing stands before the first token: it is never predicted
-    while True:
-        stop = min(start + length, len(ids))
-        yield start, stop, covered - start
-        if stop == len(ids):
-            return
-        covered, latest = stop, stop - max(overlap, 1)
-        start = next((i for i in range(latest, start, -1) if ids[i] in borders), latest)
-
-
-def _stack(blocks: Sequence[_Block], length: int, pad: int) -> TokenSet:
-    input_ids = torch.full((len(blocks), length), pad)
-    labels = torch.full((len(blocks), length), IGNORED)
-    for row, (_, ids, known) in enumerate(blocks):
-        input_ids[row, : len(ids)] = torch.tensor(ids)
-        labels[row, known : len(ids)] = torch.tensor(ids[known:])
-    return TokenSet(input_ids, labels, tuple(source for source, _, _ in blocks))
 
 
 def _sides(pieces: Sequence[Piece], **options: Any) -> list[str]:

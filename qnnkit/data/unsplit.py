@@ -58,12 +58,8 @@ def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list
 def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
     """As the test split of `data.music` has them: every token of a piece but its first counts once."""
     pieces, notes = music_files.collect(root)
-    borders, blocks = {*tokenizer.token_ids_of_type("Bar"), *tokenizer.token_ids_of_type("Position")}, []
-    for piece in pieces:
-        ids = [tokenizer["BOS_None"], *tokenizer.encode(piece.score).ids, tokenizer["EOS_None"]]
-        for start, stop, known in music_blocks._cuts(ids, borders, length, 0):
-            blocks.append((f"{piece.composer}/{piece.name}", ids[start:stop], known))
-    return music_blocks._stack(blocks, length, tokenizer.pad_token_id), notes
+    rows = [music_blocks.row(piece, tokenizer) for piece in pieces]
+    return music_blocks.blocks(rows, tokenizer, length), notes
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits | TensorSplits:
