@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +52,14 @@ def listing(place: Place) -> Listing:
         ValueError: There is no such file, one cannot be understood, or no image of them is there.
     """
     reader, find = Reader(place), _finder(place)
-    files, beside = _files(place)
+    files: dict[Member, None] = {}
     captions: dict[Member, list[str]] = {}
     sides: dict[Member, str] = {}
     missing: dict[str, None] = {}
     contents: dict[str, bytes] = {}
     empty: list[str] = []
-    for file, where, record in _records(files, beside, reader):
+    for file, where, record, side in _records(place, reader):
+        files[file] = None
         image, texts, split = _fields(where, record, reader)
         if isinstance(image, dict) and image.get("bytes") is not None:  # as `datasets` keeps images in tables
             name = image.get("path") or where.replace(", row ", "/")
@@ -70,7 +71,6 @@ def listing(place: Place) -> Listing:
         if member is None:
             missing[name] = None
             continue
-        side = "any" if beside else _side_of(file)
         if split is not None and not (side := SPLITS.get(str(split).strip().lower(), "")):
             step = f"Known are {', '.join(SPLITS)}: rename it, or leave the column out."
             raise refusal("name a known split in every record", f"{where} with {split!r}", step)
@@ -84,7 +84,6 @@ def listing(place: Place) -> Listing:
     whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
     bare = [member.name for member, texts in captions.items() if not texts]
     bare += [each.name for each in place.members if each.is_image and each not in captions]
-    files = files or [file for _, file in beside]
     names = first([file.name for file in files])
     if not whole:
         value = f"{names} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
@@ -113,36 +112,28 @@ def listing(place: Place) -> Listing:
     return Listing(whole, placed, top, (*notes, *reader.notes), contents)
 
 
-def _files(place: Place) -> tuple[list[Member], list[tuple[str, Member]]]:
-    """The files of captions of a place; and where there are none, the text file beside each image.
+def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Any, str]]:
+    """(File, where in it, record, side) of everything that names an image and its captions.
 
-    They are called captions or metadata, with more behind it as COCO has it. If none is, and no image has a
-    text beside it, all files of records count.
+    Files that are called captions or metadata, with more behind it as COCO has it; where there are none, the
+    text file beside each image; without these, all files of records.
     """
     tables = [each for each in place.members if each.base.lower() not in ABOUT and not each.is_image]
     named = [each for each in tables if re.match("(captions|metadata).*[.]", each.base.lower())]
-    if named := [each for each in named if each.base.lower().endswith((*SUFFIXES, ".txt"))]:
-        return named, []
-    texts = {_stem(each.name): each for each in tables if each.base.lower().endswith(".txt")}
-    beside = [(each.name, texts.get(_stem(each.name))) for each in place.members if each.is_image]
-    if beside := [(name, text) for name, text in beside if text is not None]:
-        return [], beside
-    if not (every := [each for each in tables if each.base.lower().endswith((*SUFFIXES, *TOKENS))]):
+    files = [each for each in named if each.base.lower().endswith((*SUFFIXES, ".txt"))]
+    texts = {_stem(each.name): each for each in tables if each.base.lower().endswith(".txt") and not files}
+    beside = [(each, texts.get(_stem(each.name))) for each in place.members if each.is_image]
+    beside = [(image, text) for image, text in beside if text is not None]
+    if not files and not beside:
+        files = [each for each in tables if each.base.lower().endswith((*SUFFIXES, *TOKENS))]
+    if not files and not beside:
         rule = f"hold a file of captions (captions or metadata with {', '.join(SUFFIXES)})"
         raise refusal(rule, str(place.path), EXAMPLE)
-    return every, []
-
-
-def _records(
-    files: Sequence[Member], beside: Sequence[tuple[str, Member]], reader: Reader
-) -> Iterator[tuple[Member, str, Any]]:
-    """(File, where in it, record) of everything that names an image and its captions."""
     for file in files:
         for where, record in reader.records(file.name, _listed):
-            yield file, where, record
+            yield file, where, record, _side_of(file)
     for image, file in beside:
-        record = {"image": image.rpartition("/")[2], "captions": reader.text(file.name).splitlines()}
-        yield file, file.name, record
+        yield file, file.name, {"image": image.base, "captions": reader.text(file.name).splitlines()}, "any"
 
 
 def _listed(content: Any, reader: Reader) -> Any:
