@@ -60,16 +60,28 @@ def written(folder: Path, name: str, content: str | bytes | list) -> Path:
     return folder
 
 
-def test_captions_are_loaded_with_their_images(tmp_path):
-    splits = captions(with_json(pictures(tmp_path), records(license="CC BY 2.0")), image_size=8)
-    assert of_all(splits) == {name: tuple(texts) for name, texts in TEXTS.items()}
-    assert sum(len(splits.split(name)) for name in SPLITS) == 10
+@pytest.mark.parametrize("where", ["", "images/", "elsewhere/deep/"])
+def test_captions_are_loaded_with_their_images_wherever_they_lie(tmp_path, where):
+    pictures(tmp_path / "set" / where)
+    splits = captions(with_json(tmp_path / "set", records(license="CC BY 2.0")), image_size=8)
+    assert of_all(splits) == {where + name: tuple(texts) for name, texts in TEXTS.items()}
     assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
     assert (splits.channels, splits.image_size) == (3, (8, 8))
     assert splits.notes[:2] == (
         "Keys or columns that are not used, with how often they are there: 'license' (10).",
         "Resized 10 of 10 images to 8x8 (height x width).",
     )
+
+
+def test_texts_beside_images_are_theirs_in_every_folder(tmp_path):
+    for folder in ("one", "a train"):
+        pictures(tmp_path / folder)
+        for name in TEXTS:
+            (tmp_path / folder / f"{name[:-4]}.txt").write_text(f"{name} of {folder}\n\n")
+    found = of_all(captions(tmp_path, image_size=8))
+    assert found == {
+        f"{folder}/{name}": (f"{name} of {folder}",) for folder in ("one", "a train") for name in TEXTS
+    }
 
 
 def test_images_inside_of_tables_are_those_beside_them(tmp_path):
@@ -86,19 +98,17 @@ def test_images_inside_of_tables_are_those_beside_them(tmp_path):
     assert captions(tmp_path / "tables", image_size=8).fingerprint() == beside.fingerprint()
 
 
-@pytest.mark.parametrize("names", [("train", "val", "test"), ("restval", "dev", "TEST")])
-def test_a_column_of_splits_decides(tmp_path, names):
+@pytest.mark.parametrize("names", [("train", "val", "test"), ("restval", "dev", "TEST"), ("val",) * 3])
+def test_a_column_of_splits_decides_where_it_names_train(tmp_path, names):
     sides = {name: names[number % 3] for number, name in enumerate(TEXTS)}
     rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], sides[name]) for name in TEXTS)]
     splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
-    assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
-
-
-def test_splits_without_train_are_drawn_which_is_told(tmp_path):
-    rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], "val") for name in TEXTS)]
-    splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
-    assert all(len(splits.split(name)) for name in SPLITS)
-    assert "Splits are drawn: all captions are of validation, and none of train." in splits.notes
+    drawn = "Splits are drawn: all captions are of validation, and none of train."
+    assert (drawn in splits.notes) == (len(set(names)) == 1) and all(
+        len(splits.split(name)) for name in SPLITS
+    )
+    if len(set(names)) > 1:
+        assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
 
 
 def test_images_of_no_part_are_told(tmp_path):
@@ -108,14 +118,6 @@ def test_images_of_no_part_are_told(tmp_path):
     splits = captions(rows, image_size=8)
     assert len(of_all(splits)) == 20
     assert any("Left out 10 images that are in no part: more/" in note for note in splits.notes)
-
-
-@pytest.mark.parametrize("where", ["", "images", "elsewhere/deep"])
-def test_images_lie_where_they_may(tmp_path, where):
-    pictures(tmp_path / "set" / where)
-    with_json(tmp_path / "set", records())
-    there = {(f"{where}/" if where else "") + name for name in TEXTS}
-    assert set(of_all(captions(tmp_path / "set", image_size=8))) == there
 
 
 def sided(root: Path, *sides: str, together: bool = False) -> Path:
@@ -208,7 +210,6 @@ BAD = {
     "a wrong number": ("captions.json", json.dumps(COCO)),
     "an empty table": ("captions.tsv", ""),
     "one column": ("captions.csv", "caption\na cat\n"),
-    "too short a line": ("captions.csv", "image,caption,by\ncat.png,a cat,me\ndog.png,a dog\n"),
     "two sides": ("metadata.csv", "image,text,split\ncat.png,a cat,train\ncat.png,a pet,test\n"),
     "no images": ("captions.json", '{"a.png": "a cat", "b.png": "a dog"}'),
     "no captions": ("captions.json", json.dumps(dict.fromkeys(TEXTS, ""))),

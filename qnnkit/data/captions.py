@@ -125,8 +125,8 @@ def captions(
 ) -> CaptionSplits:
     """Your own images with captions: a folder of images with a table, JSON, parquet or texts of captions.
 
-    Captions are read from files called captions or metadata (or with such a beginning, as COCO's), else from
-    a .txt next to each image, else from all files of records there are. `docs/formats.md` has every form. An
+    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's), else
+    from a .txt next to each image, else from all files of records there are. `docs/formats.md` has every form. An
     image is found by its path, in images/ there, or anywhere if no other is called so, whatever the case or
     the suffix. A column `split`, files and folders of train, validation (val, dev) and test are the splits.
     What is missing, unreadable, empty or without a caption is left out, with a note; so are keys that are not
@@ -137,7 +137,7 @@ def captions(
         image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
         grey: One channel (True) or three (False); None takes one if every image is grey.
         tokenizer: None trains one of words on the training captions; a folder, or a name on the Hub, is read;
-            or one that is there.
+            or one of transformers.
         sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
             its own for one that is read.
         options: `split_seed` decides who is in which split; `validation_fraction` and `test_fraction` are of
