@@ -61,10 +61,8 @@ class Lap:
 
 def synchronize(device: torch.device) -> None:
     """Waits until the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def now(device: torch.device) -> float:
@@ -109,9 +107,8 @@ def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0)
     """
     from torch.utils.benchmark import Timer
 
-    timer = Timer(
-        "run()", globals={"run": run}, timer=lambda: now(device), num_threads=torch.get_num_threads()
-    )
+    about: dict[str, Any] = {"timer": lambda: now(device), "num_threads": torch.get_num_threads()}
+    timer = Timer("run()", globals={"run": run}, **about)
     times = timer.blocked_autorange(min_run_time=seconds).times
     median = statistics.median(times)
     return Lap(median, rounds=len(times), spread=max(times) / median)
@@ -121,8 +118,8 @@ def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0)
 
 
 def race(
-    steps: Mapping[str, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
-) -> dict[str, Lap]:
+    steps: Mapping[Any, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
+) -> dict[Any, Lap]:
     """Times steps in turns, in changing order, so that a busy minute of the machine affects all alike.
 
     Each is called once to warm up and once to see how long it takes. Steps that are far slower than the
@@ -142,13 +139,10 @@ def race(
     first = {name: lap.seconds for name, lap in laps.items() if lap.seconds is not None}
     best = min(first.values(), default=math.inf)
     share = seconds / (FEWEST * max(1, len(first)))  # a short step may only have had a hiccup
-    near = [
-        name
-        for name in first
-        if first[name] <= FAR_SLOWER * best or first[name] * steps[name].samples < share
-    ]
-    repeats = {name: max(1, math.ceil(TURN / (first[name] * steps[name].samples))) for name in near}
-    taken: dict[str, list[float]] = {name: [] for name in near}
+    calls = {name: first[name] * steps[name].samples for name in first}
+    near = [name for name in first if first[name] <= FAR_SLOWER * best or calls[name] < share]
+    repeats = {name: max(1, math.ceil(TURN / calls[name])) for name in near}
+    taken: dict[Any, list[float]] = {name: [] for name in near}
     order = random.Random(0)
     for number in range(rounds if len(near) > 1 else 0):
         if number >= FEWEST and time.perf_counter() - begin > 2 * seconds:
@@ -165,7 +159,7 @@ def race(
     return laps
 
 
-def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float) -> dict[str, Lap]:
+def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> dict[Any, Lap]:
     """Each step called once to warm up, and once or twice more to see how long it takes; see `race`."""
     begin, best, laps, errors = time.perf_counter(), math.inf, {}, []
     for name, step in steps.items():

@@ -34,23 +34,19 @@ def figures(
         seconds: For all of it, about.
 
     Returns:
-        `device`, `bytes_per_second`, `seconds_per_operation`, and `flops` a second by precision; a precision
-        that the device does not compute in is left out.
+        `device` and, in the units of machines.yaml, `bandwidth_gb_s`, `overhead_us` and `tflops` by
+        precision; a precision that the device does not compute in is left out.
     """
-    share, flops = seconds / (2 + len(precisions)), dict[str, float]()
+    share, tflops = seconds / (2 + len(precisions)), dict[str, float]()
     with threads(number):
-        bandwidth = _bandwidth(device, share)
+        bandwidth = 1e-9 * _bandwidth(device, share)
         for precision in precisions:
             with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
-                flops[precision] = _flops(device, share, precision)
+                tflops[precision] = 1e-12 * _flops(device, share, precision)
         ones = torch.ones(64, device=device)
         launches = repeated(lambda: [torch.add(ones, ones) for _ in range(LAUNCHES)], device, share)
-    return {
-        "device": str(device),
-        "bytes_per_second": bandwidth,
-        "flops": flops,
-        "seconds_per_operation": (launches.seconds or 0) / LAUNCHES,
-    }
+    overhead = 1e6 * (launches.seconds or 0) / LAUNCHES
+    return {"device": str(device), "bandwidth_gb_s": bandwidth, "tflops": tflops, "overhead_us": overhead}
 
 
 def _bandwidth(device: torch.device, share: float) -> float:

@@ -140,9 +140,8 @@ def _sentence(chosen: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{chosen.name}: nothing could be measured, so this is the simplest choice, not the fastest."
     if len(rows) == 1:
         return f"{chosen.name}: {own:,.0f} samples/s; all training is too short to compare other places."
-    others = [
-        f"{name}: {f'{rate / own:.2f} times that' if rate else 'not timed'}" for name, rate in rates.items()
-    ]
+    shares = {name: f"{rate / own:.2f} times that" if rate else "not timed" for name, rate in rates.items()}
+    others = [f"{name}: {told}" for name, told in shares.items()]
     return "; ".join([f"{chosen.name}: {own:,.0f} samples/s", *others[:3]]) + "."
 
 
@@ -173,10 +172,8 @@ def devices(requested: str, precision: str = "float32") -> list[str]:
     Raises:
         ValueError: The name is unknown, that device cannot compute here, or none has this precision.
     """
-    if requested == "auto":
-        names = [str(one) for one in device.usable_devices() if one.index in (None, 0)]
-    else:
-        names = [str(device.choose(requested))]
+    usable = [one for one in device.usable_devices() if one.index in (None, 0)] if requested == "auto" else []
+    names = [str(one) for one in usable or [device.choose(requested)]]
     if precision == "float16":  # the CPU has no such arithmetic worth the name
         names = [one for one in names if one != "cpu"]
         if not names:
@@ -215,11 +212,10 @@ def sizes(n_samples: int | None) -> list[int]:
 
 def machine_facts() -> dict[str, Any]:
     """The machine, as far as a decision depends on it: another machine decides again."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "processor": machine.processor(),
         "cores": machine.cores(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "mps": torch.backends.mps.is_available(),
         "torch": torch.__version__,
     }

@@ -25,7 +25,13 @@ COMFORTABLE, FULL = 0.70, 0.95
 programs); above the second a training is expected to fail. Chosen, not fitted."""
 SMALLEST = 2
 """No remedy takes fewer samples at a time, as some layers normalise over them."""
+ASSUMED = (
+    "Times are of training alone: validation, tests and checkpoints come on top. Controls are taken to cost "
+    "as much as the hybrid net."
+)
 WIDTH = 100
+Limits = Mapping[str, float | None]
+"""Of "time" in seconds and "price" in US dollars; None: none."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +133,9 @@ def plan(
         OSError, ValueError: The table of machines cannot be used.
     """
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
-    limits = {
-        "deadline": None if deadline is None else words.parse_duration(deadline, "deadline"),
-        "budget": None if budget is None else words.parse_money(budget),
+    limits: Limits = {
+        "time": None if deadline is None else words.parse_duration(deadline, "deadline"),
+        "price": None if budget is None else words.parse_money(budget),
     }
     if measure and (busy := note(load())):
         notes.append(busy)
@@ -148,14 +154,11 @@ def plan(
         notes.append("A step was too large to be timed here: its time is estimated, as for other machines.")
     calibrated = platforms.calibration(prediction.work, precision, prediction.seconds, known)
     spots = [this, *platforms.spots(table)]
-    places = [place_of(spot, prediction, calibrated, nets * seeds, **limits) for spot in spots]
+    places = [place_of(spot, prediction, calibrated, nets * seeds, limits) for spot in spots]
     tight = places[0]["needs"] > COMFORTABLE * this.usable
     remedies = list(remedies_of(workload, this, prediction, known)) if tight else []
-    if prediction.seconds is not None:
-        notes.append("Times are of training alone: validation, tests and checkpoints come on top.")
-    if nets > 1:
-        notes.append("Controls are taken to cost as much as the hybrid net.")
-    return Plan(prediction, nets, seeds, places, answer(places), remedies, [*notes, table.note()])
+    notes += [ASSUMED, table.note()]
+    return Plan(prediction, nets, seeds, places, answer(places), remedies, notes)
 
 
 def needed(prediction: Prediction, kind: str) -> int:
@@ -164,14 +167,9 @@ def needed(prediction: Prediction, kind: str) -> int:
 
 
 def place_of(
-    spot: Spot,
-    prediction: Prediction,
-    calibrated: float | None,
-    trainings: int,
-    deadline: float | None = None,
-    budget: float | None = None,
+    spot: Spot, prediction: Prediction, calibrated: float | None, trainings: int, limits: Limits
 ) -> dict[str, Any]:
-    """The row of a machine, see `Plan.places`; deadline in seconds, budget in US dollars."""
+    """The row of a machine, see `Plan.places`."""
     config, needs, price = prediction.training, needed(prediction, spot.kind), spot.price_per_hour
     update, factor, device = prediction.seconds, prediction.spread, prediction.device
     if spot.figures:
@@ -179,10 +177,10 @@ def place_of(
     epoch = update and update * prediction.n_samples / config.batch_size
     total = epoch and epoch * config.epochs * trainings
     cost = price and total and total / 3600 * price
-    limits = [("memory", needs / spot.usable, COMFORTABLE, FULL)]
-    for name, value, most in (("time", total, deadline), ("price", cost, budget)):
-        limits += [] if most is None else [(name, value, most / factor, most)]
-    verdict, why = judge(limits)
+    known = [("memory", needs / spot.usable, COMFORTABLE, FULL)]
+    values = {"time": total, "price": cost}
+    known += [(name, values[name], most / factor, most) for name, most in limits.items() if most is not None]
+    verdict, why = judge(known)
     return {
         "machine": spot.name,
         "needs": needs,
