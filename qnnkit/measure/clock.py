@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
 import statistics
@@ -59,15 +58,10 @@ class Lap:
     """The slowest round over the median one."""
 
 
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has finished its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def now(device: torch.device) -> float:
     """The clock, in seconds, once the device has finished its work."""
-    synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
@@ -80,25 +74,19 @@ def threads(number: int | str | None) -> Iterator[None]:
     if not isinstance(number, int):
         yield
         return
+    from threadpoolctl import threadpool_limits
+
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
-        with _blas().limit(limits=number, user_api="blas"):
+        with threadpool_limits(number, "blas"):
             yield
     finally:
         torch.set_num_threads(before)
 
 
-@functools.cache
-def _blas() -> Any:
-    """The libraries of this process that have threads; finding them takes a moment."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0) -> Lap:
-    """Times one call by torch's own Timer: the median of blocks of calls, after some that warm up.
+def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0) -> float:
+    """Seconds of one call by torch's own Timer: the median of blocks of calls, after some that warm up.
 
     Args:
         run: What is timed; short calls are repeated within a block.
@@ -109,9 +97,7 @@ def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0)
 
     about: dict[str, Any] = {"timer": lambda: now(device), "num_threads": torch.get_num_threads()}
     timer = Timer("run()", globals={"run": run}, **about)
-    times = timer.blocked_autorange(min_run_time=seconds).times
-    median = statistics.median(times)
-    return Lap(median, rounds=len(times), spread=max(times) / median)
+    return statistics.median(timer.blocked_autorange(min_run_time=seconds).times)
 
 
 # --- the race -----------------------------------------------------------------------------------------------
@@ -195,10 +181,8 @@ def winner(laps: Mapping[str, Lap]) -> str | None:
     """
     known = {name: (lap.seconds, lap.error or 0.0) for name, lap in laps.items() if lap.seconds is not None}
     least = min((seconds for seconds, _ in known.values()), default=0.0)
-    return next(
-        (name for name, (seconds, error) in known.items() if seconds <= (1 + max(TIE, 2 * error)) * least),
-        None,
-    )
+    fast = (name for name, (seconds, error) in known.items() if seconds <= (1 + max(TIE, 2 * error)) * least)
+    return next(fast, None)
 
 
 def _turn(step: Step, repeats: int) -> float:

@@ -29,7 +29,6 @@ PARTS = (
     "optimizer", "rest",
 )  # fmt: skip
 """Of a step, in the order in which they come."""
-KINDS = ("quantum", "classical")
 CIRCUITS = 256
 """Circuits of a step that runs them one by one, about: it has fewer samples."""
 
@@ -79,7 +78,7 @@ def step_parts(
     taken = sorted(taken[warmup:], key=Counter.total)
     taken = taken[: (len(taken) + 3) // 4]
     medians = {name: statistics.median(row[name] for row in taken) for name in PARTS}
-    kinds = {name: kind for name in PARTS for kind in KINDS if name.startswith(kind)}
+    kinds = {name: name.split()[0] for name in PARTS if " " in name}
     return [{"name": name, "kind": kinds.get(name, "other"), "seconds": medians[name]} for name in PARTS]
 
 

@@ -176,8 +176,8 @@ def _timed(
         size //= 2
     workload = workload.change(batch_size=size)
     times, saved = _updates(workload, device, seconds)
-    copied = traced.copied if device.type == "cpu" else 0
-    return [each * whole / size for each in times], size, copied if saved else traced.kept
+    kept = traced.kept if not saved else traced.copied if device.type == "cpu" else 0
+    return [each * whole / size for each in times], size, kept
 
 
 def _updates(workload: Workload, device: torch.device, seconds: float) -> tuple[list[float], bool]:

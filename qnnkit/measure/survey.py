@@ -125,7 +125,6 @@ def facts() -> dict[str, Any]:
         "name": ", ".join(names),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor,
-        "cores": cores,
         "memory_bytes": machine.memory()[0],
         "versions": {"python": platform.python_version()} | doctor.versions(),
     }
@@ -150,7 +149,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 def fastest(found: Mapping[str, Any]) -> str | None:
     """Seconds of an epoch of the net, by device and precision, the fastest first."""
-    rows = [row for row in found.get("rows") or () if row["what"] == "net epoch" and row["value"]]
-    rows.sort(key=lambda row: row["value"])
+    epochs = (row for row in found.get("rows") or () if row["what"] == "net epoch" and row["value"])
+    rows = sorted(epochs, key=lambda row: row["value"])
     parts = (f"{words.duration(row['value'])} on {row['device']} in {row['precision']}" for row in rows)
     return f"An epoch of the net: {'; '.join(parts)}." if rows else None
