@@ -114,7 +114,13 @@ def _retrieve(url: str, path: Path, checksum: str | None) -> None:
 
     pooch.get_logger().setLevel("WARNING")  # the bar shows how far it is
     bring: Any = pooch.HTTPDownloader(True, 2**18, headers=PLAIN, timeout=TIMEOUT)
-    pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
+    try:
+        pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
+    except OSError as error:
+        reply = getattr(error, "response", None)  # which requests leaves open, socket and all
+        if reply is not None:
+            reply.close()
+        raise
 
 
 def download(url: str, path: Path, checksum: str) -> None:

@@ -82,6 +82,7 @@ def causal_lm(
     *,
     vocabulary: int | None = None,
     length: int | None = None,
+    events: str | None = None,
     seed: int = 0,
     dtype: str = "float32",
     device: torch.device | str = "cpu",
@@ -91,9 +92,12 @@ def causal_lm(
 
     Args:
         size_or_folder: "tiny", "small", "medium" or "3b"; else a local folder, or a name on the Hugging Face
-            Hub. Only safetensors are read, and no code that lies next to them is run.
+            Hub, of a model that transformers knows or of SkyTNT's midi_model. Only safetensors are read, and
+            no code that lies next to them is run.
         vocabulary: Tokens of the tokenizer: that many are built, or must be known by the loaded model.
         length: Tokens of a sequence: the most that a new model sees at once; a loaded one must take as many.
+        events: For a new midi_model, whose sizes are "tiny", "small", "medium" and "large" (the last two as
+            published): "v1" or "v2", the version of its `MidiEvents`. None makes a Llama.
         seed: Fixes initial weights; the caller's generators are left alone.
         dtype: "float32", "bfloat16" or "float16".
         device: Where weights in 4 bits are; others are on the CPU. With "meta" the model is refused for the
@@ -109,14 +113,20 @@ def causal_lm(
         ValueError: The folder or name cannot be read here (missing, gated, offline, without safetensors), or
             the model knows too few tokens or takes no sequences of this length.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from qnnkit.models import midi_model  # which makes its kind known to transformers
 
     kind, name = DTYPES[checks.choice("dtype", dtype, DTYPES)], str(size_or_folder)
     place = torch.device("meta" if torch.device(device).type == "meta" else "cpu")
-    if name in LLAMA:
-        config = llama_config(name, vocabulary=vocabulary, length=length)
+    if name in LLAMA or (events and name in midi_model.SIZES):
+        config = (
+            midi_model.config_of(name, version=events, length=length)
+            if events
+            else llama_config(name, vocabulary=vocabulary, length=length)
+        )
         with seeded(seed), place:
-            new: Any = LlamaForCausalLM(config)
+            new: Any = AutoModelForCausalLM.from_config(config)
         return _cast(new, kind)
     options: dict[str, Any] = {"device_map": place} if place.type == "meta" else {}
     if computes := in_four_bits(name, device)[0] if four_bit else None:
@@ -166,6 +176,7 @@ def without_weights(
     *,
     vocabulary: int | None = None,
     length: int | None = None,
+    events: str | None = None,
     dtype: str = "float32",
 ) -> Any:
     """As `causal_lm`, of which nothing but the configuration is read: its weights are on the meta device.
@@ -175,9 +186,12 @@ def without_weights(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from qnnkit.models import midi_model
+
     name = str(size_or_folder)
-    if name in LLAMA:
-        return causal_lm(name, vocabulary=vocabulary, length=length, dtype=dtype, device="meta")
+    if name in LLAMA or (events and name in midi_model.SIZES):
+        sizes: Any = {"vocabulary": vocabulary, "length": length, "events": events}
+        return causal_lm(name, dtype=dtype, device="meta", **sizes)
     try:
         config: Any = hub.read(AutoConfig, name)
     except ValueError as error:
