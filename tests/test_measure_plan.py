@@ -19,7 +19,8 @@ from qnnkit.measure import platforms
 from qnnkit.measure.memory import Work, trace
 from qnnkit.measure.platforms import HERE, Spot, estimate, roofline
 from qnnkit.settings import Settings
-from tests.toys import refused, typing
+from qnnkit.tasks import Classification
+from tests.toys import linear, refused, typing
 
 figuring = importlib.import_module("qnnkit.measure.figures")  # the package's attributes are the functions
 predicting = importlib.import_module("qnnkit.measure.predict")
@@ -100,6 +101,17 @@ def test_predictions_add_up(digits, monkeypatch):
     assert {*again.memory} == {*found.memory} - {"workspace"}
 
 
+@pytest.mark.parametrize("n_samples", [1000, 4])
+def test_what_timing_itself_keeps_is_not_counted_twice(n_samples):
+    """The weights of the best epoch, without a folder, or a checkpoint's copy: trainings count the latter."""
+    rows = torch.ones(8, 4000), torch.zeros(8, dtype=torch.long)
+    config = Settings(batch_size=2, optimizer="sgd", learning_rate=1e-6)
+    about = (lambda *_: linear(4000, 4000), lambda config: rows, Classification())
+    found = measure.predict(measure.Workload("", config, n_samples, *about, example=rows[0]), seconds=0.1)
+    assert found.memory["weights"] > 6e7 and found.memory["checkpoint"] > 6e7
+    assert found.memory["workspace"] < 0.5 * found.memory["weights"]
+
+
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
     workload = digits["workload"].change(batch_size=4)
     held = sum(trace(workload).memory.values())
@@ -107,9 +119,8 @@ def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
         monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
         found = measure.predict(workload, seconds=0.1, n_threads=1)
         told = f"with {size} samples at a time, and scaled up"
-        assert (found.seconds is None) == (size == 0) and any(told in note for note in found.notes) == (
-            size == 2
-        )
+        assert (found.seconds is None) == (size == 0)
+        assert any(told in note for note in found.notes) == (size == 2)
 
 
 def test_four_bits_are_for_frozen_weights_alone(monkeypatch):
