@@ -90,13 +90,13 @@ class Fused:
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
             self.matrices = Matrices(self.plan.blocks, *self.shared_angles, self._put)
             self.steps = self._steps()
-        self.periods = self._period([self.matrices.by_vector]), self._period(self._rates)
-        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
-        self.limits: tuple[float, ...] = tuple(
-            LARGE / max(1.0, float(np.abs(matrix).sum(0).max(initial=0)))
-            for matrix, _ in (self.shared_angles, self.row_angles)
-        )
+        both = self.shared_angles, self.row_angles
+        sizes = [(np.abs(m).sum(0).max(initial=1), np.abs(offset).max(initial=0)) for m, offset in both]
+        self.limits = [LARGE / float(most) if offset < LARGE else 0.0 for most, offset in sizes]
         """No angle is large as long as no number of the vector, or of a row, exceeds this."""
+        pairs = zip(([self.matrices.by_vector], self._rates), self.limits, strict=True)
+        self.periods = [self._period(*pair) for pair in pairs]
+        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
         self.none: Tensor = self.matrices.offset.new_zeros(1, 0)
         """No rows and no vector."""
         self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
@@ -116,11 +116,11 @@ class Fused:
         return Fused(self.circuit, self.on_rows, torch.float64, self.device)
 
     @staticmethod
-    def _period(rates: Sequence[np.ndarray]) -> float | None:
-        """The period of all angles in each number that they are computed from, if there is one."""
+    def _period(rates: Sequence[np.ndarray], limit: float) -> float | None:
+        """The period of all angles in each number that they are computed from, if there is a small one."""
         flat = np.concatenate([np.zeros(0), *(each.ravel() for each in rates)])
         whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
-        return next((2 * np.pi * k for k in whole), None)
+        return next((2 * np.pi * k for k in whole if np.pi * k <= limit), None)
 
     # --- constants --------------------------------------------------------------------------------
 
