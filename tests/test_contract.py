@@ -254,7 +254,7 @@ angle_far_out(**FAR): x; 2 * w
 angle_far_out_times_pi(**FAR): x * torch.pi
 angle_far_out_of_changing_python(**FAR): scale * x * torch.pi; scale * w | scale = 2.0
 angles_far_out_added(**FAR): x + w; x.sum() * w / 1e6
-angle_by_a_large_factor(dtype=torch.float32, scale=1e-5): 1e5 * x + 0.3; w
+angle_by_a_large_factor(dtype=torch.float32): 400 * (x / 1e3) + 0.3; 50 * w
 angle_from_far_out(dtype=torch.float32): x + 1e6; w - 1e6
 sums_evolve: x; w; expvals(qp.qaoa.cost_layer(w[0], qp.Z(0) @ qp.Z(1) + scale * qp.Z(2)), \
 qp.TrotterProduct(qp.X(0) @ qp.X(1) + scale * qp.Z(2), w[1], n=2)) | scale = VALUE
