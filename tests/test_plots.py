@@ -83,10 +83,8 @@ def similarities(texts):
 def layer_gradients():
     gradients = np.linspace(-2, 1, 30).reshape(6, 5) ** 3
     ratios = np.array([[0.5, 0.2, 0.8], [0.4, 0.1, 0.9], [np.nan] * 3])
-    norms, weight = np.geomspace(1e-4, 1, 12), ("weights[0, 1]", 1)
-    return plots.layer_gradients(
-        np.arange(12) + 1, norms, (7, 12), gradients, weight, np.arange(3) + 1, ratios, 2
-    )
+    norms = np.geomspace(1e-4, 1, 12)
+    return plots.layer_gradients(np.arange(12) + 1, norms, (7, 12), gradients, np.arange(3) + 1, ratios, 2)
 
 
 FIGURES = {

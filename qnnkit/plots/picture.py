@@ -26,6 +26,12 @@ class Picture(Figure):
 
     drawn: bytes | None = None  # as a PNG
 
+    def __init__(self, *given: Any, **named: Any):
+        super().__init__(*given, **named)
+        self.boxes: list[
+            tuple[Sequence[int], Any]
+        ] = []  # of a circuit's gates, with the weights that turn each
+
     def _repr_png_(self) -> bytes:
         return self.png() if self.drawn is None or self.stale else self.drawn
 
