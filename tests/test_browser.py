@@ -230,7 +230,7 @@ def _act_quickly(page) -> None:
         sliders["Move by"].locator(".noUi-handle").focus()
         for _ in range(3):
             page.keyboard.press("ArrowRight")
-    shift = float(sliders["Move by"].locator(".widget-readout").inner_text())
+    shift = float(sliders["Move by"].locator(".widget-readout").inner_text().replace("−", "-"))
     moved = page.get_by_text(f"moved by {shift:+.2f} rad")
     moved.wait_for(timeout=60_000)  # on a machine that is busy
     before = _at_rest(page)

@@ -141,7 +141,7 @@ class Views:
             return plots.Redrawn(plots.coloured_circuit(gates, n_wires, values, label, dead=dead))
 
         drawn = self._once("circuit", draw, choice.net, choice.seed, choice.layer, choice.epoch)
-        return drawn.png(plots.outlines(drawn.figure, choice.weight))
+        return drawn.over(plots.outlines(drawn.figure, choice.weight))
 
     def _gradients(self, choice: Choice) -> bytes | None:
         """Histogram, norm and signal to noise of the layer; None where it is not trained."""
@@ -170,7 +170,7 @@ class Views:
         drawn = self._once("gradients", draw, choice.net, choice.seed, choice.layer, choice.epoch)
         mean = np.nan if recorded is None else recorded[:, choice.weight].mean()
         line = {"color": plots.COLOURS[1], "lw": 2}
-        return drawn.png([drawn.figure.axes[0].axvline(mean, **line)] if np.isfinite(mean) else [])
+        return drawn.over([drawn.figure.axes[0].axvline(mean, **line)] if np.isfinite(mean) else [])
 
     def _image(self, choice: Choice) -> bytes:
         """The image, its quanvolved channels if there are any, and what the net says of it."""
@@ -206,5 +206,6 @@ class Views:
         make = lambda: plots.WhatIfFigure(*sizes)  # noqa: E731
         drawn = self._once("what_if", make, choice.net, choice.seed, choice.layer)
         title = f"Measured by circuit {moves.shown + 1}\nof the image's {moves.n_circuits}"
-        values, probs = (before.values, there.values), (before.class_probs, there.class_probs)
-        return drawn.moved(title, values, probs, label, moves.curve, (choice.shift, there.loss))
+        as_it_is = title, before.values, before.class_probs, label, moves.curve
+        self._once("begun", lambda: drawn.begin(*as_it_is), moves)
+        return drawn.moved(choice.shift, there.values, there.class_probs, there.loss)

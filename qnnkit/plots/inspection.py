@@ -31,25 +31,39 @@ class Redrawn:
 
     def __init__(self, figure: Picture, moving: Sequence[Any] = ()):
         figure.set_dpi(DPI)
-        self.figure, self.moving, self.canvas = figure, moving, FigureCanvasAgg(figure)
+        self.figure, self.canvas = figure, FigureCanvasAgg(figure)
         for artist in moving:
             artist.set_animated(True)  # not drawn with the rest
         self.canvas.draw()
-        self.background = self.canvas.copy_from_bbox(figure.bbox)
+        self.still = self.kept = self.canvas.copy_from_bbox(figure.bbox)
 
-    def png(self, over: Sequence[Any] = ()) -> bytes:
-        """The figure as it is now, with `over` drawn last and taken away again."""
+    def keep(self, artists: Sequence[Any]) -> None:
+        """Draws artists over what never changes, to stay there under all that follows."""
+        self.kept = self.still
+        self._draw(artists)
+        self.kept = self.canvas.copy_from_bbox(self.figure.bbox)
+
+    def png(self, artists: Sequence[Any]) -> bytes:
+        """The figure with these artists drawn last."""
         from PIL import Image
 
-        self.canvas.restore_region(self.background)
-        for artist in (*self.moving, *over):
-            artist.axes.draw_artist(artist)
-        for artist in over:
-            artist.remove()
+        self._draw(artists)
         buffer = io.BytesIO()
         pixels = Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB")
         pixels.save(buffer, format="PNG", compress_level=1)
         return buffer.getvalue()
+
+    def over(self, artists: Sequence[Any]) -> bytes:
+        """The same, and the artists are taken away again."""
+        png = self.png(artists)
+        for artist in artists:
+            artist.remove()
+        return png
+
+    def _draw(self, artists: Sequence[Any]) -> None:
+        self.canvas.restore_region(self.kept)
+        for artist in artists:
+            artist.axes.draw_artist(artist)
 
 
 def layer_gradients(
@@ -153,7 +167,8 @@ class ImageSeen(Redrawn):
         self.axis.set(xlim=(0, 100), ylim=(len(self.bars) - 0.5, -0.5))
         self.axis.set_xlabel("probability (%); green: true class")
         _room(self.axis, self.classes)
-        super().__init__(figure, [*self.images, *self.bars, self.axis.yaxis])
+        self.moving = [*self.images, *self.bars, self.axis.yaxis]
+        super().__init__(figure, self.moving)
 
     def seen(self, image: np.ndarray, maps: np.ndarray | None, probs: np.ndarray, label: int) -> bytes:
         """A PNG of another image, its maps, the probabilities of all classes, and its true class."""
@@ -164,7 +179,7 @@ class ImageSeen(Redrawn):
         for bar, place in zip(self.bars, best, strict=True):
             bar.set(width=100 * probs[place], color=COLOURS[2] if place == label else COLOURS[5])
         self.axis.set_yticks(range(len(best)), [self.classes[i] for i in best], parse_math=False)
-        return self.png()
+        return self.png(self.moving)
 
 
 class WhatIfFigure(Redrawn):
@@ -199,43 +214,46 @@ class WhatIfFigure(Redrawn):
         right.yaxis.set_major_locator(MaxNLocator(5))
         right.set_xlabel("weight moved by (rad)")
         right.set_title(f"Loss of {n_images} validation\nimages along this weight", fontsize=10)
-        moving = [*self.values, *self.probs, self.title, middle.yaxis, right.yaxis, self.curve, self.dot]
-        super().__init__(figure, moving)
+        self.rest = [self.title, middle.yaxis, right.yaxis, self.curve, self.values[0], self.probs[0]]
+        self.moving = [self.values[1], self.probs[1], self.dot]
+        super().__init__(figure, [*self.rest, *self.moving])
 
-    def moved(
+    def begin(
         self,
         title: str,
-        values: Sequence[np.ndarray],
-        probs: Sequence[np.ndarray],
+        values: np.ndarray,
+        probs: np.ndarray,
         label: int,
         curve: tuple[np.ndarray, np.ndarray],
-        dot: tuple[float, float],
-    ) -> bytes:
-        """A PNG of a weight that is moved.
+    ) -> None:
+        """Draws a weight as it is.
 
         Args:
             title: Which circuit's values are shown, in two lines.
-            values: Of this circuit with the weight as it is, and moved, each of shape (n_outputs,).
-            probs: Of all classes, likewise, each of shape (n_classes,).
+            values: Of this circuit, of shape (n_outputs,).
+            probs: Of all classes, of shape (n_classes,).
             label: Of the true class.
             curve: Shifts in radians, and the loss at each.
-            dot: The shift, and the loss there.
         """
         _, middle, right = self.axes
         self.title.set_text(title)
-        best = _likeliest(probs[0], label)
-        for drawn, numbers in zip(
-            (*self.values, *self.probs), (*values, *(100 * p[best] for p in probs)), strict=True
-        ):
-            drawn.set_xdata(numbers)
-        names = [self.classes[i] + (" ✓" if i == label else "") for i in best]
-        middle.set_yticks(range(len(best)), names, parse_math=False)
+        self.best = _likeliest(probs, label)
+        names = [self.classes[i] + (" ✓" if i == label else "") for i in self.best]
+        middle.set_yticks(range(len(names)), names, parse_math=False)
+        self.values[0].set_xdata(values)
+        self.probs[0].set_xdata(100 * probs[self.best])
         self.curve.set_data(*curve)
-        self.dot.set_data([dot[0]], [dot[1]])
-        low, high = min(curve[1].min(), dot[1]), max(curve[1].max(), dot[1])
+        low, high = curve[1].min(), curve[1].max()
         margin = 0.15 * (high - low) or 0.05
         right.set_ylim(low - margin, high + margin)
-        return self.png()
+        self.keep(self.rest)
+
+    def moved(self, shift: float, values: np.ndarray, probs: np.ndarray, loss: float) -> bytes:
+        """A PNG of it moved by a shift in radians: the same values, probabilities and loss there."""
+        self.values[1].set_xdata(values)
+        self.probs[1].set_xdata(100 * probs[self.best])
+        self.dot.set_data([shift], [loss])
+        return self.png(self.moving)
 
 
 def _likeliest(probs: np.ndarray, label: int) -> np.ndarray:
