@@ -1,6 +1,5 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
-from qnnkit.plots.galleries import captions_found, images_found, similarities
 from qnnkit.plots.gates_by_colour import coloured_circuit, outlines
 from qnnkit.plots.inspection import ImageSeen, Redrawn, WhatIfFigure, layer_gradients, stacked
 from qnnkit.plots.notes import piano_roll
@@ -9,6 +8,6 @@ from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelle
 
 __all__ = [
     "COLOURS", "ImageSeen", "Live", "Picture", "Redrawn", "WhatIfFigure", "as_pdf", "as_png",
-    "captions_found", "class_balance", "class_samples", "coloured_circuit", "confusion", "images_found",
-    "labelled_images", "layer_gradients", "outlines", "piano_roll", "similarities", "stacked", "stamped",
+    "class_balance", "class_samples", "coloured_circuit", "confusion",
+    "labelled_images", "layer_gradients", "outlines", "piano_roll", "stacked", "stamped",
 ]  # fmt: skip
