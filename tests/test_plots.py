@@ -7,6 +7,7 @@ from unittest import mock
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
@@ -47,9 +48,10 @@ def confusion(names):
 
 def layer_gradients():
     gradients = np.linspace(-2, 1, 30).reshape(6, 5) ** 3
-    ratios = np.array([[0.5, 0.2, 0.8], [0.4, 0.1, 0.9], [np.nan] * 3])
-    norms = np.geomspace(1e-4, 1, 12)
-    return plots.layer_gradients(np.arange(12) + 1, norms, (7, 12), gradients, np.arange(3) + 1, ratios, 2)
+    columns = {"epoch": np.repeat([1, 2, 3], 4), "step": np.arange(12) + 1, "norm": np.geomspace(1e-4, 1, 12)}
+    for name, ratios in {"snr": (0.5, 0.4), "snr_low": (0.2, 0.1), "snr_high": (0.8, 0.9)}.items():
+        columns[name] = np.repeat([*ratios, np.nan], 4)
+    return plots.layer_gradients(pd.DataFrame(columns), (7, 12), gradients, 2)
 
 
 FIGURES = {

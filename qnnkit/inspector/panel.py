@@ -203,12 +203,16 @@ class Panel:
 
     def _draw(self, choice: Choice, parts: set[str]) -> None:
         pngs, sentences = self.views.redraw(choice, parts), views.sentences(self.inspector.source, choice)
-        moved = self.views.move(choice) if "what_if" in parts else self.moved.value
         for part, png in pngs.items():  # all that may fail has gone well
             self.pngs[part].layout.display = "none" if png is None else None
             if png is not None:
                 self.pngs[part].value = png
-        self.moved.value = moved
+        if pngs.get("what_if"):
+            moves, there = self.views.move(choice)
+            self.moved.value = (
+                f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
+                f"<b>{there.loss:.4f}</b> with the weight moved by {choice.shift:+.2f} rad."
+            )
         self._say(sentences)
 
     def _say(self, sentences: list[str]) -> None:

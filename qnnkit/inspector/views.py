@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ DEPENDS = {
     "gradients": LAYER | {"epoch"},
 }
 """Picture -> what it shows, from top to bottom."""
+OF_CIRCUITS = {"circuit", "what_if"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Views:
 
     def __init__(self, source: Source):
         self.source = source
-        self.kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self.kept: dict[str, tuple[Any, Any]] = {}
 
     def redraw(self, choice: Choice, parts: Collection[str] = tuple(DEPENDS)) -> dict[str, bytes | None]:
         """A PNG of each part; None for what the chosen layer has not.
@@ -102,45 +104,41 @@ class Views:
         Raises:
             ValueError: What was recorded does not belong to the net.
         """
-        return {part: getattr(self, f"_{part}")(choice) for part in parts}
+        circuit = self.source.net(choice.net, choice.seed).circuit(choice.layer)
+        return {
+            part: None if part in OF_CIRCUITS and circuit is None else getattr(self, f"_{part}")(choice)
+            for part in parts
+        }
 
-    def move(self, choice: Choice) -> str:
-        """What the move does to the loss; "" for a layer without a circuit."""
-        if self.source.net(choice.net, choice.seed).circuit(choice.layer) is None:
-            return ""
-        moves, there = self._moved(choice)
-        return (
-            f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
-            f"<b>{there.loss:.4f}</b> with the weight moved by {choice.shift:+.2f} rad."
-        )
+    def move(self, choice: Choice) -> tuple[WhatIf, Moved]:
+        """The chosen weight of a circuit, ready to be moved, and what the net gives with it moved."""
+        net, image = self.source.net(choice.net, choice.seed), self.source.choosable[0][choice.image]
+        make = partial(WhatIf, self.source.run, net, choice.layer, choice.weight, image)
+        moves = self._once("moves", make, choice, "weight", "image")
+        return moves, self._once("there", partial(moves.at, choice.shift), choice, "weight", "image", "shift")
 
-    def _once(self, name: str, make: Callable[[], Any], *key: Any) -> Any:
-        """What was made last under this name, if it was for the same key."""
+    def _once(self, name: str, make: Callable[[], Any], choice: Choice, *fields: str) -> Any:
+        """What was made last under this name, if that was for a choice with the same layer and fields."""
+        key = [getattr(choice, field) for field in ("net", "seed", "layer", *fields)]
         if self.kept.get(name, (None, None))[0] != key:
             self.kept[name] = key, make()
         return self.kept[name][1]
 
-    def _circuit(self, choice: Choice) -> bytes | None:
+    def _circuit(self, choice: Choice) -> bytes:
         """The circuit, each gate coloured by its gradient, the chosen weight's outlined."""
         from qnnkit import plots
 
         net = self.source.net(choice.net, choice.seed)
-        circuit = net.circuit(choice.layer)
-        if circuit is None:
-            return None
+        gates = self._once("gates", lambda: gradients.gates(net.layers[choice.layer]), choice)
 
         def draw() -> plots.Redrawn:
-            recorded = gradients_of(self.source, choice)
-            gates = self._once(
-                "gates", lambda: gradients.gates(circuit), choice.net, choice.seed, choice.layer
-            )
-            unknown = np.full(len(net.weight_names(choice.layer)), np.nan)
-            values = unknown if recorded is None else sizes(recorded)
+            recorded, n_weights = gradients_of(self.source, choice), len(net.weight_names(choice.layer))
+            values = np.full(n_weights, np.nan) if recorded is None else sizes(recorded)
             n_wires = 1 + max((wire for gate in gates for wire in gate.wires), default=0)
             dead, label = {one.index for one in net.dead(choice.layer)}, "mean |gradient| (loss per radian)"
             return plots.Redrawn(plots.coloured_circuit(gates, n_wires, values, label, dead=dead))
 
-        drawn = self._once("circuit", draw, choice.net, choice.seed, choice.layer, choice.epoch)
+        drawn = self._once("circuit", draw, choice, "epoch")
         return drawn.over(plots.outlines(drawn.figure, choice.weight))
 
     def _gradients(self, choice: Choice) -> bytes | None:
@@ -152,22 +150,8 @@ class Views:
         if choice.layer not in training.layers or not steps:
             return None
         recorded = gradients_of(self.source, choice)
-
-        def draw() -> plots.Redrawn:
-            rows = training.frame(choice.layer)
-            by_epoch = rows.drop_duplicates("epoch")
-            figure = plots.layer_gradients(
-                rows["step"].to_numpy(),
-                rows["norm"].to_numpy(),
-                (steps[0], steps[-1]),
-                recorded,
-                by_epoch["epoch"].to_numpy(),
-                by_epoch[["snr", "snr_low", "snr_high"]].to_numpy(),
-                choice.epoch,
-            )
-            return plots.Redrawn(figure)
-
-        drawn = self._once("gradients", draw, choice.net, choice.seed, choice.layer, choice.epoch)
+        data = training.frame(choice.layer), (steps[0], steps[-1]), recorded, choice.epoch
+        drawn = self._once("gradients", lambda: plots.Redrawn(plots.layer_gradients(*data)), choice, "epoch")
         mean = np.nan if recorded is None else recorded[:, choice.weight].mean()
         line = {"color": plots.COLOURS[1], "lw": 2}
         return drawn.over([drawn.figure.axes[0].axvline(mean, **line)] if np.isfinite(mean) else [])
@@ -182,30 +166,19 @@ class Views:
         with layers.evaluating(model):
             probs = model(image).double().softmax(-1)[0].numpy()
         seen = image[0].numpy(), None if maps is None else maps[0, :MOST_MAPS].double().numpy()
-        make = lambda: plots.ImageSeen(*seen, self.source.classes[: len(probs)])  # noqa: E731
-        drawn = self._once("image", make, choice.net, choice.seed)
-        return drawn.seen(*seen, probs, int(labels[choice.image]))
+        make = partial(plots.ImageSeen, *seen, self.source.classes[: len(probs)])
+        return self._once("image", make, choice).seen(*seen, probs, int(labels[choice.image]))
 
-    def _moved(self, choice: Choice) -> tuple[WhatIf, Moved]:
-        """The chosen weight, ready to be moved, and what the net gives with it where it is moved to."""
-        net, image = self.source.net(choice.net, choice.seed), self.source.choosable[0][choice.image]
-        key = choice.net, choice.seed, choice.layer, choice.weight, choice.image
-        make = lambda: WhatIf(self.source.run, net, choice.layer, choice.weight, image)  # noqa: E731
-        moves = self._once("moves", make, *key)
-        return moves, self._once("there", lambda: moves.at(choice.shift), *key, choice.shift)
-
-    def _what_if(self, choice: Choice) -> bytes | None:
-        """The chosen weight moved; None without a circuit."""
+    def _what_if(self, choice: Choice) -> bytes:
+        """The chosen weight moved."""
         from qnnkit import plots
 
-        if self.source.net(choice.net, choice.seed).circuit(choice.layer) is None:
-            return None
-        (moves, there), label = self._moved(choice), int(self.source.choosable[1][choice.image])
+        (moves, there), label = self.move(choice), int(self.source.choosable[1][choice.image])
         before = moves.before
-        sizes = len(before.values), self.source.classes[: len(before.class_probs)], moves.n_images
-        make = lambda: plots.WhatIfFigure(*sizes)  # noqa: E731
-        drawn = self._once("what_if", make, choice.net, choice.seed, choice.layer)
+        names = self.source.classes[: len(before.class_probs)]
+        make = partial(plots.WhatIfFigure, len(before.values), names, moves.n_images)
+        drawn = self._once("what_if", make, choice)
         title = f"Measured by circuit {moves.shown + 1}\nof the image's {moves.n_circuits}"
-        as_it_is = title, before.values, before.class_probs, label, moves.curve
-        self._once("begun", lambda: drawn.begin(*as_it_is), moves)
+        begin = partial(drawn.begin, title, before.values, before.class_probs, label, moves.curve)
+        self._once("begun", begin, choice, "weight", "image")
         return drawn.moved(choice.shift, there.values, there.class_probs, there.loss)

@@ -50,41 +50,34 @@ def coloured_circuit(
     n_columns = max(columns, default=0) + 1
     n_rows = -(-n_columns // ACROSS)
     across, lines = -(-n_columns // n_rows), (n_wires + 1) * n_rows - 1  # a line is left free between rows
-    figure = picture(1, 1)
-    wires = {line: line for line in range(lines) if line % (n_wires + 1) < n_wires}
-    size = (INCHES * across + 2.4, INCHES * lines + 0.5)
+    figure, size = picture(1, 1), (INCHES * across + 2.4, INCHES * lines + 0.5)
+    places = {line: line for line in range(lines) if line % (n_wires + 1) < n_wires}
     look = {"color": "black", "linewidth": 0.8}
-    drawer = MPLDrawer(across, wires, wire_options=look, figsize=size, fig=figure)
+    drawer = MPLDrawer(across, places, wire_options=look, figsize=size, fig=figure)
     drawer.ax.set_subplotspec(figure.add_gridspec(1, 1)[0])  # so that constrained layout places it
     drawer.ax.set(xlim=(-1.4, across), ylim=(lines - 0.5, -0.5), aspect="equal")
-    for line in wires:
-        drawer.ax.text(
-            -1.1, line, f"{'… ' * (line > n_wires)}{line % (n_wires + 1)}", ha="right", va="center"
-        )
+    for line in places:
+        name = f"{'… ' * (line > n_wires)}{line % (n_wires + 1)}"
+        drawer.ax.text(-1.1, line, name, ha="right", va="center")
     paint = ScalarMappable(LogNorm(*_decades(values[np.isfinite(values)])), MAP)
     for gate, column in zip(gates, columns, strict=True):
-        of_gate = values[list(gate.weights)]
+        of_gate, top = values[list(gate.weights)], column // across * (n_wires + 1)
         face: Any = DATA if gate.on_inputs else CONSTANT
         if np.isfinite(of_gate).any():
             face = paint.to_rgba(np.nanmax(of_gate))
         is_dead = bool(gate.weights) and set(gate.weights) <= set(dead)
-        above = column // across * (n_wires + 1)
+        wires = [top + wire for wire in gate.wires or (0,)]
         figure.boxes += [
-            (gate.weights, box)
-            for box in _draw(
-                drawer, gate, column % across, [above + wire for wire in gate.wires or (0,)], face, is_dead
-            )
+            (gate.weights, box) for box in _draw(drawer, gate, column % across, wires, face, is_dead)
         ]
     if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
         figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
-    kinds = {"turned by the data": {"facecolor": DATA}, "cannot learn": {"edgecolor": DEAD, "hatch": "////"}}
-    told = [any(gate.on_inputs and not gate.weights for gate in gates), bool(dead)]
-    handles = [
-        Patch(**{"facecolor": "white", "edgecolor": "black"} | look, label=name)
-        for (name, look), shown in zip(kinds.items(), told, strict=True)
-        if shown
-    ]
+    handles = []
+    if any(gate.on_inputs and not gate.weights for gate in gates):
+        handles.append(Patch(facecolor=DATA, edgecolor="black", label="turned by the data"))
+    if dead:
+        handles.append(Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn"))
     if handles:
         figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     if chosen is not None:

@@ -66,25 +66,14 @@ class Redrawn:
             artist.axes.draw_artist(artist)
 
 
-def layer_gradients(
-    steps: np.ndarray,
-    norms: np.ndarray,
-    shown: tuple[int, int],
-    gradients: np.ndarray | None,
-    epochs: np.ndarray,
-    snr: np.ndarray,
-    epoch: int,
-) -> Picture:
+def layer_gradients(rows: Any, shown: tuple[int, int], gradients: np.ndarray | None, epoch: int) -> Picture:
     """One layer: its weights' gradients in an epoch, its gradient's norm over training, and signal to noise.
 
     Args:
-        steps: Observed updates of the whole training, of shape (n,).
-        norms: Of the layer's gradient at each, of shape (n,).
+        rows: Of the layer, as in `gradients.History.frame`: an observed update each.
         shown: First and last step of what the histogram shows.
         gradients: Of each weight at each step shown, of shape (n_steps, n_weights); None where only norms
             were kept.
-        epochs: With a ratio of signal to noise.
-        snr: Ratio and ends of its interval, of shape (n_epochs, 3); NaN where unknown.
         epoch: The chosen one.
     """
     figure = picture(WIDTH, 3.0)
@@ -101,25 +90,24 @@ def layer_gradients(
         label = "gradient (loss per radian)\nline: mean of the chosen weight"
         left.set(xlabel=label, ylabel="weights × updates")
     middle.set_title("Norm of the layer's gradient", fontsize=10)
-    known = norms > 0
-    if len(steps) < 2:
-        _note(middle, f"{norms[0]:.3g}\non one batch" if len(norms) else "unknown")
+    if len(rows) < 2:
+        _note(middle, f"{rows['norm'].iloc[0]:.3g}\non one batch" if len(rows) else "unknown")
     else:
+        known = rows[rows["norm"] > 0]
         middle.axvspan(shown[0] - 0.5, shown[1] + 0.5, color=COLOURS[4], alpha=0.25, lw=0)
-        middle.plot(steps[known], norms[known], "-o", ms=2.5, lw=1, color=COLOURS[0])
-        if known.any():
-            middle.set_yscale("log")
-            middle.tick_params(axis="y", which="both", labelsize=8)
+        middle.plot(known["step"], known["norm"], "-o", ms=2.5, lw=1, color=COLOURS[0])
+        middle.set(xlabel="update (shaded: chosen)", ylabel="norm", yscale="log" if len(known) else "linear")
+        middle.tick_params(axis="y", which="both", labelsize=8)
         middle.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        middle.set(xlabel="update (shaded: chosen)", ylabel="norm")
     right.set_title("Signal to noise", fontsize=10)
-    finite = np.isfinite(snr[:, 0])
-    if finite.any():
-        at, (ratio, low, high) = epochs[finite], snr[finite].T
-        right.fill_between(at, low, high, color=COLOURS[2], alpha=0.2, lw=0)
-        right.plot(at, ratio, "-o", ms=3, lw=1, color=COLOURS[2])
+    known = rows.drop_duplicates("epoch").dropna(subset="snr")
+    if len(known):
+        right.fill_between(
+            known["epoch"], known["snr_low"], known["snr_high"], color=COLOURS[2], alpha=0.2, lw=0
+        )
+        right.plot(known["epoch"], known["snr"], "-o", ms=3, lw=1, color=COLOURS[2])
         right.axvline(epoch, color=COLOURS[4], lw=2, alpha=0.7)
-        right.set_ylim(bottom=min(0.0, float(np.nanmin(low))))
+        right.set_ylim(bottom=min(0.0, known["snr_low"].min()))
         right.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         right.set(xlabel="epoch (line: chosen)", ylabel="mean / spread, 95 % interval")
     else:
@@ -167,7 +155,8 @@ class ImageSeen(Redrawn):
         self.axis.set(xlim=(0, 100), ylim=(len(self.bars) - 0.5, -0.5))
         self.axis.set_xlabel("probability (%); green: true class")
         _room(self.axis, self.classes)
-        self.moving = [*self.images, *self.bars, self.axis.yaxis]
+        frames = [spine for axis in (*axes, self.axis) for spine in axis.spines.values()]
+        self.moving = [*self.images, *self.bars, self.axis.yaxis, *frames]
         super().__init__(figure, self.moving)
 
     def seen(self, image: np.ndarray, maps: np.ndarray | None, probs: np.ndarray, label: int) -> bytes:
@@ -207,8 +196,8 @@ class WhatIfFigure(Redrawn):
         middle.set(xlim=(-4, 104), xlabel="probability (%); ✓: true class")
         middle.set_title("What the net says\nof the image", fontsize=10)
         _room(middle, [f"{name} ✓" for name in self.classes])
-        [self.curve] = right.plot([-np.pi, np.pi], [1.234, 5.678], color=COLOURS[0], lw=1.2)
-        [self.dot] = right.plot([0], [1.234], "D", color=COLOURS[1], ms=7)
+        [self.curve] = right.plot([-np.pi, np.pi], [1.0005, 1.0045], color=COLOURS[0], lw=1.2)
+        [self.dot] = right.plot([0], [1.0005], "D", color=COLOURS[1], ms=7)
         right.axvline(0, color="#999", lw=0.8)
         right.set_xticks([-np.pi, 0, np.pi], ["−π", "0", "π"])
         right.yaxis.set_major_locator(MaxNLocator(5))
