@@ -116,7 +116,7 @@ class Panel:
         self.refresh = widgets.Button(
             description="Refresh", tooltip="Read the run's folder again", icon="refresh"
         )
-        self.message, self.moved = widgets.HTML(), widgets.HTML()
+        self.message, self.moved, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.pngs = {part: _picture(widgets, part) for part in DEPENDS}
         headings = (
             "What if the chosen weight were another?",
@@ -128,7 +128,7 @@ class Panel:
         wrap = widgets.Layout(flex_flow="row wrap", width="98%")
         top = widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap)
         rows = [top, self.message, self.weight, self.pngs["circuit"], self.moving]
-        rows += [image, self.image, self.pngs["image"], layer, self.epoch, self.pngs["gradients"]]
+        rows += [image, self.image, self.said, self.pngs["image"], layer, self.epoch, self.pngs["gradients"]]
         self.whole = widgets.VBox(rows, layout=widgets.Layout(overflow="auto"))
         self.inputs = {name: getattr(self, name) for name in asdict(choice)}
         self._draw(choice, set(DEPENDS))
@@ -203,6 +203,7 @@ class Panel:
 
     def _draw(self, choice: Choice, parts: set[str]) -> None:
         pngs, sentences = self.views.redraw(choice, parts), views.sentences(self.inspector.source, choice)
+        said = self.views.says(choice)
         for part, png in pngs.items():  # all that may fail has gone well
             self.pngs[part].layout.display = "none" if png is None else None
             if png is not None:
@@ -213,6 +214,7 @@ class Panel:
                 f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
                 f"<b>{there.loss:.4f}</b> with the weight moved by {choice.shift:+.2f} rad."
             )
+        self.said.value = html.escape(said, quote=False)
         self._say(sentences)
 
     def _say(self, sentences: list[str]) -> None:

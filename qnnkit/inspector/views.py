@@ -13,7 +13,7 @@ from qnnkit import checks, gradients, layers
 from qnnkit.inspector.source import Source
 from qnnkit.inspector.what_if import Moved, WhatIf
 
-MOST_MAPS = 8
+MOST_MAPS, LIKELIEST = 8, 3
 LAYER = {"net", "seed", "layer", "weight"}
 DEPENDS = {
     "circuit": LAYER | {"epoch"},
@@ -22,7 +22,6 @@ DEPENDS = {
     "gradients": LAYER | {"epoch"},
 }
 """Picture -> what it shows, from top to bottom."""
-OF_CIRCUITS = {"circuit", "what_if"}
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,7 @@ class Views:
         Raises:
             ValueError: What was recorded does not belong to the net.
         """
-        circuit = self.source.net(choice.net, choice.seed).circuit(choice.layer)
-        return {
-            part: None if part in OF_CIRCUITS and circuit is None else getattr(self, f"_{part}")(choice)
-            for part in parts
-        }
+        return {part: getattr(self, f"_{part}")(choice) for part in parts}
 
     def move(self, choice: Choice) -> tuple[WhatIf, Moved]:
         """The chosen weight of a circuit, ready to be moved, and what the net gives with it moved."""
@@ -124,12 +119,15 @@ class Views:
             self.kept[name] = key, make()
         return self.kept[name][1]
 
-    def _circuit(self, choice: Choice) -> bytes:
-        """The circuit, each gate coloured by its gradient, the chosen weight's outlined."""
+    def _circuit(self, choice: Choice) -> bytes | None:
+        """The circuit, each gate coloured by its gradient, the chosen weight's outlined; None without one."""
         from qnnkit import plots
 
         net = self.source.net(choice.net, choice.seed)
-        gates = self._once("gates", lambda: gradients.gates(net.layers[choice.layer]), choice)
+        circuit = net.circuit(choice.layer)
+        if circuit is None:
+            return None
+        gates = self._once("gates", partial(gradients.gates, circuit), choice)
 
         def draw() -> plots.Redrawn:
             recorded, n_weights = gradients_of(self.source, choice), len(net.weight_names(choice.layer))
@@ -156,23 +154,33 @@ class Views:
         line = {"color": plots.COLOURS[1], "lw": 2}
         return drawn.over([drawn.figure.axes[0].axvline(mean, **line)] if np.isfinite(mean) else [])
 
-    def _image(self, choice: Choice) -> bytes:
-        """The image, its quanvolved channels if there are any, and what the net says of it."""
-        from qnnkit import plots
-
+    def says(self, choice: Choice) -> str:
+        """The classes that the net holds likeliest for the chosen image, and the true one."""
         images, labels = self.source.choosable
-        image, model = images[choice.image, None], self.source.net(choice.net, choice.seed).model
-        maps = layers.feature_maps_of(model, image)
+        model, classes = self.source.net(choice.net, choice.seed).model, self.source.classes
         with layers.evaluating(model):
-            probs = model(image).double().softmax(-1)[0].numpy()
-        seen = image[0].numpy(), None if maps is None else maps[0, :MOST_MAPS].double().numpy()
-        make = partial(plots.ImageSeen, *seen, self.source.classes[: len(probs)])
-        return self._once("image", make, choice).seen(*seen, probs, int(labels[choice.image]))
+            likeliest = (
+                model(images[choice.image, None]).double().softmax(-1)[0].sort(descending=True, stable=True)
+            )
+        found = zip(likeliest.values[:LIKELIEST].tolist(), likeliest.indices.tolist(), strict=False)
+        told = ", ".join(f"{classes[place]} ({100 * share:.0f} %)" for share, place in found)
+        return f"The net says {told}; it is {classes[int(labels[choice.image])]}."
 
-    def _what_if(self, choice: Choice) -> bytes:
-        """The chosen weight moved."""
+    def _image(self, choice: Choice) -> bytes:
+        """The image, and its quanvolved channels if there are any."""
         from qnnkit import plots
 
+        image = self.source.choosable[0][choice.image, None]
+        maps = layers.feature_maps_of(self.source.net(choice.net, choice.seed).model, image)
+        seen = image[0].numpy(), None if maps is None else maps[0, :MOST_MAPS].double().numpy()
+        return self._once("image", partial(plots.ImageSeen, *seen), choice).seen(*seen)
+
+    def _what_if(self, choice: Choice) -> bytes | None:
+        """The chosen weight moved; None without a circuit."""
+        from qnnkit import plots
+
+        if not self.source.net(choice.net, choice.seed).weight_names(choice.layer):
+            return None
         (moves, there), label = self.move(choice), int(self.source.choosable[1][choice.image])
         before = moves.before
         names = self.source.classes[: len(before.class_probs)]

@@ -15,7 +15,7 @@ from qnnkit.inspector.source import Net
 from qnnkit.models import features
 from qnnkit.runs import Run
 
-MOST_IMAGES, FEWEST_IMAGES = 64, 8
+MOST_IMAGES, FEWEST_IMAGES = 32, 8
 MOST_AMPLITUDES = 2**17
 """Of all states of one pass: with more images a move would take more than a tenth of a second."""
 POINTS, FEW_POINTS = 13, 5
@@ -38,7 +38,7 @@ class WhatIf:
     """A net with one weight of a circuit moved; the net itself is left as it is.
 
     Of the circuits that the chosen image takes, the one with the largest inputs is shown: there the image is
-    not empty. The sample is the first validation images, from 8 to 64, the fewer the larger the circuits.
+    not empty. The sample is the first validation images, from 8 to 32, the fewer the larger the circuits.
 
     Args:
         run: Gives the validation images.

@@ -121,54 +121,39 @@ def _note(axis: Any, sentence: str) -> None:
 
 
 class ImageSeen(Redrawn):
-    """An image, what the first quanvolution makes of it, and the classes that the net thinks likeliest.
+    """An image, and what the first quanvolution makes of it.
 
     Args:
         image: Any image of the net's, uint8, of shape (channels, height, width).
         maps: Its expectation values, of shape (n_maps, rows, columns); None without a quanvolution.
-        classes: Names.
     """
 
-    def __init__(self, image: np.ndarray, maps: np.ndarray | None, classes: Sequence[str]):
-        self.classes, figure = list(map(short, classes)), picture(WIDTH, 2.9)
+    def __init__(self, image: np.ndarray, maps: np.ndarray | None):
         n_maps = 0 if maps is None else len(maps)
-        columns = 2 if n_maps < 5 else 4
-        ratios = [1.6, 1.7 + 0.9 * (columns - 2) if n_maps else 0.1, 2.2]
-        parts: Any = figure.subfigures(1, 3, width_ratios=ratios)
-        left, middle, right = parts
-        axes = [left.subplots()]
+        rows = 1 if n_maps < 4 else 2
+        across, figure = -(-n_maps // rows), picture(WIDTH, 2.6)
+        grid = figure.add_gridspec(rows, 2 + across)
+        axes = [figure.add_subplot(grid[:, :2])]
         show(axes[0], image)
+        for place in range(n_maps):
+            axes.append(figure.add_subplot(grid[place // across, 2 + place % across]))
+            drawn = axes[-1].imshow(maps[place], cmap="RdBu_r", vmin=-1, vmax=1)  # pyright: ignore
+            axes[-1].set_title(f"channel {place}", fontsize=8)
         if n_maps:
-            axes += list(middle.subplots(-(-n_maps // columns), columns, squeeze=False).flat)
-            for place, (axis, values) in enumerate(zip(axes[1:], maps, strict=False)):  # pyright: ignore
-                drawn = axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
-                axis.set_title(f"channel {place}", fontsize=8)
-            for axis in axes[1 + n_maps :]:
-                axis.set_axis_off()
-            middle.colorbar(drawn, ax=axes[1:], shrink=0.8, ticks=[-1, 0, 1])
-            middle.suptitle("expectation values", fontsize=9)
+            label = "expectation value"
+            figure.colorbar(drawn, ax=axes[1:], shrink=0.8, ticks=[-1, 0, 1], label=label)
         for axis in axes:
             bare(axis)
-        self.images = [axis.images[0] for axis in axes[: 1 + n_maps]]
-        self.axis = right.subplots()
-        self.bars = self.axis.barh(range(min(len(classes), LIKELIEST)), 0)
-        self.axis.set(xlim=(0, 100), ylim=(len(self.bars) - 0.5, -0.5))
-        self.axis.set_xlabel("probability (%); green: true class")
-        _room(self.axis, self.classes)
-        frames = [spine for axis in (*axes, self.axis) for spine in axis.spines.values()]
-        self.moving = [*self.images, *self.bars, self.axis.yaxis, *frames]
-        super().__init__(figure, self.moving)
+        self.images = [axis.images[0] for axis in axes]
+        self.frames = [spine for axis in axes for spine in axis.spines.values()]
+        super().__init__(figure)
 
-    def seen(self, image: np.ndarray, maps: np.ndarray | None, probs: np.ndarray, label: int) -> bytes:
-        """A PNG of another image, its maps, the probabilities of all classes, and its true class."""
+    def seen(self, image: np.ndarray, maps: np.ndarray | None) -> bytes:
+        """A PNG of another image and its maps."""
         pixels = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
         for drawn, values in zip(self.images, (pixels, *(() if maps is None else maps)), strict=True):
             drawn.set_data(values)
-        best = _likeliest(probs, label)
-        for bar, place in zip(self.bars, best, strict=True):
-            bar.set(width=100 * probs[place], color=COLOURS[2] if place == label else COLOURS[5])
-        self.axis.set_yticks(range(len(best)), [self.classes[i] for i in best], parse_math=False)
-        return self.png(self.moving)
+        return self.png([*self.images, *self.frames])
 
 
 class WhatIfFigure(Redrawn):
