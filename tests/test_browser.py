@@ -37,6 +37,8 @@ AT_REST = """async () => {
     await new Promise(resolve => setTimeout(resolve, 100));
     if (kernel.status !== 'idle') quiet = -1;
   }
+  await kernel.requestExecute({code: '', silent: true}).done;  // after what was put on its main loop
+  await new Promise(resolve => setTimeout(resolve, 200));
 }"""
 
 PRESSED = """() => {
