@@ -145,8 +145,8 @@ def blocks(rows: Sequence[Row], tokens: Any, length: int, overlap: int | None = 
             sources.append(source)
             covered, latest = stop, stop - max(overlap or 0, 1)
             start = next((i for i in range(latest, start, -1) if ids[i] in borders), latest)
-    tensors = (torch.tensor(each, dtype=torch.int64).view(-1, length) for each in (input_ids, labels))
-    return TokenSet(*tensors, tuple(sources))
+    both = torch.tensor([input_ids, labels], dtype=torch.int64).view(2, -1, length)
+    return TokenSet(both[0], both[1], tuple(sources))
 
 
 def _moved(tokens: Any, score: Any) -> int:
