@@ -243,12 +243,12 @@ class EpochPeer(Peer):
     def _net(self, name: str, image: Any, double: bool) -> Any:
         """The kit's own net of 88,000 weights."""
         from qnnkit import Quanv2d, controls
-        from qnnkit.models import ResidualQuanvNet, ResidualQuanvSettings
+        from qnnkit.recipes.letters import ResidualQuanvNet
 
         device_name = "default.qubit" if name in (*OWN, "classical") else name
         circuit = (_qnode(device_name, self.workload, double=double), self.workload.circuit()[1])
         sizes = {"channels": 1, "image_size": (32, 32), "n_classes": self.workload.n_classes}
-        net = ResidualQuanvNet(ResidualQuanvSettings(hidden=114), **sizes)
+        net = ResidualQuanvNet(**sizes, hidden=114)
         net.middle.quanv = Quanv2d(4, circuit, backend="batched" if name in OWN else device_name)
         if name == "classical":
             with self.torch.no_grad():  # the control takes the sizes that the circuit has seen

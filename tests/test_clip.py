@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from qnnkit import recipes
 from qnnkit.data.tokenizers import encode, of_captions
 from qnnkit.layers import controls, count_parameters, exchanged_parameters
-from qnnkit.models import Clip, ClipSettings
+from qnnkit.models import Clip
 from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, LARGEST_LOGIT_SCALE, configuration
 from tests.toys import refused
 
@@ -43,7 +43,7 @@ def batch_of(channels: int = 3) -> dict[str, torch.Tensor]:
 def clip_of(head: str = "linear", channels: int = 3, **options) -> Clip:
     sizes = {"tokenizer": TOKENIZER, "channels": channels, "image_size": (SIDE, SIDE)}
     sizes |= {name: options.pop(name) for name in (*sizes, "seed", "backend") if name in options}
-    return Clip(ClipSettings(head=head, **{"patch_size": 8} | options), **sizes)
+    return Clip(**sizes, head=head, **{"patch_size": 8} | options)
 
 
 def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> None:

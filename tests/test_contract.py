@@ -29,7 +29,7 @@ from torch.autograd.functional import jacobian
 
 from qnnkit import QuantumLayer, circuits
 from qnnkit.layers import Quanv2d
-from qnnkit.simulator.circuit import composed
+from qnnkit.simulator.programs import circuit as traced
 from tests.toys import mixed_gradients, uniform
 
 TorchLayer = qp.qnn.TorchLayer
@@ -453,15 +453,15 @@ def test_a_circuit_that_differs_at_every_call_is_explained(monkeypatch):
 
 
 def test_what_changes_is_traced_once(monkeypatch):
-    """An annealed global: each trace would take a hundred times as long as the call."""
+    """As it is, and as it is queued: each trace would take a hundred times as long as the call."""
     case, traces = of("module_global", monkeypatch), []
     layer = both(case)[1]
-    spied = lambda *given: last(traces.append(1), composed(*given))  # noqa: E731
-    monkeypatch.setattr("qnnkit.simulator.programs.composed", spied)
+    spied = lambda *given: last(traces.append(1), traced(*given))  # noqa: E731
+    monkeypatch.setattr("qnnkit.simulator.programs.circuit", spied)
     for change in (lambda: None, *case.changes):
         change()
         layer(INPUTS)
-    assert len(traces) == 1 and "has changed" in layer.explain()
+    assert len(traces) == 2 and "has changed" in layer.explain()
 
 
 def test_circuits_that_never_come_back_are_no_programs():

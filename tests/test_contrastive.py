@@ -15,7 +15,7 @@ from qnnkit import train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import tokenizers
 from qnnkit.data.captions import digit_captions
-from qnnkit.models import Clip, ClipSettings
+from qnnkit.models import Clip
 from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive, contrastive
 from qnnkit.tasks.contrastive import Embeddings, embed, recall, scores
@@ -122,7 +122,7 @@ def in_pieces(n: int | None) -> functools.partial:
 
 
 def clip_of(head: str = "linear", dropout: float = 0.0, seed: int = 0) -> Clip:
-    clip = Clip(ClipSettings(head=head, patch_size=4, n_qubits=3), **SPLITS.sizes, seed=seed)
+    clip = Clip(**SPLITS.sizes, head=head, patch_size=4, n_qubits=3, seed=seed)
     for module in clip.modules():
         if hasattr(module, "q_proj"):  # attention, which transformers gives its dropout as a number
             module.dropout = dropout

@@ -274,7 +274,7 @@ def test_a_plan_counts_the_precision_of_a_base_and_reads_no_weights_in_four_bits
     n_frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
     assert full.memory["weights"] - whole.memory["weights"] == 2 * n_frozen
     reader = sys.modules["qnnkit.models.causal_lm"]
-    monkeypatch.setattr(reader, "_loaded", None)  # would fail if it were called
+    monkeypatch.setattr(reader, "causal_lm", None)  # would fail if it were called
     four = planned()
     # tiny: four layers of four 128 x 128 matrices and three 128 x 344; embedding, norms and head stay
     linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)

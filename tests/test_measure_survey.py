@@ -85,9 +85,9 @@ def test_a_frozen_part_is_computed_before_as_in_training():
     splits = data.load("digits", train_fraction=0.1)
     batch = next(iter(splits.batches("train", 3, shuffle=False)))
     frozen = config.override(trainable=False)
-    net = models.QuanvNet(frozen, backend="batched", seed=0, **splits.sizes)
+    net = models.QuanvNet(**splits.sizes, stride=2, hidden=2, trainable=False)
     assert features.training_batch(net, batch, frozen, 100)[0].is_floating_point() and net.training
-    trained = models.QuanvNet(config, backend="batched", seed=0, **splits.sizes)
+    trained = models.QuanvNet(**splits.sizes, stride=2, hidden=2)
     augmented = frozen.override(augmentation="affine")
     for given in ((net, batch, frozen, 10**12), (net, batch, augmented, 100), (trained, batch, config, 100)):
         assert features.training_batch(*given)[0] is batch[0]  # too many, others in every epoch, not frozen

@@ -1,9 +1,6 @@
 """Pieces of music as people have them, MIDI files or JSON of 16ths by composer, and their tokens.
 
-symusic reads and writes MIDI; MidiTok's REMI (Huang and Yang 2020, arXiv:2002.00212, with the programs of
-REMI+, arXiv:2201.10936) turns a score into tokens and back. A note is `Program`, `Pitch` (of drums
-`PitchDrum`), `Velocity` and `Duration`, behind the `Bar`, `Position` and `Tempo` where it begins. Each note
-names its program, so a sequence may be cut at any `Bar` or `Position` without losing an instrument.
+symusic reads and writes MIDI; `music_tokens` and `midi_events` turn a score into tokens and back.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ import contextlib
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,26 +16,15 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from qnnkit import checks, words, workspace
+from qnnkit import checks, words
 from qnnkit.data import fetch, places
 from qnnkit.data.folders import SIDES
 
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi")
-FILE = "tokenizer.json"
-"""What MidiTok writes."""
-GRID = {"beat_res": {(0, 4): 24, (4, 16): 4, (16, 64): 1}, "use_time_signatures": False}
-"""Notes begin on 24ths of a quarter (32nds and triplets of 16ths are exact), and last whole numbers of these
-up to 4 quarters, of 16ths up to 16, of quarters up to 64. Bars have four quarters, so all share one grid."""
-NOTES = {"pitch_range": (0, 127), "drums_pitch_range": (0, 127), "use_programs": True}
-TEMPOS = {"use_tempos": True, "tempo_range": (20, 260), "num_tempos": 241}
-"""Whole quarters a minute."""
 STEPS_PER_QUARTER, VELOCITY = 4, 79
 """Of JSON of 16ths, which knows no velocity."""
 LONGEST = 2**15
 """Quarters; more (8,192 bars) is no music but a damaged file."""
-UNREAD = {"pedals": "pedals", "pitch_bends": "pitch bends", "controls": "control changes", "lyrics": "lyrics"}
-"""What a track of symusic has and the tokens have not."""
-
 Steps = list[list[Annotated[int | None, Field(ge=-1, le=127)]]]
 """The pitches that sound in each 16th; a voice that rests is -1 or None."""
 
@@ -51,33 +36,6 @@ class Piece(NamedTuple):
     name: str
     score: Any  # symusic.Score, in ticks
     side: str = ""
-
-
-def tokenizer(folder: str | Path | None = None) -> Any:
-    """MidiTok's REMI, or the one that `save_pretrained` wrote next to a model.
-
-    Raises:
-        ValueError: The folder holds none, or MidiTok is not installed.
-    """
-    try:
-        from miditok import REMI, TokenizerConfig
-    except ImportError:
-        step = "Run: pip install 'qnnkit[music]'."
-        raise ValueError(checks.message("miditok", "be installed for music", "missing", step)) from None
-    if folder is None:
-        options: dict[str, Any] = GRID | NOTES | TEMPOS
-        return REMI(TokenizerConfig(special_tokens=["PAD", "BOS", "EOS"], **options))
-    path = Path(folder).expanduser()
-    if not is_music(path):
-        rule = f"be the folder of a model of music, with the {FILE} of MidiTok's REMI"
-        raise ValueError(checks.message("tokenizer", rule, str(folder), "Train one by music_llama."))
-    return REMI(params=path / FILE)
-
-
-def is_music(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of music."""
-    content = workspace.read_json(folder / FILE)
-    return isinstance(content, dict) and content.get("tokenization") == "REMI"
 
 
 def collect(
@@ -96,7 +54,7 @@ def collect(
         FileNotFoundError: Nothing is there.
         ValueError: No file of music is there, none of a composer, or none that can be read.
     """
-    pieces, left_out, unread = [], [], Counter()
+    pieces, left_out = [], []
     with contextlib.ExitStack() as stack:
         files, notes = _listed([root] if isinstance(root, str | Path | None) else root, stack)
         chosen = (
@@ -113,16 +71,8 @@ def collect(
     if not pieces:
         step = f"Found there: {places.first(left_out, 3) or 'none'}. Add MIDI files, or JSON of 16ths."
         raise places.refusal("hold music that can be read", str(root), step)
-    for piece in pieces:
-        unread["time signatures other than 4/4"] += sum(
-            (each.numerator, each.denominator) != (4, 4) for each in piece.score.time_signatures
-        )
-        for track in piece.score.tracks:
-            unread.update({what: len(getattr(track, field)) for field, what in UNREAD.items()})
     notes = notes if composers is None else []
     notes += places.left_out({"files or pieces of music": left_out})
-    if +unread:
-        notes.append(f"Not read: {', '.join(f'{n:,} {what}' for what, n in (+unread).items())}.")
     return pieces, notes
 
 

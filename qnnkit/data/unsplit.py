@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data import fetch, music_blocks, music_files, places, text_files, tokenizers
+from qnnkit.data import fetch, music_blocks, music_files, music_tokens, places, text_files, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, _pixels, _read
 from qnnkit.data.images import fit, read
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits
@@ -32,8 +33,7 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
     Raises:
         ValueError, OSError: It cannot be read, or there is no token to predict.
     """
-    is_music = type(tokenizer).__module__.startswith("miditok.")
-    blocks, notes = (_music if is_music else _text)(root, tokenizer, length)
+    blocks, notes = (_music if music_tokens.are_music(tokenizer) else _text)(root, tokenizer, length)
     if not blocks.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
     parts = dict.fromkeys(SPLITS, blocks)
@@ -58,8 +58,12 @@ def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list
 def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
     """As the test split of `data.music` has them: every token of a piece but its first counts once."""
     pieces, notes = music_files.collect(root)
-    rows = [music_blocks.row(piece, tokenizer) for piece in pieces]
-    return music_blocks.blocks(rows, tokenizer, length), notes
+    written, rows, lost = music_tokens.writing(tokenizer), [], Counter[str]()
+    for piece in pieces:
+        ids, without = written.encode(piece.score)
+        rows.append((f"{piece.composer}/{piece.name}", ids))
+        lost += without
+    return music_blocks.blocks(rows, written, length), notes + music_blocks.not_held(lost)
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits | TensorSplits:

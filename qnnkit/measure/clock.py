@@ -250,10 +250,9 @@ def load(seconds: float = 0.3) -> float:
     this = psutil.Process()
     cores = this.cpu_affinity() if hasattr(this, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
     granted = min(machine.cores(), len(cores))
-    begin, idle, own = time.perf_counter(), _idle(cores), sum(this.cpu_times()[:2])
-    time.sleep(seconds)
-    wall, own = time.perf_counter() - begin, sum(this.cpu_times()[:2]) - own
-    elsewhere = len(cores) - (_idle(cores) - idle + own) / wall
+    this.cpu_percent()  # from here on
+    busy = psutil.cpu_percent(seconds, percpu=True)
+    elsewhere = (sum(busy[core] for core in cores) - this.cpu_percent()) / 100
     return min(max(elsewhere - (len(cores) - granted), 0.0), float(granted))
 
 
@@ -274,11 +273,3 @@ def note(load: float) -> str | None:
         f"The machine is busy: other programs use {load:.1f} of its {cores} cores, so measured times may be "
         f"{1 + load / cores:.1f} times too long, or more on several threads. Close them and measure again."
     )
-
-
-def _idle(cores: list[int]) -> float:
-    """Seconds for which these cores have had nothing to do, added up."""
-    import psutil
-
-    times = psutil.cpu_times(percpu=True)
-    return sum(one.idle + getattr(one, "iowait", 0.0) for i, one in enumerate(times) if i in cores)

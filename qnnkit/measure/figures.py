@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from qnnkit import words
 from qnnkit.measure.clock import Lap, repeated, threads
 from qnnkit.measure.held import free
 
@@ -34,17 +34,15 @@ def figures(
         seconds: For all of it, about.
 
     Returns:
-        `device`, `bytes_per_second`, `flops` a second by precision, `seconds_per_operation`; and `why`, by
-        precision, where the device does not compute in it.
+        `device`, `bytes_per_second`, `seconds_per_operation`, and `flops` a second by precision; a precision
+        that the device does not compute in is left out.
     """
-    share, flops, why = seconds / (2 + len(precisions)), dict[str, float](), dict[str, str]()
+    share, flops = seconds / (2 + len(precisions)), dict[str, float]()
     with threads(number):
         bandwidth = _bandwidth(device, share)
         for precision in precisions:
-            try:
+            with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
                 flops[precision] = _flops(device, share, precision)
-            except (RuntimeError, TypeError, NotImplementedError) as error:
-                why[precision] = words.error_line(error)
         ones = torch.ones(64, device=device)
         launches = repeated(lambda: [torch.add(ones, ones) for _ in range(LAUNCHES)], device, share)
     return {
@@ -52,7 +50,6 @@ def figures(
         "bytes_per_second": bandwidth,
         "flops": flops,
         "seconds_per_operation": (launches.seconds or 0) / LAUNCHES,
-        "why": why,
     }
 
 

@@ -68,11 +68,10 @@ class Table(settings.Base):
 
     def note(self) -> str:
         """Where figures and prices come from."""
-        rows = {name: self.machines[name] for name in self.shown if self.machines[name].price_per_hour}
-        dates = ", ".join(f"{name} {row.as_of}" for name, row in rows.items())
+        dates = [row.as_of for row in map(self.machines.__getitem__, self.shown) if row.price_per_hour]
         return (
-            "Figures of other machines are published ones or estimates, not measured by qnnkit; Macs of the "
-            f"table are taken to be yours. Prices as of: {dates or 'none'}; see machines.yaml."
+            "Figures of other machines are published ones or estimates, not measured by qnnkit; Macs are "
+            f"taken to be yours. The oldest price is of {min(dates, default='-')}; see machines.yaml."
         )
 
 

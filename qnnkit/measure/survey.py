@@ -111,13 +111,13 @@ def net_rows(
             held.reset_peak(step.device)
             step.run()
             peaks[name] = held.peak_on(step.device)
-    laps = clock.race(steps, seconds=seconds)
-    for name, lap in laps.items():
-        (one, precision), size = ways[name], steps[name].samples
-        update = lap.seconds and lap.seconds * size
-        yield row("net update", one, update, "s", precision=precision, spread=lap.spread, why=lap.why)
-        yield row("net epoch", one, lap.seconds and lap.seconds * len(splits.train), "s", precision=precision)
-        yield row("net memory", one, peaks.get(name), "B", precision=precision)
+    for name, lap in clock.race(steps, seconds=seconds).items():
+        (one, precision), size, n = ways[name], steps[name].samples, len(splits.train)
+        about: Row = {"precision": precision}
+        update = about | {"spread": lap.spread, "why": lap.why}
+        yield row("net update", one, lap.seconds and lap.seconds * size, "s", **update)
+        yield row("net epoch", one, lap.seconds and lap.seconds * n, "s", **about)
+        yield row("net memory", one, peaks.get(name), "B", **about)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -157,17 +157,8 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def fastest(found: Mapping[str, Any]) -> str | None:
-    """Seconds of an epoch of the net and the peak of memory, by device and precision, the fastest first."""
-    epochs, memory = (
-        {
-            (each["device"], each.get("precision")): each["value"]
-            for each in found.get("rows") or ()
-            if each["what"] == f"net {what}" and each["value"]
-        }
-        for what in ("epoch", "memory")
-    )
-    parts = [
-        f"{words.duration(epochs[way])} and {words.size(memory.get(way, 0))} on {way[0]} in {way[1]}"
-        for way in sorted(epochs, key=lambda way: epochs[way])
-    ]
-    return f"An epoch of the net: {'; '.join(parts)}." if parts else None
+    """Seconds of an epoch of the net, by device and precision, the fastest first."""
+    rows = [row for row in found.get("rows") or () if row["what"] == "net epoch" and row["value"]]
+    rows.sort(key=lambda row: row["value"])
+    parts = (f"{words.duration(row['value'])} on {row['device']} in {row['precision']}" for row in rows)
+    return f"An epoch of the net: {'; '.join(parts)}." if rows else None

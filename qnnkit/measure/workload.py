@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from qnnkit import checks, recipes, train
 from qnnkit.data.batches import DictBatches
@@ -93,13 +94,7 @@ def take(samples: Any, n: int) -> Any:
         >>> take((torch.arange(3), {"label": torch.zeros(3)}), 5)[0].tolist()
         [0, 1, 2, 0, 1]
     """
-    if isinstance(samples, Tensor):
-        return samples[torch.arange(n, device=samples.device) % len(samples)]
-    if isinstance(samples, Mapping):
-        return {name: take(part, n) for name, part in samples.items()}
-    if isinstance(samples, list | tuple):
-        return type(samples)(take(part, n) for part in samples)
-    return samples
+    return tree_map_only(Tensor, lambda one: one[torch.arange(n, device=one.device) % len(one)], samples)
 
 
 def of_recipe(config: Settings, splits: Any) -> Workload:
@@ -116,7 +111,7 @@ def of_recipe(config: Settings, splits: Any) -> Workload:
     def build(config: Settings, traced: bool) -> nn.Module:
         # PennyLane's devices need numbers; of a language model only the configuration is read.
         own = config.model_copy(update={"backend": "batched"}) if traced else config
-        return recipes.made(own, splits, "", config.seed, bare="shapes" if traced else False)
+        return recipes.made(own, splits, "", config.seed, bare=traced)
 
     net, parts, notes = build(config, True), [splits.split(name) for name in SPLITS], []
     tensors = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
@@ -126,7 +121,7 @@ def of_recipe(config: Settings, splits: Any) -> Workload:
     bare = any(weight.is_meta for weight in net.parameters())
     if not bare:
         some = features.training_batch(net, batch, config, n_all)
-        if some is not batch and some[0] is not batch[0]:
+        if some is not batch:
             data_bytes += n_all * some[0][0].nbytes
             notes.append("The frozen part is computed once, before the first epoch: not part of this time.")
     if config.backend not in ("auto", "batched"):

@@ -15,7 +15,7 @@ from torch import nn
 
 from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
-from qnnkit.data import music_files, tokenizers, unsplit
+from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
@@ -198,7 +198,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
         model = adapters.load(model, folder)
     else:
         model = causal_lm(folder)
-    read = music_files.tokenizer if music_files.is_music(folder) else tokenizers.loaded
+    read = music_tokens.tokenizer if music_tokens.is_music(folder) else tokenizers.loaded
     tokens: Any = read(folder)
     longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
     length = settings.get("sequence_length") or min(LENGTH, longest)
@@ -330,6 +330,12 @@ def prediction_lines(row: Mapping[str, Any]) -> Iterator[str]:
         said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in best)
     else:
         said = _short(row.get("text", row.get("file", output)))
+        speeds = [
+            f"{row[f'{of}_per_second']:.0f} {of}/s"
+            for of in ("tokens", "events")
+            if f"{of}_per_second" in row
+        ]
+        said += f" ({', '.join(speeds)})" if speeds else ""
     yield f"{told}: {said}" if told else said
     yield from (f"  Note: {note}" for note in row.get("notes", ()))
 

@@ -90,14 +90,6 @@ def in_numpy(given: Any) -> Any:
 # --- float32 matrix products with all their digits, whatever the code around has asked torch for ---
 
 
-_outside = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-
-
-def as_outside() -> Any:
-    """Inside, torch's operations record and map as they do anywhere, and not as below another operation."""
-    return torch._C._ForceDispatchKeyGuard(*_outside)
-
-
 def autocasts(kind: str) -> bool:
     """Whether autocast is on for a kind of device, if that has any."""
     return kind != "meta" and torch.is_autocast_enabled(kind)
