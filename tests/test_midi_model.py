@@ -300,7 +300,7 @@ def test_the_published_size_has_the_published_names_and_shapes():
 def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events():
     events, score = MidiEvents(), midi(1, track(*NOTE * 40), track(*NOTE * 40))
     ids, _ = events.encode(score)
-    part = blocks([("a/b", ids)], events, 10 * WIDTH)
+    part = blocks([("a/b", events.encode(score)[0])], events, 10 * WIDTH)
     predicted = part.input_ids[part.labels != IGNORED].tolist()
     assert predicted == [token for token in ids[WIDTH:] if token != 0]
     assert {*part.input_ids[:, 0].tolist()} <= {BOS, *events.kinds.values()}

@@ -122,23 +122,28 @@ Row = tuple[str, list[int]]
 
 
 def blocks(rows: Sequence[Row], written: Any, length: int, overlap: int | None = None) -> TokenSet:
-    """Pieces in blocks, as `music` says: with an overlap those of training, else those of a test.
+    """Pieces in blocks, one piece after another.
 
-    Padding is not predicted, nor is what a net sees nothing before: the first token, or row of tokens.
+    Args:
+        rows: One piece or more.
+        written: As `music_tokens.writing` gives it.
+        length: Tokens of a block.
+        overlap: Tokens that two training blocks share at least, all of them predicted; None as in the test
+            split, where every token of a piece but the first ones is predicted once.
     """
     input_ids, labels, sources = [], [], []
     for source, ids in rows:
-        start, covered, stop = 0, written.width, 0
+        start, covered, stop = 0, 1, 0  # nothing stands before the first token: it is never predicted
         while stop < len(ids):
             stop = min(start + length, len(ids))
-            known, rest = covered - start if overlap is None else written.width, start + length - stop
-            input_ids.append([*ids[start:stop], *[written.pad] * rest])
-            labels.append([*[IGNORED] * known, *ids[start + known : stop], *[written.pad] * rest])
+            known, block = covered - start if overlap is None else written.width, ids[start:stop]
+            input_ids.append(block + [written.pad] * (length - len(block)))
+            labels.append([IGNORED] * known + block[known:] + [IGNORED] * (length - len(block)))
             sources.append(source)
             covered, latest = stop, stop - max(overlap or 0, 1)
             start = next((i for i in range(latest, start, -1) if ids[i] in written.borders), latest)
-    tokens, targets = (torch.tensor(each, dtype=torch.int64).view(-1, length) for each in (input_ids, labels))
-    return TokenSet(tokens, torch.where(targets == written.pad, IGNORED, targets), tuple(sources))
+    tokens, learned = torch.tensor(input_ids), torch.tensor(labels)
+    return TokenSet(tokens, learned.masked_fill(tokens == written.pad, IGNORED), tuple(sources))
 
 
 def not_held(lost: Counter[str]) -> list[str]:

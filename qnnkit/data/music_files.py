@@ -5,7 +5,6 @@ symusic reads and writes MIDI; `music_tokens` and `midi_events` turn a score int
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
@@ -55,19 +54,16 @@ def collect(
         ValueError: No file of music is there, none of a composer, or none that can be read.
     """
     pieces, left_out = [], []
-    with contextlib.ExitStack() as stack:
-        files, notes = _listed([root] if isinstance(root, str | Path | None) else root, stack)
-        chosen = (
-            files if composers is None else [checks.choice("composers", each, files) for each in composers]
-        )
-        for place, name, composer in [(*file, each) for each in chosen for file in files[each]]:
-            try:
-                read = _read(place, name, composer)
-            except (ValueError, OSError, RuntimeError) as error:
-                left_out.append(f"{name} ({words.first_line(error)})")
-                continue
-            pieces += [piece for piece in read if piece.score.note_num()]
-            left_out += [f"{piece.name} (no notes)" for piece in read if not piece.score.note_num()]
+    files, notes = _listed([root] if isinstance(root, str | Path | None) else root)
+    chosen = files if composers is None else [checks.choice("composers", each, files) for each in composers]
+    for place, name, composer in [(*file, each) for each in chosen for file in files[each]]:
+        try:
+            read = _read(place, name, composer)
+        except (ValueError, OSError, RuntimeError) as error:
+            left_out.append(f"{name} ({words.first_line(error)})")
+            continue
+        pieces += [piece for piece in read if piece.score.note_num()]
+        left_out += [f"{piece.name} (no notes)" for piece in read if not piece.score.note_num()]
     if not pieces:
         step = f"Found there: {places.first(left_out, 3) or 'none'}. Add MIDI files, or JSON of 16ths."
         raise places.refusal("hold music that can be read", str(root), step)
@@ -78,18 +74,15 @@ def collect(
 
 def composers_in(root: str | Path) -> tuple[str, ...]:
     """The names of all composers in a folder, archive or file, as `collect` takes them; no piece is read."""
-    with contextlib.ExitStack() as stack:
-        return tuple(_listed([root], stack)[0])
+    return tuple(_listed([root])[0])
 
 
-def _listed(
-    roots: Sequence[Any], stack: contextlib.ExitStack
-) -> tuple[dict[str, list[tuple[places.Place, str]]], list[str]]:
+def _listed(roots: Sequence[Any]) -> tuple[dict[str, list[tuple[places.Place, str]]], list[str]]:
     """Composer -> where each file is and its name there; and sentences on what is no music."""
     files, notes, queue = {}, [], list(roots)
     for root in queue:
         path = fetch.local(root)
-        place = stack.enter_context(places.open_place(path, single=(*MIDI, *JSON)))
+        place = places.open_place(path, single=(*MIDI, *JSON))
         zips = (".zip",) if path.is_dir() else ()
         notes += place.notes((*MIDI, *JSON, *zips), "music")
         for member in place.members:

@@ -106,13 +106,13 @@ def text(
 def _packed(documents: Sequence[Document], tokenizer: Any, length: int) -> tuple[TokenSet, Counter[str]]:
     """The blocks of a split; and how many chats, tokens at its end and silent blocks are not in them."""
     streams = [(document.name, encoded(document, tokenizer)) for document in documents]
-    answered = [(name, *stream) for name, stream in streams if stream is not None]
+    answered = [(name, stream) for name, stream in streams if stream is not None]
     none = torch.zeros(0, dtype=torch.int64)
-    tokens, labels = (torch.cat([none, *(stream[i] for stream in answered)]) for i in (1, 2))
+    tokens, labels = (torch.cat([none, *(stream[i] for _, stream in answered)]) for i in (0, 1))
     n, rest = divmod(len(tokens), length)
     tokens, labels = (each[: n * length].view(n, length) for each in (tokens, labels))
     rows = (labels[:, 1:] != IGNORED).any(dim=1).nonzero().flatten()
-    ends = torch.tensor([len(ids) for _, ids, _ in answered], dtype=torch.int64).cumsum(0)
+    ends = torch.tensor([len(ids) for _, (ids, _) in answered], dtype=torch.int64).cumsum(0)
     begins = torch.searchsorted(ends, rows * length, right=True)  # the document that each block begins in
     lost = Counter(chats=len(streams) - len(answered), tokens=rest, blocks=n - len(rows))
     return TokenSet(tokens[rows], labels[rows], tuple(answered[i][0] for i in begins.tolist())), lost

@@ -69,6 +69,8 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     with open_place(fetch.local(root), single=SUFFIXES) as place:
         files = [each for each in place.members if each.base.lower().endswith(SUFFIXES)]
         files = [each for each in files if each.base.lower() not in ABOUT]
+        if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
+            raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
         top, reader = outermost(place, lambda outer, _: not outer.files), Reader(place)
         groups = [group for each in files for group in _of_file(reader, each.name, top, len(files) == 1)]
         notes = [*place.notes(SUFFIXES, "text"), *reader.notes]

@@ -58,7 +58,7 @@ def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list
 def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
     """As the test split of `data.music` has them: every token of a piece but its first counts once."""
     pieces, notes = music_files.collect(root)
-    written, rows, lost = music_tokens.writing(tokenizer), [], Counter()
+    written, rows, lost = music_tokens.writing(tokenizer), [], Counter[str]()
     for piece in pieces:
         ids, without = written.encode(piece.score)
         rows.append((f"{piece.composer}/{piece.name}", ids))
