@@ -23,7 +23,6 @@ from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.queueing import (
-    ALWAYS_IN_PARTS,
     Structure,
     check,
     queue,
@@ -77,7 +76,7 @@ class Programs:
         self._looked_at, self._names = None, None
         self._pure: dict[tuple, Fused | None] = {}
         self._fused: OrderedDict[tuple, Fused | str | None] = OrderedDict()
-        self._in_parts = set(ALWAYS_IN_PARTS)
+        self._in_parts: set[str] = set()
         self._methods = Methods([type(qnode.device)])
 
     def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:

@@ -27,8 +27,6 @@ from qnnkit.simulator.affine import is_wrapped
 from qnnkit.simulator.gates import NotFusable, with_numbers
 from qnnkit.simulator.structure import Unkeyable, is_pennylanes, measurement_key, operator_key, value_key
 
-ALWAYS_IN_PARTS = "BasisState", "BasisEmbedding"
-"""Names of operators whose numbers are bits, which gates there are."""
 CONTROLLED = {
     qp.CNOT, qp.CY, qp.CZ, qp.CH, qp.CSWAP, qp.Toffoli, qp.CCZ, qp.CRX, qp.CRY, qp.CRZ, qp.CRot,
     qp.ControlledPhaseShift,
