@@ -23,8 +23,11 @@ from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.queueing import (
+    Methods,
     Structure,
+    Unkeyable,
     check,
+    measurement_key,
     queue,
     rebound,
     replayed,
@@ -32,7 +35,6 @@ from qnnkit.simulator.queueing import (
     transformed,
 )
 from qnnkit.simulator.shots import METHODS, Sampled, diagonal
-from qnnkit.simulator.structure import Methods, Unkeyable, measurement_key
 
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
 """PennyLane devices whose exact results the programs give as well."""
