@@ -202,7 +202,7 @@ class Programs:
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
         tape, result = queue(self.qnode, {self.input_name: rows, **weights})
-        self.tape, twin = tape, replayed(self.qnode, tape, result)
+        self.tape = tape
         try:
             returned = list(result) if isinstance(result, list | tuple) else [result]
             if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
@@ -218,7 +218,7 @@ class Programs:
             parts: list[Any] = [self._part(each, rows) for each in tapes]
         except (NotFusable, Unkeyable) as reason:
             self.last = str(reason) if isinstance(reason, NotFusable) else f"it holds {reason}"
-            return twin
+            return replayed(self.qnode, tape, result)
         self.last = parts[0][0]
         return Call(parts, as_list, finish)
 
