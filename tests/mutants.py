@@ -131,14 +131,14 @@ MUTANTS = (
     ("simulator/circuit.py", "or not torch.allclose(", "or None is torch.allclose(", "contract"),
     ("simulator/circuit.py", "if not is_affine.all():", "if False:", "over_weights contract"),
     ("simulator/gates.py", "or not found.rates.any()", "", "random_circuits"),
-    ("simulator/affine.py", "if name not in RATIONAL and", "if False and", "contract"),
+    ("simulator/circuit.py", "if name not in RATIONAL and", "if False and", "contract"),
     (
         "simulator/pure.py",
         "all(map(operator.is_, map(operator.call",
         "any(map(operator.is_, map(operator.call",
         "contract",
     ),
-    ("simulator/structure.py", "value_key(metadata), *(", "*(", "contract"),
+    ("simulator/queueing.py", "value_key(metadata), *(", "*(", "contract"),
     (
         "simulator/queueing.py",
         "return operation, (key, *map(value_key, leaves)), ()",
