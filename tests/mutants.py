@@ -128,8 +128,9 @@ MUTANTS = (
     ),
     ("simulator/gates.py", "np.round(rates * 8) / 8", "np.round(rates * 4) / 4", "random_circuits"),
     ("simulator/circuit.py", "tuple(sorted(every)) if standard else", "", "contract"),
-    ("simulator/circuit.py", "if not torch.allclose(", "if None is torch.allclose(", "contract"),
-    ("simulator/affine.py", "if not torch.allclose(", "if None is torch.allclose(", "over_weights contract"),
+    ("simulator/circuit.py", "or not torch.allclose(", "or None is torch.allclose(", "contract"),
+    ("simulator/circuit.py", "if not is_affine.all():", "if False:", "over_weights contract"),
+    ("simulator/gates.py", "or not found.rates.any()", "", "random_circuits"),
     ("simulator/affine.py", "if name not in RATIONAL and", "if False and", "contract"),
     (
         "simulator/pure.py",
@@ -138,7 +139,12 @@ MUTANTS = (
         "contract",
     ),
     ("simulator/structure.py", "value_key(metadata), *(", "*(", "contract"),
-    ("simulator/queueing.py", "keys.append((key, *map(value_key, leaves)))", "keys.append(key)", "contract"),
+    (
+        "simulator/queueing.py",
+        "return operation, (key, *map(value_key, leaves)), ()",
+        "return operation, key, ()",
+        "contract",
+    ),
     (
         "simulator/programs.py",
         "if not program.methods.hold()",
@@ -181,6 +187,7 @@ MUTANTS = (
         "[: len(times) // 2 + 1]",
         "measure_clock measure_placement",
     ),
+    ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
     (
         "runs/forking.py",
         '!= source.provenance.get("data", run.splits.fingerprint())',

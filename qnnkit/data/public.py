@@ -43,9 +43,7 @@ def obtain(name: str, root: str | Path | None, download: bool) -> Path:
     path, files = fetch.local(root) if root else store() / name, PUBLIC[name]["files"]
     if download and (path.is_dir() or not (path.exists() or path.name.lower().endswith(ARCHIVES))):
         for file, checksum in files.items():
-            if not (
-                root and any(path.rglob(f"{file.removesuffix('.gz')}*"))
-            ):  # your own are taken as they are
+            if not (root and any(path.rglob(f"{file.removesuffix('.gz')}*"))):  # yours are taken as they are
                 fetch.download(PUBLIC[name]["address"] + urllib.parse.quote(file), path / file, checksum)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         raise _missing(name, root, download)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data import fetch, folders, music_blocks, music_files, places, text_files, tokenizers
+from qnnkit.data import fetch, music_blocks, music_files, music_tokens, places, text_files, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, classes_of, from_file, pixels
+from qnnkit.data.folders import left_out
 from qnnkit.data.images import Stack, stack_arrays, stack_files
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits
 from qnnkit.data.text import encoded as encode
@@ -29,8 +31,7 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
     Raises:
         ValueError, OSError: It cannot be read, or there is no token to predict.
     """
-    is_music = type(tokenizer).__module__.startswith("miditok.")
-    blocks, notes = (_music if is_music else _text)(root, tokenizer, length)
+    blocks, notes = (_music if music_tokens.are_music(tokenizer) else _text)(root, tokenizer, length)
     if not blocks.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
     parts = dict.fromkeys(SPLITS, blocks)
@@ -55,12 +56,12 @@ def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list
 def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
     """As the test split of `data.music` has them: every token of a piece but its first counts once."""
     pieces, notes = music_files.collect(root)
-    borders, blocks = {*tokenizer.token_ids_of_type("Bar"), *tokenizer.token_ids_of_type("Position")}, []
+    written, rows, lost = music_tokens.writing(tokenizer), [], Counter[str]()
     for piece in pieces:
-        ids = [tokenizer["BOS_None"], *tokenizer.encode(piece.score).ids, tokenizer["EOS_None"]]
-        for start, stop, known in music_blocks._cuts(ids, borders, length, 0):
-            blocks.append((f"{piece.composer}/{piece.name}", ids[start:stop], known))
-    return music_blocks._stack(blocks, length, tokenizer.pad_token_id), notes
+        ids, without = written.encode(piece.score)
+        rows.append((f"{piece.composer}/{piece.name}", ids))
+        lost += without
+    return music_blocks.blocks(rows, written, length), notes + music_blocks.not_held(lost)
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits | TensorSplits:
@@ -93,7 +94,7 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
         stack, notes = _images(path, about, pattern)
     part = ImageSet(stack.tensor(np.arange(len(stack.labels))), torch.from_numpy(stack.labels), stack.sources)
     parts: dict[str, Any] = dict.fromkeys(SPLITS, part)
-    return ImageSplits(path.name, **parts, classes=about.classes, notes=(*notes, *stack.notes))
+    return ImageSplits(path.name, **parts, classes=about.classes, notes=(*stack.notes, *notes))
 
 
 def _tensors(name: str, samples: Any, labels: Any, about: Any, notes: tuple[str, ...]) -> TensorSplits:
@@ -129,7 +130,7 @@ def _images(root: Path, about: Any, pattern: str | None) -> tuple[Stack, list[st
         names[name] = next((each for each in above if each in about.classes), inner[0])
     if not names:
         raise places.refusal("hold labelled samples", str(root), "Put images in folders named by class.")
-    notes = [*folders.left_out(place, {})]
+    notes = [*left_out(place, {})]
     known = list(dict.fromkeys(names.values()))
     labels = dict(zip(known, _matched(known, about.classes, notes).tolist(), strict=True))
     form = {"image_size": tuple(about.image_size), "grey": about.channels == 1}

@@ -247,7 +247,15 @@ def _kept(recipe: Recipe) -> Recipe:
 # --- their nets ---------------------------------------------------------------------------------------------
 
 
-def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool | str = False) -> nn.Module:
+def without_weights(config: Settings) -> Settings:
+    """Settings by which a language model is built on the meta device, from its configuration alone.
+
+    Such a net takes no memory and can be counted, but computes nothing. Other nets are built as usual.
+    """
+    return config.model_copy(update={"device": "meta"})
+
+
+def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = False) -> nn.Module:
     """An untrained net of a recipe: its own, or one of the controls, which starts from the same weights.
 
     Args:
@@ -255,15 +263,13 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool | str
         splits: The data, or what knows their `sizes` and gives an `example`.
         net: Its name; "" is the recipe's own net, as are the names in `MAIN_NETS`.
         seed: Fixes its first weights.
-        bare: Whether a language model's weights are left on the meta device.
+        bare: Whether a language model is built without weights, see `without_weights`.
     """
-    from qnnkit.models.causal_lm import bare as without_weights
-
     recipe = of(config)
-    with without_weights(asked=bare):
-        if net in ("", *MAIN_NETS):
-            return recipe.build(config, splits, seed)
-        return recipe.control(net, config, splits, seed)
+    config = without_weights(config) if bare else config
+    if net in ("", *MAIN_NETS):
+        return recipe.build(config, splits, seed)
+    return recipe.control(net, config, splits, seed)
 
 
 def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
@@ -286,5 +292,5 @@ def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
 
 __all__ = [
     "RECIPES", "Recipe", "RecipeError", "difference", "find", "known", "made", "new", "of",
-    "parameter_groups", "settings",
+    "parameter_groups", "settings", "without_weights",
 ]  # fmt: skip

@@ -40,6 +40,10 @@ EXACT = 1e-9
 """Largest deviation that counts as rounding."""
 
 
+class NotAffine(NotFusable):
+    """Something is computed of the numbers that is no sum, product or quotient."""
+
+
 class _Rational(TorchFunctionMode):
     """Refuses every other function of what vmap runs over."""
 
@@ -47,7 +51,7 @@ class _Rational(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = func.__self__.__name__ if name == "__get__" else name
         if name not in RATIONAL and (_depends(args) or _depends(list((kwargs or {}).values()))):
-            raise NotFusable(f"{NOT_AFFINE} (`{name}`)")
+            raise NotAffine(f"{NOT_AFFINE} (`{name}`)")
         return func(*args, **(kwargs or {}))
 
 
@@ -61,15 +65,15 @@ def _depends(given: Any) -> bool:
     return isinstance(given, Tensor) and is_wrapped(given)
 
 
-def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The matrix, (n_results, n), and the offset, (n_results,), of a function of n numbers.
+def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The matrix, (n_results, n), and offset, (n_results,), of a function of n numbers; which results are so.
 
     Args:
         function: From a vector in float64 to another.
         n: Length of the vector.
 
     Raises:
-        NotFusable: It is not affine, or has to look at its numbers.
+        NotAffine: It computes something else than sums, products and quotients.
     """
     generator = torch.Generator().manual_seed(0)
     random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)
@@ -77,6 +81,5 @@ def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np
     with _Rational():
         values = torch.func.vmap(function)(points)
     offset, matrix = values[0], (values[1 : n + 1] - values[0]).T
-    if not torch.allclose(random @ matrix.T + offset, values[n + 1 :], EXACT, EXACT):
-        raise NotFusable(NOT_AFFINE)
-    return matrix.numpy(), offset.numpy()
+    is_affine = torch.isclose(random @ matrix.T + offset, values[n + 1 :], EXACT, EXACT).all(0)
+    return matrix.numpy(), offset.numpy(), is_affine.numpy()

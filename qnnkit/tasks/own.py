@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
+from qnnkit.data import music_tokens
 from qnnkit.directions import direction
 from qnnkit.layers import evaluating
 from qnnkit.stats import SCORES, Score
@@ -106,7 +107,7 @@ def usual(data: Any) -> Any:
     from qnnkit import tasks
 
     tokenizer = getattr(data, "tokenizer", None)
-    if type(tokenizer).__module__.startswith("miditok."):
+    if music_tokens.are_music(tokenizer):
         return tasks.Music()
     if "vocabulary" in data.sizes:
         return tasks.Language()
