@@ -111,6 +111,14 @@ def test_a_column_of_splits_decides_where_it_names_train(tmp_path, names):
         assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
 
 
+def test_a_file_without_sides_adds_captions_to_those_of_its_folders(tmp_path):
+    root = sided(tmp_path / "set", "train", "test")
+    with_json(root, {f"{side}/cat.png": ["one more"] for side in ("train", "test")})
+    splits = captions(root, image_size=8)
+    assert of_all(splits)["test/cat.png"] == ("one more", *TEXTS["cat.png"])
+    assert len(splits.test) == 10 and all(source.startswith("test/") for source in splits.test.sources)
+
+
 def test_images_of_no_part_are_told(tmp_path):
     rows = sided(tmp_path, "train", "test")
     pictures(rows / "more")
