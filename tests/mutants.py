@@ -166,6 +166,11 @@ MUTANTS = (
         "like.parameters()).dtype) / 256",
         "models features",
     ),
+    ("data/text_files.py", "group, size = [], 0", "group = []", "text"),
+    ("data/captioned_files.py", 'side if known == "any" else known', "side", "captions"),
+    ("data/captioned_files.py", "if len(members) == 1", "if members", "captions"),
+    ("data/chats.py", 'message.get("weight") != 0', "True", "text"),
+    ("data/music_blocks.py", "covered - start if", "covered - start + 1 if", "music_data"),
     (
         "data/splits.py",
         'keyed_generator("train_fraction", seed, label)',
