@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.data import music_tokens
-from qnnkit.directions import direction
 from qnnkit.layers import evaluating
-from qnnkit.stats import SCORES, Score
+from qnnkit.stats import SCORES, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
@@ -43,7 +42,7 @@ class Own(OfData):
     Args:
         task: Its `monitor` is the reported number that chooses the epoch. `score` (`stats.Score`), the number
             that nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
-            `watched`. Whether more is better is what the score says, or else the name (`qnnkit.directions`).
+            `watched`. Whether more is better is what the score says, or else the name (`stats.direction`).
 
     Raises:
         ValueError: The score is read from another number on the validation split than `monitor`, or nothing
