@@ -56,7 +56,7 @@ def sentences(source: Source, choice: Choice) -> list[str]:
     if choice.layer not in training.layers:
         said.append(f"Layer {choice.layer} is not trained: it has no gradient.")
     said += [warning for epoch, warning in training.warnings if epoch == choice.epoch]
-    return [*said, *gradients.describe(_dead(source, choice))]
+    return [*said, *map(str, gradients.of_dead(_dead(source, choice)))]
 
 
 def _dead(source: Source, choice: Choice) -> list[gradients.Dead]:
