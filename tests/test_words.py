@@ -267,7 +267,7 @@ def test_inputs_that_are_multiplied_by_zero(shots):
     same = "Constant output in `circuit`: it gives the same for every sample: its inputs"
     assert found(zero_inputs)[0].startswith(f"{same} do not reach an angle.")
     assert found(one_input)[0].startswith(
-        "Unused inputs in `circuit`: of its features (counted from 0) nothing that is measured depends on 0, at"
+        "Unused inputs in `circuit`: of its features (counted from 0) nothing that is measured depends on 0,"
     )
     if not shots:
         assert found(plain, Zeroed)[0].startswith(f"{same} are all equal.")
@@ -363,7 +363,7 @@ def test_a_gradient_that_drowns_in_noise(shots):
     """Of the shots and of the batch, or of the batch alone; the other weights see where to go."""
     row = noisy(shots)[0]
     [sentence] = row["warnings"]
-    assert kinds([sentence]) == {"Noise"} and "larger batch" in sentence and "More shots" in sentence
+    assert kinds([sentence]) == {"Noise"} and "larger batch" in sentence and "more shots" in sentence
     circuit, others = row["layers"][0], row["groups"][1]
     circuit["snr_low"] = 0.1  # told from zero: no word
     assert told(row) == []

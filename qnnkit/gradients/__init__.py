@@ -4,7 +4,6 @@ from qnnkit.gradients import plateau
 from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, check, prove, require
 from qnnkit.gradients.faults import Fault, diagnose, of_dead
 from qnnkit.gradients.history import History, Training, history, read
-from qnnkit.gradients.landscape import Landscape, lines
 from qnnkit.gradients.one_batch import of_batch
 from qnnkit.gradients.reach import Dead, Gate, circuits_of, dead, gates, weight_names
 from qnnkit.gradients.watch import Watch
@@ -18,7 +17,6 @@ __all__ = [
     "Gate",
     "GradientError",
     "History",
-    "Landscape",
     "Training",
     "Watch",
     "check",
@@ -27,7 +25,6 @@ __all__ = [
     "diagnose",
     "gates",
     "history",
-    "lines",
     "of_batch",
     "of_dead",
     "plateau",
