@@ -79,7 +79,7 @@ def test_a_light_cone_by_hand():
         ("weights[1, 1]", ("RX on wire 1",)),
         ("weights[1, 2]", ("RX on wire 2",)),
     ]
-    [told] = gradients.describe(found)
+    [told] = map(str, gradients.of_dead(found))
     assert all(f"{each.weight} ({each.gates[0]})" in told for each in found) and found[0].why in told
 
 
@@ -170,7 +170,7 @@ def test_a_model_is_left_as_it_was_and_frozen_layers_are_no_news():
         torch.equal(value, before[name]) for name, value in model.state_dict().items()
     )
     assert gradients.dead(model.requires_grad_(False), images) == []
-    assert gradients.dead(nn.ReLU(), uniform(2, 2)) == [] and gradients.describe([]) == []
+    assert gradients.dead(nn.ReLU(), uniform(2, 2)) == [] and gradients.of_dead([]) == []
 
 
 def test_of_a_circuit_that_is_partly_frozen_only_the_rest_is_told():
