@@ -64,10 +64,11 @@ class WhatIf:
         validation = run.splits.validation
         self.n_images = min(most, len(validation))
         self.images = torch.cat([image[None], validation.images[: self.n_images]])
+        self.labels = validation.labels[: self.n_images]
         steady = getattr(net.model, "steady_part", nn.Identity)()
         if circuit not in steady.modules():
-            self.images = features.made(net.model, self.images, len(self.images))  # of a frozen part, once
-        self.labels = validation.labels[: self.n_images]
+            given = self.images, self.labels  # of what a frozen part makes of them, once
+            self.images, _ = features.training_batch(net.model, given, run.config, len(self.images))
         names = {id(parameter): name for name, parameter in net.model.named_parameters()}
         every = [(*named, i) for named in circuit.named_parameters() for i in range(named[1].numel())]
         name, parameter, self.place = every[weight]
