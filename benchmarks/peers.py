@@ -161,7 +161,7 @@ class TorchPeer(Peer):
         from qnnkit import measure
 
         self._evaluate(self.mixture)
-        measure.synchronize(self.device)
+        measure.now(self.device)
 
     def _evaluate(self, mixture: Any) -> tuple[Any, ...]:
         with self.torch.set_grad_enabled(self.workload.gradients):
@@ -276,7 +276,7 @@ class EpochPeer(Peer):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        measure.synchronize(self.device)
+        measure.now(self.device)
 
     def answer(self) -> dict[str, np.ndarray]:
         """The net at its start: logits of the checked images, and gradients of a mixture of them."""

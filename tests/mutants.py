@@ -187,6 +187,7 @@ MUTANTS = (
         "[: len(times) // 2 + 1]",
         "measure_clock measure_placement",
     ),
+    ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
     (
         "runs/forking.py",
         '!= source.provenance.get("data", run.splits.fingerprint())',

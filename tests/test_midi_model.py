@@ -16,8 +16,7 @@ from matplotlib import pyplot
 
 from qnnkit import report, runs, tasks
 from qnnkit.data.midi_events import BOS, EOS, EVENTS, SIZES, WIDTH, MidiEvents
-from qnnkit.data.music_blocks import Transposition, in_blocks, music
-from qnnkit.data.music_files import Piece
+from qnnkit.data.music_blocks import Transposition, blocks, music
 from qnnkit.data.tokens import IGNORED
 from tests import toys
 
@@ -301,7 +300,7 @@ def test_the_published_size_has_the_published_names_and_shapes():
 def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events():
     events, score = MidiEvents(), midi(1, track(*NOTE * 40), track(*NOTE * 40))
     ids, _ = events.encode(score)
-    part, _, _ = in_blocks(Piece("a", "b", score), events, 10 * WIDTH)
+    part = blocks([("a/b", events.encode(score)[0])], events, 10 * WIDTH)
     predicted = part.input_ids[part.labels != IGNORED].tolist()
     assert predicted == [token for token in ids[WIDTH:] if token != 0]
     assert {*part.input_ids[:, 0].tolist()} <= {BOS, *events.kinds.values()}
@@ -310,7 +309,7 @@ def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events(
 
 def test_training_blocks_in_other_keys_move_notes_and_keys_but_no_drums():
     events, score = MidiEvents(), midi(0, track(*SMALL))
-    part, _, _ = in_blocks(Piece("a", "b", score), events, 12 * WIDTH, 0)
+    part = blocks([("a/b", events.encode(score)[0])], events, 12 * WIDTH, 0)
     change, shifts = Transposition(5, events), set()
     for epoch in range(40):
         moved = change(part, epoch)

@@ -224,14 +224,13 @@ class Ledger(TorchDispatchMode):
         """Notes that a tensor's storage belongs to a part, whether it is new or was another part's."""
         storage = tensor.untyped_storage()
         size, owner = storage.nbytes(), self.known.get(storage)
-        if owner is not None:
+        if owner is None:
+            owner = self.known[storage] = [part]
+            weakref.finalize(storage, self._remove, owner, size)
+        else:
             self.live[owner[0]] -= size
-            self.live[part] += size
-            owner[0] = part
-            return
-        owner = self.known[storage] = [part]
+        owner[0] = part
         self.live[part] += size
-        weakref.finalize(storage, self._remove, owner, size)
         if self.collects and self.live.total() > NEARLY * self.looked:
             gc.collect()
             self.looked = max(self.looked, self.live.total())

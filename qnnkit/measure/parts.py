@@ -17,24 +17,18 @@ from torch import Tensor, nn
 from qnnkit import recipes, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import Splits
-from qnnkit.layers import QuantumLayer, Quanv2d, circuits_per_image
+from qnnkit.layers import QuantumLayer, circuits_per_image
 from qnnkit.measure import clock
 from qnnkit.measure.clock import Step
 from qnnkit.measure.workload import of_recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 
-PARTS = {
-    "loading": "other",
-    "transfer": "other",
-    "classical forward": "classical",
-    "quantum forward": "quantum",
-    "classical backward": "classical",
-    "quantum backward": "quantum",
-    "optimizer": "other",
-    "rest": "other",
-}
-"""Part of a step -> whose it is."""
+PARTS = (
+    "loading", "transfer", "classical forward", "quantum forward", "classical backward", "quantum backward",
+    "optimizer", "rest",
+)  # fmt: skip
+"""Of a step, in the order in which they come."""
 CIRCUITS = 256
 """Circuits of a step that runs them one by one, about: it has fewer samples."""
 
@@ -53,9 +47,9 @@ def step_parts(
 ) -> list[dict[str, Any]]:
     """Where the time of one training step goes, in the order in which it is spent.
 
-    A quantum part is all that a `Quanv2d`, or a `QuantumLayer` outside one, does from its inputs to its
-    outputs. The device is waited for at each border, so a GPU is a little slower than in training, where work
-    overlaps. Clipping, schedules and a float16 scaler are left out.
+    A quantum part is all that a `QuantumLayer` does from its inputs to its outputs. The device is waited for
+    at each border, so a GPU is a little slower than in training, where work overlaps. Clipping, schedules and
+    a float16 scaler are left out.
 
     Args:
         model: Left as it was; a copy is trained.
@@ -83,10 +77,9 @@ def step_parts(
             spent += taken[-1].total() if len(taken) > warmup else 0.0
     taken = sorted(taken[warmup:], key=Counter.total)
     taken = taken[: (len(taken) + 3) // 4]
-    return [
-        {"name": name, "kind": kind, "seconds": statistics.median(row[name] for row in taken)}
-        for name, kind in PARTS.items()
-    ]
+    medians = {name: statistics.median(row[name] for row in taken) for name in PARTS}
+    kinds = {name: name.split()[0] for name in PARTS if " " in name}
+    return [{"name": name, "kind": kinds.get(name, "other"), "seconds": medians[name]} for name in PARTS]
 
 
 class _Stopwatch:
@@ -124,7 +117,7 @@ def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Stopwatc
 
 @contextlib.contextmanager
 def hooked(model: nn.Module, change: Callable[[str], None]) -> Iterator[None]:
-    """Tells where a model's quantum parts begin and end, forward by hooks, backward by the graph's.
+    """Tells where a model's `QuantumLayer`s begin and end, forward by hooks, backward by the graph's.
 
     A module's own backward hooks would not do: where no gradient by the inputs is wanted, as of a circuit
     that reads the images, torch calls them before the work.
@@ -141,20 +134,10 @@ def hooked(model: nn.Module, change: Callable[[str], None]) -> Iterator[None]:
             node.register_hook(lambda *_: change("classical backward"))
 
     with contextlib.ExitStack() as hooks:
-        for part in quantum_parts(model):
+        for part in (each for each in model.modules() if isinstance(each, QuantumLayer)):
             hooks.callback(part.register_forward_pre_hook(lambda *_: change("quantum forward")).remove)
             hooks.callback(part.register_forward_hook(left).remove)
         yield
-
-
-def quantum_parts(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that are circuits and what feeds them."""
-    if isinstance(model, QuantumLayer):
-        return [model]
-    if isinstance(model, Quanv2d) and any(isinstance(part, QuantumLayer) for part in model.modules()):
-        return [model]
-    found = [part for child in model.children() for part in quantum_parts(child)]
-    return list(dict.fromkeys(found))  # a layer used in two places is one
 
 
 def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:

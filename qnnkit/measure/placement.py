@@ -14,7 +14,7 @@ import torch
 from qnnkit import checks, device
 from qnnkit.checkpoint import own_generators
 from qnnkit.device import machine
-from qnnkit.measure import clock, held
+from qnnkit.measure import clock, held, survey
 from qnnkit.measure.clock import Lap, Step
 from qnnkit.measure.workload import Workload
 from qnnkit.settings import Settings
@@ -120,11 +120,12 @@ def place(
         sentence = f"{ways[0].place}: nothing else to choose from, so nothing was measured."
         return Placement(ways[0].device, config.backend, ways[0].threads, ways[0].batch_size, sentence)
     laps, at, busy = timed(workload, ways, seconds, trainings)
-    chosen, raced = decide(ways, laps), [way for way in ways if way.name in laps]
+    chosen = decide(ways, laps)
     rows = [
         {"candidate": way.name, "threads": way.threads, "samples_per_second": lap.seconds and 1 / lap.seconds}
         | {"standard_error": lap.error, "why": lap.why}
-        for way, lap in ((way, laps[way.name]) for way in raced)
+        for way in ways
+        if (lap := laps.get(way.name))
     ]
     rows.sort(key=lambda row: -(row["samples_per_second"] or 0))
     notes = [_sentence(chosen, rows), f"Timed at batch {at}." if at else None, busy]
@@ -140,9 +141,8 @@ def _sentence(chosen: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{chosen.name}: nothing could be measured, so this is the simplest choice, not the fastest."
     if len(rows) == 1:
         return f"{chosen.name}: {own:,.0f} samples/s; all training is too short to compare other places."
-    others = [
-        f"{name}: {f'{rate / own:.2f} times that' if rate else 'not timed'}" for name, rate in rates.items()
-    ]
+    shares = {name: f"{rate / own:.2f} times that" if rate else "not timed" for name, rate in rates.items()}
+    others = [f"{name}: {told}" for name, told in shares.items()]
     return "; ".join([f"{chosen.name}: {own:,.0f} samples/s", *others[:3]]) + "."
 
 
@@ -160,9 +160,7 @@ def candidates(
     batches = sizes(n_samples) if config.batch_size == "auto" else [config.batch_size]
     ways = []
     for place in devices(device, config.precision):
-        counts: Any = [threads]
-        if threads == "auto":
-            counts = thread_counts() if place == "cpu" else [None]
+        counts: Any = [threads] if threads != "auto" else thread_counts() if place == "cpu" else [None]
         ways += [Candidate(place, number, size) for number in counts for size in batches]
     return ways
 
@@ -173,10 +171,8 @@ def devices(requested: str, precision: str = "float32") -> list[str]:
     Raises:
         ValueError: The name is unknown, that device cannot compute here, or none has this precision.
     """
-    if requested == "auto":
-        names = [str(one) for one in device.usable_devices() if one.index in (None, 0)]
-    else:
-        names = [str(device.choose(requested))]
+    usable = [one for one in device.usable_devices() if one.index in (None, 0)] if requested == "auto" else []
+    names = [str(one) for one in usable or [device.choose(requested)]]
     if precision == "float16":  # the CPU has no such arithmetic worth the name
         names = [one for one in names if one != "cpu"]
         if not names:
@@ -204,9 +200,8 @@ def sizes(n_samples: int | None) -> list[int]:
         >>> sizes(1078), sizes(None)[-1], sizes(33)
         ([16, 32], 1024, [17])
     """
-    powers = [SMALLEST]
-    while powers[-1] < LARGEST and (n_samples is None or powers[-1] * 2 * UPDATES <= n_samples):
-        powers.append(powers[-1] * 2)
+    most = LARGEST if n_samples is None else max(SMALLEST, min(LARGEST, n_samples // UPDATES))
+    powers = [SMALLEST * 2**k for k in range(10) if SMALLEST * 2**k <= most]
     if n_samples is None:
         return powers
     near = [[size] for size in (SMALLEST + 1, SMALLEST - 1) if n_samples % size != 1]
@@ -215,14 +210,7 @@ def sizes(n_samples: int | None) -> list[int]:
 
 def machine_facts() -> dict[str, Any]:
     """The machine, as far as a decision depends on it: another machine decides again."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
-        "processor": machine.processor(),
-        "cores": machine.cores(),
-        "gpus": gpus,
-        "mps": torch.backends.mps.is_available(),
-        "torch": torch.__version__,
-    }
+    return {"name": survey.facts()["name"], "torch": torch.__version__}
 
 
 # --- the race -----------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ COMFORTABLE, FULL = 0.70, 0.95
 programs); above the second a training is expected to fail. Chosen, not fitted."""
 SMALLEST = 2
 """No remedy takes fewer samples at a time, as some layers normalise over them."""
+ASSUMED = "Times are of training alone, without validation or tests; controls count as the hybrid net."
 WIDTH = 100
 
 
@@ -128,8 +129,8 @@ def plan(
     """
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
     limits = {
-        "deadline": None if deadline is None else words.parse_duration(deadline, "deadline"),
-        "budget": None if budget is None else words.parse_money(budget),
+        "time": None if deadline is None else words.parse_duration(deadline, "deadline"),
+        "price": None if budget is None else words.parse_money(budget),
     }
     if measure and (busy := note(load())):
         notes.append(busy)
@@ -148,41 +149,29 @@ def plan(
         notes.append("A step was too large to be timed here: its time is estimated, as for other machines.")
     calibrated = platforms.calibration(prediction.work, precision, prediction.seconds, known)
     spots = [this, *platforms.spots(table)]
-    places = [place_of(spot, prediction, calibrated, nets * seeds, **limits) for spot in spots]
+    places = [place_of(spot, prediction, calibrated, nets * seeds, limits) for spot in spots]
     tight = places[0]["needs"] > COMFORTABLE * this.usable
-    remedies = list(remedies_of(workload, this, prediction, known)) if tight else []
-    if prediction.seconds is not None:
-        notes.append("Times are of training alone: validation, tests and checkpoints come on top.")
-    if nets > 1:
-        notes.append("Controls are taken to cost as much as the hybrid net.")
-    return Plan(prediction, nets, seeds, places, answer(places), remedies, [*notes, table.note()])
-
-
-def needed(prediction: Prediction, kind: str) -> int:
-    """Bytes that have to fit: on a GPU what it computes on, elsewhere data and framework as well."""
-    return prediction.on_accelerator if kind == "cuda" else prediction.in_all
+    remedies = list(remedies_of(workload, this, places[0]["needs"], prediction, known)) if tight else []
+    notes += [ASSUMED, table.note()]
+    return Plan(prediction, nets, seeds, places, answer(places), remedies, notes)
 
 
 def place_of(
-    spot: Spot,
-    prediction: Prediction,
-    calibrated: float | None,
-    trainings: int,
-    deadline: float | None = None,
-    budget: float | None = None,
+    spot: Spot, prediction: Prediction, calibrated: float | None, trainings: int, limits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row of a machine, see `Plan.places`; deadline in seconds, budget in US dollars."""
-    config, needs, price = prediction.training, needed(prediction, spot.kind), spot.price_per_hour
+    """The row of a machine, see `Plan.places`; limits of "time" in seconds and "price" in US dollars."""
+    config, price = prediction.training, spot.price_per_hour
+    needs = prediction.on_accelerator if spot.kind == "cuda" else prediction.in_all
     update, factor, device = prediction.seconds, prediction.spread, prediction.device
     if spot.figures:
         update, factor, device = platforms.estimate(prediction.work, config.precision, spot, calibrated)
     epoch = update and update * prediction.n_samples / config.batch_size
     total = epoch and epoch * config.epochs * trainings
     cost = price and total and total / 3600 * price
-    limits = [("memory", needs / spot.usable, COMFORTABLE, FULL)]
-    for name, value, most in (("time", total, deadline), ("price", cost, budget)):
-        limits += [] if most is None else [(name, value, most / factor, most)]
-    verdict, why = judge(limits)
+    known = [("memory", needs / spot.usable, COMFORTABLE, FULL)]
+    values = {"time": total, "price": cost}
+    known += [(name, values[name], most / factor, most) for name, most in limits.items() if most is not None]
+    verdict, why = judge(known)
     return {
         "machine": spot.name,
         "needs": needs,
@@ -246,10 +235,12 @@ def changes(training: Settings) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def remedies_of(
-    workload: Workload, spot: Spot, prediction: Prediction, known: Mapping[str, Any] | None
+    workload: Workload, spot: Spot, before: int, prediction: Prediction, known: Mapping[str, Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """A row for each change, from one more trace, see `Plan.remedies`; what the task refuses is left out."""
-    before = needed(prediction, spot.kind)
+    """A row for each change that needs less than `before`, from one more trace, see `Plan.remedies`.
+
+    What the task refuses is left out.
+    """
 
     def held(traced: Traced) -> int:
         return traced.held + (0 if spot.kind == "cuda" else traced.copied)  # a GPU does not hold the copy

@@ -60,8 +60,6 @@ class Prediction(Traced):
     less_on_cuda: int
     """Bytes of frozen weights that a machine with CUDA does not hold, where they are kept in 4 bits."""
     notes: tuple[str, ...]
-    scaled_from: int | None
-    """Batch size that was measured, where the one that is asked for would be too large; else None."""
 
     @property
     def peak(self) -> int:
@@ -141,10 +139,8 @@ def predict(
         if times:
             at = "" if size == config.batch_size else f" with {size} samples at a time, and scaled up"
             notes.append(f"Timed on {device}, CPU threads: {torch.get_num_threads()}{at}.")
-    saved = 0
-    if config.of_kit("four_bit", False) and (
-        device.type != "cuda" or in_four_bits(workload.name, device)[0] is not None
-    ):  # numbers that are not packed, such as the embedding, are then kept in float32
+    saved, possible = 0, device.type != "cuda" or in_four_bits(workload.name, device)[0] is not None
+    if possible and config.of_kit("four_bit", False):  # what is not packed is then kept in float32
         others, kept = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes
         saved = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
         notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
@@ -158,7 +154,6 @@ def predict(
         spread=max(times) / statistics.median(times) if times else 1.0,
         less_on_cuda=saved,
         notes=tuple(notes),
-        scaled_from=None if size == config.batch_size else size,
     )
 
 
@@ -181,8 +176,8 @@ def _timed(
         size //= 2
     workload = workload.change(batch_size=size)
     times, saved = _updates(workload, device, seconds)
-    copied = traced.copied if device.type == "cpu" else 0
-    return [each * whole / size for each in times], size, copied if saved else traced.kept
+    kept = traced.kept if not saved else traced.copied if device.type == "cpu" else 0
+    return [each * whole / size for each in times], size, kept
 
 
 def _updates(workload: Workload, device: torch.device, seconds: float) -> tuple[list[float], bool]:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks
 from qnnkit.checkpoint import own_generators, random_state, set_random_state
+from qnnkit.data import tokenizers
 from qnnkit.data.captions import CaptionSplits
 from qnnkit.data.places import SUFFIXES
 from qnnkit.layers import evaluating
@@ -133,7 +134,7 @@ class Contrastive:
         if not images:
             step = "Give images, and texts to hold them against."
             raise ValueError(checks.message("inputs", "hold an image file", list(inputs), step))
-        embedded, rows = net.embed_texts(*about.tokenizer.encode(list(texts))), []
+        embedded, rows = net.embed_texts(*tokenizers.encode(about.tokenizer, texts)), []
         for each in images:
             pixels, notes = pictures.pixels(each, about)
             shares = (net.scale() * net.embed_images(pixels) @ embedded.T)[0].double().softmax(0).tolist()
@@ -180,7 +181,9 @@ def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size:
         images = [model.embed_images(some.to(device)).cpu() for some in part.images.split(batch_size)]
 
         def of_texts(texts: Sequence[str]) -> Tensor:
-            encoded = zip(*(each.split(batch_size) for each in splits.tokenizer.encode(texts)), strict=True)
+            encoded = zip(
+                *(each.split(batch_size) for each in tokenizers.encode(splits.tokenizer, texts)), strict=True
+            )
             return torch.cat([model.embed_texts(ids.to(device), m.to(device)).cpu() for ids, m in encoded])
 
         classes = [of_texts(prompts).mean(0) for prompts in splits.prompts]
