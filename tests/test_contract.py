@@ -254,6 +254,10 @@ angle_far_out(**FAR): x; 2 * w
 angle_far_out_times_pi(**FAR): x * torch.pi
 angle_far_out_of_changing_python(**FAR): scale * x * torch.pi; scale * w | scale = 2.0
 angles_far_out_added(**FAR): x + w; x.sum() * w / 1e6
+angle_by_a_large_factor(dtype=torch.float32): 400 * (x / 1e3) + 0.3; 50 * w
+angle_from_far_out(dtype=torch.float32): x + 1e6; w - 1e6
+sums_evolve: x; w; expvals(qp.qaoa.cost_layer(w[0], qp.Z(0) @ qp.Z(1) + scale * qp.Z(2)), \
+qp.TrotterProduct(qp.X(0) @ qp.X(1) + scale * qp.Z(2), w[1], n=2)) | scale = VALUE
 templates_far_out(**FAR, **BASIC): x
 templates_farther_out(**FARTHER, **BASIC): x
 operator_exchanged: x; w; expvals(qp.RX(0.7, 0), qp.RY(0.7, 0)) | put(qp, "RX", qp.RZ) | put(qp, "RX", qp.RY)

@@ -13,6 +13,7 @@ from torch import nn
 
 from qnnkit import train
 from qnnkit.checkpoint import own_generators
+from qnnkit.data import tokenizers
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
 from qnnkit.settings import Settings
@@ -321,7 +322,7 @@ def test_a_split_in_the_space_of_a_model():
     assert found.images.shape == (len(part), 64) and found.texts.shape == (30, 64)
     assert torch.equal(found.labels, part.labels) and found.classes.shape == (10, 64)
     batch = next(iter(SPLITS.batches("validation", 7, shuffle=False)))
-    ids, mask = SPLITS.tokenizer.encode(SPLITS.prompts[4])
+    ids, mask = tokenizers.encode(SPLITS.tokenizer, SPLITS.prompts[4])
     with torch.no_grad():
         (images, texts), mean = clip(**batch), clip.embed_texts(ids, mask).mean(0)
     close(found.images, whole.images)

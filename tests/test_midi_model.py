@@ -9,13 +9,14 @@ import struct
 import zipfile
 from collections import Counter
 
+import matplotlib
 import pytest
 import torch
+from matplotlib import pyplot
 
 from qnnkit import report, runs, tasks
 from qnnkit.data.midi_events import BOS, EOS, EVENTS, SIZES, WIDTH, MidiEvents
-from qnnkit.data.music_blocks import Transposition, in_blocks, music
-from qnnkit.data.music_files import Piece
+from qnnkit.data.music_blocks import Transposition, blocks, music
 from qnnkit.data.tokens import IGNORED
 from tests import toys
 
@@ -299,7 +300,7 @@ def test_the_published_size_has_the_published_names_and_shapes():
 def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events():
     events, score = MidiEvents(), midi(1, track(*NOTE * 40), track(*NOTE * 40))
     ids, _ = events.encode(score)
-    part, _, _ = in_blocks(Piece("a", "b", score), events, 10 * WIDTH)
+    part = blocks([("a/b", events.encode(score)[0])], events, 10 * WIDTH)
     predicted = part.input_ids[part.labels != IGNORED].tolist()
     assert predicted == [token for token in ids[WIDTH:] if token != 0]
     assert {*part.input_ids[:, 0].tolist()} <= {BOS, *events.kinds.values()}
@@ -308,7 +309,7 @@ def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events(
 
 def test_training_blocks_in_other_keys_move_notes_and_keys_but_no_drums():
     events, score = MidiEvents(), midi(0, track(*SMALL))
-    part, _, _ = in_blocks(Piece("a", "b", score), events, 12 * WIDTH, 0)
+    part = blocks([("a/b", events.encode(score)[0])], events, 12 * WIDTH, 0)
     change, shifts = Transposition(5, events), set()
     for epoch in range(40):
         moved = change(part, epoch)
@@ -383,3 +384,30 @@ def test_a_block_that_cuts_events_is_refused(pieces):
         runs.open_run(
             pieces.parent / "run", "music_llama", data_dir=str(pieces), tokens="midi_v1", size="3b", **TINY
         ).build("hybrid", 0)
+
+
+def test_the_notebook_says_whether_it_fits_here(pieces, tmp_path):
+    from tests.test_notebook_cells import executed
+
+    given = {"data_dir": str(pieces), "run_dir": str(tmp_path / "run"), "size": "tiny", "sequence_length": 64}
+    given |= {"n_samples": 2, "n_events": 4, "pieces": 20}
+    with matplotlib.rc_context({"backend": "agg"}):
+        found = executed("08_midi_model", **given)
+        pyplot.close("all")
+    assert found["weights"] == sum(weight.numel() for weight in found["model"].parameters())
+    assert (found["written"]["tokens"] == 4 * WIDTH).all()
+    peaks = found["table"]["GB"]
+    assert list(peaks.index) == [
+        "as it is",
+        "a piece at a time",
+        "checkpointing",
+        "half the length",
+        "all three",
+    ]
+    assert peaks["all three"] <= peaks.drop("all three").min()
+    assert found["frame"]["met"].tolist() == [
+        found["events_per_second"] >= 4,
+        found["days"] <= 7,
+        peaks.min() < 12,
+    ]
+    assert (tmp_path / "run" / "music" / "sample.mid").stat().st_size > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,52 +103,47 @@ def music(
         raise ValueError(checks.message("sequence_length", rule, sequence_length, step))
     pieces, notes = music_files.collect(root, composers)
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    blocks: dict[str, list[TokenSet]] = {name: [] for name in SPLITS}
-    same: dict[str, list[Content]] = {name: [] for name in SPLITS}
+    rows: dict[str, list[Row]] = {name: [] for name in SPLITS}
     lost: Counter[str] = Counter()
     for piece, side in zip(pieces, _sides(pieces, split_seed=split_seed, **shares), strict=True):
-        part, content, without = in_blocks(
-            piece, written, sequence_length, overlap if side == "train" else None
-        )
-        blocks[side].append(part)
-        same[side].append(Content(content, part.sources[0]))
+        ids, without = written.encode(piece.score)
+        rows[side].append((f"{piece.composer}/{piece.name}", ids))
         lost += without
+    same = {name: [Content(str(ids).encode(), source) for source, ids in rows[name]] for name in SPLITS}
     notes += not_held(lost) + duplicates.notes(same, "pieces", "note for note")
-    sets = {name: together(parts) for name, parts in blocks.items()}
+    overlaps = {"train": overlap}
+    sets = {name: blocks(rows[name], written, sequence_length, overlaps.get(name)) for name in SPLITS}
     augment = Transposition(transpose, written, split_seed) if transpose else None
     return TokenSplits("music", **sets, tokenizer=kept, notes=tuple(notes), augment=augment)
 
 
-def in_blocks(
-    piece: Piece, written: Any, length: int, overlap: int | None = None
-) -> tuple[TokenSet, bytes, Counter[str]]:
-    """A piece in blocks; its tokens as bytes; and what these do not hold.
+Row = tuple[str, list[int]]
+"""Where a piece comes from, and its tokens."""
+
+
+def blocks(rows: Sequence[Row], written: Any, length: int, overlap: int | None = None) -> TokenSet:
+    """Pieces in blocks, one piece after another.
 
     Args:
-        piece: One with a note.
+        rows: One piece or more.
         written: As `music_tokens.writing` gives it.
         length: Tokens of a block.
         overlap: Tokens that two training blocks share at least, all of them predicted; None as in the test
             split, where every token of a piece but the first ones is predicted once.
     """
-    ids, lost = written.encode(piece.score)
-    rows = []
-    for start, stop, known in _cuts(ids, written.borders, length, overlap or 0):
-        labels = torch.full((length,), IGNORED)
-        labels[: stop - start] = torch.tensor(ids[start:stop])
-        row = torch.where(labels == IGNORED, written.pad, labels)
-        labels[: known if overlap is None else written.width] = IGNORED
-        rows.append((row, torch.where(row == written.pad, IGNORED, labels)))
-    tokens, labels = map(torch.stack, zip(*rows, strict=True))
-    return TokenSet(tokens, labels, (f"{piece.composer}/{piece.name}",) * len(rows)), str(ids).encode(), lost
-
-
-def together(parts: Sequence[TokenSet]) -> TokenSet:
-    """The blocks of several pieces."""
-    sources = tuple(source for part in parts for source in part.sources)
-    return TokenSet(
-        torch.cat([part.input_ids for part in parts]), torch.cat([part.labels for part in parts]), sources
-    )
+    input_ids, labels, sources = [], [], []
+    for source, ids in rows:
+        start, covered, stop = 0, 1, 0  # nothing stands before the first token: it is never predicted
+        while stop < len(ids):
+            stop = min(start + length, len(ids))
+            known, block = covered - start if overlap is None else written.width, ids[start:stop]
+            input_ids.append(block + [written.pad] * (length - len(block)))
+            labels.append([IGNORED] * known + block[known:] + [IGNORED] * (length - len(block)))
+            sources.append(source)
+            covered, latest = stop, stop - max(overlap or 0, 1)
+            start = next((i for i in range(latest, start, -1) if ids[i] in written.borders), latest)
+    tokens, learned = torch.tensor(input_ids), torch.tensor(labels)
+    return TokenSet(tokens, learned.masked_fill(tokens == written.pad, IGNORED), tuple(sources))
 
 
 def not_held(lost: Counter[str]) -> list[str]:
@@ -166,20 +161,6 @@ def first_pieces(splits: TokenSplits, split: str, n: int, n_bars: int) -> list[P
         composer, _, name = part.sources[row].partition("/")
         pieces.append(Piece(composer, name, written.decode(ids[: written.first_bars(ids, n_bars)])))
     return pieces
-
-
-def _cuts(
-    ids: Sequence[int], borders: Collection[int], length: int, overlap: int
-) -> Iterator[tuple[int, int, int]]:
-    """(Start, stop, known) of each block: all blocks cover all tokens, and `known` were covered before."""
-    start, covered = 0, 1  # nothing stands before the first token: it is never predicted
-    while True:
-        stop = min(start + length, len(ids))
-        yield start, stop, covered - start
-        if stop == len(ids):
-            return
-        covered, latest = stop, stop - max(overlap, 1)
-        start = next((i for i in range(latest, start, -1) if ids[i] in borders), latest)
 
 
 def _sides(pieces: Sequence[Piece], **options: Any) -> list[str]:

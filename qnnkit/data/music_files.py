@@ -5,11 +5,10 @@ symusic reads and writes MIDI; `music_tokens` and `midi_events` turn a score int
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -25,7 +24,7 @@ STEPS_PER_QUARTER, VELOCITY = 4, 79
 """Of JSON of 16ths, which knows no velocity."""
 LONGEST = 2**15
 """Quarters; more (8,192 bars) is no music but a damaged file."""
-Steps = list[list[Annotated[int, Field(ge=-1, le=127)] | None]]
+Steps = list[list[Annotated[int | None, Field(ge=-1, le=127)]]]
 """The pitches that sound in each 16th; a voice that rests is -1 or None."""
 
 
@@ -55,19 +54,16 @@ def collect(
         ValueError: No file of music is there, none of a composer, or none that can be read.
     """
     pieces, left_out = [], []
-    with contextlib.ExitStack() as stack:
-        files, notes = _listed([root] if isinstance(root, str | Path | None) else root, stack)
-        chosen = (
-            files if composers is None else [checks.choice("composers", each, files) for each in composers]
-        )
-        for place, name, composer in [(*file, each) for each in chosen for file in files[each]]:
-            try:
-                read = _read(place, name, composer)
-            except (ValueError, OSError, RuntimeError) as error:
-                left_out.append(f"{name} ({words.first_line(error)})")
-                continue
-            pieces += [piece for piece in read if piece.score.note_num()]
-            left_out += [f"{piece.name} (no notes)" for piece in read if not piece.score.note_num()]
+    files, notes = _listed([root] if isinstance(root, str | Path | None) else root)
+    chosen = files if composers is None else [checks.choice("composers", each, files) for each in composers]
+    for place, name, composer in [(*file, each) for each in chosen for file in files[each]]:
+        try:
+            read = _read(place, name, composer)
+        except (ValueError, OSError, RuntimeError) as error:
+            left_out.append(f"{name} ({words.first_line(error)})")
+            continue
+        pieces += [piece for piece in read if piece.score.note_num()]
+        left_out += [f"{piece.name} (no notes)" for piece in read if not piece.score.note_num()]
     if not pieces:
         step = f"Found there: {places.first(left_out, 3) or 'none'}. Add MIDI files, or JSON of 16ths."
         raise places.refusal("hold music that can be read", str(root), step)
@@ -78,18 +74,15 @@ def collect(
 
 def composers_in(root: str | Path) -> tuple[str, ...]:
     """The names of all composers in a folder, archive or file, as `collect` takes them; no piece is read."""
-    with contextlib.ExitStack() as stack:
-        return tuple(_listed([root], stack)[0])
+    return tuple(_listed([root])[0])
 
 
-def _listed(
-    roots: Sequence[Any], stack: contextlib.ExitStack
-) -> tuple[dict[str, list[tuple[places.Place, str]]], list[str]]:
+def _listed(roots: Sequence[Any]) -> tuple[dict[str, list[tuple[places.Place, str]]], list[str]]:
     """Composer -> where each file is and its name there; and sentences on what is no music."""
     files, notes, queue = {}, [], list(roots)
     for root in queue:
         path = fetch.local(root)
-        place = stack.enter_context(places.open_place(path, single=(*MIDI, *JSON)))
+        place = places.open_place(path, single=(*MIDI, *JSON))
         zips = (".zip",) if path.is_dir() else ()
         notes += place.notes((*MIDI, *JSON, *zips), "music")
         for member in place.members:
@@ -112,10 +105,9 @@ def _read(place: places.Place, name: str, composer: str) -> list[Piece]:
     text = places.unpacked(content) if name.lower().endswith(".gz") else content
     try:
         parts = TypeAdapter(dict[str, list]).validate_python(json.loads(text))
-        by_side = bool(parts) and set(parts) <= set(SIDES)
-        rows = [(key, parts[key], "") for key in sorted(parts, key=places.natural) if not by_side]
-        for key in sorted(parts) if by_side else ():
-            rows += [(f"{SIDES[key]}-{i:03d}", piece, SIDES[key]) for i, piece in enumerate(parts[key])]
+        rows = [(key, parts[key], "") for key in sorted(parts, key=places.natural)]
+        if parts and set(parts) <= set(SIDES):
+            rows = [(f"{SIDES[k]}-{i:03d}", each, SIDES[k]) for k, v, _ in rows for i, each in enumerate(v)]
         if not rows:
             raise ValueError("no pieces")
         steps = TypeAdapter(Steps).validate_python
@@ -136,7 +128,7 @@ def of_midi(content: bytes) -> Any:
     return score
 
 
-def of_steps(steps: Iterable[Iterable[int | None]]) -> Any:
+def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
     """A score of 16ths, each a list of the MIDI pitches that sound in it; a pitch that stays is one note.
 
     Voices in unison are notes of their own.
@@ -147,19 +139,20 @@ def of_steps(steps: Iterable[Iterable[int | None]]) -> Any:
     """
     from symusic import Note, Score, Track
 
-    notes, begun, last = [], {}, None
-    for now, step in enumerate([*steps, ()]):
-        if step == last:
-            continue
-        last, voices = step, Counter(pitch for pitch in step if pitch not in (None, -1))
-        sounding = {(pitch, voice) for pitch, n in voices.items() for voice in range(n)}
-        for key in begun.keys() - sounding:
-            start = begun.pop(key)
-            notes.append((start, now - start, key[0], VELOCITY))
-        begun |= dict.fromkeys(sounding - begun.keys(), now)
+    times = np.repeat(np.arange(len(steps)), [len(step) for step in steps])
+    pitches = np.array([*itertools.chain.from_iterable(steps)], float)  # None becomes NaN
+    times, pitches = times[pitches >= 0], pitches[pitches >= 0].astype(int)
+    order = np.lexsort((times, pitches))
+    cells = pitches[order] * len(steps) + times[order]  # equal where voices are in unison
+    voices = np.arange(len(cells)) - np.searchsorted(cells, cells)
+    rows = np.stack([pitches[order], voices, times[order]])
+    rows = rows[:, np.lexsort(rows[::-1])]  # each voice of each pitch as time goes by
+    begins = np.flatnonzero((np.diff(rows, prepend=-2) != [[0], [0], [1]]).any(0))
+    notes = np.stack([rows[2, begins], np.diff(begins, append=rows.shape[1]), rows[0, begins]])
+    starts, lengths, heard = notes[:, np.lexsort(notes[::-1])].astype(np.int32)
     score: Any = Score(STEPS_PER_QUARTER)
     track: Any = Track()
-    columns = np.array(sorted(notes), np.int32).reshape(-1, 4).T
-    track.notes = Note.from_numpy(columns[0], columns[1], *columns[2:].astype(np.int8))
+    loudness = np.full(len(starts), VELOCITY, np.int8)
+    track.notes = Note.from_numpy(starts, lengths, heard.astype(np.int8), loudness)
     score.tracks.append(track)
     return score

@@ -58,9 +58,12 @@ def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list
 def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
     """As the test split of `data.music` has them: every token of a piece but its first counts once."""
     pieces, notes = music_files.collect(root)
-    found = [music_blocks.in_blocks(piece, music_tokens.writing(tokenizer), length) for piece in pieces]
-    lost = sum((without for *_, without in found), Counter())
-    return music_blocks.together([part for part, *_ in found]), notes + music_blocks.not_held(lost)
+    written, rows, lost = music_tokens.writing(tokenizer), [], Counter[str]()
+    for piece in pieces:
+        ids, without = written.encode(piece.score)
+        rows.append((f"{piece.composer}/{piece.name}", ids))
+        lost += without
+    return music_blocks.blocks(rows, written, length), notes + music_blocks.not_held(lost)
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits | TensorSplits:

@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models.blocks import normalised, not_bytes, pixels, precise, published, seeded
 from qnnkit.models.circuit_part import CircuitSettings, circuit_layer
 from qnnkit.settings import Place
@@ -81,7 +80,7 @@ class Clip(nn.Module):
 
     def __init__(
         self,
-        tokenizer: CaptionTokenizer,
+        tokenizer: Any,
         channels: int,
         image_size: tuple[int, int],
         *,
@@ -189,7 +188,7 @@ def configuration(
     channels: int = 3,
     image_size: int | None = None,
     patch_size: int | None = None,
-    tokenizer: CaptionTokenizer | None = None,
+    tokenizer: Any = None,
 ) -> Any:
     """transformers' configuration of a CLIP of a size named in CLIP.
 
@@ -215,13 +214,14 @@ def configuration(
         raise ValueError(checks.message("patch_size", "divide the side of the images", patch, step))
     length, special = 77, {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
     if tokenizer is not None:
-        if tokenizer.eos_id == 2:  # a mistake of the past to transformers: texts are read at their largest
+        if tokenizer.eos_token_id == 2:  # an old mistake to transformers: texts are read at their largest
             rule, step = "have another number than 2 for its end", "Leave it out to train one."
-            raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
+            raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_token_id, step))
         least = (length, vocabulary) if size == "77m" else (0, 0)
-        length, vocabulary = max(least[0], tokenizer.sequence_length), max(least[1], len(tokenizer))
-        special = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
-        special["bos_token_id"] = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        length, vocabulary = max(least[0], tokenizer.model_max_length), max(least[1], len(tokenizer))
+        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        begin = tokenizer.bos_token_id
+        special["bos_token_id"] = tokenizer.eos_token_id if begin is None else begin
     tower = {
         "hidden_size": hidden,
         "num_hidden_layers": n_layers,
@@ -234,7 +234,7 @@ def configuration(
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
 
 
-def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int) -> Any:
+def _published(name: str, tokenizer: Any, channels: int, side: int) -> Any:
     """A CLIP's weights, if images and texts are as it reads them."""
     from transformers import CLIPModel
 
@@ -246,10 +246,11 @@ def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int)
     if channels > vision.num_channels:
         step = "Load the images with grey=True."
         raise ValueError(checks.message("channels", f"be {vision.num_channels} for {name}", channels, step))
-    fits = len(tokenizer) <= text.vocab_size and tokenizer.sequence_length <= text.max_position_embeddings
-    if not fits or text.eos_token_id not in (2, tokenizer.eos_id):
+    fits = len(tokenizer) <= text.vocab_size and tokenizer.model_max_length <= text.max_position_embeddings
+    if not fits or text.eos_token_id not in (2, tokenizer.eos_token_id):
         most = f"{text.vocab_size} tokens, {text.max_position_embeddings} in a text, end {text.eos_token_id}"
-        told = f"of {len(tokenizer)} tokens, {tokenizer.sequence_length} in a text, end {tokenizer.eos_id}"
+        told = f"of {len(tokenizer)} tokens, {tokenizer.model_max_length} in a text"
+        told += f", end {tokenizer.eos_token_id}"
         step = f"Load the data with tokenizer={name!r}."
         raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", told, step))
     return net

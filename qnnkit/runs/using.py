@@ -17,7 +17,6 @@ from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
-from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
@@ -175,7 +174,7 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     found, told = recipes.of(config), dict(about["data"])
     told["sizes"] = {name: _tuple(value) for name, value in told["sizes"].items()}
     if (folder / "tokenizer").is_dir():
-        told["sizes"]["tokenizer"] = CaptionTokenizer.load(folder / "tokenizer")
+        told["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
     known = {each.name for each in fields(Data)}
     data = Data(**{name: _tuple(value) for name, value in told.items() if name in known})
     net = found.build(config.override(backend="auto"), data, about["seed"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import steps
-from qnnkit.simulator.array_api import Array, autocasts, full_precision, rounds
+from qnnkit.simulator.array_api import Array, exactly, rounds
 
 
 def autograd_must() -> bool:
@@ -42,8 +41,7 @@ class Run(torch.autograd.Function):
         kind = gradient.device.type
         if torch.is_grad_enabled() or autograd_must() or _is_mapped(gradient):
             return Run._again(ctx, gradient)
-        uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
-        with full_precision(kind), np.errstate(all="ignore"), uncast:
+        with exactly(kind, ctx.given[0] is ctx.program.near):
             return Run._backward(ctx, gradient)
 
     @staticmethod
@@ -52,7 +50,7 @@ class Run(torch.autograd.Function):
         # torch itself goes back, and would round
         program = ctx.program.double if rounds(gradient.device.type) else ctx.program
         rows, vector = ctx.saved_tensors[0] if ctx.rows is None else ctx.rows, ctx.vector
-        before = torch.as_tensor(ctx.given[2])
+        before = torch.as_tensor(ctx.given[2]).reshape(vector.shape)
         if not torch.equal(before, vector.detach()):  # changed since
             vector = vector - vector.detach() + before
         with torch.enable_grad():
@@ -88,7 +86,9 @@ class Run(torch.autograd.Function):
         to_row = tensor_of(joined(to_rows)) if needed[0] else None
         if to_matrices is not None and way is program.mixed:
             to_matrices = [each.numpy() for each in to_matrices]
-        to_vector = None if to_matrices is None else tensor_of(matrices.backward(to_matrices, saved))
+        if to_matrices is None:
+            return None, None, None, to_row, None
+        to_vector = tensor_of(matrices.backward(to_matrices, saved)).reshape(ctx.vector.shape)
         return None, None, None, to_row, to_vector
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qnnkit.device import machine
 from qnnkit.simulator import array_api, fusion, steps
-from qnnkit.simulator.array_api import Array, full_precision, in_numpy
+from qnnkit.simulator.array_api import Array, exactly, in_numpy
 from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samples_of, tensor_of
 from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import EXACT
@@ -90,13 +90,13 @@ class Fused:
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
             self.matrices = Matrices(self.plan.blocks, *self.shared_angles, self._put)
             self.steps = self._steps()
-        self.periods = self._period([self.matrices.by_vector]), self._period(self._rates)
-        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
-        self.limits: tuple[float, ...] = tuple(
-            LARGE / max(1.0, float(np.abs(matrix).sum(0).max(initial=0)))
-            for matrix, _ in (self.shared_angles, self.row_angles)
-        )
+        both = self.shared_angles, self.row_angles
+        sizes = [(np.abs(m).sum(0).max(initial=1), np.abs(offset).max(initial=0)) for m, offset in both]
+        self.limits = [LARGE / float(most) if offset < LARGE else 0.0 for most, offset in sizes]
         """No angle is large as long as no number of the vector, or of a row, exceeds this."""
+        pairs = zip(([self.matrices.by_vector], self._rates), self.limits, strict=True)
+        self.periods = [self._period(*pair) for pair in pairs]
+        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
         self.none: Tensor = self.matrices.offset.new_zeros(1, 0)
         """No rows and no vector."""
         self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
@@ -116,11 +116,11 @@ class Fused:
         return Fused(self.circuit, self.on_rows, torch.float64, self.device)
 
     @staticmethod
-    def _period(rates: Sequence[np.ndarray]) -> float | None:
-        """The period of all angles in each number that they are computed from, if there is one."""
+    def _period(rates: Sequence[np.ndarray], limit: float) -> float | None:
+        """The period of all angles in each number that they are computed from, if there is a small one."""
         flat = np.concatenate([np.zeros(0), *(each.ravel() for each in rates)])
         whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
-        return next((2 * np.pi * k for k in whole), None)
+        return next((2 * np.pi * k for k in whole if np.pi * k <= limit), None)
 
     # --- constants --------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Fused:
 
         Args:
             rows: The numbers of each sample, of shape (batch, n).
-            vector: The numbers that all share, of shape (n,).
+            vector: The numbers that all share, n of them in any shape.
             amplitudes: Of the first state, of shape (batch, n) or (n,), if that is an argument.
             keep: Whether states may be kept for the way back; else they are computed again there.
         """
@@ -205,7 +205,7 @@ class Fused:
             rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
         if by_torch:
             return self.plain(rows, vector)
-        given = self.given(rows.detach(), vector.detach(), is_plain)
+        given = self.given(rows.detach(), vector.detach().reshape(-1), is_plain)
         if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
             return Run.apply(self, given, keep, rows, vector)
         return tensor_of(self.compute(*given, None)[0])
@@ -218,8 +218,10 @@ class Fused:
 
     def _is_large(self, vector: Tensor, rows: Tensor) -> bool:
         """Whether some angle may be large: read off the numbers that it is computed from."""
-        pairs = zip((vector, rows), self.limits, strict=True)
-        return any(each.numel() and not np.abs(each.detach().numpy()).max() <= limit for each, limit in pairs)
+        for each, limit in zip((vector, rows), self.limits, strict=True):
+            if each.numel() and not np.maximum.reduce(np.abs(each.detach().numpy()), axis=None) <= limit:
+                return True
+        return False
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
@@ -250,16 +252,14 @@ class Fused:
         Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of shape (n, samples), or
         (chunks, n, samples).
         """
-        columns, n, threads = rows.t(), len(rows), torch.get_num_threads()
-        is_plain, vector = (
-            is_plain and self.mixed is not None,
-            vector.clone(),
-        )  # it may change before the way back
+        columns, n = rows.t(), rows.shape[0]
+        is_plain = is_plain and self.mixed is not None
         takes_chunks = is_plain and self.near is not None
         if takes_chunks and n * self.state_bytes <= SMALL_BYTES:
             most = ONE_THREAD // 4 ** (self.n_wires + 1)
             if n_chunks := 1 if n <= most else chunks(n, -(-n // most)):
-                return self.near, (in_chunks(columns.numpy(), n_chunks),), vector.numpy()
+                return self.near, (in_chunks(columns.numpy(), n_chunks),), vector.numpy().copy()
+        vector, threads = vector.clone(), torch.get_num_threads()  # it may change before the way back
         size, fewest = CACHE_BYTES * threads, FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
@@ -271,7 +271,7 @@ class Fused:
 
     def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch, which autograd can follow."""
-        (matrices, _), state, columns = self.matrices.forward(vector), None, rows.t()
+        (matrices, _), state, columns = self.matrices.forward(vector.reshape(-1)), None, rows.t()
         for step in self.steps:
             state = step.run(state, columns, matrices)
         assert state is not None  # a program has steps
@@ -288,7 +288,7 @@ class Fused:
             vector: Of all weights.
             tapes: Gets one for each part of the batch, with what the way back needs.
         """
-        with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
+        with exactly(self.device.type, way is self.near):
             built, values = self.built(way, vector), []
             left = 0 if tapes is None else self.kept_bytes()
             for part in parts:

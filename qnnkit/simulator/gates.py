@@ -129,16 +129,14 @@ def with_numbers(operation: qp.operation.Operator, numbers: Sequence[Any]) -> qp
         return qp.ops.Evolution(operation.base, *numbers)
     if isinstance(operation, qp.ops.Adjoint) and isinstance(operation.base, qp.ops.Evolution):
         return qp.ops.Adjoint(qp.ops.Evolution(operation.base.base, *numbers))
+    if isinstance(operation, qp.StatePrep):  # which would check its norm
+        twin = copy.copy(operation)
+        twin.data = tuple(numbers)
+        return twin
     try:
-        if not isinstance(operation, qp.StatePrep):  # which would check its norm
-            return qp.ops.functions.bind_new_parameters(operation, numbers)
-    except RuntimeError:  # it holds tensors of a transform that has ended
-        pass
+        return qp.ops.functions.bind_new_parameters(operation, numbers)
     except Exception as error:
         raise TakeApart(operation.name, f"{operation.name} looks at its numbers") from error
-    twin = copy.copy(operation)
-    twin.data = tuple(numbers)
-    return twin
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:

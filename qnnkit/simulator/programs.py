@@ -144,7 +144,8 @@ class Programs:
         if not program.methods.hold():
             self._pure.pop(self._form(rows), None)
             return None
-        vector = _piled([*weights.values()], ())
+        each = [*weights.values()]
+        vector = each[0] if len(each) == 1 else _piled(each, ())
         if not program.keeps_digits(rows, vector):
             return None
         self.last = program
@@ -318,9 +319,7 @@ def own_device(qnode: qp.QNode) -> str | None:
         return "only that device knows what it computes"
     if type(qnode) is not qp.QNode or {"construct", "_impl_call"} & vars(qnode).keys():
         return "the QNode was customised"
-    if type(device).__name__ not in DEVICE_CLASSES or any(
-        callable(getattr(type(device), name, None)) for name in vars(device)
-    ):
+    if type(device).__name__ not in DEVICE_CLASSES or not _methods_of(type(device)).isdisjoint(vars(device)):
         return "the device was customised"
     if qnode.diff_method not in EXACT_METHODS:
         return f"its gradients are asked for by diff_method={qnode.diff_method}"
@@ -329,6 +328,11 @@ def own_device(qnode: qp.QNode) -> str | None:
     if other := {k: v for k, v in qnode.execute_kwargs.items() if k not in SPEED and v is not None}:
         return f"it has the options {other}"
     return None
+
+
+@functools.cache
+def _methods_of(kind: type) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
 
 
 DEVICE_CLASSES = ("DefaultQubit", "LightningQubit", "LightningGPU", "LightningKokkos")
