@@ -884,6 +884,25 @@ def test_a_kill_while_restoring_leaves_nothing(local, remote, other):
     assert sorted(path.name for path in other.parent.iterdir()) == [".run.mirror.lock", "run"]
 
 
+@pytest.mark.parametrize("passes", [1, 99])
+def test_the_other_machine_writes_while_its_folder_is_brought(local, remote, other, monkeypatch, passes):
+    """Once, or without end: rows are never older than checkpoints."""
+    train(local, 0, keep=1)
+    made, copy, steps = Mirror(local, remote), there.copy, iter(range(1, passes + 1))
+    made.sync()
+
+    def meanwhile(source, target, *given):
+        copy(source, target, *given)
+        if target.is_relative_to(other.parent) and (step := next(steps, None)):
+            train(local, step, keep=1)
+            made.sync()
+
+    monkeypatch.setattr(there, "copy", meanwhile)
+    restore(remote, other)
+    assert require_whole(other) == (1 if passes == 1 else require_whole(other))
+    assert restore(remote, other) == [] or passes > 1
+
+
 def test_two_that_want_the_same_folder_bring_it_once(local, remote, other):
     train(local, 0, size=5 << 20)
     Mirror(local, remote).sync()
