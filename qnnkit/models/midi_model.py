@@ -168,7 +168,8 @@ class MidiModel(PreTrainedModel, GenerationMixin):
 
     def generate(self, *args: Any, **options: Any) -> Any:
         """As transformers' own. Prompts have whole events, and begin with that of `BOS`."""
-        return super().generate(*args, **{"past_key_values": _Seen()} | options)
+        inherited: Any = super()  # transformers' stubs want the cache as the last argument
+        return inherited.generate(*args, **{"past_key_values": _Seen()} | options)
 
 
 def config_of(size: str, *, version: str = "v2", length: int | None = None) -> MidiConfig:
