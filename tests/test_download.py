@@ -11,16 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 
 from qnnkit.data import load, public
-from qnnkit.data.fetch import download
+from qnnkit.data.fetch import _retrieve, download
 from qnnkit.data.text_files import documents
 from tests import toys
 from tests.toys import archive, idx_files, no_workspace
-
-pytestmark = pytest.mark.filterwarnings(  # pooch leaves closing the connection to the garbage collector
-    "ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
 
 
 @dataclass
@@ -109,6 +106,12 @@ def test_what_does_not_come_whole_is_refused_and_leaves_nothing(server, tmp_path
     folder = tmp_path / "in"
     assert reason in refused(name if "://" in name else server.url + name, folder / "x.bin")
     assert not folder.exists() or not [*folder.iterdir()]
+
+
+def test_an_answer_that_is_refused_is_closed(server, tmp_path):
+    with pytest.raises(requests.HTTPError, match="404") as told:
+        _retrieve(f"{server.url}nowhere.bin", tmp_path / "x.bin", RIGHT)
+    assert told.value.response.raw.closed
 
 
 def test_a_dataset_is_fetched_only_when_asked(server, tmp_path, store, monkeypatch):

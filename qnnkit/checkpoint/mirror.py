@@ -1,7 +1,8 @@
 """A run folder on local disk, kept up to date in the background where it outlasts the machine.
 
-Training never waits for the remote, and never fails because of it. What is there is always one whole state
-(`remote`), at most some interval old; leaving the mirror brings it up to date and reads it back.
+Training never waits for the remote, and never fails because of it. Files are looked at from the last to
+the first of `remote.rank` and copied from the first to the last, so what is there can be resumed from at
+any moment. Leaving the mirror brings the remote up to date and reads it back.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 import sys
 import threading
 import time
@@ -23,18 +23,15 @@ from filelock import FileLock
 
 from qnnkit import workspace
 from qnnkit.checkpoint import remote as there
-from qnnkit.checkpoint.remote import Damaged, Entry, Note, State
+from qnnkit.checkpoint.remote import Entry, Mark
 
 LASTING = (*workspace.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 """Error numbers that no waiting mends."""
-_LONGEST_WAIT = 60.0
-"""Seconds between two tries of a remote that keeps failing."""
 _TURN = 1.0
 """Seconds between two looks whether the other mirror of a folder has ended."""
-_YOUNG = 2.0
-"""Seconds within which a file may change again without its time of change showing it."""
+_AGAIN = 10.0
+"""Most seconds between two tries at the end."""
 _TRIES = 5
-Hint = tuple[int, int, int, int]
 
 
 class TakenOver(Exception):
@@ -76,170 +73,149 @@ class Mirror:
         Args:
             local: The run folder; made if missing.
             remote: Where it is mirrored to: a folder on Drive, or any other.
-            interval: Seconds between two states.
-            flush: Seconds for which the last state is tried again when the body has ended, unless the disk is
+            interval: Seconds between two passes, and until a failed one is tried again.
+            flush: Seconds for which the last pass is tried again when the body has ended, unless the disk is
                 full or read-only.
             tell: Called with a sentence when the remote begins to fail, and when it works again.
         """
         self.local, self.remote, self.interval, self.flush = local, remote, interval, flush
         self.tell = tell
-        self.note: Note | None = None
+        self.marks: list[Mark] | None = None
+        """Of the states that this copy comes from or has written."""
         self.beat = time.monotonic()
-        """When something last moved: a slow Drive is told from one that hangs."""
-        self._state: State | None = None
-        """What this mirror has written last, once all of it has got its name."""
-        self._damaged: set[str] = set()
-        self._known: dict[str, tuple[Hint, Entry]] = {}
+        """When something last moved: distinguishes a slow Drive from one that hangs."""
+        self._there: dict[str, Entry] | None = None
+        """What the remote holds, as far as this mirror has read or written."""
+        self._written: set[str] = set()
+        self._broken: set[str] = set()
         self._disk: int | None = None
-        self._failures = 0
-        self._at: str | None = None
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
         """Why the last state is not there, in a sentence."""
 
-    # --- one state -----------------------------------------------------------------------------------------
+    # --- one pass ------------------------------------------------------------------------------------------
 
     def sync(self) -> bool:
-        """Stores what is new and makes it the state; says whether anything was. Only who `hold`s may do so.
+        """Copies what is new; returns whether anything was. Only who `hold`s the folder may do so.
 
         Raises:
-            OSError: Something could not be read or written; the state before still is whole.
+            OSError: Something could not be read or written; what is there can be resumed from.
             TakenOver: Another copy has been mirrored there since.
         """
         self._tick()
-        if self.note is None:
-            note = there.read_note(self.local) or Note(owner=uuid.uuid4().hex)
-            note.save(self.local)
-            self.note = note
+        if self.marks is None:
+            there.note(self.local, marks := there.marks_of(self.local) or [])
+            self.marks = marks
         if not (self.local / there.NOTE).exists():
             raise FileNotFoundError(errno.ENOENT, f"`{self.local / there.NOTE}` is gone")
         self._require_same_disk()
         self.remote.mkdir(parents=True, exist_ok=True)
-        found = self._require_own(self.note)
-        before, finished = found or self._state, found is not None and found == self._state
-        old = (before.files if before else None) or {}
-        files = self._store(old)
-        if found and files == found.files and (finished or found.owner != self.note.owner):
-            return False
-        self._state = None
-        self._require_own(self.note)  # copying may have taken long
-        known = before.counter if before else self.note.seen[1] if self.note.seen else 0
-        gone = before.gone | old if before and not finished else old  # a kill may have come before they went
-        gone = {path: entry for path, entry in gone.items() if path not in files}
-        state = State(owner=self.note.owner, counter=known + 1, files=files, gone=gone)
-        there.copy(self.remote / there.STATE, [state.text], there.hash_of([state.text]), self._tick)
-        self.note = Note(owner=state.owner, seen=state.mark)
-        self.note.save(self.local)
-        there.finish(self.remote, state, self._tick)
-        self._state, self._damaged, self._at = state, set(), time.strftime("%H:%M")
+        mark = self._require_own()
+        if self._there is None:
+            self._there, known = there.entries(self.remote, beat=self._tick), there.listed(self.remote)
+            self._written = {
+                name for name in known if self._there.get(name, known[name])[0] == known[name][0]
+            }
+        with contextlib.ExitStack() as opened:
+            files, handles = self._look(opened)
+            todo = [name for name in sorted(files, key=there.rank) if self._there.get(name) != files[name]]
+            gone = [name for name in self._there if name not in files and self._goes(name)]
+            if mark and not todo and not gone:
+                return False
+            self._claim()
+            if there.RESULT in todo + gone:  # comes last, and is never beside rows that it does not speak of
+                (self.remote / there.RESULT).unlink(missing_ok=True)
+            part = self.remote / f"{there.DRAFT}{workspace.MACHINE}-{os.getpid()}"
+            for name in todo:
+                self._require_own()  # copying may have taken long
+                try:
+                    there.copy(handles[name], self.remote / name, part, files[name], self._tick)
+                except there.Damaged:
+                    if not there.digits(name):
+                        raise  # it was changed meanwhile
+                    self._broken.add(name)  # damaged here: of no use to anybody
+                    del files[name]
+                    continue
+                self._there[name] = files[name]
+                self._written.add(name)
+        for name in gone:
+            size, _ = self._there.pop(name)
+            path = self.remote / name
+            if path.is_file() and path.stat().st_size == size:  # else somebody's own by now
+                path.unlink()
+        for draft in self.remote.glob(f"{there.DRAFT}*"):  # of a pass that a kill ended
+            draft.unlink(missing_ok=True)
+        self._claim(files)  # another one: what was brought from here meanwhile was no more than a part
         return True
 
     def check(self) -> None:
-        """Reads back all that the state names, if this copy wrote it; `sync` then mends what is damaged.
+        """Reads back what is there, if this copy wrote it; `sync` then mends what is damaged.
 
         Raises:
             OSError: Something is not there as it was written, or cannot be read.
             TakenOver: Another copy has been mirrored there since.
         """
-        self._tick()
-        assert self.note is not None
-        found = self._require_own(self.note)
-        if found is not None and found.owner != self.note.owner:
+        if self._there is None:
             return  # nothing of this copy is there
-        if found is None or found != self._state:
-            wrong = {there.STATE: "it is not what was written"}
-        else:
-            wrong = there.damaged(self.remote, found.files or {}, self._tick)
+        mark, written = self._require_own(), self._there
+        self._there = there.entries(self.remote, reads=True, beat=self._tick)
+        wrong = [name for name in filter(self._goes, written) if self._there.get(name) != written[name]]
+        if mark is None:
+            wrong.append(there.STATE)
         if wrong:
-            self._state, self._damaged = None, set(wrong)
-            told = ", ".join(f"`{path}`: {why}" for path, why in wrong.items())
-            raise OSError(f"what was written cannot be read back ({told})")
+            raise OSError(f"what was written cannot be read back (`{'`, `'.join(wrong)}`)")
 
-    def _require_own(self, note: Note) -> State | None:
-        """The state that is there, which this copy goes on from; None where none can be read."""
-        found = there.read_state(self.remote)
-        if found is None:
-            foreign = note.seen is None and (self.remote / "config.json").exists()
-        else:
-            foreign = found.owner != note.owner and found.mark != note.seen
-        if foreign:
+    def _claim(self, files: dict[str, Entry] | None = None) -> None:
+        """Writes that this copy works there and has changed something; what is there, once all of it is."""
+        mark, new = self._require_own(), [uuid.uuid4().hex, 0]
+        marks = [mark, new] if mark else [new]
+        there.note(self.local, marks)  # first: what a kill leaves there is known here
+        self.marks = marks
+        there.sign(self.remote, new, files)
+        self._tick()
+
+    def _require_own(self) -> Mark | None:
+        """The mark that is there, which this copy comes from; None where none can be read."""
+        mark, marks = there.mark_of(self.remote), self.marks or []
+        if (mark not in marks if mark else not marks) and (marks or (self.remote / there.SETTINGS).exists()):
             raise TakenOver(
                 f"Another copy of this run has been mirrored to `{self.remote}` since, so this one, in "
                 f"`{self.local}`, is mirrored no more. Keep one of the two: stop this one, or move "
                 f"`{self.remote}` away and run the same command again."
             )
-        return found
+        return mark
 
-    def _store(self, old: dict[str, Entry]) -> dict[str, Entry]:
-        """Writes what is new as drafts; gives all that the folder holds at one moment.
+    def _look(self, opened: contextlib.ExitStack) -> tuple[dict[str, Entry], dict[str, BinaryIO]]:
+        """What the folder holds at one moment, and open files of what may have to be copied.
 
-        What says that something is finished is read before what it speaks of, checkpoints and rows last and
-        at one moment: an epoch's rows are there before its checkpoint, a test's after the last one.
+        It is looked at in the reverse of the order in which it is copied. Rows come last: they may be newer
+        than the checkpoints, never older. What is pruned meanwhile stays readable.
         """
-        files: dict[str, Entry] = {}
-        others = [name for name in there.visible(self.local) if not _is_steady(name)]
-        for name in sorted(others, key=_rank):
-            with contextlib.ExitStack() as opened:
-                try:
-                    look = self._look(name, opened)
-                except FileNotFoundError:  # deleted since it was listed
-                    continue
-                files[name] = self._entry(name, old, *look)
         for _ in range(_TRIES):
-            with contextlib.ExitStack() as opened:
-                names = self._steady()
-                try:
-                    looks = {
-                        name: self._look(name, opened) for name in names
-                    }  # what is pruned stays readable
-                except FileNotFoundError:
-                    continue
-                if names == self._steady():
-                    return files | {name: self._entry(name, old, *look) for name, look in looks.items()}
+            files, handles, names = {}, {}, self._names()
+            with contextlib.ExitStack() as now, contextlib.suppress(FileNotFoundError):
+                for name in names:
+                    handles[name] = now.enter_context((self.local / name).open("rb"))
+                    files[name] = there.entry(name, handles[name], beat=self._tick)
+                    if files[name] == (self._there or {}).get(name):
+                        handles[name].close()
+                if list(filter(there.digits, names)) == list(filter(there.digits, self._names())):
+                    opened.enter_context(now.pop_all())
+                    return files, handles
         raise OSError("its checkpoints change while they are listed")
 
-    def _steady(self) -> list[str]:
-        return sorted(filter(_is_steady, there.visible(self.local)))  # checkpoints, then rows
+    def _goes(self, name: str) -> bool:
+        """Whether a file that is there, but no longer here, is deleted: files of others stay."""
+        return name in self._written or bool(there.digits(name)) or name == there.RESULT
 
-    def _look(self, name: str, opened: contextlib.ExitStack) -> tuple[BinaryIO | None, int, Hint]:
-        """A file, its length now and how it looks; None for the file where it is known."""
-        file = opened.enter_context((self.local / name).open("rb"))
-        status = os.fstat(file.fileno())
-        hint = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        if name in self._known and self._known[name][0] == hint:
-            file.close()
-            return None, 0, hint
-        if abs(time.time() - status.st_mtime) < _YOUNG:
-            hint = (-1, 0, 0, 0)
-        return file, there.length(name, file), hint
-
-    def _entry(self, name: str, old: dict[str, Entry], file: BinaryIO | None, size: int, hint: Hint) -> Entry:
-        """Size and hash of a file, and a draft of it where that is new."""
-        self._tick()
-        if file is not None:
-            self._known[name] = hint, (size, there.hash_of(there.stretch(file, size)))
-        entry = self._known[name][1]
-        if entry == old.get(name) and name not in self._damaged:
-            return entry
-        draft = there.draft_of(self.remote, name, entry)
-        if draft.exists():  # of a pass that failed later
-            return entry
-        with contextlib.ExitStack() as opened:
-            file = file or opened.enter_context((self.local / name).open("rb"))
-            try:
-                there.copy(draft, there.stretch(file, entry[0]), entry[1], self._tick)
-            except Damaged:
-                raise OSError(f"`{name}` was changed while it was copied") from None
-        return entry
+    def _names(self) -> list[str]:
+        return sorted({*there.visible(self.local)} - self._broken, key=there.rank, reverse=True)
 
     def _require_same_disk(self) -> None:
         """A Drive that is no longer mounted leaves an ordinary folder behind, which must not be filled."""
         workspace.require_mounted(self.remote)
-        above = self.remote
-        while not above.exists():
-            above = above.parent
-        disk = above.stat().st_dev
+        disk = next(path for path in (self.remote, *self.remote.parents) if path.exists()).stat().st_dev
         if self._disk not in (None, disk):
             raise OSError(f"`{self.remote}` is no longer on the disk that it was on; is Drive still mounted?")
         self._disk = disk
@@ -252,6 +228,7 @@ class Mirror:
     def __enter__(self) -> Mirror:
         workspace.make_folder(self.local)
         lock = there.hold(self.local)
+        self.marks = self._there = None  # another one may have worked on it since
         self._leaving.clear()
         self._thread = threading.Thread(target=self._work, args=(lock,), daemon=True, name="mirror")
         self._thread.start()
@@ -265,38 +242,30 @@ class Mirror:
         Raises:
             OSError: That failed; an error of the body goes first, and is only given a note.
         """
-        trouble = None if self._thread is None else self._finish(self._thread)
-        if trouble is None:
-            return
-        if error is None:
-            raise OSError(trouble)
-        error.add_note(trouble)
-        self._report(trouble)
-
-    def _finish(self, thread: threading.Thread) -> str | None:
-        """Waits for the last state to be stored and read back; what went wrong, in a sentence."""
         begun = time.monotonic()
         self._leaving.set()
-        while thread.is_alive():
-            thread.join(0.1)
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(0.1)
             if time.monotonic() - max(begun, self.beat) > self.flush + _TURN:
-                return self._incomplete("it does not answer")  # the thread may never end
-        return self._trouble
+                self._trouble = self._incomplete("it does not answer")  # the thread may never end
+                break
+        if self._trouble is None:
+            return
+        if error is None:
+            raise OSError(self._trouble)
+        error.add_note(self._trouble)
+        self._report(self._trouble)
 
     def _work(self, lock: FileLock | None) -> None:
         self._trouble = self._incomplete("the mirror itself has failed, which should be reported")
         while lock is None:
-            left = self._leaving.wait(_TURN)
+            leaving = self._leaving.wait(_TURN)
             lock = there.hold(self.local)
-            if left and lock is None:
-                self._trouble = None
+            if leaving and lock is None:
+                self._trouble = None  # the other one sees to it
                 return
         try:
-            wait = 0.0
-            while not self._leaving.wait(wait):
-                error = self._try(self.sync)
-                wait = self.interval if error is None else self._patience()
-            self._trouble = self._last_state()
+            self._trouble = self._passes()
         except TakenOver as error:
             self._trouble = str(error)
             self._report(self._trouble)
@@ -304,55 +273,44 @@ class Mirror:
         finally:
             lock.release()
 
-    def _last_state(self) -> str | None:
-        end = time.monotonic() + self.flush
+    def _passes(self) -> str | None:
+        """One pass after the other until the last one; what went wrong with that, in a sentence."""
+        failing, end = False, None
         while True:
-            error = self._try(lambda: (self.sync(), self.check()))
-            if error is None:
+            leaving = self._leaving.is_set()
+            if leaving and end is None:
+                end = time.monotonic() + self.flush
+            try:
+                self.sync()
+                if leaving:
+                    self.check()
+                if failing:
+                    self._report(f"Mirroring to `{self.remote}` works again.")
+                failing = False
+            except OSError as error:
+                why = error.strerror or error
+                if not failing:
+                    self._report(
+                        f"Mirroring to `{self.remote}` waits: {why}. It is tried again; "
+                        f"training goes on, and everything is in `{self.local}`."
+                    )
+                failing = True
+                if end and (error.errno in LASTING or time.monotonic() > end):
+                    return self._incomplete(str(why))
+            if end and not failing:
                 return None
-            wait = self._patience()
-            if error.errno in LASTING or time.monotonic() + wait > end:
-                return self._incomplete(str(error.strerror or error))
-            time.sleep(wait)
-
-    def _try(self, step: Callable[[], object]) -> OSError | None:
-        """What went wrong in a step, if the disk did; told once until it works again."""
-        try:
-            step()
-        except OSError as error:
-            self._failures += 1
-            if self._failures == 1:
-                self._report(
-                    f"Mirroring to `{self.remote}` waits: {error.strerror or error}. It is tried again; "
-                    f"training goes on, and everything is in `{self.local}`."
-                )
-            return error
-        if self._failures:
-            self._failures = 0
-            self._report(f"Mirroring to `{self.remote}` works again.")
-        return None
-
-    def _patience(self) -> float:
-        """Seconds until the next try: twice as long each time, and never the same on two machines."""
-        longest = min(_LONGEST_WAIT, 2.0 ** min(self._failures - 1, 10), max(self.interval, self.flush))
-        return longest * random.SystemRandom().uniform(0.5, 1.0)  # no generator that a training draws from
+            if end:
+                time.sleep(min(_AGAIN, self.flush / 3))
+            else:
+                self._leaving.wait(self.interval)
 
     def _incomplete(self, trouble: str) -> str:
-        has = f"its state of {self._at}" if self._at else "what was mirrored before"
         return (
             f"The run could not be mirrored whole to `{self.remote}`: {trouble}. Everything is in "
-            f"`{self.local}`, and `{self.remote}` has {has}. Mend what is wrong and run the same command "
-            "again before this machine goes."
+            f"`{self.local}`, and `{self.remote}` has what was mirrored before. Mend what is wrong and run "
+            "the same command again before this machine goes."
         )
 
     def _report(self, sentence: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a closed standard error is no reason to stop
             self.tell(sentence)
-
-
-def _is_steady(name: str) -> bool:
-    return name.startswith("checkpoints/") or name.endswith(".jsonl")
-
-
-def _rank(name: str) -> int:
-    return 0 if name == "result.json" else {".ipynb": 1, ".json": 2}.get(Path(name).suffix, 3)

@@ -1,107 +1,89 @@
-"""What a mirrored run folder looks like where it is kept, and one file brought there or back.
+"""A mirrored run folder where it is kept: which copy writes there, what is there, and one file copied.
 
-`remote` holds the files of the run under their own names, and `.mirrored.json`: which copy was mirrored last
-and the size and hash of each file. New content is first written as hidden drafts; replacing `.mirrored.json`
-makes it the state, and then the drafts get their names. So there is one whole state, whatever is killed when.
+The files have their own names, and are copied in an order (`rank`) of which any prefix is a state that the
+run can be resumed from. `.mirrored.json` names the local copy that writes there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from qnnkit import workspace
+from qnnkit.checkpoint.file import NAME
 
 STATE, NOTE = ".mirrored.json", ".mirror.json"
 DRAFT = ".draft-"
-CHUNK, LONGEST = 1 << 20, 1 << 26
-"""Bytes that are read at once, and of the longest state file that is read."""
+SETTINGS, RESULT = "config.json", "result.json"
+CHUNK = 1 << 20
+"""Bytes that are read at once."""
 Entry = tuple[int, str]
-"""Size and SHA-256."""
+"""Size and SHA-256; of a checkpoint the first digits, which its name has."""
+Mark = list[Any]
+"""Of a state: who wrote it ("" if somebody works in the folder itself), and a number."""
+Beat = Callable[[], object]
 
 
-def _inside(path: str) -> str:
-    """`path`, if it is a relative one that names a visible file below a folder.
-
-    Raises:
-        ValueError: It is not.
-    """
-    path.encode()  # half a surrogate names no file
-    if "\\" in path or "\0" in path or any(part[:1] in ("", ".") for part in path.split("/")):
-        raise ValueError(f"path {path!r} must stay inside the folder")
-    return path
+class Damaged(OSError):
+    """A file is not what it was."""
 
 
-class State(BaseModel):
-    """What is mirrored, and by which copy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    owner: str
-    counter: int
-    """Rises with every state."""
-    files: dict[Annotated[str, AfterValidator(_inside)], Entry] | None
-    """None where somebody has worked in the folder itself: its files count as they are."""
-    gone: dict[Annotated[str, AfterValidator(_inside)], Entry] = {}
-    """What the state before had, to be deleted."""
-
-    @property
-    def mark(self) -> tuple[str, int]:
-        return self.owner, self.counter
-
-    @property
-    def text(self) -> bytes:
-        """What the file holds: a hash of the rest first."""
-        content = self.model_dump_json().encode()
-        return f"{hashlib.sha256(content).hexdigest()}\n".encode() + content
-
-
-class Note(BaseModel):
-    """What a local copy remembers of its mirror."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    owner: str
-    seen: tuple[str, int] | None = None
-    """Mark of the state that it comes from or has written last; None for a copy that was begun here."""
-
-    def save(self, local: Path) -> None:
-        workspace.write_bytes(local / NOTE, self.model_dump_json().encode())
-
-
-class Damaged(ValueError):
-    """What is stored is not what was written."""
-
-
-def read_note(local: Path) -> Note | None:
-    """The note in a local folder; None if it has none that can be used."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
-        return Note.model_validate_json((local / NOTE).read_bytes())
-    return None
-
-
-def read_state(remote: Path) -> State | None:
-    """The state that a folder holds; None where the file is missing or damaged.
+def read(path: Path) -> dict[str, Any]:
+    """What STATE or NOTE holds; nothing where it is missing or damaged.
 
     Raises:
         OSError: The folder does not answer.
     """
-    path = remote / STATE
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
-        status = path.lstat()
-        if stat.S_ISREG(status.st_mode) and status.st_size <= LONGEST:
-            digest, _, content = path.read_bytes().partition(b"\n")
-            if digest == hashlib.sha256(content).hexdigest().encode():
-                return State.model_validate_json(content)
-    return None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            first, _, content = path.read_bytes().rpartition(b"\n")
+            if not first or first == hashlib.sha256(content).hexdigest().encode():
+                found = json.loads(content)
+                return found if isinstance(found, dict) else {}
+    return {}
+
+
+def mark_of(remote: Path) -> Mark | None:
+    """What says whose state a folder has; None where nothing does."""
+    found = read(remote / STATE)
+    return [found.get("owner"), found.get("counter")] if found else None
+
+
+def marks_of(local: Path) -> list[Mark] | None:
+    """The marks that a local copy comes from or has written; None for a folder without a note of any."""
+    found = read(local / NOTE)
+    return [mark for mark in found.get("marks") or [found.get("seen")] if mark] if found else None
+
+
+def note(local: Path, marks: list[Mark]) -> None:
+    """Writes the marks of a local copy."""
+    workspace.write_bytes(local / NOTE, json.dumps({"marks": marks}).encode())
+
+
+def sign(remote: Path, mark: Mark, files: dict[str, Entry] | None = None) -> None:
+    """Writes the mark of a remote folder, after a hash of it; and what is there, once all of it is."""
+    content = json.dumps({"owner": mark[0], "counter": mark[1], "files": files}).encode()
+    workspace.write_bytes(remote / STATE, f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
+
+
+def listed(remote: Path) -> dict[str, Entry]:
+    """Name -> size and hash of what was there at the end of the last pass; nothing during one."""
+    files = read(remote / STATE).get("files")
+    found = files.items() if isinstance(files, dict) else ()
+    return {
+        name: (each[0], each[1])
+        for name, each in found
+        if isinstance(each, list) and [type(value) for value in each] == [int, str]
+    }
 
 
 def hold(local: Path, wait: float = 0) -> FileLock | None:
@@ -116,141 +98,120 @@ def hold(local: Path, wait: float = 0) -> FileLock | None:
     return lock
 
 
-def visible(local: Path) -> Iterator[str]:
+def visible(folder: Path) -> Iterator[str]:
     """The files of a folder that are mirrored, by their paths in it; no hidden, running or linked ones."""
-    for above, folders, names in os.walk(local, onerror=_unless_gone):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(above) / name
-            if name.endswith(".running.ipynb"):
-                continue
-            with contextlib.suppress(ValueError, FileNotFoundError):
-                relative = _inside(path.relative_to(local).as_posix())
-                if stat.S_ISREG(path.lstat().st_mode):
-                    yield relative
+    for above, folders, names in os.walk(folder, onerror=_unless_gone):
+        folders[:] = [name for name in folders if name[0] != "."]
+        for name in names:
+            if name[0] != "." and not name.endswith(".running.ipynb"):
+                with contextlib.suppress(FileNotFoundError, UnicodeEncodeError):
+                    if stat.S_ISREG(Path(above, name).lstat().st_mode) and name.encode():
+                        yield Path(above, name).relative_to(folder).as_posix()
 
 
-def length(name: str, file: BinaryIO) -> int:
-    """Bytes of an open file that count: of lines the whole ones."""
-    return workspace.whole_length(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
+def rank(name: str) -> tuple[int, str]:
+    """The order in which files are copied: what a run is, rows, checkpoints, others, notebooks, its result.
+
+    No checkpoint comes before its rows, and what says that something is finished comes last.
+    """
+    order = {"provenance.json": 0, "recipe.py": 0, SETTINGS: 1, RESULT: 7}
+    kinds = {".jsonl": 2, ".json": 5, ".ipynb": 6}
+    return order.get(name, 3 if digits(name) else kinds.get(Path(name).suffix, 4)), name
 
 
-def hash_of(chunks: Iterable[bytes], beat: Callable[[], None] = lambda: None) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-        beat()
-    return digest.hexdigest()
+STATES = (2, 3)
+"""Ranks of rows and checkpoints."""
 
 
-def stretch(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The first bytes of an open file, a chunk at a time; fewer where it ends before."""
+def digits(name: str) -> str:
+    """The digits of its hash that a checkpoint's name has; none of any other file."""
+    match = NAME.fullmatch(name.rpartition("/")[2])
+    return match[2] if match else ""
+
+
+def entry(name: str, file: BinaryIO, *, reads: bool = False, beat: Beat = lambda: None) -> Entry:
+    """Size and hash of an open file, of lines the whole ones; a checkpoint is believed unless it `reads`."""
+    size = workspace.whole_length(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
+    known = digits(name)
+    return size, known if known and not reads else digest(file, size, beat)[: len(known) or None]
+
+
+def entries(folder: Path, *, reads: bool = False, beat: Beat = lambda: None) -> dict[str, Entry]:
+    """Name -> size and hash of the files of a folder that are mirrored."""
+    found = {}
+    for name in visible(folder):
+        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
+            found[name] = entry(name, file, reads=reads, beat=beat)
+    return found
+
+
+def digest(file: BinaryIO, size: int, beat: Beat, write: Callable[[bytes], Any] = lambda chunk: None) -> str:
+    """SHA-256 of the first `size` bytes of an open file, which are written on the way."""
+    found = hashlib.sha256()
     file.seek(0)
     while size and (chunk := file.read(min(CHUNK, size))):
         size -= len(chunk)
-        yield chunk
+        found.update(chunk)
+        write(chunk)
+        beat()
+    return found.hexdigest()
 
 
-def draft_of(remote: Path, path: str, entry: Entry) -> Path:
-    return remote / f"{DRAFT}{hashlib.sha256(f'{path} {entry[1]}'.encode()).hexdigest()[:16]}"
-
-
-def copy(target: Path, source: Iterable[bytes], sha256: str, beat: Callable[[], None] = lambda: None) -> None:
+def copy(source: BinaryIO, target: Path, part: Path, wanted: Entry, beat: Beat = lambda: None) -> None:
     """Writes a file, whole or not at all, and asks the disk to keep it.
 
+    Args:
+        source: An open file.
+        target: Where its content comes to.
+        part: Where it is written first, on the same disk.
+        wanted: Its size, and the first digits of its hash.
+        beat: Called as often as something moves.
+
     Raises:
-        Damaged: The content has another hash.
+        Damaged: It has another hash.
         OSError: The disk is full, read-only or away.
     """
-    digest, part = hashlib.sha256(), target.with_name(f"{DRAFT}{target.name}.part")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            for chunk in source:
-                digest.update(chunk)
-                file.write(chunk)
-                beat()
+            found = digest(source, wanted[0], beat, file.write)
             file.flush()
             os.fsync(file.fileno())
-        if digest.hexdigest() != sha256:
+        if not found.startswith(wanted[1]):
             raise Damaged("it has changed")
         part.replace(target)
+        beat()
     except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno:
             raise type(error)(error.errno, f"cannot write `{target}` ({error.strerror})") from None
         raise
 
 
-def stored(remote: Path, name: str, size: int) -> Iterator[bytes]:
-    """The content of a stored file of that size, a chunk at a time.
-
-    Raises:
-        Damaged: It is missing, is no plain file inside `remote`, or has another size.
-        OSError: It cannot be read.
-    """
-    path = remote / name
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or path.resolve() != remote.resolve() / name:
-            raise Damaged("it is no plain file")
-        if status.st_size != size:
-            raise Damaged(f"it has {status.st_size} bytes instead of {size}")
-        with path.open("rb") as file:
-            yield from stretch(file, size)
-    except (FileNotFoundError, NotADirectoryError):
-        raise Damaged("it is missing") from None
-
-
-def damaged(remote: Path, files: dict[str, Entry], beat: Callable[[], None] = lambda: None) -> dict[str, str]:
-    """Path -> what is wrong with it, of stored files that do not read back by size and hash."""
+def drafts(remote: Path) -> dict[str, Path]:
+    """Name -> draft of the files that an earlier version was killed before it gave them their names."""
+    there = {path.name.removeprefix(DRAFT): path for path in remote.glob(f"{DRAFT}*")}
     found = {}
-    for path, (size, sha256) in files.items():
-        beat()
-        try:
-            if hash_of(stored(remote, path, size), beat) != sha256:
-                found[path] = "it has changed"
-        except Damaged as error:
-            found[path] = str(error)
+    for name, (_, known) in listed(remote).items() if there else ():
+        draft = there.get(hashlib.sha256(f"{name} {known}".encode(errors="replace")).hexdigest()[:16])
+        safe = name.isprintable() and all(part[:1] not in ("", ".") for part in name.split("/"))
+        if draft and safe and "\\" not in name:
+            found[name] = draft
     return found
 
 
 def settle(folder: Path) -> None:
-    """Gives a mirrored folder's drafts their names; from now on its files count as they are.
+    """Takes a mirrored folder over for whoever works in it, as in Drive's copy on a Mac.
 
-    For whoever works in the folder itself, as in Drive's copy on a Mac: a mirror elsewhere then stops.
+    A mirror elsewhere then stops.
     """
-    state = read_state(folder)
-    if state is None or state.files is None:
-        return
-    finish(folder, state)
-    plain = State(owner="", counter=state.counter + 1, files=None)
-    workspace.write_bytes(folder / STATE, plain.text)
-
-
-def finish(remote: Path, state: State, beat: Callable[[], None] = lambda: None) -> None:
-    """Gives the drafts of a state their names, its result last, and deletes what it no longer has.
-
-    Raises:
-        OSError: The disk is read-only or away.
-    """
-    drafts = {path.name: path for path in remote.glob(f"{DRAFT}*")}
-    files = state.files or {}
-    for path in sorted(files, key=lambda path: path == "result.json"):
-        beat()
-        draft = drafts.pop(draft_of(remote, path, files[path]).name, None)
-        if draft is not None:
-            workspace.require_mounted(remote)
-            (remote / path).parent.mkdir(parents=True, exist_ok=True)
-            draft.replace(remote / path)
-    for path, (size, _) in state.gone.items():
-        beat()
-        with contextlib.suppress(FileNotFoundError):
-            status = (remote / path).lstat()
-            if stat.S_ISREG(status.st_mode) and status.st_size == size:  # else somebody's own by now
-                (remote / path).unlink()
-    for draft in drafts.values():  # of a pass that a kill or an error ended
-        draft.unlink(missing_ok=True)
+    mark = mark_of(folder)
+    if mark is not None and mark[0]:
+        for name, draft in drafts(folder).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            draft.replace(folder / name)
+        sign(folder, ["", time.time_ns()])
 
 
 def _unless_gone(error: OSError) -> None:

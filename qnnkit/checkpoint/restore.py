@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import shutil
 import uuid
@@ -10,15 +9,13 @@ from pathlib import Path
 
 from qnnkit import workspace
 from qnnkit.checkpoint import remote as there
-from qnnkit.checkpoint.remote import Damaged, Entry, Note, State
 
-SETTINGS, RESULT = "config.json", "result.json"
 WAIT = 60.0
 """Seconds that whoever wants a folder waits while another process brings it."""
 
 
 def restore(remote: Path, local: Path) -> list[str]:
-    """Makes `local` from the state in `remote`; what had to be left out, in words.
+    """Makes `local` from what is in `remote`; returns what had to be left out, in words.
 
     Nothing is deleted that could be wanted. A folder that a mirror is working on is left alone. So is one
     that is as new as the remote: it is where the run was computed. One that the remote has outrun (another
@@ -29,23 +26,23 @@ def restore(remote: Path, local: Path) -> list[str]:
         ValueError: The settings are damaged.
         OSError: The remote does not answer, or there is no room; nothing has changed then.
     """
-    note, lock = there.read_note(local), None
+    marks, lock = there.marks_of(local), None
     try:
         try:
-            state = there.read_state(remote)
+            mark = there.mark_of(remote)
+            if mark is None and (marks is not None or not (remote / there.SETTINGS).is_file()):
+                return []
         except OSError as error:
-            if note is None:
+            if marks is None:
                 raise
             return [
                 f"`{remote}` does not answer ({error.strerror or error}); the run goes on from `{local}`,"
                 " whether or not another machine has gone on with it."
             ]
-        if state is None and (note is not None or not (remote / SETTINGS).is_file()):
-            return []
-        lock = there.hold(local, wait=WAIT if note is None else 0)
-        note = there.read_note(local)  # another process may have brought it meanwhile
-        known = note is not None and (state is None or state.owner == note.owner or state.mark == note.seen)
-        return [] if lock is None or known else _bring(remote, local, state)
+        lock = there.hold(local, wait=WAIT if marks is None else 0)
+        marks = there.marks_of(local)  # another process may have brought it meanwhile
+        known = marks is not None and (mark is None or mark in marks)
+        return [] if lock is None or known else _bring(remote, local, mark)
     except OSError as error:
         raise OSError(
             error.errno,
@@ -58,7 +55,7 @@ def restore(remote: Path, local: Path) -> list[str]:
 
 
 def evict(limit_bytes: int | None = None) -> list[Path]:
-    """Frees local run folders until all of them fit, and gives those that it freed: oldest results first.
+    """Frees local run folders until all of them fit, and returns those that it freed: oldest results first.
 
     Only a folder whose run is finished and whose every file was just read back from the remote is freed; the
     next `restore` brings it back.
@@ -75,94 +72,67 @@ def evict(limit_bytes: int | None = None) -> list[Path]:
         return freed
     for left in root.rglob(".*.evicted"):
         shutil.rmtree(left, ignore_errors=True)
-    notes = [path.relative_to(root) for path in root.rglob(there.NOTE)]
-    sizes = {root / path.parent: _size(root / path.parent) for path in notes if "/." not in f"/{path.parent}"}
-    finished = [folder for folder in sizes if (folder / RESULT).is_file()]
-    for folder in sorted(finished, key=lambda folder: (folder / RESULT).stat().st_mtime):
-        if sum(sizes.values()) <= limit:
-            break
-        lock = there.hold(folder)
+    folders = [
+        path.parent for path in root.rglob(there.NOTE) if "/." not in str(path.parent.relative_to(root))
+    ]
+    sizes = {
+        folder: sum((folder / name).stat().st_size for name in there.visible(folder)) for folder in folders
+    }
+    finished = [folder for folder in folders if (folder / there.RESULT).is_file()]
+    for folder in sorted(finished, key=lambda folder: (folder / there.RESULT).stat().st_mtime):
+        lock = there.hold(folder) if sum(sizes.values()) > limit else None
+        if lock is None:
+            continue
         try:
-            if lock is not None and _is_kept(folder):
+            remote = workspace.remote_of(folder)
+            kept = there.entries(remote, reads=True) if remote and there.mark_of(remote) else {}
+            if there.entries(folder).items() <= kept.items():
                 shutil.rmtree(folder.replace(folder.with_name(f".{folder.name}.evicted")))
                 freed.append(folder)
                 del sizes[folder]
         except OSError:  # not safe there as far as one can see: it stays
             continue
         finally:
-            if lock is not None:
-                lock.release()
+            lock.release()
     return freed
 
 
-def _bring(remote: Path, local: Path, state: State | None) -> list[str]:
+def _bring(remote: Path, local: Path, mark: there.Mark | None, tries: int = 4) -> list[str]:
+    paths = {name: remote / name for name in there.visible(remote)} | there.drafts(remote)
+    listed = {name: (path.stat().st_size, there.digits(name)) for name, path in paths.items()}
+    files = there.listed(remote) or listed
+    if there.SETTINGS not in files and not any(there.rank(name)[0] in there.STATES for name in files):
+        return []  # no run, or one of which a kill left nothing
     workspace.make_folder(local)
     partial = local.with_name(f".{local.name}.restoring")
     shutil.rmtree(partial, ignore_errors=True)  # of a restore that a kill ended: this one holds the lock
     partial.mkdir()
     try:
-        notes = _fill(remote, partial, state.files if state else None)
-        if state is None and (remote / there.STATE).exists():
-            notes.append(f"`{there.STATE}` is damaged in `{remote}`; the files there count as they are.")
-        Note(owner=uuid.uuid4().hex, seen=state.mark if state else ("", 0)).save(partial)
+        notes, needed = [], sum(size for size, _ in files.values())
+        if needed > shutil.disk_usage(partial).free:
+            raise OSError(errno.ENOSPC, f"it needs {needed / 1e9:.2f} GB, which this disk has not")
+        for name in sorted({there.SETTINGS, *files}, key=there.rank, reverse=True):  # see `Mirror._look`
+            why: object = "it is missing"
+            if name in paths:
+                try:
+                    with paths[name].open("rb") as file:
+                        there.copy(file, partial / name, partial / there.DRAFT, files[name])
+                    continue
+                except (there.Damaged, FileNotFoundError) as error:
+                    why = error.strerror or error
+            if name == there.SETTINGS:
+                raise ValueError(
+                    f"Run folder `{remote}` cannot be restored: its {name} is damaged ({why}). Put it "
+                    "back from Drive's trash or history, or choose another run_dir."
+                )
+            notes.append(f"{name} is damaged in `{remote}` ({why}); it is left out.")
+        if tries and (newer := there.mark_of(remote)) != mark:  # another machine is writing there
+            return _bring(remote, local, newer, tries - 1)
+        there.note(partial, [mark or ["", 0]])
         if any(local.iterdir()):
             aside = local.replace(local.with_name(f".{local.name}.set-aside-{uuid.uuid4().hex[:8]}"))
             notes.append(f"`{local}` was not what the newest state comes from; it is set aside as `{aside}`.")
         partial.replace(local)
         return notes
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _fill(remote: Path, partial: Path, files: dict[str, Entry] | None) -> list[str]:
-    """Writes a state, or the files as they are, into an empty folder; what is damaged, in words."""
-    plain = list(there.visible(remote)) if files is None else []
-    needed = sum((remote / path).stat().st_size for path in plain)
-    needed += sum(size for size, _ in (files or {}).values())
-    if needed > shutil.disk_usage(partial).free:
-        raise OSError(errno.ENOSPC, f"it needs {needed / 1e9:.2f} GB, which this disk has not")
-    notes = []
-    for path in plain:
-        (partial / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(remote / path, partial / path)
-    for path, entry in (files or {}).items():
-        (partial / path).parent.mkdir(parents=True, exist_ok=True)
-        draft, why = there.draft_of(remote, path, entry).name, ""
-        for name in (path, draft):  # a kill may have come before it got its name
-            try:
-                there.copy(partial / path, there.stored(remote, name, entry[0]), entry[1])
-                break
-            except Damaged as error:
-                why = why or str(error)
-        else:
-            if path == SETTINGS:
-                raise ValueError(
-                    f"Run folder `{remote}` cannot be restored: its {SETTINGS} is damaged ({why}). Put it "
-                    "back from Drive's trash or history, or choose another run_dir."
-                )
-            notes.append(f"{path} is damaged in `{remote}` ({why}); it is left out.")
-    return notes
-
-
-def _is_kept(folder: Path) -> bool:
-    """Whether every file of a folder can be read back from its remote."""
-    remote = workspace.remote_of(folder)
-    state = remote and there.read_state(remote)
-    if not remote or not state or not state.files:
-        return False
-    for path in there.visible(folder):
-        with (folder / path).open("rb") as file:
-            size = there.length(path, file)
-            if state.files.get(path) != (size, there.hash_of(there.stretch(file, size))):
-                return False
-    return not there.damaged(remote, state.files)
-
-
-def _size(folder: Path) -> int:
-    """Bytes in a folder."""
-    found = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # deleted meanwhile
-            found += path.stat().st_size * path.is_file()
-    return found
