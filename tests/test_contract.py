@@ -439,6 +439,15 @@ def test_functions_of_the_weights(name, way, monkeypatch):
     same(pickle.loads(pickle.dumps(layer))(INPUTS), layer(INPUTS))
 
 
+@pytest.mark.parametrize("scale", [1, 1e5])
+def test_no_weights(scale):
+    circuit = lambda inputs: expvals(qp.AngleEmbedding(torch.pi * inputs, range(3)))  # noqa: E731
+    found = [
+        kind(qp.QNode(circuit, on(3)), {})(scale * INPUTS.float()) for kind in (TorchLayer, QuantumLayer)
+    ]
+    same(found[1], found[0], 1e-5)
+
+
 def test_an_empty_batch_of_images():
     images = torch.zeros(0, 2, 6, 6, requires_grad=True)
     outputs = Quanv2d(2, "data_reuploading")(images)

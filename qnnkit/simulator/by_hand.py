@@ -70,7 +70,8 @@ class Run(torch.autograd.Function):
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
         gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
         built, saved = built or program.built(way, vector)
-        first, to_rows, to_matrices = 0, [], [None] * len(built) if needed[1] else None
+        first, to_rows = 0, []
+        to_matrices: Any = [None] * len(built) if needed[1] else None
         for i, part in enumerate(parts):
             flowing = gradients[:, first : (first := first + samples_of(part))]
             flowing = in_chunks(flowing, len(part) if part.ndim == 3 else 1)

@@ -285,7 +285,8 @@ def assembled(
 
 def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:
     """The state that a circuit begins with; an argument, if its amplitudes are a tensor."""
-    on, [data] = tuple(wires.index(wire) for wire in operation.wires), operation.data
+    on = tuple(wires.index(wire) for wire in operation.wires)
+    data: Any = operation.data[0]
     if not isinstance(data, Tensor):
         state = np.asarray(operation.state_vector()).ravel()
         return Prepared(on, state, np.iscomplexobj(state))

@@ -210,10 +210,11 @@ class Fused:
             return Run.apply(self, given, keep, rows, vector)
         return tensor_of(self.compute(*given, None)[0])
 
-    def keeps_digits(self, rows: Tensor, vector: Tensor) -> bool:
+    def keeps_digits(self, rows: Tensor, vector: Tensor | None) -> bool:
         """Whether angles are small, or are sums of numbers that can be reduced to one period."""
         if None not in self.periods or self.device.type != "cpu":
             return True
+        vector = self.none[0] if vector is None else vector
         return not (_is_plain(rows) and _is_plain(vector) and self._is_large(vector, rows))
 
     def _is_large(self, vector: Tensor, rows: Tensor) -> bool:

@@ -55,7 +55,7 @@ class OverWeights(Fused):
                 raise NotFusable("a transform of it computes with the measured values")
             return self.tape.operations
 
-        def numbers(row: Tensor) -> list[Tensor]:
+        def numbers(row: Tensor) -> list[Any]:
             gates = [gate for _, gate in parts(record([row]), kinds)]
             return [angles(gates)[0], *(gate.data[0] for gate in gates[: self.is_given])]
 

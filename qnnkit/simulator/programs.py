@@ -301,7 +301,7 @@ def arguments(program: Fused, made: Structure, rows: Tensor) -> tuple[Tensor | N
     return _piled(own, (made.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
 
 
-def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor | None:
+def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
     """Arrays of shape (*shape, ...) as one, (*shape, n); None for none."""
     if not arrays:
         return None
