@@ -199,6 +199,18 @@ def test_the_coloured_circuit_shows_every_gate(values):
     figure.png()
 
 
+def test_gates_of_every_form_are_drawn():
+    forms = [("Hadamard", (0,), 0), ("IsingXX", (0, 2), 0), ("CRX", (2, 0), 1), ("CZ", (0, 1), 1)]
+    forms += [("CNOT", (2, 1), 1), ("Toffoli", (0, 1, 2), 2), ("MottonenStatePreparation", (), 0)]
+    gates = [gradients.Gate(*form, (i,), False, True) for i, form in enumerate(forms)]
+    figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size", chosen=1)
+    assert [weights for weights, _ in figure.boxes] == [(0,), (1,), (1,), (2,), (5,), (6,)]
+    names = {text.get_text() for text in figure.axes[0].texts}
+    assert names == {"0", "1", "2", "Hadamard", "IsingXX", "RX", "Toffoli", "Mottone…"}
+    assert len(plots.outlines(figure, 1)) == 2 and plots.outlines(figure, 3) == []
+    assert figure.png()
+
+
 def test_a_long_circuit_goes_on_below_and_inverse_gates_are_gates():
     layer = named("strongly_entangling", n_layers=4, mirrored=True)
     layer(uniform(1, 4))
