@@ -360,8 +360,8 @@ def test_dead_weights_are_named_by_gate_and_wire(tmp_path):
     inspector.source.net("hybrid", 0).model.register_forward_hook(lambda *given: seen.append(len(given[2])))
     panel, told = inspector.panel, inspector.sentences()[-1]
     assert seen.count(64) == 1, "a training batch is asked, once, and not the dozen that can be chosen"
-    assert told.startswith("1 weight of `circuit` cannot learn, because nothing that is measured changes")
-    assert told.endswith(": turned[2] (RZ on wire 1).") and told in panel.message.value
+    assert told.startswith("Dead weights in `circuit`: 1 weight cannot learn, because nothing that is")
+    assert ": turned[2] (RZ on wire 1). Change what it turns" in told and told in panel.message.value
     panel.image.value = 2
     assert told in panel.message.value, "whatever is drawn anew"
     panel.layer.value = "reader"

@@ -128,6 +128,8 @@ def test_a_gate_that_commutes_with_what_is_measured_is_told_apart_from_an_unluck
     with torch.no_grad():
         layer.qnode_weights["weights"].copy_(torch.tensor([0.0, 1.0]))
     at_a_top = {each.weight: each.why for each in gradients.dead(layer, torch.zeros(3, 1))}
+    faults = gradients.of_dead(gradients.dead(layer, torch.zeros(3, 1)))
+    assert [fault.remedy.split()[:2] for fault in faults] == [["Choose", "another"], ["Change", "what"]]
     assert at_a_top == {
         "weights[0]": "its gradient is zero on the whole sample, at the weights as they are",
         "weights[1]": "nothing that is measured changes with it on this sample, at any weights",

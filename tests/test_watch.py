@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from pathlib import Path
 
 import numpy as np
 import pennylane as qp
@@ -408,6 +409,19 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path, half):
     assert found.damaged == 1 + half and found["hybrid", 0].epochs == [1, 3]
     assert path.read_bytes() == content
     assert gradients.read(path)["hybrid", 0].epochs == [1, 3]
+
+
+def test_a_file_of_an_earlier_version_is_read():
+    """Its warnings are plain sentences of that version; its numbers are those that it holds."""
+    found = gradients.read(Path(__file__).with_name("gradients_of_before.jsonl"))
+    assert list(found.trainings) == [("hybrid", 0), ("cut", 0)] and found.damaged == 0
+    training = found["hybrid", 0]
+    assert training.epochs == [1, 2] and training.steps(2) == [16, 20, 24]
+    assert training.frame("circuit")["norm"].tolist()[:2] == [0.05924, 0.05402]
+    assert training.gradient("circuit", 1, 8)[0, 7] == 0.04184
+    assert set(training.frame().query("group == 'quantum'")["clip_norm"].dropna()) == {0.05}
+    [warning] = found.warnings
+    assert warning.startswith("cut, seed 0, epoch 1: No gradient in `circuit`: it was exactly zero")
 
 
 # --- runs --------------------------------------------------------------------------------------------------

@@ -121,7 +121,11 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "not called": ("Unused circuit", "", "Call it in the net's forward, or remove it."),
     "constant": ("Constant output", "", "Check what prepares its inputs, and which angles they turn."),
     "unfelt": ("Unused inputs", "", "Let them turn angles that reach a measured wire, or leave them out."),
-    "dead": ("Dead weights", "", "Let gates lead from an angle with it to a measured wire, or remove it."),
+    "dead": (
+        "Dead weights",
+        "",
+        "Change what it turns, the gates after it or what is measured.",
+    ),
     "all cut": (
         "No gradient",
         "more than 0",
@@ -371,7 +375,9 @@ def of_dead(found: Iterable[Dead]) -> list[Fault]:
     for (layer, why), of_reason in itertools.groupby(found, key=lambda one: (one.layer, one.why)):
         members = list(of_reason)
         names = ", ".join(f"{one.weight} ({'; '.join(one.gates) or 'no gate'})" for one in members)
-        faults.append(_fault("dead", layer, f"{_count(len(members))} cannot learn, because {why}: {names}"))
+        value = f"{_count(len(members))} cannot learn, because {why}: {names}"
+        start = "Choose another initialisation, or a larger sample." if why.endswith("as they are") else ""
+        faults.append(_fault("dead", layer, value, remedy=start))
     return faults
 
 

@@ -277,22 +277,20 @@ def program(
     """A circuit of `CIRCUITS` of which each row has weights of its own, and inputs where it embeds any.
 
     Args:
-        circuit: Name of an embedding or an ansatz.
+        circuit: Name of an ansatz.
         measure: Gives what is measured.
         n_qubits: Number of wires.
-        n_layers: Depth, where it has one.
+        n_layers: Depth.
         embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>.
         seed: Fixes the structure of `random`.
         mirrored: Whether each layer of an ansatz is followed by its inverse.
     """
-    entry, wires, shapes = circuits.CIRCUITS[circuit], tuple(range(n_qubits)), {}
-    gates: Callable[..., None] = lambda inputs, weights: entry.function(inputs, wires)  # noqa: E731
-    if entry.kind != "embedding":
-        sizes = {"n_qubits": n_qubits, "n_layers": n_layers}
-        gates, shapes = circuits.compose(circuit, embedding=embedding, seed=seed, mirrored=mirrored, **sizes)
+    sizes = {"n_qubits": n_qubits, "n_layers": n_layers}
+    gates, shapes = circuits.compose(circuit, embedding=embedding, seed=seed, mirrored=mirrored, **sizes)
+    entry = circuits.CIRCUITS[circuit]
     embeds = entry if entry.n_features or embedding is None else circuits.CIRCUITS[embedding]
 
-    @qp.qnode(circuits.make_device("default.qubit", wires))
+    @qp.qnode(circuits.make_device("default.qubit", range(n_qubits)))
     def function(inputs=None, weights=None):
         gates(inputs, weights)
         return measure()
