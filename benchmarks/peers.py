@@ -161,7 +161,7 @@ class TorchPeer(Peer):
         from qnnkit import measure
 
         self._evaluate(self.mixture)
-        measure.synchronize(self.device)
+        measure.now(self.device)
 
     def _evaluate(self, mixture: Any) -> tuple[Any, ...]:
         with self.torch.set_grad_enabled(self.workload.gradients):
@@ -243,12 +243,12 @@ class EpochPeer(Peer):
     def _net(self, name: str, image: Any, double: bool) -> Any:
         """The kit's own net of 88,000 weights."""
         from qnnkit import Quanv2d, controls
-        from qnnkit.models import ResidualQuanvNet, ResidualQuanvSettings
+        from qnnkit.recipes.letters import ResidualQuanvNet
 
         device_name = "default.qubit" if name in (*OWN, "classical") else name
         circuit = (_qnode(device_name, self.workload, double=double), self.workload.circuit()[1])
         sizes = {"channels": 1, "image_size": (32, 32), "n_classes": self.workload.n_classes}
-        net = ResidualQuanvNet(ResidualQuanvSettings(hidden=114), **sizes)
+        net = ResidualQuanvNet(**sizes, hidden=114)
         net.middle.quanv = Quanv2d(4, circuit, backend="batched" if name in OWN else device_name)
         if name == "classical":
             with self.torch.no_grad():  # the control takes the sizes that the circuit has seen
@@ -276,7 +276,7 @@ class EpochPeer(Peer):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        measure.synchronize(self.device)
+        measure.now(self.device)
 
     def answer(self) -> dict[str, np.ndarray]:
         """The net at its start: logits of the checked images, and gradients of a mixture of them."""

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from qnnkit.circuits import CIRCUITS
     from qnnkit.data import DATASETS
     from qnnkit.layers import QuantumLayer, Quanv2d, controls
-    from qnnkit.models import MODELS
     from qnnkit.recipes import RECIPES
     from qnnkit.runs import open_run
     from qnnkit.settings import Settings
@@ -26,7 +25,6 @@ __all__ = [
     "open_run",
     "CIRCUITS",
     "DATASETS",
-    "MODELS",
     "RECIPES",
 ]
 
@@ -38,7 +36,6 @@ _HOMES = {
     "open_run": "runs",
     "CIRCUITS": "circuits",
     "DATASETS": "data",
-    "MODELS": "models",
     "RECIPES": "recipes",
 }
 

@@ -29,6 +29,8 @@ COPIES = 6
 """Of a state, or of its shots, that a device keeps at a time."""
 IMAGES = 256
 """Images that go through the classical part at once."""
+Net = tuple[nn.Module, Tensor, Tensor]
+"""A net, images and their labels."""
 GATES = {"RX": "rx", "RY": "ry", "RZ": "rz", "CNOT": "cx"}
 """Gates that circuits are taken apart into for a device -> their names in Qiskit."""
 
@@ -94,17 +96,16 @@ def robustness(
             `default.mixed` or the device; a number is out of its range; there is no label for each image.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
-    backend = None if device is None else _backend(device)
+    backend, on_device = (None, ()) if device is None else (_backend(device), device_shots)
     conditions: list[tuple[str, float, Callable[[QuantumLayer, int], Any]]] = [
         *(("shots", n, lambda layer, i, n=n: _with_shots(layer, n, seed * 1000 + i)) for n in shots),
         *(("depolarizing", p, lambda layer, i, p=p: _depolarized(layer, p)) for p in depolarizing),
         *(("readout", p, lambda layer, i, p=p: _misread(layer, p)) for p in readout),
-        *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in device_shots),
+        *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in on_device),
     ]
-    conditions = [one for one in conditions if backend is not None or one[0] != "device"]
     _require_sensible(images, labels, conditions)
-    model = copy.deepcopy(model)  # whose hooks nobody else sees
-    first, exact = _as_it_is(model, images, labels)
+    net = copy.deepcopy(model), images, labels  # whose hooks nobody else sees
+    first, exact = _as_it_is(net)
     mixed = "Pass depolarizing=(), readout=() to look at shots alone."
     limits = [("default.mixed", MOST_WIRES, mixed)] if depolarizing or readout else []
     limits += [(str(device), backend.num_qubits, "Name a larger one.")] if backend else []
@@ -114,7 +115,7 @@ def robustness(
     rows = [exact]
     for condition, strength, make in conditions:
         qnodes = {layer: make(layer, i) for i, layer in enumerate(first)}
-        rows.append(_under(model, images, labels, condition, strength, qnodes))
+        rows.append(_under(net, condition, strength, qnodes))
     return rows
 
 
@@ -223,9 +224,7 @@ class _OnDevice:
 # --- the net with them --------------------------------------------------------------------------------------
 
 
-def _as_it_is(
-    model: nn.Module, images: Tensor, labels: Tensor
-) -> tuple[dict[QuantumLayer, Tensor], Robustness]:
+def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], Robustness]:
     """Each layer that ran, with the first row that it was given; and the row of the net as it is."""
     first: dict[QuantumLayer, Tensor] = {}
 
@@ -235,21 +234,14 @@ def _as_it_is(
             raise ValueError(checks.message("model", "measure numbers", "a circuit that gives a state", step))
         first.setdefault(layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[:1])
 
-    row = _run(model, images, labels, "exact", None, dict.fromkeys(_layers(model), look))
+    row = _run(net, "exact", None, dict.fromkeys(_layers(net[0]), look))
     if not first:
         rule, step = "run a circuit for these images", "Give a hybrid net, and images, not its feature maps."
-        raise ValueError(checks.message("model", rule, type(model).__name__, step))
+        raise ValueError(checks.message("model", rule, type(net[0]).__name__, step))
     return first, row
 
 
-def _under(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    condition: str,
-    strength: float,
-    qnodes: dict[QuantumLayer, Any],
-) -> Robustness:
+def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer, Any]) -> Robustness:
     """The row of the net whose layers give what these QNodes do."""
     change, n_values = 0.0, 0
 
@@ -260,19 +252,13 @@ def _under(
         n_values += outputs.numel()
         return values.to(outputs)
 
-    row = _run(model, images, labels, condition, strength, dict.fromkeys(qnodes, exchange))
+    row = _run(net, condition, strength, dict.fromkeys(qnodes, exchange))
     return replace(row, change=change / n_values)
 
 
-def _run(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    condition: str,
-    strength: float | None,
-    hooks: dict[QuantumLayer, Callable[..., Any]],
-) -> Robustness:
+def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLayer, Any]) -> Robustness:
     """Accuracy and time of the net with hooks on its layers; nothing is known of the change."""
+    model, images, labels = net
     start, weight = time.perf_counter(), next(model.parameters(), images)
     with contextlib.ExitStack() as stack, evaluating(model):
         for layer, hook in hooks.items():
@@ -280,8 +266,7 @@ def _run(
         logits = torch.cat([model(part.to(weight.device)).cpu() for part in images.split(IMAGES)])
     n, right = len(labels), int((logits.argmax(-1) == labels.cpu()).sum())
     low, high = stats.wilson(right, n)
-    seconds = time.perf_counter() - start
-    return Robustness(condition, strength, right / n, low, high, 0.0, n, seconds)
+    return Robustness(condition, strength, right / n, low, high, 0.0, n, time.perf_counter() - start)
 
 
 def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:

@@ -71,6 +71,10 @@ class Base(BaseModel):
         declared = any(is_kits(kind, name) for kind in type(self).__mro__)
         return getattr(self, name, default) if declared else default
 
+    def arguments(self, kind: type[Base]) -> dict[str, Any]:
+        """The settings that a class declares, by name: what a net takes as arguments."""
+        return {name: getattr(self, name) for name in kind.model_fields}
+
 
 class Settings(Base):
     """The settings of a training and of a run; recipes add theirs.

@@ -1,29 +1,48 @@
-"""Nets of the families in MODELS, by name, and tiny language models: what several files of tests share."""
+"""Nets of the kit and of its recipes, by name, and tiny language models: what several test files share."""
 
 from __future__ import annotations
+
+from inspect import signature
 
 import torch
 from torch import nn
 
-from qnnkit import MODELS
+from qnnkit import models
 from qnnkit.models.blocks import seeded
+from qnnkit.recipes import cnn, letters, resnet, resnet_circuit
 
+
+def _resnet_circuit(channels, n_classes, *, n_qubits=4, hidden=16, dropout=0.0, seed=0, **settings):
+    own = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
+    circuit = models.circuit_layer(n_qubits, seed=seed * 1000, **settings)
+    own |= {"hidden": hidden, "dropout": dropout, "seed": seed}
+    return resnet_circuit.ResNetCircuit(channels, n_classes, *circuit, **own)
+
+
+BACKBONE = models.ResNetSettings.model_fields.keys()
+NETS = {
+    "quanv": models.QuanvNet,
+    "residual_quanv": letters.ResidualQuanvNet,
+    "resnet_circuit": _resnet_circuit,
+    "resnet18": resnet.ResNet18,
+    "cnn": cnn.SmallCNN,
+}
 HYBRID = ("quanv", "residual_quanv", "resnet_circuit")
 SLIDING = ("quanv", "residual_quanv")
 
 
 def family(name: str, shared: dict | None = None, *, sizes: dict, **settings) -> nn.Module:
-    """A net of a family.
+    """One of NETS.
 
     Args:
-        name: In MODELS.
-        shared: Settings that a family takes where it has them.
+        name: In NETS.
+        shared: Arguments, and `sizes` likewise, that are left out where a net does not name them.
         sizes: `channels`, `image_size`, `n_classes`, and maybe `seed` and `backend`.
         **settings: That it must have.
     """
-    made, kind = MODELS[name]
-    usual = {key: value for key, value in (shared or {}).items() if key in kind.model_fields}
-    return made(kind(**usual | settings), **sizes)
+    usual = (shared or {}) | sizes
+    known = [*signature(NETS[name]).parameters, *(["backend"] if name in HYBRID else [])]
+    return NETS[name](**{key: usual[key] for key in usual if key in known} | settings)
 
 
 def llama(seed: int = 0, **settings):

@@ -37,7 +37,18 @@ AT_REST = """async () => {
     await new Promise(resolve => setTimeout(resolve, 100));
     if (kernel.status !== 'idle') quiet = -1;
   }
+  await kernel.requestExecute({code: '', silent: true}).done;  // after what was put on its main loop
+  await new Promise(resolve => setTimeout(resolve, 200));
 }"""
+
+PRESSED = """() => {
+  const image = document.querySelectorAll('img.widget-image')[1];
+  window.drawn = new Promise(resolve => document.addEventListener('keydown', () => {
+    const start = performance.now();
+    image.addEventListener('load', () => resolve(performance.now() - start), {once: true});
+  }, {once: true, capture: true}));
+}"""
+"""From a key to the picture of the weight moved, in milliseconds."""
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 
@@ -133,6 +144,13 @@ def _kept(page, name: str, **options) -> None:
         page.screenshot(path=Path(folder) / name, **options)
 
 
+def _write(name: str, text: str) -> None:
+    """A measurement beside the screenshots."""
+    folder = os.environ.get("QNNKIT_SCREENSHOTS")
+    if folder:
+        (Path(folder) / name).write_text(text)
+
+
 def _open(browser, lab: str, name: str, width: int, height: int = 9000):
     """A notebook in JupyterLab, and what its page complains of from then on."""
     # Tall: JupyterLab draws what is in view.
@@ -192,6 +210,18 @@ def _choose(page, image: int) -> None:
     page.locator(".widget-toggle-buttons button").nth(image).click()
 
 
+def _move_and_wait(page, key: str, n: int) -> None:
+    """Moves the weight by a key, n times, each once the picture of the one before is shown."""
+    page.locator(".widget-hslider", has_text="Move by").locator(".noUi-handle").focus()
+    took = []
+    for _ in range(n):
+        page.evaluate(PRESSED)
+        page.keyboard.press(key)
+        took.append(page.evaluate("() => window.drawn"))
+    _write("moves.json", json.dumps({"ms": took}))
+    assert min(took) > 0 and len(_sources(page)) == 4
+
+
 def _act_quickly(page) -> None:
     """Faster than pictures are drawn: what was done last is shown, and nothing is said to have failed."""
     sliders = {name: page.locator(".widget-hslider", has_text=name) for name in ("Weight", "Move by")}
@@ -202,7 +232,7 @@ def _act_quickly(page) -> None:
         sliders["Move by"].locator(".noUi-handle").focus()
         for _ in range(3):
             page.keyboard.press("ArrowRight")
-    shift = float(sliders["Move by"].locator(".widget-readout").inner_text())
+    shift = float(sliders["Move by"].locator(".widget-readout").inner_text().replace("−", "-"))
     moved = page.get_by_text(f"moved by {shift:+.2f} rad")
     moved.wait_for(timeout=60_000)  # on a machine that is busy
     before = _at_rest(page)
@@ -244,6 +274,7 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
     page.keyboard.press("ArrowRight")
     before = _changed(page, before, {1})
     assert page.get_by_text("moved by +0.06 rad").count() == 1
+    _move_and_wait(page, "ArrowLeft", 30)
     _act_quickly(page)
     top = page.locator(".widget-hslider", has_text="Weight").bounding_box()
     bottom = page.locator("img.widget-image").nth(1).bounding_box()

@@ -15,7 +15,7 @@ from PIL import Image
 from qnnkit.data import load
 from qnnkit.data.captions import CaptionSet, CaptionSplits, captions, digit_captions
 from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokenizers import CaptionTokenizer
+from qnnkit.data.tokenizers import encode, of_captions
 from tests.toys import pack, places_of, real, refused
 
 WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
@@ -60,19 +60,28 @@ def written(folder: Path, name: str, content: str | bytes | list) -> Path:
     return folder
 
 
-TABLE = [("Image", "Caption"), *((row["file_name"], row["text"]) for row in ROWS)]
-
-
-def test_captions_are_loaded_with_their_images(tmp_path):
-    splits = captions(with_json(pictures(tmp_path), records(license="CC BY 2.0")), image_size=8)
-    assert of_all(splits) == {name: tuple(texts) for name, texts in TEXTS.items()}
-    assert sum(len(splits.split(name)) for name in SPLITS) == 10
+@pytest.mark.parametrize("where", ["", "images/", "elsewhere/deep/"])
+def test_captions_are_loaded_with_their_images_wherever_they_lie(tmp_path, where):
+    pictures(tmp_path / "set" / where)
+    splits = captions(with_json(tmp_path / "set", records(license="CC BY 2.0")), image_size=8)
+    assert of_all(splits) == {where + name: tuple(texts) for name, texts in TEXTS.items()}
     assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
     assert (splits.channels, splits.image_size) == (3, (8, 8))
     assert splits.notes[:2] == (
         "Keys or columns that are not used, with how often they are there: 'license' (10).",
         "Resized 10 of 10 images to 8x8 (height x width).",
     )
+
+
+def test_texts_beside_images_are_theirs_in_every_folder(tmp_path):
+    for folder in ("one", "a train"):
+        pictures(tmp_path / folder)
+        for name in TEXTS:
+            (tmp_path / folder / f"{name[:-4]}.txt").write_text(f"{name} of {folder}\n\n")
+    found = of_all(captions(tmp_path, image_size=8))
+    assert found == {
+        f"{folder}/{name}": (f"{name} of {folder}",) for folder in ("one", "a train") for name in TEXTS
+    }
 
 
 def test_images_inside_of_tables_are_those_beside_them(tmp_path):
@@ -89,19 +98,34 @@ def test_images_inside_of_tables_are_those_beside_them(tmp_path):
     assert captions(tmp_path / "tables", image_size=8).fingerprint() == beside.fingerprint()
 
 
-@pytest.mark.parametrize("names", [("train", "val", "test"), ("restval", "dev", "TEST")])
-def test_a_column_of_splits_decides(tmp_path, names):
+@pytest.mark.parametrize("names", [("train", "val", "test"), ("restval", "dev", "TEST"), ("val",) * 3])
+def test_a_column_of_splits_decides_where_it_names_train(tmp_path, names):
     sides = {name: names[number % 3] for number, name in enumerate(TEXTS)}
     rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], sides[name]) for name in TEXTS)]
     splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
-    assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
+    drawn = "Splits are drawn: all captions are of validation, and none of train."
+    assert (drawn in splits.notes) == (len(set(names)) == 1) and all(
+        len(splits.split(name)) for name in SPLITS
+    )
+    if len(set(names)) > 1:
+        assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
 
 
-def test_splits_without_train_are_drawn_which_is_told(tmp_path):
-    rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], "val") for name in TEXTS)]
-    splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
-    assert all(len(splits.split(name)) for name in SPLITS)
-    assert "Splits are drawn: all captions are of validation, and none of train." in splits.notes
+def test_a_file_without_sides_adds_captions_to_those_of_its_folders(tmp_path):
+    root = sided(tmp_path / "set", "train", "dev")  # dev/ is read before the file, train/ after it
+    more = [{"file_name": f"{side}/cat.png", "text": "one more"} for side in ("train", "dev")]
+    splits = captions(written(root, "metadata_more.jsonl", more), image_size=8)
+    assert of_all(splits)["dev/cat.png"] == (*TEXTS["cat.png"], "one more")
+    assert of_all(splits)["train/cat.png"] == ("one more", *TEXTS["cat.png"])
+    assert set(splits.validation.sources) == {f"dev/{name}" for name in TEXTS}
+
+
+def test_a_name_that_two_images_have_is_of_neither(tmp_path):
+    for folder, names in (("one", TEXTS), ("two", ["cat.png"])):
+        pictures(tmp_path / "set" / folder, names)
+    splits = captions(with_json(tmp_path / "set", TEXTS), image_size=8)
+    assert set(of_all(splits)) == {f"one/{name}" for name in TEXTS if name != "cat.png"}
+    assert "Left out 1 images of captions.json that are not there: cat.png." in splits.notes
 
 
 def test_images_of_no_part_are_told(tmp_path):
@@ -111,14 +135,6 @@ def test_images_of_no_part_are_told(tmp_path):
     splits = captions(rows, image_size=8)
     assert len(of_all(splits)) == 20
     assert any("Left out 10 images that are in no part: more/" in note for note in splits.notes)
-
-
-@pytest.mark.parametrize("where", ["", "images", "elsewhere/deep"])
-def test_images_lie_where_they_may(tmp_path, where):
-    pictures(tmp_path / "set" / where)
-    with_json(tmp_path / "set", records())
-    there = {(f"{where}/" if where else "") + name for name in TEXTS}
-    assert set(of_all(captions(tmp_path / "set", image_size=8))) == there
 
 
 def sided(root: Path, *sides: str, together: bool = False) -> Path:
@@ -175,17 +191,16 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     (folder / "boat.png").write_bytes(b"no image")
     (folder / "cat.heic").write_text("no image")
     pictures(folder, ["stranger.png"])
-    written(folder, "captions.csv", TABLE)
+    written(folder, "captions_more.csv", [("image", "caption"), ("cat.png", "a puss")])  # read too
     cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # one line, once
     splits = captions(with_json(folder, TEXTS | {"gone.png": ["a ghost"], "cup.png": []} | cat), image_size=8)
     told = "\n".join(splits.notes)
-    assert "Left out 1 images of captions.json that are not there: gone.png." in told
+    assert "Left out 1 images of captions.json, captions_more.csv that are not there: gone.png." in told
     assert "Left out 2 of 11 images without a caption: cup.png, stranger.png." in told
     assert "Left out 2 captions that were empty or no text: cat.png, cat.png." in told
     assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
     assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
-    assert of_all(splits)["cat.png"] == ("a cat", "é")
-    assert "Left out 1 files of captions beside these: captions.csv." in told
+    assert of_all(splits)["cat.png"] == ("a cat", "é", "a puss")
     assert "Left out 1 files that are no images: cat.heic." in told
     packed = captions(pack(folder, tmp_path / "set.zip", "set/"), image_size=8)
     assert packed.fingerprint() == splits.fingerprint()
@@ -212,7 +227,6 @@ BAD = {
     "a wrong number": ("captions.json", json.dumps(COCO)),
     "an empty table": ("captions.tsv", ""),
     "one column": ("captions.csv", "caption\na cat\n"),
-    "too short a line": ("captions.csv", "image,caption,by\ncat.png,a cat,me\ndog.png,a dog\n"),
     "two sides": ("metadata.csv", "image,text,split\ncat.png,a cat,train\ncat.png,a pet,test\n"),
     "no images": ("captions.json", '{"a.png": "a cat", "b.png": "a dog"}'),
     "no captions": ("captions.json", json.dumps(dict.fromkeys(TEXTS, ""))),
@@ -270,13 +284,13 @@ def small() -> CaptionSplits:
 
     parts = [part(40, "a"), part(8, "b"), part(8, "c")]
     words = [text for each in parts for texts in each.captions for text in texts]
-    return CaptionSplits("small", *parts, CaptionTokenizer.train(words, sequence_length=6))
+    return CaptionSplits("small", *parts, of_captions(None, words, 6))
 
 
 def drawn(loader, splits) -> list[tuple[int, str]]:
     """(image, its caption) of an epoch, in order."""
     return [
-        (int(image[0, 0, 0]), splits.tokenizer.decode(ids))
+        (int(image[0, 0, 0]), splits.tokenizer.decode(ids, skip_special_tokens=True))
         for batch in loader
         for image, ids in zip(batch["pixel_values"], batch["input_ids"], strict=True)
     ]
@@ -325,7 +339,10 @@ def test_digits_are_those_of_the_dataset_in_words():
     assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10
     texts, pairs = splits.test.texts()
     assert len(texts) == 30 and len(pairs) == 3 * len(splits.test)
-    assert splits.tokenizer.decode(splits.tokenizer.encode(texts[:1])[0][0]) == texts[0]
+    assert (
+        splits.tokenizer.decode(encode(splits.tokenizer, texts[:1])[0][0], skip_special_tokens=True)
+        == texts[0]
+    )
     assert splits.fingerprint() != digit_captions(templates=["a {}"]).fingerprint()
 
 
@@ -349,8 +366,8 @@ def test_coco():
     assert any("Resized 76 of 76" in note for note in splits.notes)
     assert any("Converted 1 of 76" in note for note in splits.notes)
     assert any("none that it knows" in note for note in splits.notes), "words of held-out captions"
-    words = splits.tokenizer.decode(splits.tokenizer.encode(splits.train.captions[0])[0][0])
-    assert words.split()[:3] == splits.train.captions[0][0].lower().split()[:3]
+    words = splits.tokenizer.decode(encode(splits.tokenizer, splits.train.captions[0])[0][0])
+    assert words.split()[1:4] == splits.train.captions[0][0].lower().split()[:3]
 
 
 @pytest.mark.data

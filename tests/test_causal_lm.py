@@ -20,7 +20,7 @@ from qnnkit.adapters.attach import trial
 from qnnkit.checkpoint import Store
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
-from qnnkit.models.causal_lm import causal_lm, four_bit, in_four_bits, llama_config, without_weights
+from qnnkit.models.causal_lm import causal_lm, in_four_bits, llama_config, without_weights
 from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 from tests.nets import llama
@@ -246,7 +246,8 @@ def test_four_bits_need_cuda_bitsandbytes_and_a_trained_model(saved, monkeypatch
     installed, find = {"bitsandbytes": True}, importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed.get(name) or find(name))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    assert next(four_bit(saved, device="cpu", dtype="bfloat16").parameters()).dtype == torch.bfloat16
+    on_cpu = causal_lm(saved, device="cpu", dtype="bfloat16", four_bit=True)
+    assert next(on_cpu.parameters()).dtype == torch.bfloat16
     for given, why in ((("base", "cpu"), "CUDA"), (("base", "mps"), "CUDA"), (("tiny", "cuda"), "scratch")):
         computes, told = in_four_bits(*given)
         assert computes is None and told.startswith("Weights are in float32, not in 4 bits") and why in told

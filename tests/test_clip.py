@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from qnnkit import recipes
-from qnnkit.data.tokenizers import CaptionTokenizer
+from qnnkit.data.tokenizers import encode, of_captions
 from qnnkit.layers import controls, count_parameters, exchanged_parameters
-from qnnkit.models import Clip, ClipSettings
+from qnnkit.models import Clip
 from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, LARGEST_LOGIT_SCALE, configuration
 from tests.toys import refused
 
@@ -22,8 +23,8 @@ TEXTS = ["a photo of a cat", "a dog", "two dogs and a cat on a mat"]
 SIDE = 16
 
 
-def tokenizer_of(texts: list[str], length: int = 10) -> CaptionTokenizer:
-    return CaptionTokenizer.train(texts, sequence_length=length)
+def tokenizer_of(texts: list[str], length: int = 10) -> Any:
+    return of_captions(None, texts, length)
 
 
 TOKENIZER = tokenizer_of(TEXTS)
@@ -35,14 +36,14 @@ def pixels_of(n: int = 3, channels: int = 3, seed: int = 0) -> torch.Tensor:
 
 
 def batch_of(channels: int = 3) -> dict[str, torch.Tensor]:
-    ids, mask = TOKENIZER.encode(TEXTS)
+    ids, mask = encode(TOKENIZER, TEXTS)
     return {"pixel_values": pixels_of(channels=channels), "input_ids": ids, "attention_mask": mask}
 
 
 def clip_of(head: str = "linear", channels: int = 3, **options) -> Clip:
     sizes = {"tokenizer": TOKENIZER, "channels": channels, "image_size": (SIDE, SIDE)}
     sizes |= {name: options.pop(name) for name in (*sizes, "seed", "backend") if name in options}
-    return Clip(ClipSettings(head=head, **{"patch_size": 8} | options), **sizes)
+    return Clip(**sizes, head=head, **{"patch_size": 8} | options)
 
 
 def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> None:
@@ -110,7 +111,7 @@ def test_a_full_head_gives_what_transformers_gives():
 def test_texts_are_read_at_their_end():
     clip, batch = clip_of("full").eval(), batch_of()
     ids, ends = batch["input_ids"], batch["attention_mask"].sum(1) - 1
-    assert (ids[torch.arange(3), ends] == TOKENIZER.eos_id).all()
+    assert (ids[torch.arange(3), ends] == TOKENIZER.eos_token_id).all()
     states = clip.net.text_model(input_ids=ids, attention_mask=batch["attention_mask"]).last_hidden_state
     expected = clip.net.text_projection(states[torch.arange(3), ends])
     close(clip.embed_texts(ids, batch["attention_mask"]), expected / expected.norm(dim=1, keepdim=True))
@@ -144,11 +145,11 @@ def test_sizes(size):
 def test_the_size_that_is_named_by_its_weights_has_them_whatever_the_vocabulary(vocabulary):
     from transformers import CLIPModel
 
-    tokenizer = CaptionTokenizer.train([f"word{i}" for i in range(vocabulary)])
+    tokenizer = of_captions(None, [f"word{i}" for i in range(vocabulary)])
     with torch.device("meta"):
         net = CLIPModel(configuration("77m", tokenizer=tokenizer))
     assert round(sum(weight.numel() for weight in net.parameters()) / 1e6, 1) == 76.7
-    assert net.config.text_config.eos_token_id == tokenizer.eos_id
+    assert net.config.text_config.eos_token_id == tokenizer.eos_token_id
 
 
 # --- the temperature ---------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def saved(tmp_path_factory):
 
 
 def test_weights_of_a_local_folder(saved):
-    given = {"tokenizer": CaptionTokenizer.load(saved), "pretrained": str(saved)}
+    given = {"tokenizer": of_captions(saved, ()), "pretrained": str(saved)}
     one, same = (clip_of("full", **each).eval()(**batch_of()) for each in (given, {"seed": 5}))
     close(one, same)
     other, stored = clip_of("quantum", n_qubits=3, **given), load_file(saved / "model.safetensors")
@@ -226,10 +227,9 @@ def test_weights_of_a_local_folder(saved):
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))
 
 
-def ends_with_2() -> CaptionTokenizer:
-    wrong = copy.copy(TOKENIZER)
-    wrong.inner = copy.deepcopy(TOKENIZER.inner)
-    wrong.inner.eos_token = wrong.inner.convert_ids_to_tokens(2)
+def ends_with_2() -> Any:
+    wrong = copy.deepcopy(TOKENIZER)
+    wrong.eos_token = wrong.convert_ids_to_tokens(2)
     return wrong
 
 

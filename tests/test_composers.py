@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qnnkit import adapters, report, runs, stats, tasks
-from qnnkit.data import music_files
+from qnnkit.data import music_files, music_tokens
 from qnnkit.models import causal_lm
 from tests.toys import by_composer
 
@@ -158,7 +158,7 @@ def test_nets_on_several_bases_stand_without_one(pair):
 
 def test_adapters_of_several_runs_play_in_turn(pair, base):
     prompt, model = music_files.of_steps([[60], [64], [67]] * 4), causal_lm(base.folder / "model")
-    tokens = music_files.tokenizer(base.folder / "model")
+    tokens = music_tokens.tokenizer(base.folder / "model")
     for run, name in zip(pair, ("bach", "mozart"), strict=True):
         model = adapters.load(model, run.folder / "adapter", name)
     played = {}

@@ -29,7 +29,7 @@ from torch.autograd.functional import jacobian
 
 from qnnkit import QuantumLayer, circuits
 from qnnkit.layers import Quanv2d
-from qnnkit.simulator.circuit import composed
+from qnnkit.simulator.programs import circuit as traced
 from tests.toys import mixed_gradients, uniform
 
 TorchLayer = qp.qnn.TorchLayer
@@ -254,6 +254,10 @@ angle_far_out(**FAR): x; 2 * w
 angle_far_out_times_pi(**FAR): x * torch.pi
 angle_far_out_of_changing_python(**FAR): scale * x * torch.pi; scale * w | scale = 2.0
 angles_far_out_added(**FAR): x + w; x.sum() * w / 1e6
+angle_by_a_large_factor(dtype=torch.float32): 400 * (x / 1e3) + 0.3; 50 * w
+angle_from_far_out(dtype=torch.float32): x + 1e6; w - 1e6
+sums_evolve: x; w; expvals(qp.qaoa.cost_layer(w[0], qp.Z(0) @ qp.Z(1) + scale * qp.Z(2)), \
+qp.TrotterProduct(qp.X(0) @ qp.X(1) + scale * qp.Z(2), w[1], n=2)) | scale = VALUE
 templates_far_out(**FAR, **BASIC): x
 templates_farther_out(**FARTHER, **BASIC): x
 operator_exchanged: x; w; expvals(qp.RX(0.7, 0), qp.RY(0.7, 0)) | put(qp, "RX", qp.RZ) | put(qp, "RX", qp.RY)
@@ -453,15 +457,15 @@ def test_a_circuit_that_differs_at_every_call_is_explained(monkeypatch):
 
 
 def test_what_changes_is_traced_once(monkeypatch):
-    """An annealed global: each trace would take a hundred times as long as the call."""
+    """As it is, and as it is queued: each trace would take a hundred times as long as the call."""
     case, traces = of("module_global", monkeypatch), []
     layer = both(case)[1]
-    spied = lambda *given: last(traces.append(1), composed(*given))  # noqa: E731
-    monkeypatch.setattr("qnnkit.simulator.programs.composed", spied)
+    spied = lambda *given: last(traces.append(1), traced(*given))  # noqa: E731
+    monkeypatch.setattr("qnnkit.simulator.programs.circuit", spied)
     for change in (lambda: None, *case.changes):
         change()
         layer(INPUTS)
-    assert len(traces) == 1 and "has changed" in layer.explain()
+    assert len(traces) == 2 and "has changed" in layer.explain()
 
 
 def test_circuits_that_never_come_back_are_no_programs():

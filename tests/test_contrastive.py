@@ -13,8 +13,9 @@ from torch import nn
 
 from qnnkit import train
 from qnnkit.checkpoint import own_generators
+from qnnkit.data import tokenizers
 from qnnkit.data.captions import digit_captions
-from qnnkit.models import Clip, ClipSettings
+from qnnkit.models import Clip
 from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive, contrastive
 from qnnkit.tasks.contrastive import Embeddings, embed, recall, scores
@@ -121,7 +122,7 @@ def in_pieces(n: int | None) -> functools.partial:
 
 
 def clip_of(head: str = "linear", dropout: float = 0.0, seed: int = 0) -> Clip:
-    clip = Clip(ClipSettings(head=head, patch_size=4, n_qubits=3), **SPLITS.sizes, seed=seed)
+    clip = Clip(**SPLITS.sizes, head=head, patch_size=4, n_qubits=3, seed=seed)
     for module in clip.modules():
         if hasattr(module, "q_proj"):  # attention, which transformers gives its dropout as a number
             module.dropout = dropout
@@ -321,7 +322,7 @@ def test_a_split_in_the_space_of_a_model():
     assert found.images.shape == (len(part), 64) and found.texts.shape == (30, 64)
     assert torch.equal(found.labels, part.labels) and found.classes.shape == (10, 64)
     batch = next(iter(SPLITS.batches("validation", 7, shuffle=False)))
-    ids, mask = SPLITS.tokenizer.encode(SPLITS.prompts[4])
+    ids, mask = tokenizers.encode(SPLITS.tokenizer, SPLITS.prompts[4])
     with torch.no_grad():
         (images, texts), mean = clip(**batch), clip.embed_texts(ids, mask).mean(0)
     close(found.images, whole.images)

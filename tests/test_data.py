@@ -452,7 +452,7 @@ def test_orientation_and_first_frame(tmp_path: Path) -> None:
     assert splits.notes[0] == "Took the first frame alone of 1 of 16 images: b/film.gif."
     assert all_rows(splits)["b/film.gif"][0].numpy().tolist() == noise(6, 4, seed=7).tolist()
     for suffix in ("png", "tif", "webp"):
-        turned = read((tmp_path / "a" / f"turned.{suffix}").read_bytes(), 0, "", None)
+        turned = read((tmp_path / "a" / f"turned.{suffix}").read_bytes())
         assert (turned.pixels.reshape(24, 16, -1)[..., 0] == upright).all(), suffix
 
 

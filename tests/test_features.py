@@ -14,7 +14,7 @@ import torch
 from qnnkit import controls, runs
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.layers import QuantumLayer, Quanv2d
-from qnnkit.models import QuanvNet, QuanvSettings, features
+from qnnkit.models import QuanvNet, features
 from qnnkit.tasks import Predictions
 from tests.toys import each_epoch
 
@@ -33,8 +33,8 @@ def some_splits() -> ImageSplits:
 
 
 def net_of(seed: int = 0, backend: str = "auto", **settings):
-    config = QuanvSettings(**{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
-    return QuanvNet(config, channels=1, image_size=(6, 6), n_classes=2, seed=seed, backend=backend)
+    own = {"trainable": False, "n_layers": 1, "hidden": 2} | settings
+    return QuanvNet(1, (6, 6), 2, seed=seed, backend=backend, **own)
 
 
 def close(found: ImageSplits, net, images: ImageSplits) -> None:

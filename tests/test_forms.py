@@ -1,569 +1,283 @@
 """Files as people have them: each form is read whole, or refused in a sentence with the remedy.
 
-The same table stands in docs/formats.md.
+The same table stands in docs/formats.md. What is made of them then: test_captions, test_text.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import pytest
-from PIL import Image
+from pyarrow import parquet as pq
 
 from qnnkit.data.captioned_files import listing
-from qnnkit.data.captions import captions
 from qnnkit.data.places import open_place
-from qnnkit.data.splits import SPLITS
-from qnnkit.data.text import text
 from qnnkit.data.text_files import documents
-from qnnkit.data.tokens import IGNORED
 from tests.toys import refused
 
 PAGE = (Path(__file__).parents[1] / "docs" / "formats.md").read_text()
-NAMES = [f"{number:03d}.jpg" for number in range(30)]
-CAPTIONS = {name: f"a cat, number {number} on a mat" for number, name in enumerate(NAMES)}
-SIDE_OF = {name: ("train", "train", "val", "test")[number % 4] for number, name in enumerate(NAMES)}
+CAT, OWL, KATER = "a cat, on a mat", "an owl", "ein schöner Kater über Größe"
+SAID = {"a.jpg": (CAT,), "b.jpg": (OWL,)}
+PAIR = {"a.jpg": ("one, two", "uno"), "b.jpg": ("zwei",)}
+ROWS = [(name, text) for name, [text] in SAID.items()]
 
 
-def lines(records) -> str:
-    return "\n".join(map(json.dumps, records)) + "\n"
+def table(mark: str, *header: str, rows=ROWS, quote: str = '"') -> str:
+    rows = [header or ("image", "caption"), *rows]
+    return "".join(mark.join(f"{quote}{each}{quote}" for each in row) + "\n" for row in rows)
 
 
-def table(separator: str, header=("image", "caption"), rows=None) -> str:
-    rows = CAPTIONS.items() if rows is None else rows
-    return "".join(separator.join(f'"{each}"' for each in row) + "\n" for row in (header, *rows))
+def records(*keys: str, lists: bool = False, **more) -> list[dict[str, Any]]:
+    """A record for each image of SAID, or of PAIR with lists of captions."""
+    said = {name: [*texts] for name, texts in PAIR.items()} if lists else dict(ROWS)
+    return [{keys[0]: name, keys[1]: texts, **more} for name, texts in said.items()]
 
 
-def parquet(records) -> bytes:
-    import io
-
-    import pyarrow as pa
-    from pyarrow import parquet
-
+def parquet(rows) -> bytes:
     file = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(list(records)), file)
+    pq.write_table(pa.Table.from_pylist(rows), file)
     return file.getvalue()
 
 
-COCO = {
-    "info": {"year": 2017},
-    "licenses": [{"id": 1}],
-    "images": [{"id": 7 * n, "file_name": name, "height": 6} for n, name in enumerate(NAMES)],
-    "annotations": [{"id": n, "image_id": 7 * n, "caption": CAPTIONS[name]} for n, name in enumerate(NAMES)],
-}
-KARPATHY = {
-    "dataset": "coco",
-    "images": [
-        {"filename": name, "split": {"val": "val", "test": "test"}.get(side, ("train", "restval")[n % 4 % 2])}
-        | {"sentences": [{"raw": CAPTIONS[name], "tokens": ["a"]}]}
-        for n, (name, side) in enumerate(SIDE_OF.items())
-    ],
-}
-LLAVA = [
-    {
-        "id": n,
-        "image": name,
-        "conversations": [{"from": "human", "value": "<image>\nDescribe."}, {"from": "gpt", "value": said}],
-    }
-    for n, (name, said) in enumerate(CAPTIONS.items())
-]
-SPLIT = [(name, said, SIDE_OF[name]) for name, said in CAPTIONS.items()]
-BARE = [(name.removesuffix(".jpg").upper(), said) for name, said in CAPTIONS.items()]
+def coco(*names: str) -> dict[str, Any]:
+    numbers = {name: 7 + ord(name[0]) for name in names}
+    images = [{"id": number, "file_name": name, "height": 6} for name, number in numbers.items()]
+    texts = [{"id": i, "image_id": numbers[name], "caption": SAID[name][0]} for i, name in enumerate(names)]
+    return {"info": {"year": 2017}, "images": images, "annotations": texts}
 
-IMAGES = {
+
+def sentences(name: str, split: dict[str, str]) -> dict[str, Any]:
+    return {"filename": name, "sentences": [{"raw": each, "tokens": [each]} for each in PAIR[name]], **split}
+
+
+EMBEDDED = [{"image": {"bytes": name.encode(), "path": name}, "text": [*said]} for name, said in PAIR.items()]
+ASKED = {"from": "human", "value": "<image>\nDescribe."}
+LLAVA = [{"id": n, "image": n, "conversations": [ASKED, {"from": "gpt", "value": s}]} for n, s in ROWS]
+KARPATHY = [sentences("a.jpg", {"split": "restval"}), sentences("b.jpg", {"split": "val"})]
+BARE = [(name.removesuffix(".jpg").upper(), text) for name, text in ROWS]
+THREE = ("image", "caption", "by")
+REFUSED = "refused"
+
+# form -> source, files, captions by image, words of the note (on what is not used) or of the refusal
+IMAGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "Flickr8k `captions.txt`, commas without quotation marks": (
-        "Kaggle",
-        "captions.txt",
-        "image,caption\n" + "".join(f"{n},{s}\n" for n, s in CAPTIONS.items()),
-    ),
+        "Kaggle", {"captions.txt": table(",", quote="")}, SAID, ""),
     "Flickr8k `token.txt`": (
-        "University of Illinois",
-        "Flickr8k.token.txt",
-        "".join(f"{n}#0\t{s}\n" for n, s in CAPTIONS.items()),
-    ),
+        "University of Illinois", {"Flickr8k.token.txt": f"a.jpg#0\t{CAT}\nb.jpg#0\t{OWL}\n"}, SAID, ""),
     "Flickr30k `results.csv`, separated by `|`": (
-        "Kaggle",
-        "results.csv",
-        "image_name| comment_number| comment\n" + "".join(f"{n}| 0| {s}\n" for n, s in CAPTIONS.items()),
-    ),
-    "table with `,`": ("any", "captions.csv", table(",")),
-    "table with `;`": ("Excel in most of Europe", "captions.csv", table(";")),
-    "table with tabs": ("any", "captions.tsv", table("\t")),
-    "table in UTF-8 with a BOM": ("Excel", "captions.csv", b"\xef\xbb\xbf" + table(",").encode()),
-    "table in UTF-16": ("Excel", "captions.csv", table("\t").encode("utf-16")),
+        "Kaggle", {"results.csv": f"image_name| comment_number| comment\na.jpg| 0| {CAT}\nb.jpg| 0| {OWL}\n"},
+        SAID, "'comment_number' (2)"),
+    "table with `,`": ("any", {"captions.csv": table(",")}, SAID, ""),
+    "table with `;`": ("Excel in most of Europe", {"captions.csv": table(";")}, SAID, ""),
+    "table with tabs": ("any", {"captions.tsv": table("\t")}, SAID, ""),
+    "table in UTF-8 with a BOM": ("Excel", {"captions.csv": b"\xef\xbb\xbf" + table(",").encode()}, SAID, ""),
+    "table in UTF-16": ("Excel", {"captions.csv": table("\t").encode("utf-16")}, SAID, ""),
     "table in Latin-1": (
-        "older Windows",
-        "captions.csv",
-        table(";", rows=[(n, f"{s}, ein schöner Kater über Größe") for n, s in CAPTIONS.items()]).encode(
-            "latin-1"
-        ),
-    ),
+        "older Windows", {"captions.csv": table(";", rows=[(n, KATER) for n in SAID]).encode("latin-1")},
+        dict.fromkeys(SAID, (KATER,)), "read as cp1252: captions.csv"),
     "table with a column `split`": (
-        "many",
-        "captions.csv",
-        table(",", ("filename", "title", "split"), SPLIT),
-    ),
-    "names that differ in case or lack their suffix": ("many", "captions.csv", table(",", rows=BARE)),
-    "COCO": ("cocodataset.org", "captions_val2017.json", json.dumps(COCO)),
+        "many", {"captions.csv": table(",", "filename", "title", "split",
+                                       rows=[(*ROWS[0], "train"), (*ROWS[1], "TEST")])}, SAID, ""),
+    "names that differ in case or lack their suffix": (
+        "many", {"captions.csv": table(",", rows=BARE)}, SAID, ""),
+    "COCO": ("cocodataset.org", {"captions_val2017.json": coco(*SAID)}, SAID, "'height' (2), 'info' (1)"),
     "COCO with its folder `annotations/`": (
-        "cocodataset.org",
-        "annotations/captions_val2017.json",
-        json.dumps(COCO),
-    ),
-    "Karpathy's splits": ("Stanford", "dataset_coco.json", json.dumps(KARPATHY)),
-    "LLaVA": ("Hugging Face", "llava.json", json.dumps(LLAVA)),
+        "cocodataset.org", {"annotations/captions_val2017.json": coco(*SAID), "val2017/": ""},
+        SAID, "'height' (2)"),
+    "COCO, both parts": (
+        "cocodataset.org", {"annotations/captions_train2017.json": coco("a.jpg"),
+                            "annotations/captions_val2017.json": coco("b.jpg"),
+                            "annotations/instances_val2017.json": {"images": []}}, SAID, "'info' (2)"),
+    "Karpathy's splits": ("Stanford", {"dataset_coco.json": {"dataset": "coco", "images": KARPATHY}},
+                          PAIR, "'dataset' (1)"),
+    "captions with their words": ("Karpathy", {"dataset.json": [sentences(name, {}) for name in PAIR]},
+                                  PAIR, "'tokens of captions' (3)"),
+    "LLaVA": ("Hugging Face", {"llava.json": LLAVA}, SAID, "'id' (2)"),
     "`metadata.jsonl`": (
-        "Hugging Face's imagefolder",
-        "metadata.jsonl",
-        lines({"file_name": n, "text": s} for n, s in CAPTIONS.items()),
-    ),
-    "`metadata.csv` with prompts": ("diffusers", "metadata.csv", table(",", ("file_name", "prompt"))),
-    "dictionary by image": ("many", "captions.json", json.dumps(CAPTIONS)),
+        "Hugging Face's imagefolder", {"metadata.jsonl": records("file_name", "text")}, SAID, ""),
+    "`metadata.csv` with prompts": ("diffusers", {"metadata.csv": table(",", "file_name", "prompt")}, SAID,
+        ""),
+    "dictionary by image": ("many", {"captions.json": dict(ROWS)}, SAID, ""),
     "list of records with lists": (
-        "many",
-        "data.json",
-        json.dumps([{"img": n, "captions": [s]} for n, s in CAPTIONS.items()]),
-    ),
+        "many", {"data.json": records("img", "captions", lists=True)}, PAIR, ""),
+    "captions under `prompt`, images under `img_path`": (
+        "image generation", {"prompts.json": {"version": 1, "rows": records("img_path", "prompt",
+        lists=True)}},
+        PAIR, "'version' (1)"),
     "parquet of names and texts": (
-        "Hugging Face",
-        "captions.parquet",
-        parquet({"path": n, "description": s} for n, s in CAPTIONS.items()),
-    ),
+        "Hugging Face", {"captions.parquet": parquet(records("path", "description"))}, SAID, ""),
+    "parquet with images in it, in several parts": (
+        "Hugging Face Hub", {f"data/part-{n}.parquet": parquet([row]) for n, row in enumerate(EMBEDDED)},
+        PAIR, ""),
     "a `.txt` beside each image": (
-        "LoRA trainers for diffusion",
-        {f"{n[:-4]}.txt": f"{s}\n" for n, s in CAPTIONS.items()},
-        None,
-    ),
-    "table of another shape": ("", "captions.csv", "a;b\n1;2\n"),
+        "LoRA trainers for diffusion", {"a.txt": f"{CAT}\n", "b.txt": OWL, "read.md": ""}, SAID, ""),
+    "a `.txt` with a caption in each line": (
+        "CUB, Oxford flowers", {"a.txt": "one, two\nuno\n", "b.txt": "zwei"}, PAIR, ""),
+    "columns `caption_1`, `caption_2`": (
+        "surveys", {"captions.csv": 'image,caption_1,caption_2\na.jpg,"one, two",uno\nb.jpg,zwei,zwei\n'},
+        PAIR, ""),
+    "table of another shape": ("", {"captions.csv": "a;b\n1;2\n"}, REFUSED, "Write one such as"),
+    "table without a header": (
+        "Conceptual Captions", {"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"}, REFUSED, "Write one such as"),
     "line with a column too many": (
-        "",
-        "captions.csv",
-        table(",", ("image", "caption", "by"), [(n, s, "me") for n, s in CAPTIONS.items()]) + "a,b,c,d\n",
-    ),
+        "", {"captions.csv": table(",", *THREE, rows=[("a.jpg", CAT, "me")]) + "a,b,c,d\n"},
+        REFUSED, "quotation marks"),
+    "line with a column too few": (
+        "scripts", {"captions.csv": table(",", *THREE, rows=[("a.jpg", CAT, "me"), ("b.jpg", OWL)])},
+        REFUSED, "2 of 3 in line 3"),
+    "quotation mark inside of a quoted caption": (
+        "scripts", {"captions.csv": 'image,caption\na.jpg,"one" two\n'}, REFUSED, "quotation marks twice"),
     "split of unknown name": (
-        "",
-        "captions.csv",
-        table(",", ("image", "caption", "split"), [(n, s, "mine") for n, s in CAPTIONS.items()]),
-    ),
-}
-NOT_CAPTIONS = {"table of another shape", "line with a column too many", "split of unknown name"}
+        "", {"captions.csv": table(",", "image", "caption", "split", rows=[(*ROWS[0], "mine")])},
+        REFUSED, "Known are train"),
+}  # fmt: skip
+SIDES = {"table with a column `split`": ("train", "test"), "Karpathy's splits": ("train", "validation")}
+SIDES |= {"COCO, both parts": ("train", "validation")}
 
 
-def write(folder: Path, name, content) -> None:
-    for each, inside in (name if isinstance(name, dict) else {name: content}).items():
-        (folder / each).parent.mkdir(parents=True, exist_ok=True)
-        (folder / each).write_bytes(inside if isinstance(inside, bytes) else inside.encode())
+def written(folder: Path, files: dict[str, Any]) -> Path:
+    for name, content in files.items():
+        if not isinstance(content, str | bytes):
+            content = "\n".join(map(json.dumps, content)) if name.endswith("jsonl") else json.dumps(content)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def check_notes(notes, says: str) -> None:
+    told = [note for note in notes if "not used" in note or "Not UTF-8" in note]
+    assert len(told) == bool(says) and says in " ".join(told)
 
 
 @pytest.mark.parametrize("form", IMAGES)
 def test_captions(tmp_path, form):
-    _, name, content = IMAGES[form]
-    write(tmp_path, name, content)
-    (tmp_path / "val2017").mkdir()
-    for number, each in enumerate(NAMES):
-        folder = tmp_path / ("val2017" if "annotations/" in str(name) else "")
-        Image.fromarray(np.full((6, 6), 8 * number, np.uint8)).save(folder / each)
-    if form in NOT_CAPTIONS:
-        with refused("root"):
-            captions(tmp_path, image_size=6)
-        return
-    splits = captions(tmp_path, image_size=6)
-    parts = {name: splits.split(name) for name in SPLITS}
-    said = {
-        s.rpartition("/")[2]: c
-        for part in parts.values()
-        for s, c in zip(part.sources, part.captions, strict=True)
-    }
-    wanted = {
-        n: (f"{s}, ein schöner Kater über Größe" if "Latin" in form else s,) for n, s in CAPTIONS.items()
-    }
-    assert said == wanted
-    if "split" in form:
-        usual = {"val": "validation"}
-        placed = {source: name for name, part in parts.items() for source in part.sources}
-        assert placed == {name: usual.get(side, side) for name, side in SIDE_OF.items()}
-    unused = {"COCO": "height", "COCO with its folder `annotations/`": "height", "LLaVA": "'id' (30)"}
-    unused |= {"Flickr30k `results.csv`, separated by `|`": "'comment_number' (30)"}
-    told = [note for note in splits.notes if "not used" in note]
-    assert len(told) <= 1 and unused.get(form, "") in " ".join(told)
-
-
-def turns(n: int, role: str, content: str, names=("user", "assistant")) -> list[dict]:
-    return [{role: names[0], content: f"What is {n}?"}, {role: names[1], content: f"Answer {n}."}]
-
-
-RECORDS = {
-    "ShareGPT, JSON lines": (
-        "Hugging Face",
-        "a.jsonl",
-        [{"id": n, "conversations": turns(n, "from", "value", ("human", "gpt"))} for n in range(60)],
-    ),
-    "ShareGPT, JSON": (
-        "Hugging Face",
-        "a.json",
-        [{"conversations": turns(n, "from", "value", ("human", "gpt"))} for n in range(60)],
-    ),
-    "OpenAI `messages`": (
-        "OpenAI",
-        "a.jsonl",
-        [{"messages": turns(n, "role", "content")} for n in range(60)],
-    ),
-    "contents as parts": (
-        "OpenAI, Hugging Face",
-        "a.jsonl",
-        [
-            {
-                "messages": [
-                    {"role": m["role"], "content": [{"type": "text", "text": m["content"]}]}
-                    for m in turns(n, "role", "content")
-                ]
-            }
-            for n in range(60)
-        ],
-    ),
-    "role `model`": (
-        "Gemma",
-        "a.json",
-        [{"messages": turns(n, "role", "content", ("user", "model"))} for n in range(60)],
-    ),
-    "tool calls without content": (
-        "OpenAI",
-        "a.jsonl",
-        [
-            {
-                "messages": [
-                    {"role": "user", "content": "Now?"},
-                    {
-                        "role": "assistant",
-                        "content": None,
-                        "tool_calls": [{"id": "1", "function": {"name": "clock", "arguments": "{}"}}],
-                    },
-                    {"role": "tool", "content": "9", "tool_call_id": "1"},
-                    *turns(n, "role", "content"),
-                ]
-            }
-            for n in range(60)
-        ],
-    ),
-    "Alpaca with `input`": (
-        "Stanford",
-        "a.json",
-        [
-            {"instruction": "What is it?", "input": f"Passage {n}", "output": f"Answer {n}."}
-            for n in range(60)
-        ],
-    ),
-    "Dolly with `context`": (
-        "Databricks",
-        "a.jsonl",
-        [
-            {
-                "instruction": "What is it?",
-                "context": f"Passage {n}",
-                "response": f"Answer {n}.",
-                "category": "qa",
-            }
-            for n in range(60)
-        ],
-    ),
-    "Alpaca with `system` and `history`": (
-        "LLaMA-Factory",
-        "a.json",
-        [
-            {
-                "instruction": "And now?",
-                "input": "",
-                "output": f"Answer {n}.",
-                "system": f"Passage {n}",
-                "history": [["Before?", "Earlier."]],
-            }
-            for n in range(60)
-        ],
-    ),
-    "prompt and completion": (
-        "OpenAI, TRL",
-        "a.jsonl",
-        [{"prompt": f"What is {n}?", "completion": f"Answer {n}."} for n in range(60)],
-    ),
-    "prompt and completion as messages": (
-        "TRL",
-        "a.jsonl",
-        [
-            {"prompt": turns(n, "role", "content")[:1], "completion": turns(n, "role", "content")[1:]}
-            for n in range(60)
-        ],
-    ),
-    "question and answer": (
-        "Hugging Face",
-        "a.csv",
-        table(",", ("question", "answer"), [(f"What is {n}?", f"Answer {n}.") for n in range(60)]),
-    ),
-    "parquet of chats": (
-        "Hugging Face",
-        "a.parquet",
-        parquet({"messages": turns(n, "role", "content")} for n in range(60)),
-    ),
-    "list under `data`": (
-        "many",
-        "a.json",
-        json.dumps({"version": 1, "data": [{"messages": turns(n, "role", "content")} for n in range(60)]}),
-    ),
-    "`weight` 0": (
-        "OpenAI",
-        "a.jsonl",
-        [
-            {
-                "messages": [
-                    {"role": "user", "content": "Hm?"},
-                    {"role": "assistant", "content": "Nonsense.", "weight": 0},
-                    *turns(n, "role", "content"),
-                ]
-            }
-            for n in range(60)
-        ],
-    ),
-    "plain text in JSON lines": ("many", "a.jsonl", [{"text": f"Answer {n}. " * 5} for n in range(60)]),
-    "text in Latin-1": (
-        "older Windows",
-        "a.txt",
-        "\n\n".join(f"Answer {n}. Schöne Grüße über das Meer und zurück." * 4 for n in range(60)).encode(
-            "latin-1"
-        ),
-    ),
-    "two long texts": (
-        "any",
-        {name: "\n\n".join(f"Answer {n} of {name}. " * 9 for n in range(40)) for name in ("a.txt", "b.txt")},
-        None,
-    ),
-    "chats without an answer": (
-        "",
-        "a.jsonl",
-        [{"messages": turns(n, "role", "content")[:1]} for n in range(60)],
-    ),
-    "images in a chat": (
-        "",
-        "a.jsonl",
-        [
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]},
-                    *turns(n, "role", "content")[1:],
-                ]
-            }
-            for n in range(60)
-        ],
-    ),
-    "unknown keys": ("", "a.json", [{"body": "x"}] * 9),
-    "unknown role": (
-        "",
-        "a.jsonl",
-        [{"messages": turns(n, "role", "content", ("user", "narrator"))} for n in range(60)],
-    ),
-}
-NO_CHATS = {"chats without an answer", "images in a chat", "unknown keys", "unknown role"}
-
-
-@pytest.mark.parametrize("form", RECORDS)
-def test_text_and_chats(tmp_path, form):
-    _, name, content = RECORDS[form]
-    if isinstance(content, list):
-        content = lines(content) if name.endswith("jsonl") else json.dumps(content)
-    write(tmp_path, name, content)
-    root = tmp_path if isinstance(name, dict) else tmp_path / name
-    halves = {"validation_fraction": 0.3, "test_fraction": 0.3}
-    if form in NO_CHATS:
-        with refused("root"):
-            text(root, sequence_length=32, vocabulary=257, **halves)
-        return
-    splits = text(root, sequence_length=64, vocabulary=257, **halves)
-    parts = [splits.split(each) for each in SPLITS]
-    whole = " ".join(splits.tokenizer.decode(part.input_ids.flatten().tolist()) for part in parts)
-    learned = " ".join(
-        splits.tokenizer.decode(part.labels[part.labels != IGNORED].tolist()) for part in parts
-    )
-    assert sum(f"Answer {n}" in learned for n in range(40)) >= 36, "but for the last of each split"
-    for passed in ("Passage", "What is", "Nonsense", "Before"):
-        assert passed not in learned
-    if any(word in form for word in ("input", "context", "history")):
-        assert sum(f"Passage {n}" in whole for n in range(60)) >= 50
-    assert ("clock" in learned) == ("tool" in form) and ("Earlier" in learned) == ("history" in form)
-    told = [note for note in splits.notes if "not used" in note]
-    others = (
-        "ShareGPT, JSON lines",
-        "Dolly with `context`",
-        "tool calls without content",
-        "list under `data`",
-    )
-    assert len(told) == (form in others)
-
-
-PAIR = {"a.jpg": ("one, two", "uno"), "b.jpg": ("zwei",)}
-EMBEDDED = [{"image": {"bytes": name.encode(), "path": name}, "text": [*said]} for name, said in PAIR.items()]
-COCO_OF = {
-    name: {
-        "info": {},
-        "images": [{"id": 1, "file_name": name}],
-        "annotations": [{"image_id": 1, "caption": name}],
-    }
-    for name in PAIR
-}
-HI, HELLO = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
-CALL = {"function": {"name": "add", "arguments": '{"a": 1}'}}
-REFUSED = "refused"
-EXACT: dict[str, tuple[str, dict[str, Any], Any, str]] = {
-    "columns `caption_1`, `caption_2`": (
-        "surveys",
-        {"captions.csv": "image,caption_1,caption_2\na.jpg,eins,uno\n"},
-        {"a.jpg": ("eins", "uno")},
-        "",
-    ),
-    "a `.txt` with a caption in each line": (
-        "CUB, Oxford flowers",
-        {"a.txt": "one, two\nuno\n", "b.txt": "zwei"},
-        PAIR,
-        "",
-    ),
-    "parquet with images in it, in several parts": (
-        "Hugging Face Hub",
-        {f"data/part-{n}.parquet": parquet([row]) for n, row in enumerate(EMBEDDED)},
-        PAIR,
-        "",
-    ),
-    "COCO, both parts": (
-        "cocodataset.org",
-        {
-            "annotations/captions_train2017.json": COCO_OF["a.jpg"],
-            "annotations/captions_val2017.json": COCO_OF["b.jpg"],
-            "annotations/instances_val2017.json": {"images": []},
-        },
-        {"a.jpg": ("a.jpg",), "b.jpg": ("b.jpg",)},
-        "'info' (2)",
-    ),
-    "captions with their words": (
-        "Karpathy",
-        {
-            "dataset.json": [
-                {"filename": n, "sentences": [{"raw": t, "tokens": [t]} for t in s]} for n, s in PAIR.items()
-            ]
-        },
-        PAIR,
-        "'tokens of captions' (3)",
-    ),
-    "captions under `prompt`, images under `img_path`": (
-        "image generation",
-        {"prompts.json": {"version": 1, "rows": [{"img_path": n, "prompt": [*s]} for n, s in PAIR.items()]}},
-        PAIR,
-        "'version' (1)",
-    ),
-    "table without a header": (
-        "Conceptual Captions",
-        {"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"},
-        REFUSED,
-        "Write one such as",
-    ),
-    "quotation mark inside of a quoted caption": (
-        "scripts",
-        {"captions.csv": 'image,caption\na.jpg,"one" two\n'},
-        REFUSED,
-        "quotation marks twice",
-    ),
-    "line with a column too few": (
-        "scripts",
-        {"captions.csv": "image,caption,by\na.jpg,one,me\nb.jpg,two\n"},
-        REFUSED,
-        "quotation marks",
-    ),
-    "`system_prompt` with question and response": (
-        "OpenOrca",
-        {"a.jsonl": [{"system_prompt": "Be brief", "question": "Hi", "response": "Hello"}], "state.json": {}},
-        [("system", "Be brief"), ("user", "Hi"), ("assistant", "Hello")],
-        "",
-    ),
-    "`chosen` and `rejected`": (
-        "preferences (TRL, LLaMA-Factory)",
-        {"a.json": [{"prompt": "Hi", "chosen": [HI, HELLO], "rejected": [HI]}]},
-        [("user", "Hi"), ("assistant", "Hello")],
-        "'rejected' (1)",
-    ),
-    "texts by turns": (
-        "UltraChat",
-        {"a.jsonl": [{"data": ["Hi", "Hello"]}]},
-        [("user", "Hi"), ("assistant", "Hello")],
-        "",
-    ),
-    "JSON lines called `.json`": (
-        "Spark",
-        {"a.json": '{"prompt": "Hi", "response": "Hello"}\n{"prompt": "Hi", "response": "Hello"}\n'},
-        [("user", "Hi"), ("assistant", "Hello")],
-        "",
-    ),
-    "keys of messages that are not used": (
-        "OpenAI",
-        {
-            "a.jsonl": [
-                {
-                    "messages": [
-                        HI,
-                        {"role": "assistant", "tool_calls": [CALL]},
-                        {"role": "tool", "content": "2", "tool_call_id": "1"},
-                    ]
-                }
-            ]
-        },
-        [("user", "Hi"), ("assistant", ""), ("tool", "2")],
-        "'tool_call_id of messages' (1)",
-    ),
-    "questions with unquoted commas": (
-        "scripts",
-        {"a.csv": "question,answer\nWhat, exactly, is it?,An owl\n"},
-        REFUSED,
-        "quotation marks",
-    ),
-    "bytes that are no text": ("wrong suffixes", {"a.txt": b"GIF8\x00\x00\x00"}, REFUSED, "save it as UTF-8"),
-    "parquet that is cut short": (
-        "broken downloads",
-        {"a.parquet": b"PAR1..."},
-        REFUSED,
-        "Download it again",
-    ),
-}
-
-
-@pytest.mark.parametrize("form", EXACT)
-def test_what_is_read_exactly(tmp_path, form):
-    _, files, wanted, says = EXACT[form]
-    for name, content in files.items():
-        if not isinstance(content, str | bytes):
-            content = lines(content) if name.endswith("jsonl") else json.dumps(content)
-        write(tmp_path, name, content)
-    chat = not isinstance(wanted, dict) and "captions" not in "".join(files)
-    if not chat and not any(name.endswith("parquet") for name in files):
-        write(tmp_path, dict.fromkeys(wanted if isinstance(wanted, dict) else PAIR, b""), None)
+    _, files, wanted, says = IMAGES[form]
+    folder = "val2017/" if "val2017/" in files else ""
+    inside = "with images in it" in form
+    written(tmp_path, files | ({} if inside else {f"{folder}{name}": "" for name in SAID}))
 
     def read():
-        if chat:
-            found, notes = documents(tmp_path)
-            return [(each["role"], each["content"]) for each in found[0].messages], notes
         with open_place(tmp_path) as place:
-            made = listing(place)
-        return {member.base: said for member, said in made.captions.items()}, made.notes
+            return listing(place)
 
     if wanted == REFUSED:
         with refused("root") as told:
             read()
         assert says in str(told.value)
         return
-    found, notes = read()
-    assert found == wanted
-    assert says in " ".join(notes) and ("not used" in " ".join(notes)) == bool(says)
+    made = read()
+    assert {member.base: said for member, said in made.captions.items()} == wanted
+    assert made.sides == SIDES.get(form, ("any", "any"))
+    assert made.contents == ({name: name.encode() for name in PAIR} if inside else {})
+    check_notes(made.notes, says)
 
 
-@pytest.mark.parametrize(("name", "about"), {**IMAGES, **RECORDS, **EXACT}.items(), ids=str)
+HI, HELLO = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+CHAT = [("user", "Hi"), ("assistant", "Hello")]
+PASSAGE = [("user", "Hi\n\nA passage"), ("assistant", "Hello")]
+GREETING = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]}
+RESULT = {"role": "tool", "content": "2", "tool_call_id": "1"}
+CALLED = [("user", "Hi"), ("assistant", ""), ("tool", "2")]
+LONG = {
+    name: "\n\n".join(f"Page {n} of {name}.{9 * ' More.'}" for n in range(99)) for name in ("a.txt", "b.txt")
+}
+
+
+def parts(message: dict[str, Any]) -> dict[str, Any]:
+    return message | {"content": [{"type": "text", "text": message["content"]}]}
+
+
+# likewise -> the messages of the first record, or the text of all documents
+RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+    "ShareGPT, JSON lines": (
+        "Hugging Face", {"a.jsonl": [{"id": 1, "conversations": GREETING}] * 2}, CHAT, "'id' (2)"),
+    "ShareGPT, JSON": ("Hugging Face", {"a.json": [{"conversations": GREETING}] * 2}, CHAT, ""),
+    "OpenAI `messages`": ("OpenAI", {"a.jsonl": [{"messages": [HI, HELLO]}]}, CHAT, ""),
+    "contents as parts": (
+        "OpenAI, Hugging Face", {"a.jsonl": [{"messages": [parts(HI), parts(HELLO)]}]}, CHAT, ""),
+    "role `model`": ("Gemma", {"a.json": [{"messages": [HI, HELLO | {"role": "model"}]}]}, CHAT, ""),
+    "tool calls without content": (
+        "OpenAI", {"a.jsonl": [{"messages": [HI, CALL | {"content": None}, RESULT]}]}, CALLED,
+        "tool_call_id"),
+    "keys of messages that are not used": (
+        "OpenAI", {"a.jsonl": [{"messages": [HI, CALL, RESULT]}]}, CALLED, "'tool_call_id of messages' (1)"),
+    "Alpaca with `input`": (
+        "Stanford", {"a.json": [{"instruction": "Hi", "input": "A passage", "output": "Hello"}]}, PASSAGE,
+        ""),
+    "Dolly with `context`": (
+        "Databricks", {"a.jsonl": [{"instruction": "Hi", "context": "A passage", "response": "Hello",
+                                    "category": "qa"}]}, PASSAGE, "'category' (1)"),
+    "Alpaca with `system` and `history`": (
+        "LLaMA-Factory", {"a.json": [{"instruction": "Hi", "input": "", "output": "Hello",
+        "system": "Be brief",
+                                      "history": [["Before?", "Earlier."]]}]},
+        [("system", "Be brief"), ("user", "Before?"), ("assistant", "Earlier."), *CHAT], ""),
+    "`system_prompt` with question and response": (
+        "OpenOrca", {"a.jsonl": [{"system_prompt": "Be brief", "question": "Hi", "response": "Hello"}],
+                     "state.json": {}}, [("system", "Be brief"), *CHAT], ""),
+    "prompt and completion": ("OpenAI, TRL", {"a.jsonl": [{"prompt": "Hi", "completion": "Hello"}]}, CHAT,
+        ""),
+    "prompt and completion as messages": (
+        "TRL", {"a.jsonl": [{"prompt": [HI], "completion": [HELLO]}]}, CHAT, ""),
+    "question and answer": ("Hugging Face", {"a.csv": "question,answer\nHi,Hello\n"}, CHAT, ""),
+    "`chosen` and `rejected`": (
+        "preferences (TRL, LLaMA-Factory)", {"a.json": [{"prompt": "Hi", "chosen": [HI, HELLO],
+        "rejected": [HI]}]},
+        CHAT, "'rejected' (1)"),
+    "texts by turns": ("UltraChat", {"a.jsonl": [{"data": ["Hi", "Hello"]}]}, CHAT, ""),
+    "parquet of chats": ("Hugging Face", {"a.parquet": parquet([{"messages": [HI, HELLO]}])}, CHAT, ""),
+    "list under `data`": (
+        "many", {"a.json": {"version": 1, "data": [{"messages": [HI, HELLO]}] * 2}}, CHAT, "'version' (1)"),
+    "JSON lines called `.json`": (
+        "Spark", {"a.json": '{"prompt": "Hi", "response": "Hello"}\n{"prompt": "Hi", "response": "Hello"}\n'},
+        CHAT, ""),
+    "`weight` 0": ("OpenAI", {"a.jsonl": [{"messages": [HI, HELLO | {"weight": 0}, HI, HELLO]}]}, CHAT * 2,
+        ""),
+    "plain text in JSON lines": ("many", {"a.jsonl": [{"text": "One."}, {"text": "Two."}]}, "One.\n\nTwo.",
+        ""),
+    "text in Latin-1": (
+        "older Windows", {"a.txt": f"{KATER}\n\n{OWL}".encode("latin-1")}, f"{KATER}\n\n{OWL}",
+        "read as cp1252"),
+    "two long texts": ("any", LONG, "\n\n".join(LONG.values()), ""),
+    "chats without an answer": ("", {"a.jsonl": [{"messages": [HI]}]}, REFUSED, "speakers are user"),
+    "images in a chat": (
+        "", {"a.jsonl": [{"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, HELLO]}]},
+        REFUSED, "write a text"),
+    "unknown keys": ("", {"a.json": [{"body": "x"}] * 9}, REFUSED, "'body': rename"),
+    "unknown role": ("", {"a.jsonl": [{"messages": [HI, HELLO | {"role": "narrator"}]}]}, REFUSED,
+        "rename it"),
+    "questions with unquoted commas": (
+        "scripts", {"a.csv": "question,answer\nWhat, exactly, is it?,An owl\n"}, REFUSED, "quotation marks"),
+    "bytes that are no text": ("wrong suffixes", {"a.txt": b"GIF8\x00\x00\x00"}, REFUSED, "save it as UTF-8"),
+    "parquet that is cut short": ("broken downloads", {"a.parquet": b"PAR1..."}, REFUSED,
+        "Download it again"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", RECORDS)
+def test_text_and_chats(tmp_path, form):
+    _, files, wanted, says = RECORDS[form]
+    written(tmp_path, files)
+    if wanted == REFUSED:
+        with refused("root") as told:
+            documents(tmp_path)
+        assert says in str(told.value)
+        return
+    found, notes = documents(tmp_path)
+    if isinstance(wanted, str):
+        assert "\n\n".join(each.text.strip() for each in found) == wanted
+    else:
+        assert [(each["role"], each["content"]) for each in found[0].messages] == wanted
+    check_notes(notes, says)
+
+
+@pytest.mark.parametrize(("name", "about"), {**IMAGES, **RECORDS}.items(), ids=str)
 def test_the_page_names_each_form(name, about):
-    source = about[0] or "-"
-    bad = name in NOT_CAPTIONS | NO_CHATS or (name in EXACT and EXACT[name][2] == REFUSED)
-    what = "refused" if bad else "read whole"
-    assert f"| {name} | {source} | {what}" in PAGE
+    what = "refused" if about[2] == REFUSED else "read whole"
+    assert f"| {name} | {about[0] or '-'} | {what}" in PAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from qnnkit import layers, runs
 from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector, views
 from qnnkit.inspector.source import Source
-from qnnkit.inspector.what_if import WhatIf, done_before
+from qnnkit.inspector.what_if import WhatIf
 from qnnkit.plots import picture
 from tests.toys import Digits, refused
 
@@ -135,34 +136,28 @@ def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(looked):
 
 def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     """As JupyterLab sends them: on threads of their own, while the pictures of the one before are drawn."""
-    inspector = Inspector(trained)
-    panel, source = inspector.panel, inspector.source
-    before = [weight.clone() for weight in source.net("hybrid", 0).model.parameters()]
-    random, errors = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
     acts = [("shift", float(value)) for value in random.random(3)]
     acts += [("image", int(place)) for place in random.integers(0, 10, 2)]
     acts += [("weight", int(place)) for place in random.integers(0, 12, 2)]
     acts += [("epoch", value) for value in (1, 2)]
+    threads = set()
 
-    def act(name, value):
-        try:
-            getattr(panel, name).value = value
-        except Exception as error:
-            errors.append(error)
+    async def kernel() -> Inspector:
+        inspector = Inspector(trained)
+        panel, draw = inspector.panel, inspector.panel.views.redraw
+        panel.views.redraw = lambda *given: threads.add(threading.get_ident()) or draw(*given)
+        to_thread = [asyncio.to_thread(setattr, getattr(panel, name), "value", value) for name, value in acts]
+        await asyncio.gather(*(to_thread[place] for place in random.permutation(len(acts))))
+        await asyncio.sleep(0)  # what they have put on this loop
+        return inspector
 
-    threads = [threading.Thread(target=act, args=acts[i]) for i in random.permutation(len(acts))]
-    for thread in threads:
-        thread.start()
-        thread.join(0.01)
-    for thread in threads:
-        thread.join()
-    assert errors == [] and "could not be drawn" not in panel.message.value
-    model = source.net("hybrid", 0).model
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    chosen = inspector.choice
-    assert (panel.weight.value, panel.epoch.value) == (chosen.weight, chosen.epoch)
+    inspector = asyncio.run(kernel())
+    panel, chosen = inspector.panel, inspector.choice
+    assert threads == {threading.get_ident()}, "drawn on the kernel's own thread alone"
+    assert {name: each.value for name, each in panel.inputs.items()} == asdict(chosen)
+    assert "could not be drawn" not in panel.message.value
     assert f"moved by {panel.shift.value:+.2f} rad" in panel.moved.value
-    assert (panel.image.value, panel.shift.value) == (chosen.image, chosen.shift)
     fresh = Inspector(trained)
     fresh.choice = chosen
     assert shown(fresh) == shown(inspector), "the pictures are of what is chosen"
@@ -239,45 +234,62 @@ def test_the_move_is_the_net_with_that_weight(trained):
     np.testing.assert_allclose(found.class_probs, logits[0].softmax(0).numpy(), atol=1e-5)
     np.testing.assert_allclose(found.values, values.numpy(), atol=1e-5)
     assert abs(found.loss - moves.before.loss) > 1e-3, "the weight does nothing: the test would pass anyhow"
-    shifts, losses = moves.curve()
+    shifts, losses = moves.curve
     assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle comes round after 2 pi"
     assert losses[len(losses) // 2] == pytest.approx(moves.before.loss, abs=1e-6)
     assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
 
 
-def test_what_stands_before_a_circuit_is_computed_once(tmp_path):
-    """A stem of convolutions, and the filter before the chosen one, are not run again for a move."""
-    run = begun(tmp_path / "run", "letters", dataset="digits", filters=2, width=8, maps=2)
-    net = Source(run).net("hybrid", 0)
-    circuit = net.circuit("middle.quanv.filters.1")
-    images = run.splits.train.images[:3]
-    ahead = done_before(net.model, circuit, images)
-    names = {name for name, module in net.model.named_modules() if module in ahead}
-    assert names == {"stem", "middle.quanv.filters.0"}
-    moves = WhatIf(run, net, "middle.quanv.filters.1", 0, images[0])
-    calls = []
-    net.model.stem[0].register_forward_hook(lambda *given: calls.append(1))
-    first, second = moves.at(0.0), moves.at(0.5)
-    assert calls == [] and first.loss != second.loss
+class FrozenStem(PartlyFrozen):
+    """Its features may come in place of the images."""
+
+    def __init__(self, n_classes, seed):
+        super().__init__(n_classes, seed)
+        self.stem = torch.nn.Flatten()
+
+    def steady_part(self):
+        return self.stem
+
+    def features(self, images):
+        return self.stem(images.float() / 255)
+
+    def forward(self, images):
+        found = self.features(images) if images.dtype == torch.uint8 else images
+        return self.reader(self.circuit(found[:, [20, 43]]))
+
+
+class OfFrozenStem(Digits):
+    """Its recipe."""
+
+    @staticmethod
+    def build(settings, splits, seed):
+        return FrozenStem(splits.n_classes, seed)
+
+
+def test_what_a_frozen_part_makes_of_the_images_is_computed_once(tmp_path):
+    run = begun(tmp_path / "run", OfFrozenStem, controls=[])
+    net, image = Source(run).net("hybrid", 0), run.splits.test.images[3]
+    moves, calls = WhatIf(run, net, "circuit", 3, image), []
+    net.model.stem.register_forward_hook(lambda *given: calls.append(1))
+    found = moves.at(0.5)
+    assert calls == []
     with torch.no_grad():
-        net.model(images)
-    assert calls == [1], "afterwards the stem runs as ever"
+        net.model.circuit.qnode_weights["turned"][1] += 0.5  # the fourth weight
+        logits = net.model(torch.cat([image[None], run.splits.validation.images[: moves.n_images]])).double()
+    assert calls == [1]
+    np.testing.assert_allclose(found.class_probs, logits[0].softmax(0).numpy(), atol=1e-6)
+    labels = run.splits.validation.labels[: moves.n_images]
+    assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits[1:], labels)), abs=1e-6)
 
 
 def test_the_moved_picture_is_the_whole_figure(trained):
     """What is drawn over a kept background equals a figure drawn from the beginning."""
     choice = views.first_choice(Source(trained), "hybrid", 0)
-    pictures = []
-    for shifts in ((0.0, 2.0, 1.0), (1.0,)):
-        moves, figure = views.what_if(Source(trained), choice)
-        for shift in shifts:
-            there = moves.at(shift)
-            figure.move(shift, there.values, there.class_probs, there.loss)
-            png = figure.png()
-        pictures.append(np.asarray(Image.open(io.BytesIO(png))).astype(int))
-    assert np.abs(pictures[0] - pictures[1]).max() == 0
-    moves, figure = views.what_if(Source(trained), choice)
-    assert np.abs(np.asarray(Image.open(io.BytesIO(figure.png()))).astype(int) - pictures[1]).max() > 100
+    begun, other = views.Views(Source(trained)), replace(choice, weight=(choice.weight + 3) % 12, image=4)
+    for each in (choice, other, replace(other, shift=2.0), replace(other, epoch=1, shift=2.0)):
+        pngs = begun.redraw(each)
+    assert pngs == views.Views(Source(trained)).redraw(replace(other, epoch=1, shift=2.0))
+    assert begun.redraw(choice) == views.Views(Source(trained)).redraw(choice) != pngs
 
 
 # --- runs that lack something -----------------------------------------------------------------------

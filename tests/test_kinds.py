@@ -86,7 +86,7 @@ def test_clip_is_compared_by_recall(clip):
 
 def test_captions_are_as_long_as_is_asked(tmp_path):
     run = runs.open_run(tmp_path / "run", "digits_clip", **CLIP, sequence_length=5)
-    assert run.splits.tokenizer.sequence_length == run.splits.example()["input_ids"].shape[1] == 5
+    assert run.splits.tokenizer.model_max_length == run.splits.example()["input_ids"].shape[1] == 5
     assert any("captions to 3 tokens (sequence_length)" in note for note in run.splits.notes)
     assert runs.build(run, "hybrid", 0).net.config.text_config.max_position_embeddings == 5
 
@@ -94,9 +94,18 @@ def test_captions_are_as_long_as_is_asked(tmp_path):
 def test_clip_is_drawn(clip):
     _, counts = report.preview(clip)
     assert counts.loc["train", "images"] == 108
-    report.mistakes(clip, 3)
-    names = {path.stem for path in (clip.folder / "figures").iterdir()}
-    assert names >= {"01_captions", "05_images_found", "05_captions_found", "06_similarities"}
+    found = tasks.contrastive.embed(runs.trained(clip), clip.splits)
+    cosines = found.images @ found.texts.T
+    best = cosines.masked_fill(~found.right, -9).amax(1)
+    wrong = (cosines.amax(1) > best).nonzero().flatten().tolist()
+    assert {tuple(pair) for pair in found.right.nonzero().tolist()} == set(map(tuple, found.pairs.tolist()))
+    [figure] = report.mistakes(clip, 3)
+    lead = [float(cosines[i].max() - best[i]) for i in wrong]
+    shown = sum(bool(axis.images) for axis in figure.axes)
+    assert shown == min(3, len(wrong)) > 0 and max(lead) > 0
+    worst = wrong[lead.index(max(lead))]
+    assert (figure.axes[0].images[0].get_array() == clip.splits.test.images[worst, 0].numpy()).all()
+    assert {path.stem for path in (clip.folder / "figures").iterdir()} >= {"01_captions", "06_worst"}
     result = report.finish(clip)
     assert result["score"] == "recall_1"
     assert "zero-shot accuracy (%)" in clip.report.read_text()
@@ -274,7 +283,7 @@ def test_a_plan_counts_the_precision_of_a_base_and_reads_no_weights_in_four_bits
     n_frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
     assert full.memory["weights"] - whole.memory["weights"] == 2 * n_frozen
     reader = sys.modules["qnnkit.models.causal_lm"]
-    monkeypatch.setattr(reader, "_loaded", None)  # would fail if it were called
+    monkeypatch.setattr(reader, "causal_lm", None)  # would fail if it were called
     four = planned()
     # tiny: four layers of four 128 x 128 matrices and three 128 x 344; embedding, norms and head stay
     linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,10 +21,9 @@ figuring = importlib.import_module("qnnkit.measure.figures")  # the package's at
 
 def test_one_call_is_timed_by_the_median_of_blocks():
     before, calls = torch.get_num_threads(), []
-    lap = measure.repeated(lambda: time.sleep(0.01), CPU, 0.1)
-    assert 0.01 <= lap.seconds < 0.1 and lap.spread >= 1 and lap.rounds > 2
+    assert 0.01 <= measure.repeated(lambda: time.sleep(0.01), CPU, 0.1) < 0.1
     short = measure.repeated(lambda: calls.append(1), CPU, 0.01)
-    assert 0 < short.seconds < 1e-4 and len(calls) > 1000, "many in a block"
+    assert 0 < short < 1e-4 and len(calls) > 1000, "many in a block"
     assert torch.get_num_threads() == before
 
 
@@ -164,10 +162,8 @@ def test_figures_and_a_precision_that_a_device_lacks(monkeypatch):
     monkeypatch.setattr(figuring, "ARRAY", 2**22)
     monkeypatch.setattr(figuring, "LONG_ENOUGH", 1e-4)
     found = measure.figures(CPU, ("float32", "bfloat16", "float16"), 1, seconds=0.1)
-    assert set(found["flops"]) == {"float32", "bfloat16"} and list(found["why"]) == ["float16"]
-    assert found["why"]["float16"].startswith('RuntimeError: "addmm_impl_cpu_"')
-    assert 1e8 < found["bytes_per_second"] < 1e13 and 1e8 < found["flops"]["float32"] < 1e14
-    assert 1e-8 < found["seconds_per_operation"] < 1e-3
+    assert set(found["tflops"]) == {"float32", "bfloat16"} and 0.1 < found["bandwidth_gb_s"] < 1e4
+    assert 1e-4 < found["tflops"]["float32"] < 100 and 0.01 < found["overhead_us"] < 1000
 
 
 # --- memory ------------------------------------------------------------------------------------------------
@@ -221,26 +217,19 @@ def test_a_machine_that_is_busy_is_said_to_be(spinning):
 
 
 @pytest.mark.parametrize(
-    ("idle", "own", "load"),
+    ("busy", "own", "load"),
     [
-        (32.0, 0.0, 0.0),  # of 64 cores half are free, and 2 are all that is asked for
-        (1.0, 0.0, 1.0),  # one is free
-        (1.0, 1.0, 0.0),  # what this process does itself is nobody else's
+        (50.0, 0.0, 0.0),  # of 64 cores half are free, and 2 are all that is asked for
+        (63 / 64 * 100, 0.0, 1.0),  # one is free
+        (63 / 64 * 100, 100.0, 0.0),  # what this process does itself is nobody else's
     ],
 )
-def test_a_container_has_what_the_others_leave(monkeypatch, tmp_path: Path, idle, own, load):
+def test_a_container_has_what_the_others_leave(monkeypatch, tmp_path: Path, busy, own, load):
     (tmp_path / "cpu.max").write_text("200000 100000")
-    facts, ticks = SimpleNamespace(idle=0.0, own=0.0), iter([0.0, 1.0])
-
-    def sleep(seconds):
-        facts.idle, facts.own = idle, own
-
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(64)), raising=False)
-    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: (facts.own, 0.0))
-    monkeypatch.setattr(clock.time, "sleep", sleep)
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks))
-    monkeypatch.setattr(clock, "_idle", lambda cores: facts.idle)
+    monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: own)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [busy] * 64)
     assert clock.load(1.0) == pytest.approx(load)
     assert (clock.note(clock.QUIET * 2) is None, clock.note(0.19)) == (False, None)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
+from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, tasks, train
 from qnnkit.measure import parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
-from tests.toys import texts
 
 PAUSE = 0.05
 """Seconds, well above what the rest of a toy step takes."""
@@ -237,20 +236,3 @@ def test_strategies_race_and_say_what_stands_in_the_way(splits):
     assert "n_lay" in laps["no such"].why and laps["no such"].seconds is None is laps["on a GPU"].seconds
     slow, gates, own = (laps[name].seconds for name in ("one by one", "gate by gate", "as it is"))
     assert slow > own and gates > own, "fused circuits are faster"
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("digits_clip", {"n_qubits": 2, "n_layers": 1, "patch_size": 8}),
-        ("text_adapter", {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000}),
-    ],
-)
-def test_captions_and_tokens_have_strategies_too(name, settings, tmp_path):
-    place = {"data_dir": str(texts(tmp_path))} if name.startswith("text") else {}
-    config = recipes.settings(name, batch_size=4, **settings, **place)
-    loaded = runs.Run(tmp_path, config).load_data()
-    laps = measure.race(
-        {str(n): measure.changed_step(config, loaded, {"batch_size": n}) for n in (2, 4)}, seconds=0.1
-    )
-    assert all(lap.seconds > 0 for lap in laps.values())

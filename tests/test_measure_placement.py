@@ -242,24 +242,13 @@ def test_where_no_choice_fits_the_simplest_is_left_to_the_training():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "busy", "told"),
-    [
-        (
-            (0.001, 0.002),
-            None,
-            "cpu on 1 thread, batch 8: 1,000 samples/s; cpu on 2 threads, batch 8: 0.50 times that.",
-        ),
-        (
-            (0.001, None),
-            "Busy.",
-            "cpu on 1 thread, batch 8: 1,000 samples/s; cpu on 2 threads, batch 8: not timed. Busy.",
-        ),
-    ],
+    ("second", "busy", "told"), [(0.002, None, "0.50 times that."), (None, "Busy.", "not timed. Busy.")]
 )
-def test_the_sentence_word_for_word(monkeypatch, seconds, busy, told):
-    laps = {on(n, 8).name: Lap(took) for n, took in zip((1, 2), seconds, strict=True)}
+def test_the_sentence_word_for_word(monkeypatch, second, busy, told):
+    laps = {on(n, 8).name: Lap(took) for n, took in ((1, 0.001), (2, second))}
     monkeypatch.setattr(placement, "timed", lambda *given: (laps, None, busy))
-    assert place(Net(), batch(), device="cpu").sentence == told
+    begin = "cpu on 1 thread, batch 8: 1,000 samples/s; cpu on 2 threads, batch 8: "
+    assert place(Net(), batch(), device="cpu").sentence == begin + told
 
 
 def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
@@ -352,17 +341,16 @@ def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, mo
     assert same(*(runs.trained(run, "hybrid").state_dict() for run in (whole, again)))
 
 
-def test_on_another_machine_it_measures_anew(tiny, monkeypatch):
-    run = tiny()
-    first = runs.placed(run)
-    raced = counted(monkeypatch)
-    assert runs.placed(tiny()) == first and raced == []
-    monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
+def test_on_another_machine_or_asked_something_else_it_decides_anew(tiny, monkeypatch):
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
+    first, raced = runs.placed(tiny()), counted(monkeypatch)
+    assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: nothing else to choose from")
+    assert runs.placed(tiny()) == first and first.threads == 2 and raced == [], "and goes on as it did"
+    monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
     runs.placed(tiny())
-    assert len(raced) == 1 and note(run)["machine"] == {"processor": "another"}
+    assert len(raced) == 1 and note(tiny())["machine"] == {"name": "another"}
     runs.placed(tiny())
     assert len(raced) == 1
-    assert runs.placed(tiny(threads=2)).sentence.startswith("cpu on 2 threads: nothing else to choose")
 
 
 def test_what_is_finished_is_left_as_it_is(tiny, monkeypatch):
@@ -416,14 +404,6 @@ def test_it_is_decided_by_nobody_while_another_process_trains(tiny, monkeypatch)
         with pytest.raises(BlockingIOError, match="is in use"):
             runs.placed(tiny(threads=2))
     assert note(run) == kept
-
-
-def test_asked_something_else_between_it_goes_on_as_it_did(tiny, monkeypatch):
-    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
-    first = runs.placed(tiny())
-    assert runs.placed(tiny(threads=1)).threads == 1
-    raced = counted(monkeypatch)
-    assert runs.placed(tiny()) == first and raced == [] and first.threads == 2
 
 
 def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatch):

@@ -18,7 +18,8 @@ from qnnkit.measure import platforms
 from qnnkit.measure.memory import Work, trace
 from qnnkit.measure.platforms import HERE, Spot, estimate, roofline
 from qnnkit.settings import Settings
-from tests.toys import refused, typing
+from qnnkit.tasks import Classification
+from tests.toys import linear, refused, typing
 
 figuring = importlib.import_module("qnnkit.measure.figures")  # the package's attributes are the functions
 predicting = importlib.import_module("qnnkit.measure.predict")
@@ -87,7 +88,7 @@ def test_predictions_add_up(digits, monkeypatch):
     found = measure.predict(workload, seconds=0.1, n_threads=1)
     assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
     assert found.memory["framework"] > 100 * 2**20 and found.memory["data"] == workload.data_bytes
-    assert found.seconds and found.seconds > 0 and found.spread >= 1 and found.scaled_from is None
+    assert found.seconds and found.seconds > 0 and found.spread >= 1 and "scaled" not in found.notes[-1]
     each = found.n_samples / workload.training.batch_size
     assert found.seconds_per_epoch == pytest.approx(each * found.seconds)
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
@@ -98,13 +99,26 @@ def test_predictions_add_up(digits, monkeypatch):
     assert {*again.memory} == {*found.memory} - {"workspace"}
 
 
+@pytest.mark.parametrize("n_samples", [1000, 4])
+def test_what_timing_itself_keeps_is_not_counted_twice(n_samples):
+    """The weights of the best epoch, without a folder, or a checkpoint's copy: trainings count the latter."""
+    rows = torch.ones(8, 4000), torch.zeros(8, dtype=torch.long)
+    config = Settings(batch_size=2, optimizer="sgd", learning_rate=1e-6)
+    about = (lambda *_: linear(4000, 4000), lambda config: rows, Classification())
+    found = measure.predict(measure.Workload("", config, n_samples, *about, example=rows[0]), seconds=0.1)
+    assert found.memory["weights"] > 6e7 and found.memory["checkpoint"] > 6e7
+    assert found.memory["workspace"] < 0.5 * found.memory["weights"]
+
+
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
     workload = digits["workload"].change(batch_size=4)
     held = sum(trace(workload).memory.values())
     for free, size in ((2 * held + 2, None), (1.8 * held, 2), (0, 0)):
         monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
         found = measure.predict(workload, seconds=0.1, n_threads=1)
-        assert (found.scaled_from, found.seconds is None) == (size or None, size == 0)
+        told = f"with {size} samples at a time, and scaled up"
+        assert (found.seconds is None) == (size == 0)
+        assert any(told in note for note in found.notes) == (size == 2)
 
 
 def test_four_bits_are_for_frozen_weights_alone(monkeypatch):
@@ -207,7 +221,9 @@ def test_remedies_apply_only_where_they_change_something():
 
 def judge(share, hours=None, deadline=None, cost=None, budget=None, factor=2.0):
     seconds, limit = (each and each * HOUR for each in (hours, deadline))
-    return planning.judge(share, (("time", seconds, limit), ("price", cost, budget)), factor)
+    asked = (("time", seconds, limit), ("price", cost, budget))
+    limits = [(name, value, most / factor, most) for name, value, most in asked if most is not None]
+    return planning.judge([("memory", share, planning.COMFORTABLE, planning.FULL), *limits])
 
 
 @pytest.mark.parametrize(
@@ -220,6 +236,7 @@ def judge(share, hours=None, deadline=None, cost=None, budget=None, factor=2.0):
         ((0.1, 1, 8, 30, 10), "not here", ["price"]), ((0.1, 1, None, 0.0, 0.0), "comfortable", []),
         ((0.1, 1, None, 0.01, 0.0), "not here", ["price"]), ((0.1, 1, None, 30), "comfortable", []),
         ((0.1, None, 1, None, 1), "marginal", ["time unknown", "price unknown"]),
+        ((0.951, 9, 8, 30, 10), "not here", ["memory", "time", "price"]),
     ],
 )  # fmt: skip
 def test_memory_time_and_price_decide(asked, verdict, why):
@@ -271,13 +288,13 @@ def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, told):
 WORK = Work(flops=2e9, bytes=1e8, operations=1000)
 
 
-def figures(name, flops, bytes_per_second, seconds):
-    known = {"bytes_per_second": bytes_per_second, "seconds_per_operation": seconds}
-    return {"device": name, "flops": flops, **known}
-
-
-CPU = figures("cpu", {"float32": 1e11}, 1e10, 5e-6)
-GPU = figures("cuda:0", {"float32": 1e13, "float16": 1e14}, 1e12, 1e-5)
+CPU = {"device": "cpu", "tflops": {"float32": 0.1}, "bandwidth_gb_s": 10, "overhead_us": 5}
+GPU = {
+    "device": "cuda:0",
+    "tflops": {"float32": 10, "float16": 100},
+    "bandwidth_gb_s": 1000,
+    "overhead_us": 10,
+}
 
 
 @pytest.mark.parametrize(

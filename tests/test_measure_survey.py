@@ -71,8 +71,8 @@ def test_the_recipes_own_net_is_measured(surveyed):
 def test_what_cannot_be_measured_says_why():
     config = recipes.settings("digits_quanv", stride=4, batch_size=8)
     splits = recipes.of(config).load(config)
-    devices, precisions = [CPU, torch.device("cuda:7")], ["float32", "float16"]
-    rows = list(survey.net_rows(config, splits, devices, precisions, 0.1))
+    ways = [(one, each) for each in ("float32", "float16") for one in (CPU, torch.device("cuda:7"))]
+    rows = list(survey.net_rows(config, splits, ways, 0.1))
     assert [(row["device"], row["precision"]) for row in rows if row["what"] == "net update"] == [
         ("cpu", "float32"), ("cuda:7", "float32"), ("cuda:7", "float16"),
     ]  # fmt: skip
@@ -85,9 +85,9 @@ def test_a_frozen_part_is_computed_before_as_in_training():
     splits = data.load("digits", train_fraction=0.1)
     batch = next(iter(splits.batches("train", 3, shuffle=False)))
     frozen = config.override(trainable=False)
-    net = models.QuanvNet(frozen, backend="batched", seed=0, **splits.sizes)
+    net = models.QuanvNet(**splits.sizes, stride=2, hidden=2, trainable=False)
     assert features.training_batch(net, batch, frozen, 100)[0].is_floating_point() and net.training
-    trained = models.QuanvNet(config, backend="batched", seed=0, **splits.sizes)
+    trained = models.QuanvNet(**splits.sizes, stride=2, hidden=2)
     augmented = frozen.override(augmentation="affine")
     for given in ((net, batch, frozen, 10**12), (net, batch, augmented, 100), (trained, batch, config, 100)):
         assert features.training_batch(*given)[0] is batch[0]  # too many, others in every epoch, not frozen
@@ -106,7 +106,7 @@ def test_captions_and_tokens_are_measured_as_images_are(tmp_path, recipe, settin
         settings = {**settings, "data_dir": str(texts(tmp_path))}
     config = recipes.settings(recipe, batch_size=4, micro_batch=2, threads=1, **settings)
     splits = runs.Run(tmp_path, config).load_data()
-    found = {row["what"]: row for row in survey.net_rows(config, splits, [CPU], ["float32"], 0.1)}
+    found = {row["what"]: row for row in survey.net_rows(config, splits, [(CPU, "float32")], 0.1)}
     updates = len(splits.train) / 4
     assert found["net epoch"]["value"] == pytest.approx(updates * found["net update"]["value"])
 
@@ -122,7 +122,7 @@ def test_a_busy_machine_is_said_first_and_kept(monkeypatch):
 
 
 def figures():
-    return {"bytes_per_second": 1e9, "seconds_per_operation": 1e-6, "flops": {"float32": 1e9}}
+    return {"bandwidth_gb_s": 1, "overhead_us": 1, "tflops": {"float32": 1e-3}}
 
 
 @pytest.mark.slow
@@ -171,8 +171,7 @@ def test_the_report_of_a_run_tells_which_device_was_faster(tmp_path):
     assert report.sentences.surveyed(run) == [], "nobody has measured"
     workspace.write_json(tmp_path / "machine.json", OLD)
     assert report.sentences.surveyed(run) == [
-        "Measured on Tesla T4: An epoch of the net: 0.50 s and 100 MB on cuda:0 in float32; 1.5 s and 400 MB "
-        "on cpu in float32."
+        "Measured on Tesla T4: An epoch of the net: 0.50 s on cuda:0 in float32; 1.5 s on cpu in float32."
     ]
     for damage in ("half", "[1]", '{"rows": 3}', '{"rows": [{}]}'):
         (tmp_path / "machine.json").write_text(damage)

@@ -1,4 +1,4 @@
-"""One contract for every entry of MODELS."""
+"""One contract for every net of the kit and of its recipes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qnnkit import MODELS, controls
+from qnnkit import controls
 from qnnkit.circuits import ANSAETZE
 from qnnkit.layers import count_parameters, quantum_parameters
 from qnnkit.models import table
 from qnnkit.models.blocks import pixels
-from tests.nets import HYBRID, SLIDING, family
+from tests.nets import HYBRID, NETS, SLIDING, family
 from tests.toys import refused
 
 FLOAT32 = 1e-5
@@ -23,7 +23,7 @@ SIZES = {"channels": 3, "image_size": (12, 10), "n_classes": 4}
 SMALL = {"width": 8, "hidden": 6}
 IMAGES = torch.randint(256, (5, 3, 12, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
-each = pytest.mark.parametrize("name", MODELS)
+each = pytest.mark.parametrize("name", NETS)
 each_hybrid = pytest.mark.parametrize("name", HYBRID)
 
 
@@ -110,7 +110,7 @@ def test_hyperparameters_arrive():
         assert classical(name) < classical(name, hidden=7)
     assert classical("residual_quanv", blocks=2) - classical("residual_quanv") == 2 * (8 * 8 * 9 + 2 * 8)
     assert model_of("residual_quanv", maps=2).middle.quanv.in_channels == 2
-    for name in MODELS:
+    for name in NETS:
         model = model_of(name, dropout=0.3, **{"hidden": 7} if name == "resnet_circuit" else {})
         [dropout] = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
         assert dropout.p == 0.3

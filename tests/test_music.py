@@ -14,9 +14,9 @@ from qnnkit import recipes
 from qnnkit.adapters import adapt
 from qnnkit.data.music_blocks import music
 from qnnkit.data.music_files import collect, of_steps
+from qnnkit.data.music_tokens import writing
 from qnnkit.models.blocks import seeded
 from qnnkit.tasks import Music, continue_piece, evaluate, synthesise
-from qnnkit.tasks.music import grammar
 from tests import nets
 from tests.test_music_data import BAR, BORDERS, BOS, EOS, TOKENS, band, heard
 from tests.toys import real
@@ -84,7 +84,7 @@ def test_only_music_is_drawn():
         model.lm_head.bias[[0, BOS, EOS]] = 40.0
         model.lm_head.bias[TOKENS.token_ids_of_type("Pitch")] = 20.0
     assert continue_piece(model, TOKENS, PROMPT, 2).note_num() > PROMPT.note_num()
-    allowed, ids = grammar(TOKENS), [BOS]
+    allowed, ids = writing(TOKENS).allowed, [BOS]
     generator = torch.Generator().manual_seed(0)
     for _ in range(2000):
         may = allowed(torch.tensor([ids]), torch.zeros(1, SIZE + 3))[0].isfinite()
@@ -101,7 +101,7 @@ def test_only_music_is_drawn():
 
 @pytest.mark.data
 def test_every_real_token_is_one_that_may_come_next():
-    allowed = grammar(TOKENS)
+    allowed = writing(TOKENS).allowed
     for piece in collect(real("music", "nottingham_midi.zip"))[0][::300]:
         ids = [BOS, *TOKENS.encode(piece.score).ids]
         for i in range(1, len(ids)):

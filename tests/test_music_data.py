@@ -13,14 +13,15 @@ import pytest
 import torch
 from symusic import ControlChange, Note, Score, Tempo, TimeSignature, Track
 
-from qnnkit.data import music_files
+from qnnkit.data import music_files, music_tokens
 from qnnkit.data.music_blocks import Transposition, first_pieces, music
 from qnnkit.data.music_files import collect, of_midi, of_steps
+from qnnkit.data.music_tokens import writing
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet
 from tests.toys import archive, by_composer, places_of, real, refused
 
-TOKENS = music_files.tokenizer()
+TOKENS = music_tokens.tokenizer()
 BOS, EOS, BAR = (TOKENS[name] for name in ("BOS_None", "EOS_None", "Bar_None"))
 BORDERS = {BAR, *TOKENS.token_ids_of_type("Position")}
 
@@ -82,10 +83,8 @@ def test_what_a_grid_moves_is_counted(tmp_path):
     for i, each in enumerate((score, on_grid, on_grid, on_grid)):
         each.dump_midi(tmp_path / f"{i}.mid")
     notes = music(tmp_path).notes
-    n = 3 + 3 * on_grid.note_num()
-    [told] = [note for note in notes if "24 points" in note]
-    assert told.startswith(f"Of {n} notes 2 begin or end off the grid") and "0 are left out" in told
-    assert "Not read: 1 time signatures other than 4/4, 1 control changes." in notes
+    told = "1 time signatures other than 4/4, 1 control changes, 2 notes off the grid of 24 points a quarter"
+    assert f"Not in the tokens: {told} (moved to it)." in notes
     assert not any("24 points" in note for note in music([tmp_path / f"{i}.mid" for i in (1, 2, 3)]).notes)
 
 
@@ -98,13 +97,13 @@ def test_steps_are_notes_that_last_and_voices_in_unison_are_two():
 def test_the_tokenizer_is_saved_as_json_next_to_a_model(tmp_path):
     TOKENS.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-    again = music_files.tokenizer(tmp_path)
+    again = music_tokens.tokenizer(tmp_path)
     assert again == TOKENS and len(again) == len(TOKENS) == 950
     assert again.encode(band()).ids == TOKENS.encode(band()).ids
     for content in ("{}", "[]", '{"model": {"type": "BPE"}}'):
         (tmp_path / "tokenizer.json").write_text(content)
         with refused("tokenizer"):
-            music_files.tokenizer(tmp_path)
+            music_tokens.tokenizer(tmp_path)
 
 
 def test_without_the_extra_music_is_refused(monkeypatch):
@@ -346,8 +345,7 @@ def block_of(score) -> TokenSet:
 
 
 def test_transposition_shifts_pitches_and_leaves_drums():
-    first = TOKENS["Pitch_0"]
-    change, seen = Transposition(5, first, first + 127, 7), set()
+    change, seen = Transposition(5, writing(TOKENS), 7), set()
     blocks = block_of(with_drums([Note(0, 24, 60, 64), Note(24, 24, 67, 64)]))
     for epoch in range(60):
         moved = change(blocks, epoch)
@@ -360,8 +358,8 @@ def test_transposition_shifts_pitches_and_leaves_drums():
         assert moved.labels[0, :5].tolist() == [IGNORED] * 5 and moved.sources == blocks.sources
         assert torch.equal(moved.labels[0, 5:], moved.input_ids[0, 5:])
     assert seen == set(range(-5, 6))
-    again = Transposition(5, first, first + 127, 7)
-    others = [Transposition(5, first, first + 127, s) for s in range(9)]
+    again = Transposition(5, writing(TOKENS), 7)
+    others = [Transposition(5, writing(TOKENS), s) for s in range(9)]
     assert torch.equal(change(blocks, 5).input_ids, again(blocks, 5).input_ids)
     assert len({int(each(blocks, 0).input_ids.sum()) for each in others}) > 1
 
@@ -377,7 +375,7 @@ def with_drums(notes) -> Score:
 @pytest.mark.parametrize(("pitches", "expected"), [([1], (0, 6)), ([125], (120, 127)), ([0, 127], (0, 0))])
 def test_transposition_stays_within_midi(pitches, expected):
     first = TOKENS["Pitch_0"]
-    change = Transposition(5, first, first + 127)
+    change = Transposition(5, writing(TOKENS))
     blocks = block_of(with_drums([Note(0, 24, pitch, 64) for pitch in pitches]))
     moved = torch.cat([change(blocks, epoch).input_ids for epoch in range(80)]) - first
     lowest = torch.where((moved >= 0) & (moved < 128), moved, 127).amin(1)

@@ -116,8 +116,7 @@ def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
 
 
 def quanv(**settings):
-    config = models.QuanvSettings(circuit="data_reuploading", n_layers=1, hidden=4, **settings)
-    net = models.QuanvNet(config, channels=1, image_size=(6, 6), n_classes=3)
+    net = models.QuanvNet(1, (6, 6), 3, n_layers=1, hidden=4, **settings)
     images = torch.randint(0, 256, (12, 1, 6, 6), generator=torch.Generator().manual_seed(0)).byte()
     with torch.no_grad():
         return net, images, net(images).argmax(-1)

@@ -50,8 +50,11 @@ def files(folder: Path) -> set[Path]:
 # --- form -----------------------------------------------------------------------------------------
 
 
-def test_there_are_five_notebooks_of_a_run_and_three_more() -> None:
-    assert tuple(path.stem for path in SOURCES) == (*runs.NOTEBOOKS, "05_benchmark", "06_study", "07_circuit")
+MORE = ("05_benchmark", "06_study", "07_circuit", "08_midi_model")
+
+
+def test_there_are_five_notebooks_of_a_run_and_four_more() -> None:
+    assert tuple(path.stem for path in SOURCES) == (*runs.NOTEBOOKS, *MORE)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

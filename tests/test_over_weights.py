@@ -11,7 +11,6 @@ import torch
 
 from qnnkit import circuits
 from qnnkit.simulator import NotFusable, OverWeights
-from tests.toys import refused
 
 FLOAT64 = 1e-10
 ROWS = 3
@@ -125,18 +124,3 @@ def test_what_has_no_fused_form_is_refused():
 
     with pytest.raises(NotFusable, match="is no unitary gate"):
         OverWeights(qp.QNode(noisy, qp.device("default.mixed", wires=1, seed=None)), {"weights": (1,)}, 1)
-
-
-@pytest.mark.parametrize(
-    ("argument", "inputs", "weights"),
-    [
-        ("weights", (2,), {"weights": (5, 1, 2, 2)}),
-        ("weights", (4, 2), {"weights": (5, 1, 2, 3)}),
-        ("weights", (2,), {"weight": (5, 1, 2, 3)}),
-        ("inputs", (3,), {"weights": (5, 1, 2, 3)}),
-    ],
-)
-def test_a_wrong_shape_is_named(argument, inputs, weights):
-    program = OverWeights(*circuits.build("data_reuploading", n_qubits=2, n_layers=1), 2)
-    with refused(argument):
-        program(torch.zeros(inputs), {name: torch.zeros(shape) for name, shape in weights.items()})

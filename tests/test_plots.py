@@ -7,6 +7,7 @@ from unittest import mock
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
@@ -45,57 +46,18 @@ def confusion(names):
     return plots.confusion(np.diag([999] * len(names)) + 88, names)
 
 
-CAPTIONS = {
-    "one": ["a cat"],
-    "digits": [f"a photo of the digit {name}" for name in ("zero", "one", "two", "three", "four", "five")],
-    "long": [
-        "A man riding a wave on top of a surfboard in the blue ocean, while people on the shore watch him",
-        r"two dogs $\sleep$ on a mat",
-        "W" * 90,
-        "the 5$ meal",
-    ],
-}
-RIGHT = np.random.default_rng(0).random((40, 40)) < 0.3
-
-
-def by_captions(draw):
-    return {f"{draw.__name__}-{name}": (lambda texts=texts: draw(texts)) for name, texts in CAPTIONS.items()}
-
-
-def images_found(texts):
-    n, found = len(texts), 5
-    images = images_of(n * found, channels=3).reshape(n, found, 3, 14, 14)
-    return plots.images_found(texts, images, np.full((n, found), -0.28), RIGHT[:n, :found])
-
-
-def captions_found(texts):
-    n, found = len(texts), 5
-    nearest = [[texts[(row + place) % n] for place in range(found)] for row in range(n)]
-    return plots.captions_found(images_of(n), nearest, np.full((n, found), 0.97), RIGHT[:n, :found])
-
-
-def similarities(texts):
-    images = [f"images/{row:012}.jpg" for row in range(3 * len(texts))]
-    cosines = np.linspace(-0.2, 0.9, len(images) * len(texts)).reshape(len(images), -1)
-    return plots.similarities(cosines, images, texts, RIGHT[: len(images), : len(texts)])
-
-
 def layer_gradients():
     gradients = np.linspace(-2, 1, 30).reshape(6, 5) ** 3
-    ratios = np.array([[0.5, 0.2, 0.8], [0.4, 0.1, 0.9], [np.nan] * 3])
-    norms, weight = np.geomspace(1e-4, 1, 12), ("weights[0, 1]", 1)
-    return plots.layer_gradients(
-        np.arange(12) + 1, norms, (7, 12), gradients, weight, np.arange(3) + 1, ratios, 2
-    )
+    columns = {"epoch": np.repeat([1, 2, 3], 4), "step": np.arange(12) + 1, "norm": np.geomspace(1e-4, 1, 12)}
+    for name, ratios in {"snr": (0.5, 0.4), "snr_low": (0.2, 0.1), "snr_high": (0.8, 0.9)}.items():
+        columns[name] = np.repeat([*ratios, np.nan], 4)
+    return plots.layer_gradients(pd.DataFrame(columns), (7, 12), gradients, 2)
 
 
 FIGURES = {
     **by_classes(class_samples),
     **by_classes(class_balance),
     **by_classes(confusion),
-    **by_captions(images_found),
-    **by_captions(captions_found),
-    **by_captions(similarities),
     "class_samples-uneven": lambda: plots.class_samples(images_of(3), np.array([0, 0, 2]), ["a", "b", "c"]),
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
@@ -176,7 +138,6 @@ def test_nothing_overlaps_or_sticks_out(name):
 AXES = {
     "class_balance-one": [("class", "images")],
     "confusion-one": [("predicted class", "true class"), ("", "test samples")],
-    "similarities-one": [("caption", "image"), ("", "cosine similarity")],
     "labelled_images-few": [("", "")] * 6,
 }
 
@@ -253,33 +214,3 @@ def test_confusion_has_the_truth_in_rows():
     figure = plots.confusion(np.array([[5, 1], [0, 7]]), ["a", "b"])
     cells = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
     assert cells == {(0, 0): "5", (1, 0): "1", (1, 1): "7"}  # (column, row)
-
-
-def test_images_found_frames_the_right_ones():
-    images = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 2, 2), dtype=np.uint8)
-    right = np.array([[False, True, False], [True, False, False]])
-    figure = plots.images_found(["a", "b"], images.reshape(2, 3, 1, 2, 2), np.eye(2, 3), right)
-    assert [int(axes.images[0].get_array()[0, 0]) for axes in figure.axes] == [0, 1, 2, 3, 4, 5]
-    green = mpl.colors.to_rgba(plots.COLOURS[2])
-    framed = [axes.spines["left"].get_edgecolor() == green for axes in figure.axes]
-    assert framed == right.flatten().tolist()
-    assert [axes.get_ylabel() for axes in figure.axes] == ["a", "", "", "b", "", ""]
-    assert [axes.get_title() for axes in figure.axes] == ["1.00", "0.00", "0.00", "0.00", "1.00", "0.00"]
-
-
-def test_captions_found_marks_the_right_ones():
-    right = np.array([[False, True]])
-    figure = plots.captions_found(images_of(1), [["a cat", "a dog"]], np.array([[0.9, 0.5]]), right)
-    [axes] = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["0.90  a cat", "0.50  a dog"]
-    assert [text.get_color() == plots.COLOURS[2] for text in axes.texts] == [False, True]
-    assert axes.texts[0].xyann == axes.texts[1].xyann and axes.texts[0].xy[1] > axes.texts[1].xy[1]
-
-
-def test_similarities_marks_what_belongs_together():
-    right = np.array([[True, False, False], [False, False, True]])
-    figure = plots.similarities(np.arange(6.0).reshape(2, 3), ["x", "y"], ["a", "b", "c"], right)
-    axes = figure.axes[0]
-    assert axes.images[0].get_array().tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert axes.lines[0].get_xydata().tolist() == [[0, 0], [2, 1]]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["a", "b", "c"]

@@ -106,9 +106,10 @@ CONSTRUCTED: dict[str, tuple[int, int, Callable[..., Any]]] = {
 }  # fmt: skip
 GATES = {name: (*form, plain(name)) for name, form in {**ONE_WIRE, **TWO_WIRES, **MORE_WIRES}.items()}
 GATES |= CONSTRUCTED
-BY_OTHER_MEANS = {"OrbitalRotation", "exponential of an angle"}
+BY_OTHER_MEANS = {"exponential of an angle"}
 """Gates without a fused form: a layer runs them on the QNode's own device."""
-NEVER_CONTROLLED = {"U2", "U3", "Rot", "CRot", "PCPhase 3", "evolution", "Barrier", *BY_OTHER_MEANS}
+NEVER_CONTROLLED = {"U2", "U3", "Rot", "CRot", "PCPhase 3", "evolution", "Barrier", "OrbitalRotation"}
+NEVER_CONTROLLED |= BY_OTHER_MEANS
 """Gates whose controlled forms PennyLane takes apart only with numbers at hand."""
 
 

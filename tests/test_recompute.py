@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from qnnkit import MODELS, circuits, layers, train
+from qnnkit import circuits, layers, train
 from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
-from tests.nets import family
+from tests.nets import NETS, family
 from tests.same import from_seed, same
 
 SIZES = {"channels": 3, "image_size": (16, 16), "n_classes": 4}
@@ -94,7 +94,7 @@ def on_default_qubit():
     return of_images(family("resnet_circuit", sizes=SIZES | {"backend": "default.qubit"}, hidden=6))
 
 
-CASES = {name: lambda name=name: of_images(model_of(name, dropout=0.3)) for name in MODELS}
+CASES = {name: lambda name=name: of_images(model_of(name, dropout=0.3)) for name in NETS}
 CASES |= {
     "frozen circuits": lambda: of_images(model_of("residual_quanv", trainable=False)),
     "frozen backbone": lambda: of_images(model_of("resnet_circuit", frozen_backbone=True)),

@@ -226,8 +226,7 @@ def test_what_a_folder_recorded_can_be_read_without_its_recipe():
 
 def test_kinds_and_families_share_names_only_where_they_mean_the_same():
     """Recipes mix them, so a name stands for one thing."""
-    families = [models.QuanvSettings, models.ResNetCircuitSettings, models.ClipSettings, AdapterSettings]
-    families += [models.CNNSettings, models.ResidualQuanvSettings]
+    families = [models.QuanvSettings, models.ResNetSettings, models.ClipSettings, AdapterSettings]
     for kind in (data.Images, data.Captions, data.Text, data.Music):
         for family in families:
             assert not set(kind.model_fields) & set(family.model_fields)

@@ -258,86 +258,68 @@ def test_the_same_texts_give_the_same_tokenizer_which_reads_anything_back():
 
 # --- chats and instructions --------------------------------------------------------------------------------
 
+ROLES = ("system", "user", "assistant", "user", "assistant", "user")
+HI, YO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}],
+}
+MARKED = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A chat template; what stands for END ends a message."""
 
-def chats(n: int = 40):
-    roles, found = ("system", "user", "assistant", "user", "assistant", "user"), []
+
+def chats(n: int = 40, weights=(), **calls) -> list[dict]:
+    """Chats of six turns; answers with these texts have weight 0."""
+    found = []
     for i in range(n):
         said = ("Be short.", f"What is {i} and {i}?", f"It is {2 * i}.", "Sure?", "Yes.", "Thanks.")
-        messages = [{"role": role, "content": each} for role, each in zip(roles, said, strict=True)]
-        found.append({"messages": messages})
+        turns = [{"role": role, "content": each} for role, each in zip(ROLES, said, strict=True)]
+        found.append(
+            {"messages": [turn | {"weight": 0} if turn["content"][:5] in weights else turn for turn in turns]}
+        )
     return found
 
 
-def predicted(splits, name="train") -> str:
-    part = splits.split(name)
-    return splits.tokenizer.decode(part.labels[part.labels != IGNORED].tolist())
+def saved(folder: Path, template: str | None = None, longest: int | None = None) -> Path:
+    """A tokenizer of transformers in a folder."""
+    made = tokenizers.trained([play()], 300)
+    made.model_max_length, made.chat_template = longest or made.model_max_length, template
+    made.save_pretrained(folder)
+    return folder
 
 
-def test_of_a_chat_only_answers_are_predicted(tmp_path):
-    silent = {"messages": [{"role": "user", "content": "Hello?"}]}
-    path = jsonl(tmp_path / "chats.jsonl", [*chats(), silent])
-    splits = text(path, sequence_length=64, vocabulary=257)
-    assert "without an answer to predict: 1." in " ".join(splits.notes)
-    written_all, answered = written(splits, "train"), predicted(splits)
-    assert "User: What is " in written_all and "Be short" in written_all
-    assert "What" not in answered and "Sure" not in answered and "User" not in answered
-    for piece in answered.split(tokenizers.END)[2:-2]:
-        assert piece == " Yes." or piece.startswith(" It is ")
-    assert f"Assistant: Yes.{tokenizers.END}System: Be short." in written_all, "what nobody answers"
-    assert splits.tokenizer.chat_template == tokenizers.PLAIN_CHAT
-    assert any("has no chat template" in note for note in splits.notes)
+SILENT = {"messages": [HI]}
+TOOLS = [{"messages": [HI, CALL, {"role": "tool", "content": str(i)}]} for i in range(40)]
+CHATS = {
+    "answers": (
+        [*chats(), SILENT], None,
+        ("User: What is ", "System: Be short", f"Assistant: Yes.{tokenizers.END}System: Be short."),
+        (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
+        "Chats left out, without an answer to predict: 1."),
+    "the last of weight 0": (chats(weights=("Yes.",)), None, (), ("It is",), ("Yes",), "no chat template"),
+    "the first of weight 0": (chats(weights=("It is",)), None, ("It is",), ("Yes",), ("It is",), ""),
+    "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
+    "a template of its own": (
+        chats(), MARKED.replace("END", "</s>"), ("<user>Sure?</s><assistant>Yes.</s>",), ("Yes.</s>",),
+        ("<user>",), ""),
+}  # fmt: skip
 
 
-def test_an_answer_of_weight_0_is_read_but_not_predicted(tmp_path):
-    records = [
-        {
-            "messages": [
-                said if said["content"] != "Yes." else {**said, "weight": 0} for said in chat["messages"]
-            ]
-        }
-        for chat in chats()
-    ]
-    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, vocabulary=257)
-    assert "It is" in predicted(splits) and "Yes" not in predicted(splits)
-    whole = [
-        [*chat["messages"][:3], {"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}]
-        for chat in chats()
-    ]
-    whole = [
-        {"messages": [said | {"weight": 0} if said["content"].startswith("It is") else said for said in chat]}
-        for chat in whole
-    ]
-    splits = text(jsonl(tmp_path / "b.jsonl", whole), sequence_length=64, vocabulary=257)
-    assert "It is" in written(splits, "train") and "It is" not in predicted(splits)
-
-
-def test_tool_calls_are_written_and_predicted(tmp_path):
-    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
-    messages = [
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-    ]
-    records = [{"messages": [*messages, {"role": "tool", "content": str(i)}]} for i in range(40)]
-    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, vocabulary=257)
-    assert '"arguments": {"a": 1}' in predicted(splits)
-    mute = tokenizers.trained([play()], 300)
-    mute.chat_template = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
-    mute.save_pretrained(tmp_path / "mute")
-    with refused("tokenizer"):
-        text(tmp_path / "a.jsonl", sequence_length=64, tokenizer=tmp_path / "mute")
-
-
-def test_a_tokenizer_s_own_chat_template_counts(tmp_path, shakespeare):
-    own = tokenizers.trained([play()], 300)
-    own.chat_template = (
-        "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</s>{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    own.save_pretrained(tmp_path / "own")
-    path = jsonl(tmp_path / "chats.jsonl", chats())
-    splits = text(path, sequence_length=64, tokenizer=tmp_path / "own")
-    assert "<user>Sure?</s><assistant>Yes.</s>" in written(splits, "train")
-    assert "<user>" not in predicted(splits) and "Yes.</s>" in predicted(splits)
+@pytest.mark.parametrize("form", CHATS)
+def test_of_a_chat_only_answers_are_predicted(tmp_path, form):
+    records, template, wholly, learned, not_learned, says = CHATS[form]
+    own = {"vocabulary": 257} if template is None else {"tokenizer": saved(tmp_path / "own", template)}
+    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, **own)
+    part = splits.train
+    predicted = splits.tokenizer.decode(part.labels[part.labels != IGNORED].tolist())
+    assert all(each in written(splits, "train") for each in wholly)
+    assert all(each in predicted for each in learned) and not any(each in predicted for each in not_learned)
+    assert any(says in note for note in splits.notes)
+    assert template is not None or splits.tokenizer.chat_template == tokenizers.PLAIN_CHAT
 
 
 def test_a_block_in_which_nothing_is_predicted_is_left_out(tmp_path):
@@ -348,6 +330,14 @@ def test_a_block_in_which_nothing_is_predicted_is_left_out(tmp_path):
         assert (splits.split(name).labels[:, 1:] != IGNORED).any(dim=1).all()
         assert len(splits.split(name).sources) == len(splits.split(name))
     assert any("nothing is to be predicted" in note for note in splits.notes)
+
+
+def test_a_line_after_the_end_of_an_answer_brings_no_second_end():
+    own = tokenizers.trained(["user assistant hello"] * 9, 300)
+    own.chat_template = MARKED.replace("END", "{{ eos_token }}\n")
+    ids, labels = encoded(Document("a", "a", "", (HI, YO)), own)
+    assert own.decode(ids) == f"<user>hi{own.eos_token}\n<assistant>yo{own.eos_token}\n"
+    assert own.decode(labels[labels != IGNORED]) == f"yo{own.eos_token}\n"
 
 
 # --- bad input ---------------------------------------------------------------------------------------------
@@ -375,18 +365,10 @@ def test_text_that_is_refused(tmp_path, name, content):
     path = tmp_path / name
     if name == "a.jsonl":
         content = "\n".join([*[GOOD] * 9, "", content, GOOD])
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.write_text(content)
     with refused("root") as told:
         text(path, **SMALL | {"sequence_length": 400})
     assert name != "a.jsonl" or "a.jsonl, line 11" in str(told.value)
-
-
-def saved(folder: Path, n_most: int | None = None) -> Path:
-    """A tokenizer of transformers in a folder."""
-    made = tokenizers.trained([play()], 300)
-    made.model_max_length = n_most or made.model_max_length
-    made.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -398,49 +380,41 @@ def saved(folder: Path, n_most: int | None = None) -> Path:
         ("test_fraction", {"validation_fraction": 0.5, "test_fraction": 0.5}),
         ("vocabulary", {"vocabulary": 256}),
         ("root", {"root": "none.txt"}),
+        ("root", {"root": "{}/none"}),
+        ("tokenizer", {"tokenizer": "{}/none"}),
+        ("sequence_length", {"tokenizer": "{}/short"}),
     ],
 )
-def test_options_that_are_refused(shakespeare, argument, options):
-    with refused(argument, FileNotFoundError if argument == "root" else ValueError):
+def test_options_that_are_refused(shakespeare, tmp_path, argument, options):
+    (tmp_path / "none").mkdir()
+    saved(tmp_path / "short", longest=8)
+    options = {key: each.format(tmp_path) if isinstance(each, str) else each for key, each in options.items()}
+    with refused(argument, (FileNotFoundError, ValueError)):
         text(**({"root": shakespeare} | SMALL | options))
 
 
-def test_places_and_tokenizers_that_are_refused(shakespeare, tmp_path):
-    (tmp_path / "none").mkdir()
-    with refused("root"):
-        text(tmp_path / "none")
-    with refused("tokenizer"):
-        text(shakespeare, **SMALL, tokenizer=tmp_path / "none")
-    with refused("sequence_length"):
-        text(shakespeare, **SMALL, tokenizer=saved(tmp_path / "short", 8))
+def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
     again = text(shakespeare, sequence_length=16, tokenizer=saved(tmp_path / "fits"))
     assert again.vocabulary == 300 and not any("was trained" in note for note in again.notes)
 
 
-def test_a_template_that_refuses(tmp_path):
-    own = tokenizers.trained([play()], 300)
-    own.chat_template = "{{ raise_exception('System messages are not taken') }}"
-    own.save_pretrained(tmp_path / "own")
-    path = jsonl(tmp_path / "a.jsonl", chats())
-    with refused("root") as told:
-        text(path, **SMALL, tokenizer=tmp_path / "own")
-    assert "System messages are not taken" in str(told.value)
-    own.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    own.save_pretrained(tmp_path / "own")
-    with refused("tokenizer"):
-        text(path, **SMALL, tokenizer=tmp_path / "own")
-
-
-def test_a_line_after_the_end_of_an_answer_brings_no_second_end(tmp_path):
-    own = tokenizers.trained(["user assistant hello"] * 9, 300)
-    own.chat_template = (
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    asked = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"})
-    ids, labels = encoded(Document("a", "a", "", asked), own)
-    assert own.decode(ids) == f"<user>hi{own.eos_token}\n<assistant>yo{own.eos_token}\n"
-    assert own.decode(labels[labels != IGNORED]) == f"yo{own.eos_token}\n"
+@pytest.mark.parametrize(
+    ("template", "argument", "says", "records"),
+    [
+        ("{{ raise_exception('System messages are not taken') }}", "root", "are not taken", chats()),
+        (
+            "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}",
+            "tokenizer",
+            "",
+            chats(),
+        ),
+        ("{% for m in messages %}{{ m['content'] }};{% endfor %}", "tokenizer", "add", TOOLS),
+    ],
+)
+def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, argument, says, records):
+    with refused(argument) as told:
+        text(jsonl(tmp_path / "a.jsonl", records), **SMALL, tokenizer=saved(tmp_path / "own", template))
+    assert says in str(told.value)
 
 
 # --- the real thing ----------------------------------------------------------------------------------------

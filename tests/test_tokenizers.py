@@ -1,40 +1,47 @@
-"""The tokenizer of captions: what it learns, what it cuts, and that it comes back from a folder."""
+"""Tokenizers of captions: what they learn, what they cut, and that they come back from a folder."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from qnnkit.data.tokenizers import EOS, SPECIAL, CaptionTokenizer, caption_tokenizer
+from qnnkit.data.tokenizers import EOS, SPECIAL, encode, losses, of_captions
 from tests.toys import refused
 
 TEXTS = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
+LONG = " ".join(["dog"] * 40)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tokenizer():
-    return CaptionTokenizer.train(TEXTS, sequence_length=12, vocabulary=400)
+    return of_captions(None, TEXTS, 12)
 
 
-def test_texts_come_back(tokenizer):
-    ids, mask = tokenizer.encode(["a dog sleeps", "THE CAT"])
-    assert ids.shape == mask.shape == (2, 12) and ids.dtype == mask.dtype == torch.int64
-    assert [tokenizer.decode(row) for row in ids] == ["a dog sleeps", "the cat"]
-    none, _ = tokenizer.encode([])
-    assert none.shape == (0, 12) and tokenizer.losses([]) == []
-    assert tokenizer.eos_id == SPECIAL.index(EOS) != 2  # of number 2 transformers pools texts elsewhere
+def test_texts_come_back_between_a_begin_and_an_end(tokenizer):
+    ids, mask = encode(tokenizer, ["a dog sleeps", "THE CAT", LONG])
+    assert ids.shape == mask.shape == (3, 12) and ids.dtype == mask.dtype == torch.int64
+    told = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    assert told == ["a dog sleeps", "the cat", " ".join(["dog"] * 10)]
+    assert encode(tokenizer, [])[0].shape == (0, 12)
+    assert tokenizer.eos_token_id == SPECIAL.index(EOS) != 2  # where transformers pools texts elsewhere
     for row, counts in zip(ids, mask, strict=True):
         n = int(counts.sum())
-        assert row[0] == tokenizer.bos_id and row[n - 1] == tokenizer.eos_id
-        assert (row[n:] == tokenizer.pad_id).all() and counts[:n].all() and not counts[n:].any()
+        assert row[0] == tokenizer.bos_token_id and row[n - 1] == tokenizer.eos_token_id
+        assert (row[n:] == tokenizer.pad_token_id).all() and counts[:n].all() and not counts[n:].any()
 
 
-def test_a_long_text_keeps_its_end(tokenizer):
-    [row], [counts] = tokenizer.encode([" ".join(["dog"] * 40)])
-    assert counts.all() and row[-1] == tokenizer.eos_id
-    assert "to 10 tokens (sequence_length)" in tokenizer.losses([" ".join(["dog"] * 40), "a dog"])[0]
-    assert tokenizer.losses([" ".join(["dog"] * 40), "a dog"])[0].startswith("Cut 1 of 2 captions")
-    assert tokenizer.losses(["a dog sleeps"]) == []
+def test_what_is_lost_is_told(tokenizer):
+    cut, unknown = "Cut 1 of 2 captions to 10 tokens (sequence_length).", "Tokenizer: 25.0 % of the words"
+    for texts, begins in (
+        ([], []),
+        (["a dog sleeps"], []),
+        ([LONG, "a dog"], [cut]),
+        (["a zebra sleeps", "dog"], [unknown]),
+    ):
+        for note, begin in zip(losses(tokenizer, texts), begins, strict=True):
+            assert note.startswith(begin)
+    ids, _ = encode(tokenizer, ["a zebra sleeps"])
+    assert ids[0].tolist().count(tokenizer.unk_token_id) == 1
 
 
 def test_it_comes_back_from_a_folder(tokenizer, tmp_path):
@@ -42,26 +49,14 @@ def test_it_comes_back_from_a_folder(tokenizer, tmp_path):
 
     tokenizer.save_pretrained(tmp_path)
     texts = [*TEXTS, "a zebra!"]
-    loaded = CaptionTokenizer.load(tmp_path)
-    assert loaded.sequence_length == 12 and len(loaded) == len(tokenizer)
-    for one, other in zip(loaded.encode(texts), tokenizer.encode(texts), strict=True):
+    loaded = of_captions(tmp_path, ["other"])
+    assert loaded.model_max_length == 12 and loaded.get_vocab() == tokenizer.get_vocab()
+    for one, other in zip(encode(loaded, texts), encode(tokenizer, texts), strict=True):
         assert torch.equal(one, other)
     plain = AutoTokenizer.from_pretrained(str(tmp_path))
-    assert plain(texts[0])["input_ids"] == tokenizer.inner(texts[0])["input_ids"]
-    assert CaptionTokenizer.load(tmp_path, sequence_length=5).encode(texts)[0].shape == (4, 5)
-
-
-def test_words_that_it_has_not_seen():
-    words = CaptionTokenizer.train(TEXTS, sequence_length=12)
-    assert caption_tokenizer(words, ["other"], None) is words
-    assert caption_tokenizer(None, TEXTS, 8).inner.get_vocab() == words.inner.get_vocab()
-    frequent = CaptionTokenizer.train(TEXTS, vocabulary=len(SPECIAL) + 2)
-    assert set(frequent.inner.get_vocab()) == {*SPECIAL, "dog", "a"}
-    ids, _ = words.encode(["a zebra sleeps"])
-    assert ids[0].tolist().count(words.inner.unk_token_id) == 1
-    assert words.losses(["a zebra sleeps", "dog"]) == [
-        "Tokenizer: 25.0 % of the words of all captions are none that it knows."
-    ]
+    assert plain(texts[0])["input_ids"] == tokenizer(texts[0])["input_ids"]
+    assert encode(of_captions(tmp_path, (), 5), texts)[0].shape == (4, 5)
+    assert of_captions(tokenizer, ["other"]) is tokenizer and tokenizer.model_max_length == 12
 
 
 def endless():
@@ -74,16 +69,16 @@ def endless():
 
 
 @pytest.mark.parametrize(
-    ("make", "argument"),
+    ("wanted", "length", "argument"),
     [
-        (lambda folder: CaptionTokenizer.train(TEXTS, sequence_length=2), "sequence_length"),
-        (lambda folder: CaptionTokenizer.train(TEXTS, vocabulary=4), "vocabulary"),
-        (lambda folder: CaptionTokenizer(endless(), 8), "tokenizer"),
-        (lambda folder: CaptionTokenizer.load(folder), "tokenizer"),
-        (lambda folder: CaptionTokenizer.load("nobody/nothing"), "tokenizer"),
+        (None, 2, "sequence_length"),
+        (endless, 8, "tokenizer"),
+        ("{folder}", None, "tokenizer"),
+        ("nobody/nothing", None, "tokenizer"),
     ],
 )
-def test_refusals(tmp_path, monkeypatch, make, argument):
+def test_refusals(tmp_path, monkeypatch, wanted, length, argument):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    wanted = wanted.format(folder=tmp_path) if isinstance(wanted, str) else wanted and wanted()
     with refused(argument):
-        make(tmp_path)
+        of_captions(wanted, TEXTS, length)

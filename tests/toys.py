@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import math
 import os
 import re
 import resource
@@ -26,10 +25,9 @@ from PIL import Image
 import qnnkit
 from qnnkit import data, tasks
 from qnnkit.data.splits import SPLITS
-from qnnkit.simulator import Fused, NotFusable
-from qnnkit.simulator.circuit import composed, taken
-from qnnkit.simulator.fused import Argument
-from qnnkit.simulator.queueing import ALWAYS_IN_PARTS, queue, structure
+from qnnkit.simulator import Fused, Programs
+from qnnkit.simulator.programs import arguments
+from qnnkit.simulator.queueing import queue, structure
 
 
 class Digits:
@@ -290,34 +288,19 @@ class Fusion:
     """
 
     def __init__(self, qnode, inputs_shape, weight_shapes, dtype=torch.float32, device="cpu"):
-        shapes, in_parts = [tuple(inputs_shape), *map(tuple, weight_shapes.values())], set(ALWAYS_IN_PARTS)
-
-        def record(arguments):
-            tape, result = queue(qnode, dict(zip(("inputs", *weight_shapes), arguments, strict=True)))
-            self.as_list = isinstance(result, list | tuple)
-            return structure(tape, in_parts)
-
-        given = [uniform(*shape, dtype=torch.float64) for shape in shapes]
-        made, circuit = taken(lambda: record(given), in_parts, qnode.device.wires)
-        try:
-            circuit, self.record = composed(circuit, made.key, record, shapes), None
-            arguments = [
-                Argument(math.prod(shape[-1:] if i == 0 else shape), i == 0) for i, shape in enumerate(shapes)
-            ]
-        except NotFusable:
-            self.record = record
-            pairs = zip(made.leaves, made.batched, strict=True)
-            arguments = [
-                Argument(math.prod(torch.as_tensor(leaf).shape[each:]), each) for leaf, each in pairs
-            ]
-        self.fused = Fused(circuit, arguments, dtype, device)
+        self.programs, self.names = Programs(qnode, "inputs"), ("inputs", *weight_shapes)
+        rows, *weights = (uniform(*s, dtype=torch.float64) for s in (inputs_shape, *weight_shapes.values()))
+        call = self.programs.program_for(rows, dict(zip(weight_shapes, weights, strict=True)))
+        assert not isinstance(call, qp.QNode), self.programs.last
+        [(found, _, _)], self.as_list = call.parts, call.as_list
+        self.is_queued = "every call" in self.programs.how
+        self.fused = Fused(found.circuit, found.on_rows, dtype, device)
 
     def __call__(self, inputs, weights, *, keep=True):
-        batch, given = len(inputs) if inputs.ndim == 2 else 1, [inputs, *weights]
-        if self.record is not None:
-            given = [
-                torch.as_tensor(leaf, dtype=inputs.dtype, device=inputs.device)
-                for leaf in self.record(given).leaves
-            ]
-        values = self.fused.shaped(self.fused(given, batch, keep=keep), as_list=self.as_list)
+        batch = len(inputs) if inputs.ndim == 2 else 1
+        given = inputs.reshape(batch, -1), torch.cat([each.flatten() for each in weights])
+        if self.is_queued:
+            tape, _ = queue(self.programs.qnode, dict(zip(self.names, (inputs, *weights), strict=True)))
+            given = arguments(self.fused, structure(tape, self.programs._in_parts), inputs)
+        values = self.fused.shaped(self.fused(*given, keep=keep), as_list=self.as_list)
         return values[0] if inputs.ndim == 1 else values.expand(batch, *values.shape[1:])

@@ -176,6 +176,8 @@ def config(
         4
     """
     cls = _known()[checks.choice("name", name, sorted(_known()), GONE)]
+    if targets is None:  # of a kind that PEFT does not know
+        targets = getattr(getattr(model, "config", None), "usual_targets", None)
     if targets is not None:
         options["target_modules"] = wanted = targets if isinstance(targets, str) else list(targets)
         layers = {key: type(each).__name__ for key, each in model.named_modules()}

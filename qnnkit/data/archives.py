@@ -6,7 +6,6 @@ which the loop below writes in 3 s.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -52,14 +51,21 @@ def store() -> Path:
     return Path(cache).expanduser() / "qnnkit" / "datasets"
 
 
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Inside, no other process makes what is stored at `path`."""
+def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]) -> list[str]:
+    """What `make` gave when it filled `folder`: it is called for another `version` (plain values) alone.
+
+    The folder appears whole or not at all, and no other process makes it meanwhile.
+    """
     from filelock import FileLock
 
     locks = workspace.make_folder(store() / "locks")  # files stay: a lock on a deleted file excludes nobody
-    with FileLock(locks / hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]):
-        yield
+    with FileLock(locks / hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]):
+        record = workspace.read_json(folder / "record.json") or {}
+        if record.get("version") != version:
+            with workspace.whole_folder(folder) as draft:
+                record = {"version": version, "left_out": make(draft) or []}
+                workspace.write_json(draft / "record.json", record)
+    return record["left_out"]
 
 
 def unpacked(path: Path) -> tuple[Path, list[str]]:
@@ -76,14 +82,7 @@ def unpacked(path: Path) -> tuple[Path, list[str]]:
     status, name = path.stat(), os.fsencode(path.resolve())
     folder = store() / "unpacked" / hashlib.sha256(name).hexdigest()[:16]
     version = [status.st_size, status.st_mtime_ns]
-    with alone(folder):
-        record = workspace.read_json(folder / "record.json") or {}
-        if record.get("version") != version:
-            shutil.rmtree(folder, ignore_errors=True)
-            with workspace.whole_folder(folder) as draft:
-                record = {"version": version, "left_out": _unpack(path, draft / "files")}
-                workspace.write_json(draft / "record.json", record)
-    return folder / "files", record["left_out"]
+    return folder / "files", kept(folder, version, lambda draft: _unpack(path, draft / "files"))
 
 
 def _unpack(path: Path, folder: Path) -> list[str]:

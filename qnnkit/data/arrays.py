@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,20 +14,15 @@ import torch
 
 from qnnkit import checks, words
 from qnnkit.data import fetch
+from qnnkit.data.folders import SIDES
 from qnnkit.data.images import Parts, split_arrays
 from qnnkit.data.places import MAX_BYTES, first, left_out, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
+from qnnkit.settings import SPLITTING
 
-NAMES = {
-    "train": (("images", "labels"), ("x_train", "y_train"), ("x", "y")),
-    "validation": (
-        ("validation_images", "validation_labels"),
-        ("val_images", "val_labels"),
-        ("x_val", "y_val"),
-    ),
-    "test": (("test_images", "test_labels"), ("x_test", "y_test")),
-}
-"""Split -> what its arrays of images and labels may be called, in small or capital letters."""
+NAMES = (("images", "labels"), ("x", "y"), ("inputs", "targets"))
+"""What samples and labels may be called in a file, in small or capital letters; with train, test or the like
+before or behind them (`test_images`, `y_train`), they are of that split."""
 
 
 def digits(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -66,28 +62,24 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or what is in it does not fit together.
     """
-    arrays = _read(fetch.local(root))
-    classes, named = arrays.pop("classes", None), {name.lower(): name for name in arrays}
-    pairs = {
-        side: next((pair for pair in pairs if {*pair} <= {*named}), None) for side, pairs in NAMES.items()
-    }
-    if pairs["train"] is None:
-        shapes = {name: array.shape for name, array in arrays.items()}
-        step = "Name the arrays images and labels (and test_images and test_labels)."
-        raise refusal("hold arrays of images and labels", shapes, step)
-    parts = {}
-    for side, pair in pairs.items():
-        if pair is not None:
-            pixels, labels = (arrays.pop(named[name]) for name in pair)
-            parts[side] = (_pixels(pixels), labels.reshape(-1) if labels.shape[1:] == (1,) else labels)
-    names, parts = _classes(classes, parts)
-    notes = left_out({"arrays of other names": [*arrays]})
+    sides, classes, notes = from_file(fetch.local(root))
+    if "train" not in sides:
+        raise refusal("hold images and labels to train on", first([*sides]), "Name them images and labels.")
+    parts = {side: (pixels(images), labels) for side, (images, labels) in sides.items()}
+    names, parts = classes_of(classes, parts)
     parts = parts if len(parts) > 1 else {"any": parts["train"]}
     return split_arrays("npz", parts, names, notes=notes, **options)
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, by name; nothing in it is unpickled."""
+def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
+    """Split -> samples and labels of an .npz file, its array `classes`, and a note on other arrays.
+
+    Nothing in it is unpickled.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged or too large, or has no samples with labels.
+    """
     if not path.is_file():
         step = "Check the path; on Colab, mount Drive first."
         raise FileNotFoundError(checks.message("root", "be an existing .npz file", str(path), step))
@@ -95,13 +87,25 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if sum(info.file_size for info in file.zip.infolist()) > MAX_BYTES:
                 raise ValueError("it unpacks to more than 4 GiB")
-            return {name: np.asarray(file[name]) for name in file.files}
+            arrays = {name: np.asarray(file[name]) for name in file.files}
     except Exception as error:  # a damaged file makes NumPy raise almost anything
         step = f"It cannot be read ({words.first_line(error)}): save it again with np.savez, without objects."
         raise refusal("be a whole .npz file", str(path), step) from None
+    shapes = {name: array.shape for name, array in arrays.items()}
+    classes, named, parts = arrays.pop("classes", None), {name.lower(): name for name in arrays}, {}
+    for word, side in {"": "train", **SIDES}.items():
+        for form, pair in itertools.product((f"{{}}_{word}", f"{word}_{{}}"), NAMES):
+            keys = [form.format(name).strip("_") for name in pair]
+            if side not in parts and {*keys} <= {*named}:
+                samples, labels = (arrays.pop(named.pop(key)) for key in keys)
+                parts[side] = samples, labels.reshape(-1) if labels.shape[1:] == (1,) else labels
+    if not parts:
+        step = "Name the arrays images and labels (and test_images and test_labels)."
+        raise refusal("hold arrays of images and labels", shapes, step)
+    return parts, classes, left_out({"arrays of other names": [*arrays]})
 
 
-def _pixels(images: np.ndarray) -> np.ndarray:
+def pixels(images: np.ndarray) -> np.ndarray:
     """Images as uint8, (n, height, width) or (n, height, width, 3)."""
     told = f"{images.dtype} of shape {images.shape}"
     if images.ndim == 4 and images.shape[3] not in (1, 3):
@@ -118,25 +122,27 @@ def _pixels(images: np.ndarray) -> np.ndarray:
     return np.rint(images * np.float32(255)).astype(np.uint8) if highest == 1 else images.astype(np.uint8)
 
 
-def _classes(named: np.ndarray | None, parts: Parts) -> tuple[tuple[str, ...], Parts]:
+def classes_of(named: np.ndarray | None, parts: Parts) -> tuple[tuple[str, ...], Parts]:
     """The names of the classes, and the parts with labels that index them."""
     labels = [each for _, each in parts.values()]
-    forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
     if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
+        forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
         raise refusal("hold labels of shape (n,), whole numbers or names", forms, "Convert them first.")
     known = np.unique(np.concatenate(labels))
-    occurring, is_text = {*known.tolist()}, known.dtype.kind == "U"
-    if named is not None:
-        if named.ndim != 1:
-            step = 'Save one name each, such as np.array(["cat", "dog"]).'
-            raise refusal("hold classes of shape (n_classes,)", {"classes": named.shape}, step)
-        known = named.astype(str) if is_text else np.arange(len(named))
-    if wrong := sorted(each for each in occurring if each not in known or (not is_text and each < 0)):
+    if named is None:
+        named, wrong = known, known[known < 0] if known.dtype.kind == "i" else known[:0]
+    elif named.ndim != 1:
+        step = 'Save one name each, such as np.array(["cat", "dog"]).'
+        raise refusal("hold classes of shape (n_classes,)", {"classes": named.shape}, step)
+    else:
+        is_text = known.dtype.kind == "U"
+        occurring, known = known, named.astype(str) if is_text else np.arange(len(named))
+        wrong = occurring[~np.isin(occurring, known)]
+    if len(wrong):
         step = "Correct these labels, or leave their images out."
         raise refusal("hold labels of 0 or above that classes name", first([*map(str, wrong)]), step)
     order = np.argsort(known)
-    names = tuple(str(label) for label in (known if named is None else named).tolist())
-    return names, {
+    return tuple(map(str, named.tolist())), {
         side: (images, order[np.searchsorted(known, labels, sorter=order)])
         for side, (images, labels) in parts.items()
     }
@@ -258,33 +264,28 @@ def arrays(
         raise ValueError(checks.message("targets", rule, len(y), step))
     labelled = y.ndim == 1 and not y.is_floating_point()
     y = y if y.is_floating_point() else y.long()
-    names = _names(classes, int(y.max()) + 1) if labelled else ()
+    names = _names(classes, int(y.max()) + 1) if labelled else ("",)
     if classes is not None and not labelled:
         step = "Leave it out, or give whole numbers as targets, one a sample."
         raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
     if labelled and (int(y.min()) < 0 or int(y.max()) >= len(names)):
         rule = f"lie in 0..{len(names) - 1}, a label for each of the classes"
         raise ValueError(checks.message("targets", rule, [int(y.min()), int(y.max())], "Name all classes."))
-    shares: dict[str, Any] = {
-        option: getattr(settings, option) for option in ("split_seed", "validation_fraction", "test_fraction")
-    }
     is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3)))
-    if dtype not in (torch.float32, torch.int64) or (
-        dtype == torch.int64 and (is_image or x.is_floating_point())
-    ):
+    is_whole = not (is_image or x.is_floating_point())
+    if dtype != torch.float32 and not (dtype == torch.int64 and is_whole):
         rule = "be torch.float32, or torch.int64 for inputs that are whole numbers and no images"
         raise ValueError(checks.message("dtype", rule, dtype, f"The inputs are {x.dtype}: leave it out."))
+    shares: dict[str, Any] = {option: getattr(settings, option) for option in SPLITTING[:3]}
     if labelled and is_image:
-        splits = split_arrays(
-            name, {"any": (_pixels(x.numpy()), y.numpy())}, names, prefix=f"{name}/", **shares
-        )
-        return splits.keep(settings.train_fraction, settings.split_seed)
-    with checks.renamed({"root": "targets" if labelled else "inputs"}):
-        strata = y.numpy() if labelled else np.zeros(len(y), np.int64)
-        rows = split_rows(strata, names if labelled else ("",), **shares)
-    whole = TensorSet(x if is_image else x.to(dtype), y, tuple(f"{name}/{row}" for row in range(len(y))))
-    parts = (whole.at(torch.from_numpy(part)) for part in rows)
-    splits = TensorSplits(name, *parts, classes=names if labelled else None)
+        parts = {"any": (pixels(x.numpy()), y.numpy())}
+        splits: Any = split_arrays(name, parts, names, prefix=f"{name}/", **shares)
+    else:
+        with checks.renamed({"root": "targets" if labelled else "inputs"}):
+            rows = split_rows(y.numpy() if labelled else np.zeros(len(y), np.int64), names, **shares)
+        whole = TensorSet(x if is_image else x.to(dtype), y, tuple(f"{name}/{row}" for row in range(len(y))))
+        train, validation, test = (whole.at(torch.from_numpy(part)) for part in rows)
+        splits = TensorSplits(name, train, validation, test, classes=names if labelled else None)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 

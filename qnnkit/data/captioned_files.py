@@ -8,12 +8,11 @@ import functools
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from qnnkit.data import places
-from qnnkit.data.chats import ROLES
+from qnnkit.data import chats, places
 from qnnkit.data.folders import SIDES, left_out
 from qnnkit.data.places import Member, Place, first, refusal
 from qnnkit.data.records import ABOUT, SUFFIXES, Reader, single_list
@@ -27,8 +26,8 @@ SPLIT = ("split", "subset", "partition")
 EXAMPLE = 'Write one such as [{"image": "cat.jpg", "captions": ["a cat", "a cat on a mat"]}].'
 TOKENS = (".token", ".token.txt")
 """How Flickr's tables without a header end."""
-RESTVAL = ("restval",)
-"""Karpathy's images of COCO's validation part that are trained on."""
+SPLITS = SIDES | {"restval": "train"}
+"""What a record's split may be; Karpathy's "restval" is of COCO's validation part and trained on."""
 
 
 @dataclass(frozen=True)
@@ -46,237 +45,199 @@ class Listing:
     """Images inside of tables, by name."""
 
 
-class _Captions:
-    """Grows by one record at a time: the captions and the side of each image."""
-
-    def __init__(self, place: Place, reader: Reader) -> None:
-        self.captions: dict[Member, list[str]] = {}
-        self.sides: dict[Member, str] = {}
-        self.contents: dict[str, bytes] = {}
-        self.missing: dict[str, None] = {}
-        self.empty: list[str] = []
-        self._reader = reader
-        self._exact = {member.name: member for member in place.members}
-        self._alike: dict[str, list[Member]] = {}
-        for member in place.members:
-            names = {member.base, member.base.lower()}
-            names |= {_stem(member.base), _stem(member.base).lower()} if member.is_image else set()
-            for name in names:
-                self._alike.setdefault(name, []).append(member)
-
-    def add(self, where: str, record: Any, folder: str, side: str) -> None:
-        """Adds the captions of a record that stands in a file of this folder and side."""
-        image, texts, split = self._parts(where, record)
-        member = self._member(image, where, folder)
-        if member is None:
-            self.missing[str(image)] = None
-            return
-        side = _side_in(split, where) if split is not None else side
-        if self.sides.setdefault(member, side) != side:
-            step = f"{member.name} has captions in {self.sides[member]} too: leave one out."
-            raise refusal("name each image on one side", where, step)
-        known = self.captions.setdefault(member, [])
-        for text in texts:
-            if isinstance(text, str) and text.strip():
-                known.append(" ".join(text.split()))
-            else:
-                self.empty.append(member.name)
-
-    def _parts(self, where: str, record: Any) -> tuple[Any, list[Any], Any]:
-        """The image, the captions and the split that a record names."""
-        fields = {_plain(str(key)): key for key in reversed(record)} if isinstance(record, dict) else {}
-        image, split = (next((fields[k] for k in known if k in fields), None) for known in (IMAGE, SPLIT))
-        caption = next((name for name in CAPTION if name in fields), None)
-        if image is None or not isinstance(record[image], str | dict):
-            value = f"{where} with {json.dumps(record, ensure_ascii=False, default=str)[:80]}"
-            raise refusal("name an image in every record or row of its captions", value, EXAMPLE)
-        used = [key for key in record if caption is not None and _plain(str(key)) == caption]
-        self._reader.unused(key for key in record if key not in (image, split, *used))
-        return (
-            record[image],
-            [text for key in used for text in _texts(record[key], self._reader)],
-            record.get(split),
-        )
-
-    def _member(self, image: Any, where: str, folder: str) -> Member | None:
-        """The image of this name, or else the only one whose name differs in case or suffix."""
-        if isinstance(image, dict):  # as `datasets` keeps images inside of tables
-            content = image.get("bytes")
-            name = image.get("path") or where.replace(", row ", "/")
-            if content is None:
-                return self._member(str(name), where, folder)
-            self.contents[name] = content
-            return Member(name, len(content), zlib.crc32(content))
-        clean = places.plain(image.strip().replace("\\", "/").removeprefix("./"))
-        clean = re.sub(r"(\.\w+)#\d+$", r"\1", clean)  # Flickr numbers the captions of an image
-        for name in (folder + clean, f"{folder}images/{clean}"):
-            if name in self._exact:
-                return self._exact[name]
-        base = clean.rpartition("/")[2]
-        alike = (self._alike.get(name, []) for name in (base, base.lower(), _stem(base), _stem(base).lower()))
-        return next((members[0] for members in alike if len(members) == 1), None)
-
-
 def listing(place: Place) -> Listing:
     """The images of a place that its files of captions name, with their captions.
 
     Raises:
         ValueError: There is no such file, one cannot be understood, or no image of them is there.
     """
-    reader = Reader(place)
-    made, (files, others) = _Captions(place, reader), _files(place)
-    for file in files:
-        folder = file.name[: -len(file.base)]
-        for where, record in reader.records(file.name, _listed):
-            made.add(where, record, folder, _side_of(file))
-    beside = {} if files else _beside(place)
-    for image, file in beside.items():
-        made.add(file.name, {"image": image, "caption": reader.text(file.name).splitlines()}, "", "any")
-    if not files and not beside:
-        rule = f"hold a file of captions (captions or metadata with {', '.join(SUFFIXES)})"
-        raise refusal(rule, str(place.path), EXAMPLE)
-    whole = {member: tuple(dict.fromkeys(texts)) for member, texts in made.captions.items() if texts}
-    bare = [member.name for member, texts in made.captions.items() if not texts]
-    bare += [each.name for each in place.members if each.is_image and each not in made.captions]
-    names, missing = first([file.name for file in files or beside.values()]), list(made.missing)
+    reader, find = Reader(place), _finder(place)
+    files: dict[Member, None] = {}
+    captions: dict[Member, list[str]] = {}
+    sides: dict[Member, str] = {}
+    missing: dict[str, None] = {}
+    contents: dict[str, bytes] = {}
+    empty: list[str] = []
+    for file, where, record, side in _records(place, reader):
+        files[file] = None
+        image, texts, split = _fields(where, record, reader)
+        if isinstance(image, dict) and image.get("bytes") is not None:  # as `datasets` keeps images in tables
+            name = image.get("path") or where.replace(", row ", "/")
+            contents[name] = image["bytes"]
+            member = Member(name, len(contents[name]), zlib.crc32(contents[name]))
+        else:
+            name = str(image.get("path") if isinstance(image, dict) else image)
+            member = find(name, file.name[: -len(file.base)])
+        if member is None:
+            missing[name] = None
+            continue
+        if split is not None and not (side := SPLITS.get(str(split).strip().lower(), "")):
+            step = f"Known are {', '.join(SPLITS)}: rename it, or leave the column out."
+            raise refusal("name a known split in every record", f"{where} with {split!r}", step)
+        known = sides.get(member, "any")
+        if "any" not in (known, side) and known != side:
+            step = f"{member.name} has captions in {known} too: leave one out."
+            raise refusal("name each image on one side", where, step)
+        sides[member] = side if known == "any" else known
+        captions.setdefault(member, [])
+        for text in texts:
+            if isinstance(text, str) and text.strip():
+                captions[member].append(" ".join(text.split()))
+            else:
+                empty.append(member.name)
+    whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
+    bare = [member.name for member, texts in captions.items() if not texts]
+    bare += [each.name for each in place.members if each.is_image and each not in captions]
+    names = first([file.name for file in files]) or str(place.path)
     if not whole:
         value = f"{names} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
-        step = f"Put the images beside it, or into images/, such as {first(missing, 1)}."
-        if not missing:
-            step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
+        step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
+        if missing:
+            step = f"Put the images beside it, or into images/, such as {first(list(missing), 1)}."
         raise refusal("hold images that have a caption", value, step)
     folders = {file.name[: -len(file.base)] for file in files}
     top = folders.pop() if len(folders) == 1 else ""
-    sides = _sides(whole, made.sides, top)
-    lost = [member.name for member, side in zip(whole, sides, strict=True) if side == "any"]
+    placed = [sides[member] for member in whole]
+    if set(placed) == {"any"}:  # or each image's folder says it
+        inner = [_side(member.name[len(top) :].partition("/")[0]) for member in whole]
+        placed = inner if "any" not in inner and len(set(inner)) > 1 else placed
+    is_split = "train" in placed  # something must be left to train on
+    lost = [member.name for member, side in zip(whole, placed, strict=True) if is_split and side == "any"]
     why = {
-        f"images of {names} that are not there": missing,
-        "files of captions beside these": others,
-        "captions that were empty or no text": made.empty,
-        "images that are in no part": lost if "train" in sides else [],
+        f"images of {names} that are not there": list(missing),
+        "captions that were empty or no text": empty,
+        "images that are in no part": lost,
     }
-    read = {
-        name.rpartition("/")[2].lower()
-        for name in (*others, *(each.name for each in (*files, *beside.values())))
-    }
-    notes = [*places.left_out(why), *left_out(place, {"without a caption": bare}, (*read, *ABOUT))]
-    if "train" not in sides and (split := sorted({*made.sides.values()} - {"any"})):
+    read = (*(file.base.lower() for file in files), *ABOUT)
+    notes = [*places.left_out(why), *left_out(place, {"without a caption": bare}, read)]
+    if not is_split and (split := sorted({*sides.values()} - {"any"})):
         notes.append(f"Splits are drawn: all captions are of {', '.join(split)}, and none of train.")
-    return Listing(whole, tuple(sides), top, (*notes, *reader.notes), made.contents)
+    placed = tuple(placed if is_split else ["any"] * len(whole))
+    return Listing(whole, placed, top, (*notes, *reader.notes), contents)
 
 
-def _files(place: Place) -> tuple[list[Member], list[str]]:
-    """The files of captions of a place, and the names of those that stand behind them.
+def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Any, str]]:
+    """(File, where in it, record, side) of everything that names an image and its captions.
 
-    Those called captions or metadata, one of each folder, and the like (as COCO has them); without, and
-    without texts beside images, all files of records. Where none of several is of train, the outermost.
+    Files that are called captions or metadata, with more behind it as COCO has it; where there are none, the
+    text file beside each image; without these, all files of records.
     """
     tables = [each for each in place.members if each.base.lower() not in ABOUT and not each.is_image]
     named = [each for each in tables if re.match("(captions|metadata).*[.]", each.base.lower())]
-    named = [each for each in named if each.base.lower().endswith((*SUFFIXES, ".txt"))]
-    if not named and not _beside(place):
-        named = [each for each in tables if each.base.lower().endswith((*SUFFIXES, *TOKENS))]
-    forms: dict[str, list[Member]] = {}
-    for each in named:
-        stem = _stem(each.name)
-        is_plain = stem.lower().endswith(("captions", "metadata"))
-        forms.setdefault(stem[: -len("captions")] if is_plain else stem, []).append(each)
-    order = [f"{stem}{suffix}" for stem in ("captions", "metadata") for suffix in (*SUFFIXES, ".txt")]
-    rank = {name: number for number, name in enumerate(order)}
-    chosen = [min(each, key=lambda file: rank.get(file.base.lower(), 0)) for each in forms.values()]
-    if "train" not in map(_side_of, chosen):
-        depth = min((each.name.count("/") for each in chosen), default=0)
-        chosen = [each for each in chosen if each.name.count("/") == depth]
-    return chosen, [each.name for each in named if each not in chosen]
-
-
-def _beside(place: Place) -> dict[str, Member]:
-    """Image -> the text file beside it that is called so."""
-    texts = {_stem(each.name): each for each in place.members if each.base.lower().endswith(".txt")}
-    images = [each.name for each in place.members if each.is_image]
-    return {name: texts[_stem(name)] for name in images if _stem(name) in texts}
+    files = [each for each in named if each.base.lower().endswith((*SUFFIXES, ".txt"))]
+    texts = {_stem(each.name): each for each in tables if each.base.lower().endswith(".txt") and not files}
+    beside = [(each, texts.get(_stem(each.name))) for each in place.members if each.is_image]
+    beside = [(image, text) for image, text in beside if text is not None]
+    if not files and not beside:
+        files = [each for each in tables if each.base.lower().endswith((*SUFFIXES, *TOKENS))]
+    if not files and not beside:
+        rule = f"hold a file of captions (captions or metadata with {', '.join(SUFFIXES)})"
+        raise refusal(rule, str(place.path), EXAMPLE)
+    for file in files:
+        for where, record in reader.records(file.name, _listed):
+            yield file, where, record, _side_of(file)
+    for image, file in beside:
+        yield file, file.name, {"image": image.base, "captions": reader.text(file.name).splitlines()}, "any"
 
 
 def _listed(content: Any, reader: Reader) -> Any:
     """Records out of a JSON object: COCO's, one with a list of records, or image -> captions."""
     if not isinstance(content, dict):
         return content
-    if all(isinstance(content.get(key), list) for key in ("images", "annotations")):
-        reader.unused(key for key in content if key not in ("images", "annotations"))
-        return _of_coco(content["images"], content["annotations"], reader)
-    records = single_list(content, reader)
-    return records if records != [content] else [{"image": k, "captions": v} for k, v in content.items()]
-
-
-def _of_coco(images: list[Any], annotations: list[Any], reader: Reader) -> list[dict[str, Any]]:
-    """As cocodataset.org gives them: images by number, and a record for each caption."""
-    try:
-        by_id = {image["id"]: {**image, "captions": []} for image in images}
-        for each in annotations:
-            reader.unused(key for key in each if key not in ("image_id", "caption"))
-            by_id[each["image_id"]]["captions"].append(each.get("caption"))
-    except (KeyError, TypeError) as error:
+    if not all(isinstance(content.get(key), list) for key in ("images", "annotations")):
+        records = single_list(content, reader)
+        return records if records != [content] else [{"image": k, "captions": v} for k, v in content.items()]
+    try:  # as cocodataset.org gives them: images by number, and a record for each caption
+        by_id = {image.pop("id"): image | {"captions": []} for image in content.pop("images")}
+        for each in content.pop("annotations"):
+            by_id[each.pop("image_id")]["captions"].append(each.pop("caption", None))
+            reader.unused(each)
+    except (KeyError, TypeError, AttributeError) as error:
         value, step = f"one without {error}", "Download it again: cocodataset.org has it whole."
         raise refusal("hold annotations of its images, by `id` and `image_id`", value, step) from None
-    reader.unused(["id"])
-    return [{key: record[key] for key in record if key != "id"} for record in by_id.values()]
+    reader.unused(content)
+    return list(by_id.values())
+
+
+def _fields(where: str, record: Any, reader: Reader) -> tuple[Any, list[Any], Any]:
+    """The image, the captions and the split that a record names."""
+    image, captions, split, others = _roles(tuple(record)) if isinstance(record, dict) else [()] * 4
+    if not image or not isinstance(record[image[0]], str | dict):
+        value = f"{where} with {json.dumps(record, ensure_ascii=False, default=str)[:80]}"
+        raise refusal("name an image in every record or row of its captions", value, EXAMPLE)
+    reader.unused(others)
+    texts = [text for key in captions for text in _texts(record[key], reader)]
+    return record[image[0]], texts, record[split[0]] if split else None
+
+
+@functools.lru_cache
+def _roles(keys: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Which keys name the image, the captions and the split; and those of which nothing is made."""
+    plain = {key: re.sub(r"[ _#-]?\d+$", "", key.strip().lower()) for key in keys}
+    roles: list[tuple[str, ...]] = []
+    for aliases, most in ((IMAGE, 1), (CAPTION, None), (SPLIT, 1)):
+        alias = next((each for each in aliases if each in plain.values()), None)
+        roles.append(tuple(key for key in keys if plain[key] == alias)[:most])
+    return [*roles, tuple(key for key in keys if not any(key in role for role in roles))]
 
 
 def _texts(value: Any, reader: Reader) -> Iterator[Any]:
     """The captions in a value: a text, a list of such, a record of one, or the answers of a chat."""
-    if isinstance(value, str) and value.startswith(('["', "['")) and value.endswith("]"):
+    if isinstance(value, str) and value.startswith(('["', "['")):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError):
             value = ast.literal_eval(value)  # a list in a table
-    if isinstance(value, list):
-        for each in value:
-            yield from _texts(each, reader)
-    elif isinstance(value, dict) and {"from", "role"} & set(value):
-        if ROLES.get(str(value.get("from", value.get("role"))).lower()) == "assistant":
+    if isinstance(value, dict) and {"from", "role"} & set(value):
+        if chats.ROLES.get(str(value.get("from", value.get("role"))).lower()) == "assistant":
             yield value.get("value", value.get("content"))
     elif isinstance(value, dict):
         name = next((key for key in CAPTION if key in value), None)
         reader.unused(f"{key} of captions" for key in value if key != name)
         yield from _texts(value.get(name), reader)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each, reader)
     else:
         yield value
 
 
-def _sides(captions: dict[Member, Any], named: dict[Member, str], top: str) -> list[str]:
-    """The side of each image, by record or file, or else by the folder below `top` that it lies in."""
-    sides = [named[member] for member in captions]
-    if set(sides) == {"any"}:
-        inner = [_side_in_folder(member.name[len(top) :]) for member in captions]
-        sides = inner if "any" not in inner and len(set(inner)) > 1 else sides
-    return sides if "train" in sides else ["any"] * len(sides)  # something must be left to train on
+def _finder(place: Place) -> Callable[[str, str], Member | None]:
+    """Finds the file of a name in or near a folder, or else the only image called so.
+
+    The name may differ in case then, or lack its suffix.
+    """
+    exact = {member.name: member for member in place.members}
+    alike: dict[str, list[Member]] = {}
+    for member in place.members:
+        bare = _stem(member.base).lower() if member.is_image else member.base
+        for name in {member.base, member.base.lower(), bare}:
+            alike.setdefault(name, []).append(member)
+
+    def find(image: str, folder: str) -> Member | None:
+        clean = places.plain(image.strip().replace("\\", "/").removeprefix("./"))
+        clean = re.sub(r"(\.\w+)#\d+$", r"\1", clean)  # Flickr numbers the captions of an image
+        for name in (folder + clean, f"{folder}images/{clean}"):
+            if name in exact:
+                return exact[name]
+        base = clean.rpartition("/")[2]
+        names = (alike.get(name, ()) for name in (base, base.lower(), _stem(base).lower()))
+        return next((members[0] for members in names if len(members) == 1), None)
+
+    return find
 
 
-def _side_in_folder(name: str) -> str:
-    """The side that a path's first folder names, as train/ or val2017/ do."""
-    return SIDES.get(re.sub(r"[\d_-]+$", "", name.partition("/")[0].lower()), "any")
+def _side(*names: str) -> str:
+    """The side that the first of these names, in any letters; a number may follow, as in val2017."""
+    sides = (SIDES.get(re.sub(r"[\d_-]+$", "", name.lower())) for name in names)
+    return next(filter(None, sides), "any")
 
 
+@functools.lru_cache
 def _side_of(file: Member) -> str:
     """The side that a file's folder or name says: val/metadata.csv, captions_val2017.json."""
-    folder = file.name[: -len(file.base)].rstrip("/").rpartition("/")[2]
-    parts = (SIDES.get(part, "any") for part in re.split("[^a-z]+", _stem(file.base).lower()))
-    return next((side for side in (_side_in_folder(folder), *parts) if side != "any"), "any")
-
-
-def _side_in(split: Any, where: str) -> str:
-    """The side that a record's split says."""
-    name = str(split).strip().lower()
-    if name not in (*SIDES, *RESTVAL):
-        step = f"Known are {', '.join((*SIDES, *RESTVAL))}: rename it, or leave the column out."
-        raise refusal("name a known split in every record", f"{where} with {split!r}", step)
-    return SIDES.get(name, "train")
+    above = file.name[: -len(file.base)].rstrip("/").rpartition("/")[2]
+    return _side(above, *re.split("[^a-z]+", _stem(file.base).lower()))
 
 
 def _stem(name: str) -> str:
     """A path without its suffix."""
     return re.sub(r"\.[^./]+$", "", name)
-
-
-@functools.lru_cache
-def _plain(key: str) -> str:
-    """A key or column in small letters, without the number of a caption."""
-    return re.sub(r"[ _#-]?\d+$", "", key.strip().lower())

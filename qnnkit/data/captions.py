@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks
-from qnnkit.data import fetch
+from qnnkit.data import fetch, tokenizers
 from qnnkit.data.arrays import digits
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.cache import stacked
@@ -24,7 +24,6 @@ from qnnkit.data.images import split, stack_files
 from qnnkit.data.places import open_place
 from qnnkit.data.public import mnist
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
-from qnnkit.data.tokenizers import CaptionTokenizer, caption_tokenizer
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
 """What is said of a digit; each of them is a caption of its own."""
@@ -77,7 +76,8 @@ class CaptionSplits(Pictured[CaptionSet]):
         {'pixel_values': (64, 1, 8, 8), 'input_ids': (64, 8), 'attention_mask': (64, 8)}
     """
 
-    tokenizer: CaptionTokenizer
+    tokenizer: Any
+    """Of transformers; see `tokenizers.of_captions`."""
     classes: tuple[str, ...] = ()
     """The name of each label, where there are labels."""
     prompts: tuple[tuple[str, ...], ...] = ()
@@ -90,14 +90,14 @@ class CaptionSplits(Pictured[CaptionSet]):
 
     def example(self, n: int = 1) -> dict[str, Tensor]:
         """What a net takes, of the first `n` training images with their first captions."""
-        ids, mask = self.tokenizer.encode([captions[0] for captions in self.train.captions[:n]])
+        ids, mask = tokenizers.encode(self.tokenizer, [each[0] for each in self.train.captions[:n]])
         return {"pixel_values": self.train.images[:n], "input_ids": ids, "attention_mask": mask}
 
     def _samples(self, split: str, seed: int) -> Callable[[int], dict[str, Tensor]]:
         """A training image stands beside a caption drawn by seed and epoch; elsewhere beside its first."""
         part, draws = self.split(split), split == "train"
         texts, pairs = part.texts()
-        ids, mask = self.tokenizer.encode(texts)
+        ids, mask = tokenizers.encode(self.tokenizer, texts)
         counts = torch.tensor([len(captions) for captions in part.captions])
         begins = counts.cumsum(0) - counts
 
@@ -119,14 +119,14 @@ def captions(
     *,
     image_size: int | None = 64,
     grey: bool | None = None,
-    tokenizer: str | Path | CaptionTokenizer | None = None,
+    tokenizer: Any = None,
     sequence_length: int | None = None,
     **options: Any,
 ) -> CaptionSplits:
     """Your own images with captions: a folder of images with a table, JSON, parquet or texts of captions.
 
-    Captions are read from files called captions or metadata (or with such a beginning, as COCO's), else from
-    a .txt next to each image, else from all files of records there are. `docs/formats.md` has every form. An
+    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's), else
+    from a .txt next to each image, else from all files of records. `docs/formats.md` has every form. An
     image is found by its path, in images/ there, or anywhere if no other is called so, whatever the case or
     the suffix. A column `split`, files and folders of train, validation (val, dev) and test are the splits.
     What is missing, unreadable, empty or without a caption is left out, with a note; so are keys that are not
@@ -137,7 +137,7 @@ def captions(
         image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
         grey: One channel (True) or three (False); None takes one if every image is grey.
         tokenizer: None trains one of words on the training captions; a folder, or a name on the Hub, is read;
-            or one that is there.
+            or one of transformers.
         sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
             its own for one that is read.
         options: `split_seed` decides who is in which split; `validation_fraction` and `test_fraction` are of
@@ -175,7 +175,7 @@ def digit_captions(
     *,
     dataset: str = "digits",
     templates: Sequence[str] = TEMPLATES,
-    tokenizer: str | Path | CaptionTokenizer | None = None,
+    tokenizer: Any = None,
     sequence_length: int | None = None,
     **options: Any,
 ) -> CaptionSplits:
@@ -200,7 +200,7 @@ def digit_captions(
     prompts = tuple(tuple(template.format(name) for template in templates) for name in DIGITS)
     if sequence_length is None and tokenizer is None:
         texts = [text for each in prompts for text in each]
-        sequence_length = int(CaptionTokenizer.train(texts).encode(texts)[1].sum(1).max())
+        sequence_length = max(map(len, tokenizers.of_captions(None, texts)(texts)["input_ids"]))
     sets = []
     for part in map(splits.split, SPLITS):
         said = tuple(prompts[label] for label in part.labels.tolist())
@@ -212,12 +212,12 @@ def digit_captions(
 def _with_tokens(
     name: str,
     sets: Sequence[CaptionSet],
-    wanted: str | Path | CaptionTokenizer | None,
+    wanted: Any,
     sequence_length: int | None,
     notes: tuple[str, ...],
 ) -> CaptionSplits:
     texts = [part.texts()[0] for part in sets]
-    tokenizer = caption_tokenizer(wanted, texts[0], sequence_length)
-    losses = tokenizer.losses([text for part in texts for text in part])
+    tokenizer = tokenizers.of_captions(wanted, texts[0], sequence_length)
+    losses = tokenizers.losses(tokenizer, [text for part in texts for text in part])
     train, validation, test = sets
     return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *losses))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, words, workspace
-from qnnkit.data.archives import alone, refusal, store
+from qnnkit.data.archives import kept, refusal, store
 
 TIMEOUT = 30.0
 """Seconds without an answer after which an address counts as out of reach."""
@@ -47,12 +47,7 @@ def local(root: str | Path | None) -> Path:
     is_web = address.scheme.lower() in ("http", "https")
     try:
         files, copy = (_on_web if is_web else _on_filesystem)(source, base)
-        record = {"from": source, "files": files}
-        with alone(folder):
-            if workspace.read_json(folder / "record.json") != record:
-                with workspace.whole_folder(folder) as draft:
-                    copy(draft)
-                    workspace.write_json(draft / "record.json", record)
+        kept(folder, {"from": source, "files": files}, copy)
     except Exception as error:  # each filesystem has errors of its own
         if str(error).startswith("Argument `"):
             raise
@@ -64,7 +59,7 @@ def local(root: str | Path | None) -> Path:
     return folder / base
 
 
-def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], object]]:
+def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
     """What a server says of a file, and how it is copied into a folder."""
     import requests
 
@@ -76,7 +71,7 @@ def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], object]]:
     return {base: said}, lambda folder: _retrieve(url, folder / base, None)
 
 
-def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], object]]:
+def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
     """What a filesystem of fsspec says of all that is at an address, and how it is copied into a folder."""
     import fsspec
 
@@ -135,8 +130,7 @@ def download(url: str, path: Path, checksum: str) -> None:
         OSError: It cannot be reached, is another file, or the disk is full.
     """
     try:
-        with alone(path):
-            _retrieve(url, path, checksum)
+        _retrieve(url, path, checksum)
     except (OSError, ValueError) as error:  # of requests; of a wrong checksum
         step = f"Check the connection and try again, or put the file at {path} yourself."
         reason = {url: words.first_line(error)}

@@ -32,20 +32,19 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
         ValueError: It cannot be read; the message is the reason alone, without a full stop.
     """
     folder = Path(name).expanduser()
-    is_here = folder.is_dir()
-    place = str(folder.absolute()) if is_here else str(name)
+    is_local = folder.is_dir() or folder.is_absolute()
+    place = str(folder.absolute()) if folder.is_dir() else str(name)
     options |= {"trust_remote_code": False}
+    local = {**options, "local_files_only": True}
+    if reader.__name__.startswith("AutoModel"):  # which looks for an adapter beside the model too
+        local["adapter_kwargs"] = {"local_files_only": True}
     try:
         with quiet():
-            if is_here or folder.is_absolute() or _fetched(place):
-                local = {**options, "local_files_only": True}
-                if reader.__name__.startswith("AutoModel"):  # which looks for an adapter beside the model too
-                    local["adapter_kwargs"] = {"local_files_only": True}
-                try:
-                    return reader.from_pretrained(place, **local)
-                except OSError:
-                    if is_here or folder.is_absolute():
-                        raise
+            try:
+                return reader.from_pretrained(place, **local)
+            except OSError:
+                if is_local:
+                    raise
             if (why := _unreachable()) is not None:
                 raise ValueError(f"it is not, or not all of it, on this machine, and {why}")
             return reader.from_pretrained(place, **options)
@@ -54,14 +53,6 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
         if "gated" in str(error).lower():
             reason += " (accept its terms on its page, then log in by `hf auth login`)"
         raise ValueError(reason) from None
-
-
-def _fetched(name: str) -> bool:
-    """Whether something of that name was fetched before."""
-    from huggingface_hub import try_to_load_from_cache
-
-    files = ("config.json", "tokenizer_config.json", "tokenizer.json")
-    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def _unreachable() -> str | None:

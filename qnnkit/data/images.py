@@ -26,18 +26,15 @@ MOST_PIXELS = 2**27
 
 
 class Picture(NamedTuple):
-    """One image, uint8 (height, width) or (height, width, 3), with its file and side."""
+    """One image, uint8 (height, width) or (height, width, 3), and what it was: size, mode, frames."""
 
     pixels: np.ndarray
-    label: int
-    source: str
     size: tuple[int, int]
     mode: str
     n_frames: int = 1
-    side: str = "any"
 
 
-def read(content: bytes, label: int, source: str, size: tuple[int, int] | None) -> Picture:
+def read(content: bytes, size: tuple[int, int] | None = None) -> Picture:
     """A file's bytes as 8-bit grey or colour, resized if a size is given; of several frames the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,7 +48,7 @@ def read(content: bytes, label: int, source: str, size: tuple[int, int] | None) 
             pixels = _eight_bit(opened)  # (height, width[, 3])
     found = (pixels.shape[0], pixels.shape[1])
     pixels = fit(pixels, size or found, "L" if pixels.ndim == 2 else "RGB")
-    return Picture(pixels, label, source, found, mode, n_frames)
+    return Picture(pixels, found, mode, n_frames)
 
 
 def _eight_bit(image: Image.Image) -> np.ndarray:
@@ -95,20 +92,16 @@ class Stack:
         return pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
 
 
-def as_size(image_size: int | None) -> tuple[int, int] | None:
-    """(height, width) from a side in pixels; None stays None."""
-    if image_size is None:
-        return None
-    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
-    return image_size, image_size
+File = tuple[str, int, str]
+"""Side, label and source of an image."""
 
 
 def stack_files(
     content: Callable[[str], bytes],
-    files: Sequence[tuple[str, int, str]],
+    files: Sequence[File],
     classes: tuple[str, ...],
     *,
-    image_size: int | None,
+    image_size: int | tuple[int, int] | None,
     grey: bool | None,
     notes: Sequence[str] = (),
 ) -> Stack:
@@ -116,63 +109,36 @@ def stack_files(
 
     Args:
         content: Source -> the bytes of that file.
-        files: Side, label and source of each image.
+        files: Each image.
         classes: The name of each label.
-        image_size: As in `class_folder`.
+        image_size: As in `class_folder`; or (height, width).
         grey: As in `class_folder`.
         notes: What to tell before what happens here.
 
     Raises:
         ValueError: A class has no image that can be read, or they do not fit into memory.
     """
-    size, n_bytes = as_size(image_size), 0
-    pictures: list[Picture] = []
+    size, n_bytes = _as_size(image_size), 0
+    pictures: dict[File, Picture] = {}
     failed: list[str] = []
-    for side, label, source in files:
+    for file in files:
         try:
-            pictures.append(read(content(source), label, source, size)._replace(side=side))
+            pictures[file] = read(content(file[2]), size)
         except Exception as error:  # a damaged file makes Pillow raise almost anything
-            failed.append(f"{source} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
+            failed.append(f"{file[2]} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
             continue
-        n_bytes += pictures[-1].pixels.nbytes
+        n_bytes += pictures[file].pixels.nbytes
         if n_bytes > MAX_BYTES:
             step = "Pass a smaller one, such as 32."
             raise ValueError(checks.message("image_size", "keep all images under 4 GiB", image_size, step))
     if failed:
         of_all = f"{len(failed):,} of {len(files):,} images"
         notes = [*notes, f"Left out {of_all} that cannot be read: {first(failed)}."]
-    readable = {(each.side, each.label) for each in pictures}
-    if lacking := {(side, label) for side, label, _ in files} - readable:
+    if lacking := {file[:2] for file in files} - {file[:2] for file in pictures}:
         side, label = min(lacking)
         found = f"none in {classes[label] if classes else 'all'!r} ({side})"
         raise refusal("hold a readable image of every class", found, notes[-1])
-    return stack_pictures(pictures, classes, notes, image_size, grey)
-
-
-def stack_pictures(
-    pictures: Sequence[Picture], classes: tuple[str, ...], notes: Sequence[str], image_size: Any, grey: Any
-) -> Stack:
-    """Pictures of any size and mode, brought to one, with a note on how many that changed."""
-    messages, total = list(notes), len(pictures)
-    if films := [picture.source for picture in pictures if picture.n_frames > 1]:
-        messages.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
-    counts = Counter(picture.size for picture in pictures)
-    size = as_size(image_size) or max(counts, key=lambda each: (counts[each], each))
-    grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
-    mode = "L" if grey else "RGB"
-    if n := total - counts[size]:
-        messages.append(f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width).")
-    if others := [picture.mode for picture in pictures if picture.mode != mode]:
-        change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(others)))}"
-        messages.append(f"Converted {len(others):,} of {total:,} images to {change}.")
-    return Stack(
-        np.stack([fit(picture.pixels, size, mode) for picture in pictures]),
-        np.array([picture.label for picture in pictures], dtype=np.int64),
-        np.array([SIDES.index(picture.side) for picture in pictures], dtype=np.uint8),
-        tuple(picture.source for picture in pictures),
-        classes,
-        tuple(messages),
-    )
+    return _stacked(list(pictures), list(pictures.values()), classes, notes, size, grey)
 
 
 Parts = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -207,13 +173,48 @@ def stack_arrays(
     shapes = {side: images.shape[1:] for side, (images, _) in parts.items()}
     if len(set(shapes.values())) > 1:
         raise refusal("hold images of one size", shapes, "Resize them first.")
-    pictures = []
+    files, pictures = [], []
     for side, (images, labels) in parts.items():
         before = prefix if len(parts) == 1 else f"{prefix}{side}/"
+        files += [(side, label, f"{before}{row}") for row, label in enumerate(labels.tolist())]
         mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
-        for row, (pixels, label) in enumerate(zip(images, labels.tolist(), strict=True)):
-            pictures.append(Picture(pixels, label, f"{before}{row}", size, mode, side=side))
-    return stack_pictures(pictures, classes, notes, image_size, grey)
+        pictures += [Picture(pixels, size, mode) for pixels in images]
+    return _stacked(files, pictures, classes, notes, _as_size(image_size), grey)
+
+
+def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """(height, width) from a side in pixels; None stays None."""
+    if image_size is None or isinstance(image_size, tuple):
+        return image_size
+    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
+    return image_size, image_size
+
+
+def _stacked(
+    files: Sequence[File],
+    pictures: Sequence[Picture],
+    classes: tuple[str, ...],
+    notes: Sequence[str],
+    size: tuple[int, int] | None,
+    grey: bool | None,
+) -> Stack:
+    """Pictures of any size and mode, brought to one, with a note on how many that changed."""
+    notes, total = list(notes), len(pictures)
+    sides, labels, sources = zip(*files, strict=True)
+    if films := [source for source, picture in zip(sources, pictures, strict=True) if picture.n_frames > 1]:
+        notes.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
+    counts = Counter(picture.size for picture in pictures)
+    size = size or max(counts, key=lambda each: (counts[each], each))
+    grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
+    mode = "L" if grey else "RGB"
+    if n := total - counts[size]:
+        notes.append(f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width).")
+    if others := [picture.mode for picture in pictures if picture.mode != mode]:
+        change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(others)))}"
+        notes.append(f"Converted {len(others):,} of {total:,} images to {change}.")
+    images = np.stack([fit(picture.pixels, size, mode) for picture in pictures])
+    indices = np.array([SIDES.index(side) for side in sides], np.uint8)
+    return Stack(images, np.array(labels, np.int64), indices, sources, classes, tuple(notes))
 
 
 def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], **options: Any) -> ImageSplits:

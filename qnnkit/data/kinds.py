@@ -80,6 +80,9 @@ class Music(Base):
     """Tokens of a block; None takes 1,024."""
     composers: tuple[str, ...] | None = None
     """Whose pieces are used; None takes all."""
+    tokens: Literal["remi", "midi_v1", "midi_v2"] = "remi"
+    """How music is written for a net from scratch: remi (MidiTok's), or midi_v1 or midi_v2, events of eight
+    tokens for SkyTNT's midi_model. A pretrained model has its own."""
     transpose: int | None = Field(default=None, ge=0)
     """Semitones up or down by which training pieces are moved, anew in every epoch."""
     overlap: int | None = Field(default=None, ge=0)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data import duplicates, music_files
+from qnnkit.data import duplicates, music_files, music_tokens
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.duplicates import Content
 from qnnkit.data.music_files import Piece
@@ -31,27 +30,24 @@ class Transposition:
 
     Args:
         most: Semitones, up or down.
-        first: Token of the lowest pitch.
-        last: Token of the highest pitch.
+        tokens: How music is written, as `music_tokens.writing` gives it.
         seed: With the epoch, all that the shifts depend on.
     """
 
     most: int
-    first: int
-    last: int
+    tokens: Any
     seed: int = 0
 
     def __call__(self, blocks: TokenSet, epoch: int) -> TokenSet:
-        ids, first, last = blocks.input_ids, self.first, self.last
-        is_pitch = (ids >= first) & (ids <= last)  # (n, length)
-        down = (torch.where(is_pitch, ids, last).amin(1) - first).clamp(max=self.most)
-        up = (last - torch.where(is_pitch, ids, first).amax(1)).clamp(max=self.most)
+        ids, pitches = blocks.input_ids, self.tokens.pitches
+        is_pitch, last = self.tokens.is_pitch(ids), pitches.stop - 1  # (n, length)
+        down = (torch.where(is_pitch, ids, last).amin(1) - pitches.start).clamp(max=self.most)
+        up = (last - torch.where(is_pitch, ids, pitches.start).amax(1)).clamp(max=self.most)
         generator = keyed_generator("transposition", self.seed, epoch)
         drawn = torch.rand(len(ids), generator=generator, dtype=torch.float64)
-        shift = is_pitch * ((drawn * (down + up + 1)).long() - down)[:, None]
-        return replace(
-            blocks, input_ids=ids + shift, labels=blocks.labels + shift * (blocks.labels != IGNORED)
-        )
+        moved = self.tokens.shifted(ids, ((drawn * (down + up + 1)).long() - down)[:, None])
+        labels = torch.where(blocks.labels == IGNORED, IGNORED, moved)
+        return replace(blocks, input_ids=moved, labels=labels)
 
 
 def music(
@@ -64,6 +60,7 @@ def music(
     validation_fraction: float = 0.1,
     test_fraction: float = 0.1,
     transpose: int = 5,
+    tokens: str = "remi",
     tokenizer: str | Path | None = None,
 ) -> TokenSplits:
     """Pieces as blocks of tokens, each block of one piece, in splits by piece.
@@ -87,7 +84,9 @@ def music(
         validation_fraction: Share of each composer's pieces, about; one piece at least.
         test_fraction: Likewise.
         transpose: Semitones by which training blocks are shifted at most, anew in every epoch; 0 leaves them.
-        tokenizer: Folder of the model that an adapter goes on, whose tokenizer is used; None takes the kit's.
+        tokens: How music is written: "remi", a token after the other (MidiTok's); or "midi_v1" or "midi_v2",
+            an event of eight tokens after the other, as SkyTNT's midi_model reads it.
+        tokenizer: Folder of a model, whose tokenizer is used in its place.
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -97,80 +96,71 @@ def music(
     for name, value, most in (("overlap", overlap, sequence_length // 2), ("transpose", transpose, 12)):
         if not 0 <= value <= most:
             raise ValueError(checks.message(name, f"lie in 0..{most}", value, "Leave it out for the usual."))
-    tokens = music_files.tokenizer(tokenizer)
+    kept = music_tokens.tokenizer(tokenizer, tokens)
+    written = music_tokens.writing(kept)
+    if sequence_length % written.width:
+        rule, step = f"be a multiple of {written.width}", "An event has so many tokens."
+        raise ValueError(checks.message("sequence_length", rule, sequence_length, step))
     pieces, notes = music_files.collect(root, composers)
-    borders = {*tokens.token_ids_of_type("Bar"), *tokens.token_ids_of_type("Position")}
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
-    same: dict[str, list[Content]] = {name: [] for name in SPLITS}
-    count: Counter[str] = Counter()
+    rows: dict[str, list[Row]] = {name: [] for name in SPLITS}
+    lost: Counter[str] = Counter()
     for piece, side in zip(pieces, _sides(pieces, split_seed=split_seed, **shares), strict=True):
-        score, n_notes = tokens.preprocess_score(piece.score), piece.score.note_num()
-        count.update(notes=n_notes, moved=_moved(tokens, piece.score), lost=n_notes - score.note_num())
-        ids = [tokens["BOS_None"], *tokens.encode(score, no_preprocess_score=True).ids, tokens["EOS_None"]]
-        source, learns = f"{piece.composer}/{piece.name}", side == "train"
-        same[side].append(Content(str(ids).encode(), source))
-        for start, stop, known in _cuts(ids, borders, sequence_length, overlap if learns else 0):
-            blocks[side].append((source, ids[start:stop], 1 if learns else known))
-    if count["moved"] or count["lost"]:
-        told = (
-            f"Of {count['notes']:,} notes {count['moved']:,} begin or end off the grid of 24 points a quarter"
-        )
-        notes.append(f"{told} and are moved to it; {count['lost']:,} are left out.")
-    notes += duplicates.notes(same, "pieces", "note for note")
-    sets = {name: _stack(rows, sequence_length, tokens.pad_token_id) for name, rows in blocks.items()}
-    pitches = tokens.token_ids_of_type("Pitch")
-    augment = Transposition(transpose, min(pitches), max(pitches), split_seed) if transpose else None
-    return TokenSplits("music", **sets, tokenizer=tokens, notes=tuple(notes), augment=augment)
+        ids, without = written.encode(piece.score)
+        rows[side].append((f"{piece.composer}/{piece.name}", ids))
+        lost += without
+    same = {name: [Content(str(ids).encode(), source) for source, ids in rows[name]] for name in SPLITS}
+    notes += not_held(lost) + duplicates.notes(same, "pieces", "note for note")
+    overlaps = {"train": overlap}
+    sets = {name: blocks(rows[name], written, sequence_length, overlaps.get(name)) for name in SPLITS}
+    augment = Transposition(transpose, written, split_seed) if transpose else None
+    return TokenSplits("music", **sets, tokenizer=kept, notes=tuple(notes), augment=augment)
 
 
-def _moved(tokens: Any, score: Any) -> int:
-    """How many notes begin or end elsewhere in the tokens."""
-    lengths, n = [beat + part / res for beat, part, res in tokens.durations], 0
-    for notes in (track.notes.numpy() for track in score.tracks):
-        starts = notes["time"].astype(np.int64) * tokens.time_division % score.tpq
-        far = np.abs(np.subtract.outer(notes["duration"] / score.tpq, lengths)).min(1) > 1e-6
-        n += int(np.count_nonzero(far | (starts != 0)))
-    return n
+Row = tuple[str, list[int]]
+"""Where a piece comes from, and its tokens."""
+
+
+def blocks(rows: Sequence[Row], written: Any, length: int, overlap: int | None = None) -> TokenSet:
+    """Pieces in blocks, one piece after another.
+
+    Args:
+        rows: One piece or more.
+        written: As `music_tokens.writing` gives it.
+        length: Tokens of a block.
+        overlap: Tokens that two training blocks share at least, all of them predicted; None as in the test
+            split, where every token of a piece but the first ones is predicted once.
+    """
+    input_ids, labels, sources = [], [], []
+    for source, ids in rows:
+        start, covered, stop = 0, 1, 0  # nothing stands before the first token: it is never predicted
+        while stop < len(ids):
+            stop = min(start + length, len(ids))
+            known, block = covered - start if overlap is None else written.width, ids[start:stop]
+            input_ids.append(block + [written.pad] * (length - len(block)))
+            labels.append([IGNORED] * known + block[known:] + [IGNORED] * (length - len(block)))
+            sources.append(source)
+            covered, latest = stop, stop - max(overlap or 0, 1)
+            start = next((i for i in range(latest, start, -1) if ids[i] in written.borders), latest)
+    tokens, learned = torch.tensor(input_ids), torch.tensor(labels)
+    return TokenSet(tokens, learned.masked_fill(tokens == written.pad, IGNORED), tuple(sources))
+
+
+def not_held(lost: Counter[str]) -> list[str]:
+    """A sentence on what tokens do not hold; none where nothing is lost."""
+    told = ", ".join(f"{n:,} {what}" for what, n in (+lost).items())
+    return [f"Not in the tokens: {told}."] if told else []
 
 
 def first_pieces(splits: TokenSplits, split: str, n: int, n_bars: int) -> list[Piece]:
     """The first bars of some pieces of a split, as far as their first block goes: to show and to go on."""
-    part, tokens, pieces = splits.split(split), splits.tokenizer, []
-    rows = (part.input_ids[:, 0] == tokens["BOS_None"]).nonzero().flatten().tolist()
+    part, written, pieces = splits.split(split), music_tokens.writing(splits.tokenizer), []
+    rows = (part.input_ids[:, 0] == written.bos).nonzero().flatten().tolist()
     for row in rows[:: max(1, len(rows) // n)][:n]:
-        ids = [each for each in part.input_ids[row].tolist() if each not in tokens.special_tokens_ids]
-        bars = [i for i, each in enumerate(ids) if each == tokens["Bar_None"]]
+        ids = part.input_ids[row].tolist()
         composer, _, name = part.sources[row].partition("/")
-        pieces.append(
-            Piece(composer, name, tokens.decode(ids[: bars[n_bars] if len(bars) > n_bars else None]))
-        )
+        pieces.append(Piece(composer, name, written.decode(ids[: written.first_bars(ids, n_bars)])))
     return pieces
-
-
-_Block = tuple[str, list[int], int]
-"""Where it comes from, its tokens, and how many at its beginning are not predicted."""
-
-
-def _cuts(ids: Sequence[int], borders: set[int], length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
-    """(Start, stop, known) of each block: all blocks cover all tokens, and `known` were covered before."""
-    start, covered = 0, 1  # nothing stands before the first token: it is never predicted
-    while True:
-        stop = min(start + length, len(ids))
-        yield start, stop, covered - start
-        if stop == len(ids):
-            return
-        covered, latest = stop, stop - max(overlap, 1)
-        start = next((i for i in range(latest, start, -1) if ids[i] in borders), latest)
-
-
-def _stack(blocks: Sequence[_Block], length: int, pad: int) -> TokenSet:
-    input_ids = torch.full((len(blocks), length), pad)
-    labels = torch.full((len(blocks), length), IGNORED)
-    for row, (_, ids, known) in enumerate(blocks):
-        input_ids[row, : len(ids)] = torch.tensor(ids)
-        labels[row, known : len(ids)] = torch.tensor(ids[known:])
-    return TokenSet(input_ids, labels, tuple(source for source, _, _ in blocks))
 
 
 def _sides(pieces: Sequence[Piece], **options: Any) -> list[str]:

@@ -1,45 +1,30 @@
 """Pieces of music as people have them, MIDI files or JSON of 16ths by composer, and their tokens.
 
-symusic reads and writes MIDI; MidiTok's REMI (Huang and Yang 2020, arXiv:2002.00212, with the programs of
-REMI+, arXiv:2201.10936) turns a score into tokens and back. A note is `Program`, `Pitch` (of drums
-`PitchDrum`), `Velocity` and `Duration`, behind the `Bar`, `Position` and `Tempo` where it begins. Each note
-names its program, so a sequence may be cut at any `Bar` or `Position` without losing an instrument.
+symusic reads and writes MIDI; `music_tokens` and `midi_events` turn a score into tokens and back.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from qnnkit import checks, words, workspace
+from qnnkit import checks, words
 from qnnkit.data import fetch, places
 from qnnkit.data.folders import SIDES
 
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi")
-FILE = "tokenizer.json"
-"""What MidiTok writes."""
-GRID = {"beat_res": {(0, 4): 24, (4, 16): 4, (16, 64): 1}, "use_time_signatures": False}
-"""Notes begin on 24ths of a quarter (32nds and triplets of 16ths are exact), and last whole numbers of these
-up to 4 quarters, of 16ths up to 16, of quarters up to 64. Bars have four quarters, so all share one grid."""
-NOTES = {"pitch_range": (0, 127), "drums_pitch_range": (0, 127), "use_programs": True}
-TEMPOS = {"use_tempos": True, "tempo_range": (20, 260), "num_tempos": 241}
-"""Whole quarters a minute."""
 STEPS_PER_QUARTER, VELOCITY = 4, 79
 """Of JSON of 16ths, which knows no velocity."""
 LONGEST = 2**15
 """Quarters; more (8,192 bars) is no music but a damaged file."""
-UNREAD = {"pedals": "pedals", "pitch_bends": "pitch bends", "controls": "control changes", "lyrics": "lyrics"}
-"""What a track of symusic has and the tokens have not."""
-
-Steps = list[list[Annotated[int, Field(ge=-1, le=127)] | None]]
+Steps = list[list[Annotated[int | None, Field(ge=-1, le=127)]]]
 """The pitches that sound in each 16th; a voice that rests is -1 or None."""
 
 
@@ -50,33 +35,6 @@ class Piece(NamedTuple):
     name: str
     score: Any  # symusic.Score, in ticks
     side: str = ""
-
-
-def tokenizer(folder: str | Path | None = None) -> Any:
-    """MidiTok's REMI, or the one that `save_pretrained` wrote next to a model.
-
-    Raises:
-        ValueError: The folder holds none, or MidiTok is not installed.
-    """
-    try:
-        from miditok import REMI, TokenizerConfig
-    except ImportError:
-        step = "Run: pip install 'qnnkit[music]'."
-        raise ValueError(checks.message("miditok", "be installed for music", "missing", step)) from None
-    if folder is None:
-        options: dict[str, Any] = GRID | NOTES | TEMPOS
-        return REMI(TokenizerConfig(special_tokens=["PAD", "BOS", "EOS"], **options))
-    path = Path(folder).expanduser()
-    if not is_music(path):
-        rule = f"be the folder of a model of music, with the {FILE} of MidiTok's REMI"
-        raise ValueError(checks.message("tokenizer", rule, str(folder), "Train one by music_llama."))
-    return REMI(params=path / FILE)
-
-
-def is_music(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of music."""
-    content = workspace.read_json(folder / FILE)
-    return isinstance(content, dict) and content.get("tokenization") == "REMI"
 
 
 def collect(
@@ -95,50 +53,36 @@ def collect(
         FileNotFoundError: Nothing is there.
         ValueError: No file of music is there, none of a composer, or none that can be read.
     """
-    pieces, left_out, unread = [], [], Counter()
-    with contextlib.ExitStack() as stack:
-        files, notes = _listed([root] if isinstance(root, str | Path | None) else root, stack)
-        chosen = (
-            files if composers is None else [checks.choice("composers", each, files) for each in composers]
-        )
-        for place, name, composer in [(*file, each) for each in chosen for file in files[each]]:
-            try:
-                read = _read(place, name, composer)
-            except (ValueError, OSError, RuntimeError) as error:
-                left_out.append(f"{name} ({words.first_line(error)})")
-                continue
-            pieces += [piece for piece in read if piece.score.note_num()]
-            left_out += [f"{piece.name} (no notes)" for piece in read if not piece.score.note_num()]
+    pieces, left_out = [], []
+    files, notes = _listed([root] if isinstance(root, str | Path | None) else root)
+    chosen = files if composers is None else [checks.choice("composers", each, files) for each in composers]
+    for place, name, composer in [(*file, each) for each in chosen for file in files[each]]:
+        try:
+            read = _read(place, name, composer)
+        except (ValueError, OSError, RuntimeError) as error:
+            left_out.append(f"{name} ({words.first_line(error)})")
+            continue
+        pieces += [piece for piece in read if piece.score.note_num()]
+        left_out += [f"{piece.name} (no notes)" for piece in read if not piece.score.note_num()]
     if not pieces:
         step = f"Found there: {places.first(left_out, 3) or 'none'}. Add MIDI files, or JSON of 16ths."
         raise places.refusal("hold music that can be read", str(root), step)
-    for piece in pieces:
-        unread["time signatures other than 4/4"] += sum(
-            (each.numerator, each.denominator) != (4, 4) for each in piece.score.time_signatures
-        )
-        for track in piece.score.tracks:
-            unread.update({what: len(getattr(track, field)) for field, what in UNREAD.items()})
     notes = notes if composers is None else []
     notes += places.left_out({"files or pieces of music": left_out})
-    if +unread:
-        notes.append(f"Not read: {', '.join(f'{n:,} {what}' for what, n in (+unread).items())}.")
     return pieces, notes
 
 
 def composers_in(root: str | Path) -> tuple[str, ...]:
     """The names of all composers in a folder, archive or file, as `collect` takes them; no piece is read."""
-    with contextlib.ExitStack() as stack:
-        return tuple(_listed([root], stack)[0])
+    return tuple(_listed([root])[0])
 
 
-def _listed(
-    roots: Sequence[Any], stack: contextlib.ExitStack
-) -> tuple[dict[str, list[tuple[places.Place, str]]], list[str]]:
+def _listed(roots: Sequence[Any]) -> tuple[dict[str, list[tuple[places.Place, str]]], list[str]]:
     """Composer -> where each file is and its name there; and sentences on what is no music."""
     files, notes, queue = {}, [], list(roots)
     for root in queue:
         path = fetch.local(root)
-        place = stack.enter_context(places.open_place(path, single=(*MIDI, *JSON)))
+        place = places.open_place(path, single=(*MIDI, *JSON))
         zips = (".zip",) if path.is_dir() else ()
         notes += place.notes((*MIDI, *JSON, *zips), "music")
         for member in place.members:
@@ -161,10 +105,9 @@ def _read(place: places.Place, name: str, composer: str) -> list[Piece]:
     text = places.unpacked(content) if name.lower().endswith(".gz") else content
     try:
         parts = TypeAdapter(dict[str, list]).validate_python(json.loads(text))
-        by_side = bool(parts) and set(parts) <= set(SIDES)
-        rows = [(key, parts[key], "") for key in sorted(parts, key=places.natural) if not by_side]
-        for key in sorted(parts) if by_side else ():
-            rows += [(f"{SIDES[key]}-{i:03d}", piece, SIDES[key]) for i, piece in enumerate(parts[key])]
+        rows = [(key, parts[key], "") for key in sorted(parts, key=places.natural)]
+        if parts and set(parts) <= set(SIDES):
+            rows = [(f"{SIDES[k]}-{i:03d}", each, SIDES[k]) for k, v, _ in rows for i, each in enumerate(v)]
         if not rows:
             raise ValueError("no pieces")
         steps = TypeAdapter(Steps).validate_python
@@ -185,7 +128,7 @@ def of_midi(content: bytes) -> Any:
     return score
 
 
-def of_steps(steps: Iterable[Iterable[int | None]]) -> Any:
+def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
     """A score of 16ths, each a list of the MIDI pitches that sound in it; a pitch that stays is one note.
 
     Voices in unison are notes of their own.
@@ -196,19 +139,20 @@ def of_steps(steps: Iterable[Iterable[int | None]]) -> Any:
     """
     from symusic import Note, Score, Track
 
-    notes, begun, last = [], {}, None
-    for now, step in enumerate([*steps, ()]):
-        if step == last:
-            continue
-        last, voices = step, Counter(pitch for pitch in step if pitch not in (None, -1))
-        sounding = {(pitch, voice) for pitch, n in voices.items() for voice in range(n)}
-        for key in begun.keys() - sounding:
-            start = begun.pop(key)
-            notes.append((start, now - start, key[0], VELOCITY))
-        begun |= dict.fromkeys(sounding - begun.keys(), now)
+    times = np.repeat(np.arange(len(steps)), [len(step) for step in steps])
+    pitches = np.array([*itertools.chain.from_iterable(steps)], float)  # None becomes NaN
+    times, pitches = times[pitches >= 0], pitches[pitches >= 0].astype(int)
+    order = np.lexsort((times, pitches))
+    cells = pitches[order] * len(steps) + times[order]  # equal where voices are in unison
+    voices = np.arange(len(cells)) - np.searchsorted(cells, cells)
+    rows = np.stack([pitches[order], voices, times[order]])
+    rows = rows[:, np.lexsort(rows[::-1])]  # each voice of each pitch as time goes by
+    begins = np.flatnonzero((np.diff(rows, prepend=-2) != [[0], [0], [1]]).any(0))
+    notes = np.stack([rows[2, begins], np.diff(begins, append=rows.shape[1]), rows[0, begins]])
+    starts, lengths, heard = notes[:, np.lexsort(notes[::-1])].astype(np.int32)
     score: Any = Score(STEPS_PER_QUARTER)
     track: Any = Track()
-    columns = np.array(sorted(notes), np.int32).reshape(-1, 4).T
-    track.notes = Note.from_numpy(columns[0], columns[1], *columns[2:].astype(np.int8))
+    loudness = np.full(len(starts), VELOCITY, np.int8)
+    track.notes = Note.from_numpy(starts, lengths, heard.astype(np.int8), loudness)
     score.tracks.append(track)
     return score

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import io
 import os
 import re
 import stat
@@ -189,17 +187,14 @@ def unpacked(content: bytes) -> bytes:
     Raises:
         ValueError: It is damaged, or holds more than 4 GiB; the message is the reason alone.
     """
-    parts, left = [], MAX_BYTES
+    stream = zlib.decompressobj(31)
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            while part := file.read(2**20):
-                parts.append(part)
-                left -= len(part)
-                if left < 0:
-                    raise ValueError("larger than 4 GiB unpacked")
-    except (EOFError, zlib.error, OSError) as error:
-        raise ValueError(str(error) or "cut short") from None
-    return b"".join(parts)
+        whole = stream.decompress(content, MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not stream.eof or stream.unused_data:
+        raise ValueError("larger than 4 GiB unpacked" if stream.unconsumed_tail else "cut short, or of parts")
+    return whole
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

@@ -40,18 +40,15 @@ def obtain(name: str, root: str | Path | None, download: bool) -> Path:
         FileNotFoundError: It is not there; the message says where to get it and how to ask.
         OSError: It cannot be fetched.
     """
-    public = PUBLIC[name]
-    path = fetch.local(root) if root else store() / name
+    path, files = fetch.local(root) if root else store() / name, PUBLIC[name]["files"]
     if download and (path.is_dir() or not (path.exists() or path.name.lower().endswith(ARCHIVES))):
-        for file, checksum in public["files"].items():
-            if not (
-                root and any(path.rglob(f"{file.removesuffix('.gz')}*"))
-            ):  # your own files are taken as they are
-                fetch.download(public["address"] + urllib.parse.quote(file), path / file, checksum)
+        for file, checksum in files.items():
+            if not (root and any(path.rglob(f"{file.removesuffix('.gz')}*"))):  # yours are taken as they are
+                fetch.download(PUBLIC[name]["address"] + urllib.parse.quote(file), path / file, checksum)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         raise _missing(name, root, download)
-    inside = path / next(iter(public["files"]))  # an archive that is all of a dataset
-    return inside if len(public["files"]) == 1 and inside.is_file() else path
+    inside = path / next(iter(files))  # an archive that is all of a dataset
+    return inside if len(files) == 1 and inside.is_file() else path
 
 
 def _missing(name: str, root: str | Path | None, download: bool, files: str = "") -> FileNotFoundError:

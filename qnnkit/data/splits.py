@@ -192,8 +192,10 @@ def share_of(
 ) -> torch.Tensor | None:
     """Sorted rows that are a share of n, chosen by the seed; a smaller share lies inside a larger one.
 
-    With labels, of shape (n,), class by class; see `Splits.keep`. A number above 1 is how many there are to
-    be. None stands for all of them.
+    With labels, of shape (n,), class by class: one of each class comes first, then the k-th of m is due at
+    k / m, and what is due first is taken until the total is reached. `seed` decides between equals, and no
+    class keeps less than its share, rounded down. A number above 1 is how many there are to be. None stands
+    for all of them.
     """
     if train_fraction > 1 and train_fraction == int(train_fraction) <= n:
         train_fraction /= n
@@ -203,32 +205,20 @@ def share_of(
         raise ValueError(checks.message("train_fraction", rule, train_fraction, step))
     if train_fraction == 1:
         return None
+
+    def order(n: int, *key: int) -> np.ndarray:
+        return torch.randperm(n, generator=keyed_generator("train_fraction", seed, *key)).numpy()
+
     if labels is None:
-        order = torch.randperm(n, generator=keyed_generator("train_fraction", seed))
-        return order[: max(1, round(train_fraction * n))].sort().values
-    sizes = labels.bincount()
-    rows = []
-    for label, count in enumerate(_shares(sizes.numpy(), train_fraction, seed)):
-        own = torch.nonzero(labels == label).flatten()
-        order = torch.randperm(len(own), generator=keyed_generator("train_fraction", seed, label))
-        rows.append(own[order[:count]])
-    return torch.cat(rows).sort().values
-
-
-def _shares(sizes: np.ndarray, fraction: float, seed: int) -> list[int]:
-    """How many images each class keeps, of so many; no class keeps fewer at a larger fraction.
-
-    One of each class comes first. The k-th of n is due at k / n, and the images that are due first are taken
-    until the total is reached; `seed` decides between equals. No class keeps less than its share, rounded
-    down.
-    """
-    ranks = torch.randperm(len(sizes), generator=keyed_generator("train_fraction", seed)).numpy()
-    label = np.repeat(np.arange(len(sizes)), sizes)
-    number = np.arange(len(label)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # 0, 1, ... in each class
-    due = np.where(number == 0, 0.0, (number + 1) / sizes[label])
-    chosen = np.lexsort((ranks[label], due))[: max(round(fraction * len(label)), np.count_nonzero(sizes))]
-    counts = np.bincount(label[chosen], minlength=len(sizes))
-    return np.maximum(counts, (fraction * sizes).astype(np.int64)).tolist()
+        return torch.from_numpy(np.sort(order(n)[: max(1, round(train_fraction * n))]))
+    label, sizes, place = labels.numpy(), labels.bincount().numpy(), np.empty(n)
+    for each, size in enumerate(sizes):  # places 1, 2, ... in each class
+        place[np.flatnonzero(label == each)[order(size, each)]] = np.arange(1, size + 1)
+    due, ranks = np.where(place == 1, 0.0, place / sizes[label]), order(len(sizes))
+    total = max(round(train_fraction * n), np.count_nonzero(sizes))
+    chosen = place <= (train_fraction * sizes).astype(np.int64)[label]
+    chosen[np.lexsort((ranks[label], due))[:total]] = True
+    return torch.from_numpy(np.flatnonzero(chosen))
 
 
 # --- who is in which split ---------------------------------------------------------------------------------
@@ -276,36 +266,31 @@ def split_rows(
         [True, True, True]
     """
     sides = np.zeros(len(labels), np.uint8) if sides is None else sides
-    own = [np.flatnonzero(sides == SIDES.index(side)) for side in SPLITS]
-    shares = {"test": test_fraction, "validation": validation_fraction}
-    shares = {side: share for side, share in shares.items() if not len(own[SPLITS.index(side)])}
-    rows = own[0] if len(own[0]) else np.flatnonzero(sides == 0)
-    counts = {side: int(share) for side, share in shares.items() if share > 1 and share == int(share)}
-    shares |= {side: count / max(1, len(rows)) for side, count in counts.items()}
+    parts = {side: np.flatnonzero(sides == SIDES.index(side)) for side in SPLITS}
+    fractions = {"test": test_fraction, "validation": validation_fraction}
+    shares = {side: share for side, share in fractions.items() if not len(parts[side])}
+    rows = parts["train"] = parts["train"] if len(parts["train"]) else np.flatnonzero(sides == 0)
+    counts = {side for side, share in shares.items() if share > 1 and share == int(share)}
+    shares |= {side: shares[side] / max(1, len(rows)) for side in counts}
     if shares and not (min(shares.values()) > 0 and sum(shares.values()) < 1):
         rule = f"be above 0, as all fractions must, and leave {what} for training"
         side = min(shares, key=lambda side: (0 < shares[side] < 1, side != "test"))
         step = "Use 0.2, or a whole number of them."
-        raise ValueError(checks.message(f"{side}_fraction", rule, counts.get(side, shares[side]), step))
+        raise ValueError(checks.message(f"{side}_fraction", rule, fractions[side], step))
     if not 0 <= split_seed < 2**32:
         raise ValueError(checks.message("split_seed", "lie in 0..4294967295", split_seed, "Use 0."))
-    drawn: dict[str, np.ndarray] = {}
     if shares and names is None:
-        total = len(rows)
-        for side, share in shares.items():
-            n = max(len(classes), round(share * total))
-            rows, drawn[side] = _drawn(labels, rows, n, split_seed)
+        parts |= _drawn(labels, rows, shares, len(classes), split_seed)
     elif shares and names is not None:
-        rows, drawn = _hashed(labels, rows, names, shares, counts, split_seed)
-    parts = rows, drawn.get("validation", own[1]), drawn.get("test", own[2])
-    for part, side in zip(parts, SPLITS, strict=True):
+        parts |= _hashed(labels, rows, names, shares, counts, split_seed)
+    for side, part in parts.items():
         if lacking := np.flatnonzero(np.bincount(labels[part], minlength=len(classes)) == 0).tolist():
             there = np.bincount(labels, minlength=len(classes)).tolist()
             few = {classes[label]: there[label] for label in lacking[:5]} if any(classes) else there[0]
             step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
             rule = f"hold enough {what} {'of every class ' * (len(classes) > 1)}for all three splits"
             raise refusal(rule, few, f"None is left for {side}: {step}")
-    return parts
+    return parts["train"], parts["validation"], parts["test"]
 
 
 def split_names(names: Sequence[str], holder: str = "", **options: Any) -> list[str]:
@@ -322,21 +307,25 @@ def split_names(names: Sequence[str], holder: str = "", **options: Any) -> list[
         keys.append(f"{name}/{seen[name]}" if seen[name] else name)
         seen[name] += 1
     parts = split_rows(np.zeros(len(keys), np.int64), (holder,), names=keys, **options)
-    sides = np.empty(len(keys), object)
-    for side, rows in zip(SPLITS, parts, strict=True):
-        sides[rows] = side
-    return sides.tolist()
+    sides = {row: side for side, rows in zip(SPLITS, parts, strict=True) for row in rows.tolist()}
+    return [sides[row] for row in range(len(keys))]
 
 
-def _drawn(labels: np.ndarray, rows: np.ndarray, n: int, split_seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows without `n` of them, and these, class by class and sorted."""
+def _drawn(
+    labels: np.ndarray, rows: np.ndarray, shares: dict[str, float], n_classes: int, split_seed: int
+) -> dict[str, np.ndarray]:
+    """Exact shares of the rows, class by class, and the rest for training; all sorted."""
     from sklearn.model_selection import train_test_split
 
-    try:
-        rest, drawn = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed)
-    except ValueError:  # scikit-learn refuses a class of one image, and fewer images than classes
-        return rows, rows[:0]
-    return np.sort(rest), np.sort(drawn)
+    parts, total = {}, len(rows)
+    for side, share in shares.items():
+        n, options = max(n_classes, round(share * total)), {"random_state": split_seed}
+        try:
+            rows, drawn = train_test_split(rows, test_size=n, stratify=labels[rows], **options)
+        except ValueError:  # scikit-learn refuses a class of one image, and fewer images than classes
+            drawn = rows[:0]
+        rows, parts[side] = np.sort(rows), np.sort(drawn)
+    return {**parts, "train": rows}
 
 
 def _hashed(
@@ -344,24 +333,20 @@ def _hashed(
     rows: np.ndarray,
     names: Sequence[str],
     shares: dict[str, float],
-    counts: dict[str, int],
+    counts: set[str],
     split_seed: int,
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The rows without those that are drawn for each side, and these; of `counts` as many as they say."""
+) -> dict[str, np.ndarray]:
+    """About these shares of the rows by the hash of each name, or exact counts; the rest for training."""
     hashes = [hashlib.sha256(f"{split_seed}/{names[row]}".encode(errors="surrogatepass")) for row in rows]
     places = np.array([int.from_bytes(each.digest()[:8], "big") / 2**64 for each in hashes])  # in 0..1
-    ends, found = np.cumsum(list(shares.values())), [[] for _ in range(len(shares) + 1)]
+    sides, ends = np.empty(len(rows), np.int64), np.cumsum(list(shares.values()))
     for label in np.unique(labels[rows]):
         of_class = np.flatnonzero(labels[rows] == label)
         order = of_class[np.argsort(places[of_class], kind="stable")]
-        cuts, n = np.searchsorted(places[order], ends), len(order)
-        for k, side in enumerate(
-            shares
-        ):  # one sample at least on each side and in training, where there are enough
+        cuts, n = [0, *np.searchsorted(places[order], ends)], len(order)
+        for k, side in enumerate(shares, start=1):  # where there are enough, one on each side at least
             if side in counts:
-                cuts[k] = round(shares[side] * n) + (cuts[k - 1] if k else 0)
-            cuts[k] = max(min(cuts[k], n - (len(cuts) - k)), cuts[k - 1] + 1 if k else 1)
-        for part, chosen in zip(found, np.split(order, cuts), strict=True):
-            part.append(rows[chosen])
-    *drawn, rest = (np.sort(np.concatenate(part)) for part in found)
-    return rest, dict(zip(shares, drawn, strict=True))
+                cuts[k] = round(shares[side] * n) + cuts[k - 1]
+            cuts[k] = max(min(cuts[k], n - (len(cuts) - k)), cuts[k - 1] + 1)
+        sides[order] = np.searchsorted(cuts[1:], np.arange(n), side="right")
+    return {side: rows[sides == k] for k, side in enumerate((*shares, "train"))}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,75 +74,48 @@ def text(
     for document in documents:
         if document.text:
             parts[side[document.key]].append(document)
-    made, about = _tokenizer(tokenizer, vocabulary, parts, sequence_length)
-    packed = {name: _packed(parts[name], made, sequence_length) for name in SPLITS}
-    if short := [
-        f"{each.n_lost:,} tokens in {name}" for name, each in packed.items() if not len(each.blocks)
-    ]:
-        step = "Lower sequence_length, hold more out, try another split_seed, or add text."
-        raise refusal(f"hold a block of {sequence_length} tokens for every split", ", ".join(short), step)
-    contents = {
-        name: [Content(document.text.encode(), document.name) for document in parts[name]] for name in SPLITS
-    }
-    notes += [*about, *duplicates.notes(contents, "documents", "letter for letter")]
-    notes += _losses(packed, sequence_length)
-    blocks = (each.blocks for each in packed.values())
-    return TokenSplits("text", *blocks, tokenizer=made, notes=tuple(notes))
-
-
-def _tokenizer(
-    name: str | Path | None, vocabulary: int, parts: dict[str, list[Document]], length: int
-) -> tuple[Any, list[str]]:
-    """The tokenizer of this name, or one trained on the training documents; and notes on it."""
-    notes = []
-    if name is None:
+    if tokenizer is None:
         made = tokenizers.trained((document.text for document in parts["train"]), vocabulary)
         notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
     else:
-        made = tokenizers.loaded(name)
-        if length > made.model_max_length:
+        made = tokenizers.loaded(tokenizer)
+        if sequence_length > made.model_max_length:
             rule = f"be at most {made.model_max_length:,}, the longest that this tokenizer's model takes"
-            raise ValueError(checks.message("sequence_length", rule, length, "Use fewer tokens."))
+            raise ValueError(checks.message("sequence_length", rule, sequence_length, "Use fewer tokens."))
     if any(document.messages for part in parts.values() for document in part):
         notes += tokenizers.with_chat_template(made)
-    return made, notes
+    texts = {name: [Content(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS}
+    notes += duplicates.notes(texts, "documents", "letter for letter")
+    packed = {name: _packed(parts[name], made, sequence_length) for name in SPLITS}
+    ends = {name: f"{lost['tokens']:,} in {name}" for name, (_, lost) in packed.items()}
+    if short := [ends[name] for name, (blocks, _) in packed.items() if not len(blocks)]:
+        step = "Lower sequence_length, hold more out, try another split_seed, or add text."
+        raise refusal(f"hold {sequence_length} tokens for every split", ", ".join(short), step)
+    lost = sum((lost for _, lost in packed.values()), Counter[str]())
+    if n := lost["chats"]:
+        notes.append(f"Chats left out, without an answer to predict: {n:,}.")
+    if lost["tokens"]:
+        told = f"Tokens at a split's end that fill no block of {sequence_length} are left out"
+        notes.append(f"{told}: {', '.join(ends.values())}.")
+    if n := lost["blocks"]:
+        notes.append(f"Blocks left out, in which nothing is to be predicted: {n:,}.")
+    blocks = (blocks for blocks, _ in packed.values())
+    return TokenSplits("text", *blocks, tokenizer=made, notes=tuple(notes))
 
 
-class _Packed(NamedTuple):
-    """The blocks of a split, and how much is left out."""
-
-    blocks: TokenSet
-    n_lost: int  # tokens at the end that fill no block
-    n_silent: int  # blocks in which nothing is to be predicted
-    n_unanswered: int  # chats without an answer
-
-
-def _packed(documents: Sequence[Document], tokenizer: Any, length: int) -> _Packed:
+def _packed(documents: Sequence[Document], tokenizer: Any, length: int) -> tuple[TokenSet, Counter[str]]:
+    """The blocks of a split; and how many chats, tokens at its end and silent blocks are not in them."""
     streams = [(document.name, encoded(document, tokenizer)) for document in documents]
     answered = [(name, stream) for name, stream in streams if stream is not None]
     none = torch.zeros(0, dtype=torch.int64)
-    tokens, labels = (torch.cat([none, *(stream[part] for _, stream in answered)]) for part in (0, 1))
-    n, n_lost = divmod(len(tokens), length)
-    tokens, labels = tokens[: n * length].view(n, length), labels[: n * length].view(n, length)
-    ends = torch.tensor([len(stream[0]) for _, stream in answered], dtype=torch.int64).cumsum(0)
-    first = torch.searchsorted(ends, torch.arange(n) * length, right=True)  # the document each begins in
+    tokens, labels = (torch.cat([none, *(stream[i] for _, stream in answered)]) for i in (0, 1))
+    n, rest = divmod(len(tokens), length)
+    tokens, labels = (each[: n * length].view(n, length) for each in (tokens, labels))
     rows = (labels[:, 1:] != IGNORED).any(dim=1).nonzero().flatten()
-    sources = tuple(answered[i][0] for i in first[rows].tolist())
-    blocks = TokenSet(tokens[rows], labels[rows], sources)
-    return _Packed(blocks, n_lost, n - len(rows), len(streams) - len(answered))
-
-
-def _losses(packed: dict[str, _Packed], length: int) -> list[str]:
-    """Sentences on what the blocks do not hold."""
-    notes = []
-    if n := sum(each.n_unanswered for each in packed.values()):
-        notes.append(f"Chats left out, without an answer to predict: {n:,}.")
-    if any(each.n_lost for each in packed.values()):
-        lost = ", ".join(f"{each.n_lost:,} in {name}" for name, each in packed.items())
-        notes.append(f"Tokens at a split's end that fill no block of {length} are left out: {lost}.")
-    if n := sum(each.n_silent for each in packed.values()):
-        notes.append(f"Blocks left out, in which nothing is to be predicted: {n:,}.")
-    return notes
+    ends = torch.tensor([len(ids) for _, (ids, _) in answered], dtype=torch.int64).cumsum(0)
+    begins = torch.searchsorted(ends, rows * length, right=True)  # the document that each block begins in
+    lost = Counter(chats=len(streams) - len(answered), tokens=rest, blocks=n - len(rows))
+    return TokenSet(tokens[rows], labels[rows], tuple(answered[i][0] for i in begins.tolist())), lost
 
 
 def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor] | None:
@@ -151,16 +125,11 @@ def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor] | None:
     tokenizer's template writes after it. A question and its answer are encoded apart, as they are when a
     model is asked. Either ends in the tokenizer's end of text.
     """
-    if document.messages:
-        pieces = answers(document, tokenizer)
-        if pieces is None:
-            return None
-        tokens = [
-            (tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], predicted)
-            for text, predicted in pieces
-        ]
-    else:
-        tokens = [(tokenizer(document.text, verbose=False)["input_ids"], True)]
+    pieces = answers(document, tokenizer) if document.messages else [(document.text, True)]
+    if pieces is None:
+        return None
+    kind = {"add_special_tokens": not document.messages, "verbose": False}
+    tokens = [(tokenizer(text, **kind)["input_ids"], predicted) for text, predicted in pieces]
     last = tokens[-1][0] if document.messages else tokens[-1][0][-1:]
     if tokenizer.eos_token_id not in last:  # templates may write a line's end after it
         tokens.append(([tokenizer.eos_token_id], True))

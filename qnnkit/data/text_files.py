@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ SUFFIXES = (*TEXT, *records.SUFFIXES)
 """What is read; other files are left out."""
 CHARACTERS = 2000
 """Most that a document has which is cut out of a longer text."""
+PAGE = re.compile(rf"(?s).{{1,{CHARACTERS}}}\Z|.{{0,{CHARACTERS - 1}}}\n|.{{{CHARACTERS}}}")
+"""As many lines as fit, or a piece of one that is longer."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _of_file(reader: Reader, name: str, top: str, alone: bool) -> Iterator[list[
     elif len(text := reader.text(name)) <= 2 * CHARACTERS:
         groups = iter([[Document(name, name, text.strip(), key=path)]])
     else:
-        groups = _grouped(list(_speeches(name, text, "" if alone else f"{path}\n")))
+        groups = _grouped(_speeches(name, text, "" if alone else f"{path}\n"))
     for group in groups:  # equal ones of a file have keys of their own, which no other file changes
         seen[key := group[0].key] += 1
         if seen[key] > 1:
@@ -109,31 +111,19 @@ def _of_file(reader: Reader, name: str, top: str, alone: bool) -> Iterator[list[
 
 
 def _speeches(name: str, text: str, above: str) -> Iterator[Document]:
-    """What stands between blank lines, each with its first line as heading (and the file `above` it)."""
+    """What stands between blank lines, each with its first line as heading (and the file `above` it).
+
+    One that is much longer than a document should be is cut, at line ends where it has any.
+    """
     for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
         heading = above + speech.partition("\n")[0].strip().rstrip(":")
-        for piece in _pages(speech):
-            if piece.strip():
-                yield Document(f"{name}, paragraph {number}", heading, piece, key=piece)
+        for page in [speech] if len(speech) <= 2 * CHARACTERS else PAGE.findall(speech):
+            if page.strip():
+                page = page.rstrip("\n")
+                yield Document(f"{name}, paragraph {number}", heading, page, key=page)
 
 
-def _pages(speech: str) -> Iterator[str]:
-    """A speech, cut at line ends only where it is much longer than a document should be."""
-    if len(speech) <= 2 * CHARACTERS:
-        yield speech
-        return
-    page = ""
-    for line in speech.splitlines(keepends=True):
-        for start in range(0, len(line), CHARACTERS):
-            bit = line[start : start + CHARACTERS]
-            if page and len(page) + len(bit) > CHARACTERS:
-                yield page.rstrip("\n")
-                page = ""
-            page += bit
-    yield page.rstrip("\n")
-
-
-def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
+def _grouped(speeches: Iterable[Document]) -> Iterator[list[Document]]:
     """Speeches that follow each other and make a document.
 
     One begins where the hash of a speech says so, about every 4,000 characters, and else where the one before

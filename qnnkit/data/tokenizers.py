@@ -115,151 +115,78 @@ def _read(name: str | Path) -> Any:
 PAD, UNKNOWN, BEGIN, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
 SPECIAL = (PAD, UNKNOWN, BEGIN, EOS)
 """In this order: transformers takes an end of number 2 for an old mistake, and pools texts elsewhere."""
-MAX_LENGTH = 32
-"""Tokens of a text by default; captions of COCO have about a dozen words."""
+LENGTH = 32
+"""Tokens of a caption by default; captions of COCO have about a dozen words."""
 VOCABULARY = 8192
-"""Most tokens of a trained tokenizer by default."""
+"""Most words that a trained tokenizer knows; one token stands for all others."""
 
 
-class CaptionTokenizer:
-    """Texts as numbers between a begin and an end, padded to one length.
-
-    CLIP pools a text at its end token, so one that is too long is cut before it.
+def of_captions(wanted: Any, captions: Sequence[str], length: int | None = None) -> Any:
+    """A tokenizer of transformers for captions: each between a begin and an end, which CLIP pools texts at.
 
     Args:
-        inner: A tokenizer of transformers that has a begin, an end and a padding, and puts the first two.
-        sequence_length: Tokens of a text, begin and end among them.
+        wanted: None trains one on the captions, in small letters: a token for each word and each mark. A
+            folder, or a name on the Hub, is read. A tokenizer of transformers is taken as it is.
+        captions: What it is trained on: the training captions alone.
+        length: Tokens of a caption, begin and end among them (`model_max_length`); by default 32, or what
+            the tokenizer that is read says.
 
     Raises:
-        ValueError: `sequence_length` leaves no room for a word, or the tokenizer puts no end.
+        ValueError: It cannot be read, puts no end behind a text, or `length` leaves no room for a word.
 
     Example:
-        >>> tokenizer = CaptionTokenizer.train(["A photo of a cat.", "A dog"], sequence_length=6)
-        >>> ids, mask = tokenizer.encode(["a dog", "a photo of a cat and of a dog"])
-        >>> tokenizer.decode(ids[1]), mask[0].tolist()
+        >>> tokenizer = of_captions(None, ["A photo of a cat.", "A dog"], 6)
+        >>> ids, mask = encode(tokenizer, ["a dog", "a photo of a cat and of a dog"])
+        >>> tokenizer.decode(ids[1], skip_special_tokens=True), mask[0].tolist()
         ('a photo of a', [1, 1, 1, 1, 0, 0])
     """
-
-    def __init__(self, inner: Any, sequence_length: int):
-        if sequence_length < 3:
-            step = "Use 32 for captions of a sentence."
-            raise ValueError(checks.message("sequence_length", "be 3 or more", sequence_length, step))
-        if inner.pad_token_id is None and inner.eos_token_id is not None:
-            inner.pad_token = inner.eos_token
-        self.inner, self.sequence_length = inner, sequence_length
-        ids = inner("a")["input_ids"]
-        if inner.eos_token_id is None or ids[-1] != inner.eos_token_id:
-            step = "Take one made for CLIP, or leave it out to train one."
-            raise ValueError(checks.message("tokenizer", "end every text with its end token", ids, step))
-
-    @classmethod
-    def train(
-        cls, captions: Sequence[str], *, vocabulary: int = VOCABULARY, sequence_length: int = MAX_LENGTH
-    ) -> CaptionTokenizer:
-        """A tokenizer trained on captions, in small letters: a token for each word and each mark.
-
-        Args:
-            captions: What it is trained on: the training captions alone.
-            vocabulary: Most tokens; the most frequent are kept, and one stands for all other words.
-            sequence_length: Tokens of a text.
-        """
-        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-        from transformers import PreTrainedTokenizerFast
-
-        if vocabulary <= len(SPECIAL):
-            rule = f"be {len(SPECIAL) + 1} or more"
-            raise ValueError(checks.message("vocabulary", rule, vocabulary, "Use 4096."))
-        made: Any = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-        made.pre_tokenizer = pre_tokenizers.Whitespace()
-        made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-        trainer = trainers.WordLevelTrainer(
-            vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False
-        )
-        made.train_from_iterator(captions, trainer)
-        ends = [(name, made.token_to_id(name)) for name in (BEGIN, EOS)]
-        made.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A {EOS}", special_tokens=ends)
-        names = {"pad_token": PAD, "unk_token": UNKNOWN, "bos_token": BEGIN, "eos_token": EOS}
-        inner = PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=sequence_length, **names)
-        return cls(inner, sequence_length)
-
-    @classmethod
-    def load(cls, name: str | Path, *, sequence_length: int | None = None) -> CaptionTokenizer:
-        """The tokenizer in a local folder, or on the Hugging Face Hub by name.
-
-        Args:
-            name: Folder that `save_pretrained` has written, here or in transformers; or a name on the Hub.
-            sequence_length: Tokens of a text; the tokenizer's own by default.
-
-        Raises:
-            ValueError: It cannot be read, or is not made for whole texts.
-        """
-        inner = _read(name)
-        longest = inner.model_max_length
-        return cls(inner, sequence_length or (longest if longest < 10**6 else MAX_LENGTH))
-
-    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Tokens, and which of them count (1) or are padding (0); both int64, (n, sequence_length)."""
-        if not texts:
-            none = torch.zeros(0, self.sequence_length, dtype=torch.int64)
-            return none, none.clone()
-        found = self.inner(
-            list(texts),
-            padding="max_length",
-            truncation=True,
-            max_length=self.sequence_length,
-            return_tensors="pt",
-            return_attention_mask=True,
-        )
-        return found["input_ids"], found["attention_mask"]
-
-    def decode(self, ids: Any) -> str:
-        """The text of tokens, without begin, end and padding."""
-        return self.inner.decode(ids, skip_special_tokens=True).strip()
-
-    def losses(self, texts: Sequence[str]) -> list[str]:
-        """Sentences on what of these texts is lost: their ends, and words that it does not know."""
-        if not texts:
-            return []
-        found = self.inner(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        room, notes = self.sequence_length - 2, []
-        if cut := sum(len(ids) > room for ids in found):
-            notes.append(f"Cut {cut:,} of {len(texts):,} captions to {room} tokens (sequence_length).")
-        unknown = sum(ids.count(self.inner.unk_token_id) for ids in found)
-        if unknown and self.inner.unk_token_id != self.eos_id:
-            share = 100 * unknown / sum(map(len, found))
-            notes.append(f"Tokenizer: {share:.1f} % of the words of all captions are none that it knows.")
-        return notes
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    @property
-    def eos_id(self) -> int:
-        """Number of the end token."""
-        return self.inner.eos_token_id
-
-    @property
-    def pad_id(self) -> int:
-        """Number of the padding."""
-        return self.inner.pad_token_id
-
-    @property
-    def bos_id(self) -> int | None:
-        """Number of the begin token."""
-        return self.inner.bos_token_id
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes it to a folder, from which `load` and transformers' AutoTokenizer read it."""
-        self.inner.model_max_length = self.sequence_length
-        self.inner.save_pretrained(str(folder))
+    if length is not None and length < 3:
+        rule, step = "be 3 or more", "Use 32 for captions of a sentence."
+        raise ValueError(checks.message("sequence_length", rule, length, step))
+    made = _words(captions) if wanted is None else _read(wanted) if isinstance(wanted, str | Path) else wanted
+    made.model_max_length = length or (made.model_max_length if made.model_max_length < 10**6 else LENGTH)
+    if made.pad_token_id is None and made.eos_token_id is not None:
+        made.pad_token = made.eos_token
+    ids = made("a")["input_ids"]
+    if made.eos_token_id is None or ids[-1] != made.eos_token_id:
+        step = "Take one made for CLIP, or leave it out to train one."
+        raise ValueError(checks.message("tokenizer", "end every text with its end token", ids, step))
+    return made
 
 
-def caption_tokenizer(
-    wanted: str | Path | CaptionTokenizer | None, captions: Sequence[str], sequence_length: int | None
-) -> CaptionTokenizer:
-    """The tokenizer that `captions` is asked for: the one given, one that is trained, or one to load."""
-    if isinstance(wanted, CaptionTokenizer):
-        return wanted
-    if wanted is None:
-        return CaptionTokenizer.train(captions, sequence_length=sequence_length or MAX_LENGTH)
-    return CaptionTokenizer.load(wanted, sequence_length=sequence_length)
+def _words(captions: Iterable[str]) -> Any:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner: Any = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    special: dict[str, Any] = {"special_tokens": list(SPECIAL), "show_progress": False}
+    inner.train_from_iterator(captions, trainers.WordLevelTrainer(vocab_size=VOCABULARY, **special))
+    ends = [(name, inner.token_to_id(name)) for name in (BEGIN, EOS)]
+    inner.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A {EOS}", special_tokens=ends)
+    names = {"pad_token": PAD, "unk_token": UNKNOWN, "bos_token": BEGIN, "eos_token": EOS}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names)
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Tokens of captions, and which of them count (1) or are padding (0); both int64, (n, length)."""
+    if not texts:
+        none = torch.zeros(0, tokenizer.model_max_length, dtype=torch.int64)
+        return none, none.clone()
+    asked: dict[str, Any] = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    made = tokenizer(list(texts), return_attention_mask=True, **asked)
+    return made["input_ids"], made["attention_mask"]
+
+
+def losses(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """Sentences on what of these captions is lost: their ends, and words that the tokenizer does not know."""
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    room, notes = tokenizer.model_max_length - 2, []
+    if cut := sum(len(each) > room for each in ids):
+        notes.append(f"Cut {cut:,} of {len(texts):,} captions to {room} tokens (sequence_length).")
+    unknown = sum(each.count(tokenizer.unk_token_id) for each in ids)
+    if unknown and tokenizer.unk_token_id != tokenizer.eos_token_id:
+        share = 100 * unknown / sum(map(len, ids))
+        notes.append(f"Tokenizer: {share:.1f} % of the words of all captions are none that it knows.")
+    return notes

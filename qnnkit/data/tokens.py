@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from qnnkit.data.midi_events import MidiEvents
 from qnnkit.data.splits import Part, Splits
 
 IGNORED = -100
@@ -61,7 +62,8 @@ class TokenSplits(Splits[TokenSet]):
     @property
     def sizes(self) -> dict[str, Any]:
         """What a net must know of the tokens, as `models.build` takes it."""
-        return {"vocabulary": self.vocabulary, "length": self.length}
+        events = {"events": self.tokenizer.version} if isinstance(self.tokenizer, MidiEvents) else {}
+        return {"vocabulary": self.vocabulary, "length": self.length, **events}
 
     def example(self, n: int = 1) -> dict[str, Tensor]:
         """What a net takes, of the first `n` training blocks."""

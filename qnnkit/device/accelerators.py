@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:0", "mps")
 
-# What the GPU that Colab drew means for time.
-COLAB_GPUS = {
-    "T4": "16 GB, the slowest of Colab's GPUs; fast in float16, not in bfloat16.",
-    "L4": "24 GB, newer than a T4; fast in float16 and bfloat16.",
-    "A100": "40 or 80 GB, with much faster memory than T4 and L4; fast in bfloat16, and in float64 too.",
-    "H100": "80 GB, faster still than an A100.",
-}
-SMALL_CIRCUITS = "Circuits of a few qubits gain little from any GPU; large batches and the classical body do."
-
 
 @dataclass(frozen=True)
 class Accelerator:
@@ -114,11 +105,3 @@ def nvidia_smi() -> list[tuple[str, str]]:
 def driver() -> str | None:
     """The version of the NVIDIA driver; None where there is none."""
     return next((version for _, version in nvidia_smi()), None)
-
-
-def colab_note(gpu: str | None) -> str:
-    """What the GPU that Colab drew, such as "Tesla T4", means for time."""
-    if gpu is None:
-        return "Colab gave no GPU; Runtime > Change runtime type asks for one. Circuits also run on the CPU."
-    means = (words for name, words in COLAB_GPUS.items() if re.search(rf"\b{name}\b", gpu))
-    return f"Colab drew {gpu}: {next(means, 'a kind that qnnkit does not know.')} {SMALL_CIRCUITS}"

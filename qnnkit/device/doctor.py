@@ -49,7 +49,6 @@ def report(place: Path) -> Report:
         "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
         "python": platform.python_version(),
         "colab": machine.on_colab(),
-        "colab_note": accelerators.colab_note(found[0].name) if machine.on_colab() else None,
         "processor": machine.processor(),
         "apple_silicon": platform.system() == "Darwin" and "Apple" in machine.processor(),
         "cores": machine.cores(),  # logical ones that affinity and a container's quota leave to this process
@@ -62,7 +61,7 @@ def report(place: Path) -> Report:
         "nvidia_driver": accelerators.driver(),
         "versions": versions(),
     }
-    return Report(facts, found, simulators.tried())
+    return Report(facts, found, tuple(map(simulators.probe, simulators.PACKAGES)))
 
 
 def versions() -> dict[str, str]:
@@ -72,7 +71,7 @@ def versions() -> dict[str, str]:
 
 def table(report: Report) -> str:
     """The report as text of at most 100 columns; what is missing comes last, with what to type."""
-    it = report.machine
+    it, gpu = report.machine, next((one.name for one in report.accelerators if one.device != "mps"), None)
     ram = f"{it['ram_available'] / GIB:.1f} of {it['ram_total'] / GIB:.1f} GiB available"
     cores = f"{it['cores']} for this process, {it['physical_cores'] or 'unknown'} physical in the machine"
     sections = {
@@ -88,16 +87,12 @@ def table(report: Report) -> str:
             ("cpu", "computes"),
             *((one.device, _accelerator(one)) for one in report.accelerators),
             ("NVIDIA driver", it["nvidia_driver"] or "absent"),
-            ("Colab's draw", it["colab_note"]),
+            ("Colab", None if gpu or not it["colab"] else "gave no GPU: see Runtime > Change runtime type"),
         ],
         "PennyLane's simulators, each tried on one circuit": [
             (one.name, _simulator(one)) for one in report.simulators
         ],
-        "Missing": [
-            row
-            for one in report.simulators
-            for row in ((one.name, one.why), ("", one.install and f"Type: {one.install}"))
-        ],
+        "What does not run": [(one.name, simulators.remedy(one, gpu)) for one in report.simulators],
     }
     blocks = [[title, *(_row(*row) for row in rows if row[1])] for title, rows in sections.items()]
     return "\n\n".join("\n".join(block) for block in blocks if len(block) > 1)
@@ -115,9 +110,8 @@ def _accelerator(one: Accelerator) -> str:
 
 
 def _simulator(one: Simulator) -> str:
-    if one.state == "runs":
-        return f"runs      value and gradient right in {one.seconds or 0:.3f} s"
-    return f"{one.state:9} {one.error or 'see below'}"
+    told = one.error or f"value and gradient right in {one.seconds or 0:.3f} s"
+    return f"{one.state:9} {told}"
 
 
 def _row(label: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""PennyLane's devices: each tried on one circuit, and for one that fails why, and what to type."""
+"""PennyLane's devices: each tried on one circuit, and for one that does not run why."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import platform
 import subprocess
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 
 from qnnkit import words
-from qnnkit.device import accelerators, machine
-from qnnkit.device.accelerators import Accelerator
+from qnnkit.device import machine
 
 PACKAGES = {
     "default.qubit": "pennylane",
@@ -23,11 +22,6 @@ PACKAGES = {
 ANGLE = 0.7  # radians
 TOLERANCE = 1e-6  # float64 comes within 1e-15, float32 within 1e-7
 
-NEEDS = (
-    "It needs compute capability 7.0, a driver for CUDA 12, and its CUDA 12 libraries also where torch has "
-    "CUDA 13: https://pennylane.ai/install"
-)
-
 
 @dataclass(frozen=True)
 class Simulator:
@@ -36,15 +30,7 @@ class Simulator:
     name: str
     state: str  # "runs" | "fails" | "missing"
     seconds: float | None = None  # making the device, one circuit and its gradient; packages already loaded
-    error: str | None = None
-    why: str | None = None  # the reason, in one sentence, unless it runs
-    install: str | None = None  # the command to type; None: no command helps
-
-
-def tried() -> tuple[Simulator, ...]:
-    """Each device of `PACKAGES`, tried; where it does not run, with the reason and the command."""
-    gpu = accelerators.accelerators()[0]
-    return tuple(explain(probe(name), gpu) for name in PACKAGES)
+    error: str | None = None  # why it does not run
 
 
 def probe(name: str, timeout: float = 120.0) -> Simulator:
@@ -54,7 +40,7 @@ def probe(name: str, timeout: float = 120.0) -> Simulator:
     can kill its process, lightning.gpu is tried in one of its own, stopped after `timeout` seconds.
     """
     if not metadata.entry_points(group="pennylane.plugins", name=name):
-        return Simulator(name, "missing")
+        return Simulator(name, "missing", error="not installed")
     return try_apart(name, timeout) if name == "lightning.gpu" else try_here(name)
 
 
@@ -108,26 +94,22 @@ def _first_circuit(name: str) -> tuple[float, str | None]:
     value = circuit(angle)
     (gradient,) = torch.autograd.grad(value, angle)
     seconds = time.perf_counter() - start
-    for what, got, expected in (
-        ("<Z> after RX", value.item(), math.cos(ANGLE)),
-        ("its gradient", gradient.item(), -math.sin(ANGLE)),
-    ):
-        if not abs(got - expected) < TOLERANCE:
-            return seconds, f"{what} at {ANGLE} came out as {got:.6g} instead of {expected:.6g}"
-    return seconds, None
+    found, right = (value.item(), gradient.item()), (math.cos(ANGLE), -math.sin(ANGLE))
+    if all(abs(one - other) < TOLERANCE for one, other in zip(found, right, strict=True)):
+        return seconds, None
+    told = "<Z> after RX at {} and its gradient came out as {:.6g} and {:.6g} instead of {:.6g} and {:.6g}"
+    return seconds, told.format(ANGLE, *found, *right)
 
 
-def explain(tried: Simulator, gpu: Accelerator) -> Simulator:
-    """`tried` with the reason and the command, unless it runs, on a machine with this first GPU."""
+def remedy(tried: Simulator, gpu: str | None) -> str | None:
+    """Why a device does not run and what to type, on a machine with this GPU; None where it runs."""
     if tried.state == "runs":
-        return tried
-    package = PACKAGES[tried.name]
-    why = "is not installed." if tried.state == "missing" else "is installed, yet its first circuit fails."
-    why, install = f"{package} {why}", f"pip install --upgrade {package}"
-    if tried.name == "lightning.gpu" and platform.system() != "Linux":
-        why, install = f"lightning.gpu needs Linux with an NVIDIA GPU, and this is {platform.system()}.", None
-    elif tried.name == "lightning.gpu" and not gpu.name:
-        why, install = "No CUDA device: neither torch nor the driver lists an NVIDIA GPU here.", None
-    elif tried.name == "lightning.gpu":
-        why, install = f"{why} {NEEDS}", "pip install 'qnnkit[gpu]'"
-    return replace(tried, why=why, install=install)
+        return None
+    if tried.name != "lightning.gpu":
+        return f"Type: pip install --upgrade {PACKAGES.get(tried.name, tried.name)}"
+    if platform.system() != "Linux" or not gpu:
+        return f"It needs Linux with an NVIDIA GPU: this is {platform.system()}, with {gpu or 'none'}."
+    return (
+        "It needs compute capability 7.0, a driver for CUDA 12, and its CUDA 12 libraries also where torch "
+        "has CUDA 13. Type: pip install 'qnnkit[gpu]'; see https://pennylane.ai/install"
+    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import contextlib
 import html
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -16,17 +15,9 @@ import numpy as np
 from qnnkit import checks
 from qnnkit.inspector import views
 from qnnkit.inspector.source import Source
-from qnnkit.inspector.views import Choice
+from qnnkit.inspector.views import DEPENDS, Choice, Views
 from qnnkit.runs import Run
 
-LAYER = {"net", "seed", "layer", "weight", "epoch"}
-DEPENDS = {
-    "circuit": LAYER,
-    "what_if": LAYER - {"epoch"} | {"image"},
-    "image": {"net", "seed", "image"},
-    "gradients": LAYER,
-}
-"""Figure -> what it shows; moving the weight ("shift") draws only what moves. From top to bottom."""
 HEADING = "<h4 style='margin: 12px 0 4px'>{}</h4>"
 
 
@@ -57,49 +48,40 @@ class Inspector:
             raise ValueError(checks.message("seed", "be one of the run's", seed, step))
         self.run, self.source = run, Source(run)
         self.choice = views.first_choice(self.source, net, seed, layer)
-        self.lock = threading.Lock()
 
     def sentences(self) -> list[str]:
         """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""
-        with self._alone():
-            return views.sentences(self.source, self.choice)
+        return views.sentences(self.source, self.choice)
 
     @cached_property
     def panel(self) -> Panel:
         """The single widgets, by which a program may do what a person does."""
-        with self.lock:
-            return Panel(self)
+        return Panel(self)
 
     @property
     def widget(self) -> Any:
         """The ipywidgets tree, made when first asked for."""
         return self.panel.whole
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One thread at a time: JupyterLab calls widgets back on several, beside the one that runs cells."""
-        with self.lock:
-            yield
-        if "panel" in vars(self):
-            self.panel.work()
-
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         from qnnkit import plots
 
         panel, chosen = self.panel, self.choice
         title = f"Inspector of {self.run.folder.name}: net {chosen.net}, seed {chosen.seed}, {chosen.layer}"
-        bundle: dict[str, Any] = {"text/plain": "\n".join([title, *self.sentences()])}
-        with self._alone():
-            bundle["image/png"] = base64.b64encode(plots.stacked(panel.pictures())).decode()
         view = {"version_major": 2, "version_minor": 0, "model_id": panel.whole.model_id}
-        return bundle | {"application/vnd.jupyter.widget-view+json": view}
+        return {
+            "text/plain": "\n".join([title, *self.sentences()]),
+            "image/png": base64.b64encode(plots.stacked(panel.pictures())).decode(),
+            "application/vnd.jupyter.widget-view+json": view,
+        }
 
 
 class Panel:
-    """The widgets of an inspector, and the figures of what they are set to.
+    """The widgets of an inspector, and the pictures of what they are set to.
 
-    Whichever thread a widget calls back on only notes that something has changed. One thread at a time reads
-    what the widgets are set to by then, and draws what differs: so the newest counts, whatever came between.
+    All is computed and drawn on the thread that made it, a kernel's own: what a widget calls back on another
+    (JupyterLab's subshells) is put on that thread's event loop. There the widgets are read: so the newest
+    counts, whatever came between.
 
     Args:
         inspector: Whose choice they change.
@@ -108,8 +90,13 @@ class Panel:
     def __init__(self, inspector: Inspector):
         import ipywidgets as widgets
 
-        self.inspector, self.changed, self.stale = inspector, False, False
-        run, choice, labels = inspector.run, inspector.choice, inspector.source.choosable[1].tolist()
+        self.inspector, self.views, self.following = inspector, Views(inspector.source), False
+        self.thread = threading.get_ident()
+        try:
+            self.loop = asyncio.get_running_loop()
+        except RuntimeError:  # in a program without one
+            self.loop = None
+        run, source, choice = inspector.run, inspector.source, inspector.choice
         style, wide = {"description_width": "100px"}, widgets.Layout(width="98%", max_width="640px")
         plain: dict[str, Any] = {"style": style, "layout": widgets.Layout(width="300px")}
         slider: dict[str, Any] = {"style": style, "layout": wide, "continuous_update": False}
@@ -118,93 +105,75 @@ class Panel:
         self.layer = widgets.Dropdown(options=[choice.layer], description="Layer", **plain)
         self.weight = widgets.SelectionSlider(options=[("none", 0)], description="Weight", **slider)
         self.epoch = widgets.SelectionSlider(options=[("none", 0)], description="Epoch", **slider)
-        names = [(inspector.source.class_name(label), place) for place, label in enumerate(labels)]
+        labels = source.choosable[1].tolist()
         self.image = widgets.ToggleButtons(
-            options=names, description="Image of", style=style | {"button_width": "auto"}
+            options=[(source.classes[label], place) for place, label in enumerate(labels)],
+            description="Image of",
+            style=style | {"button_width": "auto"},
         )
-        self.shift = widgets.FloatSlider(
-            min=-np.pi, max=np.pi, step=np.pi / 50, description="Move by", style=style, layout=wide
-        )
+        angle: dict[str, float] = {"min": -np.pi, "max": np.pi, "step": np.pi / 50}
+        self.shift = widgets.FloatSlider(description="Move by", style=style, layout=wide, **angle)
         self.refresh = widgets.Button(
             description="Refresh", tooltip="Read the run's folder again", icon="refresh"
         )
-        self.message, self.moved = widgets.HTML(), widgets.HTML()
+        self.message, self.moved, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.pngs = {part: _picture(widgets, part) for part in DEPENDS}
-        wrap = widgets.Layout(flex_flow="row wrap", width="98%")
-        heading = widgets.HTML(HEADING.format("What if the chosen weight were another?"))
-        self.moving = widgets.VBox([heading, self.shift, self.moved, self.pngs["what_if"]])
-        self.whole = widgets.VBox(
-            [
-                widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap),
-                self.message,
-                self.weight,
-                self.pngs["circuit"],
-                self.moving,
-                widgets.HTML(HEADING.format("An image through the net")),
-                self.image,
-                self.pngs["image"],
-                widgets.HTML(HEADING.format("Gradients of the chosen layer")),
-                self.epoch,
-                self.pngs["gradients"],
-            ],
-            layout=widgets.Layout(overflow="auto"),
+        headings = (
+            "What if the chosen weight were another?",
+            "An image through the net",
+            "Gradients of the chosen layer",
         )
+        moving, image, layer = (widgets.HTML(HEADING.format(heading)) for heading in headings)
+        self.moving = widgets.VBox([moving, self.shift, self.moved, self.pngs["what_if"]])
+        wrap = widgets.Layout(flex_flow="row wrap", width="98%")
+        top = widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap)
+        rows = [top, self.message, self.weight, self.pngs["circuit"], self.moving]
+        rows += [image, self.image, self.said, self.pngs["image"], layer, self.epoch, self.pngs["gradients"]]
+        self.whole = widgets.VBox(rows, layout=widgets.Layout(overflow="auto"))
         self.inputs = {name: getattr(self, name) for name in asdict(choice)}
         self._draw(choice, set(DEPENDS))
         self._offer(choice)
         for each in self.inputs.values():
-            each.observe(self._ask, names="value")
-        self.refresh.on_click(self._ask_to_refresh)
+            each.observe(lambda event: self._ask(), names="value")
+        self.refresh.on_click(lambda button: self._ask(stale=True))
 
     def pictures(self) -> list[bytes]:
         """PNGs of what is shown, from top to bottom."""
         return [image.value for image in self.pngs.values() if image.layout.display != "none"]
 
-    def work(self) -> None:
-        """Follows what was changed, until nothing is; returns at once where another thread does so."""
-        lock = self.inspector.lock
-        while self.changed and lock.acquire(blocking=False):
-            try:
-                self.changed = False
-                self._follow()
-            finally:
-                lock.release()
+    def _ask(self, stale: bool = False) -> None:
+        if self.loop is None or threading.get_ident() == self.thread:
+            self._follow(stale)
+        else:
+            self.loop.call_soon_threadsafe(self._follow, stale)
 
-    def _ask(self, event: Any) -> None:
-        self.changed = True
-        self.work()
-
-    def _ask_to_refresh(self, button: Any) -> None:
-        self.stale = True
-        self._ask(button)
-
-    def _follow(self) -> None:
-        now = self.inspector.choice
+    def _follow(self, stale: bool) -> None:
+        """Draws what the widgets are set to, where it differs from what is shown."""
+        if self.following:  # what is set here, by `_set`
+            return
+        now, self.following = self.inspector.choice, True
         try:
-            new, offer = self._wanted(now)
+            new, offer = self._wanted(now, stale)
             different = {name for name, value in asdict(new).items() if value != getattr(now, name)}
-            parts = set(DEPENDS) if self.stale else {p for p in DEPENDS if DEPENDS[p] & different}
-            if parts:
-                self._draw(new, parts)
-            elif different:
-                self._move(new)
-            self.inspector.choice, self.stale = new, False
+            if stale or different:
+                self._draw(new, {part for part in DEPENDS if stale or DEPENDS[part] & different})
+            self.inspector.choice = new
             if offer:
                 self._offer(new)
         except Exception as error:  # whatever becomes of a folder while someone looks at it
-            self.stale = False
             self._set(now)
             why = " ".join(str(error).split()) or type(error).__name__
             self._say([f"The pictures are as they were, because this could not be drawn: {why}"])
+        finally:
+            self.following = False
 
-    def _wanted(self, now: Choice) -> tuple[Choice, bool]:
+    def _wanted(self, now: Choice, stale: bool) -> tuple[Choice, bool]:
         """What the widgets are set to, and whether other weights and epochs are to be offered for it."""
-        new, source = (
-            Choice(**{name: each.value for name, each in self.inputs.items()}),
-            self.inspector.source,
-        )
-        if self.stale:  # to the newest epoch of the same layer
+        new = Choice(**{name: each.value for name, each in self.inputs.items()})
+        source = self.inspector.source
+        if stale:  # to the newest epoch of the same layer
             source.refresh()
+            self.views = Views(source)
             return replace(new, epoch=source.training(new.net, new.seed).epochs[-1]), True
         if (new.net, new.seed, new.layer) == (now.net, now.seed, now.layer):
             return new, False
@@ -233,37 +202,20 @@ class Panel:
             self.inputs[name].value = value
 
     def _draw(self, choice: Choice, parts: set[str]) -> None:
-        source = self.inspector.source
-        draw = {"gradients": views.of_layer, "circuit": views.of_circuit, "image": views.of_image}
-        drawn = {part: draw[part](source, choice) for part in draw if part in parts}
-        pngs = {part: figure and figure.png() for part, figure in drawn.items()}
-        sentences = views.sentences(source, choice)
-        if "what_if" in parts:
-            self.moves = views.what_if(source, choice)
-            self._move(choice)
+        pngs, sentences = self.views.redraw(choice, parts), views.sentences(self.inspector.source, choice)
+        said = self.views.says(choice)
         for part, png in pngs.items():  # all that may fail has gone well
-            self._show(part, png)
+            self.pngs[part].layout.display = "none" if png is None else None
+            if png is not None:
+                self.pngs[part].value = png
+        if pngs.get("what_if"):
+            moves, there = self.views.move(choice)
+            self.moved.value = (
+                f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
+                f"<b>{there.loss:.4f}</b> with the weight moved by {choice.shift:+.2f} rad."
+            )
+        self.said.value = html.escape(said, quote=False)
         self._say(sentences)
-
-    def _move(self, choice: Choice) -> None:
-        """Shows what the chosen shift does."""
-        if self.moves is None:
-            self._show("what_if", None)
-            return
-        (moves, figure), shift = self.moves, choice.shift
-        there = moves.at(shift) if shift else moves.before
-        figure.move(shift, there.values, there.class_probs, there.loss)
-        self._show("what_if", figure.png())
-        self.moved.value = (
-            f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
-            f"<b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
-        )
-
-    def _show(self, part: str, png: bytes | None) -> None:
-        """A picture, or nothing in its place."""
-        self.pngs[part].layout.display = "none" if png is None else None
-        if png is not None:
-            self.pngs[part].value = png
 
     def _say(self, sentences: list[str]) -> None:
         self.message.value = "<br>".join(html.escape(sentence, quote=False) for sentence in sentences)

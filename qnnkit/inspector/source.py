@@ -56,14 +56,12 @@ class Net:
         return [] if circuit is None else gradients.weight_names(circuit)
 
     @cached_property
-    def gates(self) -> dict[str, list[gradients.Gate]]:
-        """Those of each circuit."""
-        return {name: gradients.gates(each) for name in self.layers if (each := self.circuit(name))}
-
-    @cached_property
-    def dead(self) -> list[gradients.Dead]:
-        """Weights of the whole net that cannot learn, as far as a batch of training images shows."""
+    def _dead(self) -> list[gradients.Dead]:
         return gradients.dead(self.model, self.images)
+
+    def dead(self, layer: str) -> list[gradients.Dead]:
+        """A layer's weights that cannot learn, as far as a batch of training images shows."""
+        return [one for one in self._dead if one.layer == layer]
 
 
 class Source:
@@ -139,9 +137,11 @@ class Source:
         places = np.linspace(0, len(first) - 1, min(len(first), MOST_CHOICES)).round().astype(int)
         return test.images[first[places]], test.labels[first[places]]
 
-    def class_name(self, label: int) -> str:
+    @property
+    def classes(self) -> list[str]:
+        """Names of the dataset's classes."""
         splits: Any = self.run.splits  # of images
-        return str(splits.classes[label])
+        return [str(name) for name in splits.classes]
 
     def notes(self, net: str, seed: int) -> list[str]:
         """Whose weights and gradients are shown, and what the run lacks."""

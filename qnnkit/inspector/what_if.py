@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from qnnkit import layers
 from qnnkit.inspector.source import Net
+from qnnkit.models import features
 from qnnkit.runs import Run
 
-MOST_IMAGES, FEWEST_IMAGES = 128, 8
+MOST_IMAGES, FEWEST_IMAGES = 32, 8
 MOST_AMPLITUDES = 2**17
 """Of all states of one pass: with more images a move would take more than a tenth of a second."""
-POINTS, FEW_POINTS = 21, 5
+POINTS, FEW_POINTS = 13, 5
 """Of the loss curve along a weight, from -pi to pi: of a fused program, and of a device."""
 
 
@@ -36,14 +35,14 @@ class Moved:
 
 
 class WhatIf:
-    """Moves one weight of a circuit and asks the net again; whatever does not depend on it is computed once.
+    """A net with one weight of a circuit moved; the net itself is left as it is.
 
     Of the circuits that the chosen image takes, the one with the largest inputs is shown: there the image is
-    not empty. The sample is the first validation images, from 8 to 128, the fewer the larger the circuits.
+    not empty. The sample is the first validation images, from 8 to 32, the fewer the larger the circuits.
 
     Args:
         run: Gives the validation images.
-        net: Left as it is: a copy is moved.
+        net: Whose weight is moved.
         layer: Name of a circuit of the net.
         weight: Place of the weight among the layer's, as in `gradients.weight_names`.
         image: The chosen one, uint8, of shape (channels, height, width).
@@ -52,66 +51,46 @@ class WhatIf:
     def __init__(self, run: Run, net: Net, layer: str, weight: int, image: Tensor):
         circuit = net.circuit(layer)
         assert circuit is not None  # the caller shows this part for circuits only
+        self.model, self.circuit = net.model, circuit
         inputs = layers.circuit_inputs(net.model, image[None])[circuit]  # (circuits, n_features)
         self.n_circuits, self.shown = len(inputs), int(inputs.abs().sum(-1).argmax())
-        self.points = POINTS if circuit.backend == "batched" else FEW_POINTS
-        validation, most = run.splits.validation, FEWEST_IMAGES
-        if self.points == POINTS:
-            wires = len(circuit.qnode.device.wires or (0,))
-            states = layers.circuits_per_image(net.model, image[None]) * 2**wires
-            most = max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_AMPLITUDES // states))
+        self.inputs = inputs[self.shown, None]
+        self.points, most = FEW_POINTS, FEWEST_IMAGES
+        if circuit.backend == "batched":
+            n_wires = len(circuit.qnode.device.wires or (0,))
+            states = layers.circuits_per_image(net.model, image[None]) * 2**n_wires
+            self.points, most = POINTS, max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_AMPLITUDES // states))
+        validation = run.splits.validation
         self.n_images = min(most, len(validation))
         self.images = torch.cat([image[None], validation.images[: self.n_images]])
         self.labels = validation.labels[: self.n_images]
-        ahead = done_before(net.model, circuit, self.images)
-        self.model, [self.circuit, *fixed] = copy.deepcopy((net.model, [circuit, *ahead]))
-        for module, output in zip(fixed, ahead.values(), strict=True):
-            module.forward = lambda *given, _output=output, **named: _output
-        self.seen: list[Tensor] = []  # by the circuit, in one pass
-        self.circuit.register_forward_hook(lambda layer, given, outputs: self.seen.append(outputs))
-        flat = torch.cat([parameter.detach().flatten() for parameter in self.circuit.parameters()])
-        self.weight, self.weights = weight, flat
-        self.before = self.at(0.0)
+        steady = net.model.steady_part() if hasattr(net.model, "steady_part") else None  # pyright: ignore
+        if steady is None or circuit not in steady.modules():
+            given = self.images, self.labels  # what a frozen part makes of them is computed once
+            self.images, _ = features.training_batch(net.model, given, run.config, len(self.images))
+        names = {id(parameter): name for name, parameter in net.model.named_parameters()}
+        every = [(*named, i) for named in circuit.named_parameters() for i in range(named[1].numel())]
+        name, parameter, self.place = every[weight]
+        self.weight, self.names = parameter.detach(), (name, names[id(parameter)])
 
     def at(self, shift: float) -> Moved:
         """What the net gives with the weight moved by `shift`, in radians."""
-        moved = self.weights.clone()
-        moved[self.weight] += shift
-        self.seen.clear()
+        moved = self.weight.clone()
+        moved.view(-1)[self.place] += shift
+        in_circuit, in_model = self.names
         with torch.no_grad():
-            nn.utils.vector_to_parameters(moved, self.circuit.parameters())
-            logits = self.model(self.images).double()
-        by_image = [outputs.reshape(len(self.images), -1, outputs.shape[-1])[0] for outputs in self.seen]
-        values = torch.cat(by_image)[self.shown]  # (circuits, n_outputs) -> (n_outputs,)
+            values = functional_call(self.circuit, {in_circuit: moved}, self.inputs)[0]
+            logits = functional_call(self.model, {in_model: moved}, self.images).double()
         loss = nn.functional.cross_entropy(logits[1:], self.labels)
         return Moved(values.double().numpy(), logits[0].softmax(0).numpy(), float(loss))
 
+    @cached_property
+    def before(self) -> Moved:
+        """What it gives with the weight as it is."""
+        return self.at(0.0)
+
+    @cached_property
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """Shifts from -pi to pi, in radians, and the loss at each."""
         shifts = np.linspace(-np.pi, np.pi, self.points)
         return shifts, np.array([self.at(float(shift)).loss for shift in shifts])
-
-
-def done_before(model: nn.Module, layer: nn.Module, images: Tensor) -> dict[nn.Module, Any]:
-    """What a pass has computed before it first reaches a layer: module -> its output, outermost only.
-
-    A module that is called twice is left out, so that each has one output.
-    """
-    outputs: dict[nn.Module, Any] = {}
-    calls: Counter[nn.Module] = Counter()
-    reached = []
-
-    def keep(module: nn.Module, given: Any, output: Any) -> None:
-        calls[module] += 1
-        if not reached:
-            outputs[module] = output
-
-    with contextlib.ExitStack() as hooks, torch.no_grad():
-        hooks.enter_context(layer.register_forward_pre_hook(lambda *given: reached.append(True)))
-        for module in model.modules():
-            if module is not layer:
-                hooks.enter_context(module.register_forward_hook(keep))
-        model(images)
-    once = {module: output for module, output in outputs.items() if calls[module] == 1}
-    inner = {child for module in once for child in module.modules() if child is not module}
-    return {module: output for module, output in once.items() if module not in inner}

@@ -228,13 +228,13 @@ class QuantumLayer(qp.qnn.TorchLayer):
         keep, batch = not self.gradient_checkpointing, len(rows) if rows.ndim == 2 else None
         (program, arguments, size), *others = call.parts
         if not others and call.finish is None and size in (None, batch):
-            values = program.shaped(program(arguments, size or 1, keep=keep), as_list=call.as_list)
+            values = program.shaped(program(*arguments, keep=keep), as_list=call.as_list)
             if batch is None:
                 return values[0]
             return values if len(values) == batch else values.expand(batch, *values.shape[1:])
         results = []
         for program, arguments, size in call.parts:
-            values = program.shaped(program(arguments, size or 1, keep=keep), as_list=True)
+            values = program.shaped(program(*arguments, keep=keep), as_list=True)
             results.append(program.measured(values if size is not None else values[0]))
         result = call.finish(tuple(results)) if call.finish is not None else results[0]
         result = [result] if call.as_list and isinstance(result, Tensor) else result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
 import statistics
@@ -59,17 +58,10 @@ class Lap:
     """The slowest round over the median one."""
 
 
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
 def now(device: torch.device) -> float:
     """The clock, in seconds, once the device has finished its work."""
-    synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
@@ -82,25 +74,19 @@ def threads(number: int | str | None) -> Iterator[None]:
     if not isinstance(number, int):
         yield
         return
+    from threadpoolctl import threadpool_limits
+
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
-        with _blas().limit(limits=number, user_api="blas"):
+        with threadpool_limits(number, "blas"):
             yield
     finally:
         torch.set_num_threads(before)
 
 
-@functools.cache
-def _blas() -> Any:
-    """The libraries of this process that have threads; finding them takes a moment."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0) -> Lap:
-    """Times one call by torch's own Timer: the median of blocks of calls, after some that warm up.
+def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0) -> float:
+    """Seconds of one call by torch's own Timer: the median of blocks of calls, after some that warm up.
 
     Args:
         run: What is timed; short calls are repeated within a block.
@@ -109,20 +95,17 @@ def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0)
     """
     from torch.utils.benchmark import Timer
 
-    timer = Timer(
-        "run()", globals={"run": run}, timer=lambda: now(device), num_threads=torch.get_num_threads()
-    )
-    times = timer.blocked_autorange(min_run_time=seconds).times
-    median = statistics.median(times)
-    return Lap(median, rounds=len(times), spread=max(times) / median)
+    about: dict[str, Any] = {"timer": lambda: now(device), "num_threads": torch.get_num_threads()}
+    timer = Timer("run()", globals={"run": run}, **about)
+    return statistics.median(timer.blocked_autorange(min_run_time=seconds).times)
 
 
 # --- the race -----------------------------------------------------------------------------------------------
 
 
 def race(
-    steps: Mapping[str, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
-) -> dict[str, Lap]:
+    steps: Mapping[Any, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
+) -> dict[Any, Lap]:
     """Times steps in turns, in changing order, so that a busy minute of the machine affects all alike.
 
     Each is called once to warm up and once to see how long it takes. Steps that are far slower than the
@@ -142,13 +125,10 @@ def race(
     first = {name: lap.seconds for name, lap in laps.items() if lap.seconds is not None}
     best = min(first.values(), default=math.inf)
     share = seconds / (FEWEST * max(1, len(first)))  # a short step may only have had a hiccup
-    near = [
-        name
-        for name in first
-        if first[name] <= FAR_SLOWER * best or first[name] * steps[name].samples < share
-    ]
-    repeats = {name: max(1, math.ceil(TURN / (first[name] * steps[name].samples))) for name in near}
-    taken: dict[str, list[float]] = {name: [] for name in near}
+    calls = {name: first[name] * steps[name].samples for name in first}
+    near = [name for name in first if first[name] <= FAR_SLOWER * best or calls[name] < share]
+    repeats = {name: max(1, math.ceil(TURN / calls[name])) for name in near}
+    taken: dict[Any, list[float]] = {name: [] for name in near}
     order = random.Random(0)
     for number in range(rounds if len(near) > 1 else 0):
         if number >= FEWEST and time.perf_counter() - begin > 2 * seconds:
@@ -165,7 +145,7 @@ def race(
     return laps
 
 
-def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float) -> dict[str, Lap]:
+def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> dict[Any, Lap]:
     """Each step called once to warm up, and once or twice more to see how long it takes; see `race`."""
     begin, best, laps, errors = time.perf_counter(), math.inf, {}, []
     for name, step in steps.items():
@@ -201,10 +181,8 @@ def winner(laps: Mapping[str, Lap]) -> str | None:
     """
     known = {name: (lap.seconds, lap.error or 0.0) for name, lap in laps.items() if lap.seconds is not None}
     least = min((seconds for seconds, _ in known.values()), default=0.0)
-    return next(
-        (name for name, (seconds, error) in known.items() if seconds <= (1 + max(TIE, 2 * error)) * least),
-        None,
-    )
+    fast = (name for name, (seconds, error) in known.items() if seconds <= (1 + max(TIE, 2 * error)) * least)
+    return next(fast, None)
 
 
 def _turn(step: Step, repeats: int) -> float:
@@ -250,10 +228,9 @@ def load(seconds: float = 0.3) -> float:
     this = psutil.Process()
     cores = this.cpu_affinity() if hasattr(this, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
     granted = min(machine.cores(), len(cores))
-    begin, idle, own = time.perf_counter(), _idle(cores), sum(this.cpu_times()[:2])
-    time.sleep(seconds)
-    wall, own = time.perf_counter() - begin, sum(this.cpu_times()[:2]) - own
-    elsewhere = len(cores) - (_idle(cores) - idle + own) / wall
+    this.cpu_percent()  # from here on
+    busy = psutil.cpu_percent(seconds, percpu=True)
+    elsewhere = (sum(busy[core] for core in cores) - this.cpu_percent()) / 100
     return min(max(elsewhere - (len(cores) - granted), 0.0), float(granted))
 
 
@@ -274,11 +251,3 @@ def note(load: float) -> str | None:
         f"The machine is busy: other programs use {load:.1f} of its {cores} cores, so measured times may be "
         f"{1 + load / cores:.1f} times too long, or more on several threads. Close them and measure again."
     )
-
-
-def _idle(cores: list[int]) -> float:
-    """Seconds for which these cores have had nothing to do, added up."""
-    import psutil
-
-    times = psutil.cpu_times(percpu=True)
-    return sum(one.idle + getattr(one, "iowait", 0.0) for i, one in enumerate(times) if i in cores)

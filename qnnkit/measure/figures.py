@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from qnnkit import words
-from qnnkit.measure.clock import Lap, repeated, threads
+from qnnkit.measure.clock import repeated, threads
 from qnnkit.measure.held import free
 
 LAUNCHES = 100
@@ -34,26 +34,19 @@ def figures(
         seconds: For all of it, about.
 
     Returns:
-        `device`, `bytes_per_second`, `flops` a second by precision, `seconds_per_operation`; and `why`, by
-        precision, where the device does not compute in it.
+        `device` and, in the units of machines.yaml, `bandwidth_gb_s`, `overhead_us` and `tflops` by
+        precision; a precision that the device does not compute in is left out.
     """
-    share, flops, why = seconds / (2 + len(precisions)), dict[str, float](), dict[str, str]()
+    share, tflops = seconds / (2 + len(precisions)), dict[str, float]()
     with threads(number):
-        bandwidth = _bandwidth(device, share)
+        bandwidth = 1e-9 * _bandwidth(device, share)
         for precision in precisions:
-            try:
-                flops[precision] = _flops(device, share, precision)
-            except (RuntimeError, TypeError, NotImplementedError) as error:
-                why[precision] = words.error_line(error)
+            with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
+                tflops[precision] = 1e-12 * _flops(device, share, precision)
         ones = torch.ones(64, device=device)
         launches = repeated(lambda: [torch.add(ones, ones) for _ in range(LAUNCHES)], device, share)
-    return {
-        "device": str(device),
-        "bytes_per_second": bandwidth,
-        "flops": flops,
-        "seconds_per_operation": (launches.seconds or 0) / LAUNCHES,
-        "why": why,
-    }
+    overhead = 1e6 * launches / LAUNCHES
+    return {"device": str(device), "bandwidth_gb_s": bandwidth, "tflops": tflops, "overhead_us": overhead}
 
 
 def _bandwidth(device: torch.device, share: float) -> float:
@@ -61,19 +54,18 @@ def _bandwidth(device: torch.device, share: float) -> float:
     n = min(ARRAY, free(device) // 16) // 4
     a, b = torch.ones(n, device=device), torch.ones(n, device=device)
     c = torch.empty_like(a)
-    lap = repeated(lambda: torch.add(a, b, alpha=2.0, out=c), device, share)
-    return 3 * a.nbytes / (lap.seconds or 1)
+    return 3 * a.nbytes / repeated(lambda: torch.add(a, b, alpha=2.0, out=c), device, share)
 
 
 def _flops(device: torch.device, share: float, precision: str) -> float:
     """Operations per second of the smallest product of a power of two that takes long enough."""
     dtype, generator = getattr(torch, precision), torch.Generator().manual_seed(0)
 
-    def product(size: int, seconds: float = 0.0) -> Lap:
+    def product(size: int, seconds: float = 0.0) -> float:
         a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
         return repeated(partial(torch.mm, a, b), device, seconds)
 
     size = 256
-    while size < LARGEST and (product(size).seconds or 0) < LONG_ENOUGH:
+    while size < LARGEST and product(size) < LONG_ENOUGH:
         size *= 2
-    return 2 * size**3 / (product(size, share).seconds or 1)
+    return 2 * size**3 / product(size, share)

@@ -12,11 +12,9 @@ raises an error where weights are frozen, and took 24 s for a step of a Llama of
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +32,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from qnnkit import checks, layers, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.checkpoint import weights as kept_weights
-from qnnkit.measure.parts import Around, hooked
+from qnnkit.measure.parts import hooked
 from qnnkit.measure.workload import Workload
 
 NEARLY = 1.02
@@ -123,7 +121,9 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
                 with layers.evaluating(model):
                     layers.called(model, workload.example)
             with FakeTensorMode(allow_non_fake_inputs=True):
-                _leave_meta(model)
+                if workload.example is None:  # a batch from the CPU could not meet the meta device
+                    model.to_empty(device="cpu")
+                    getattr(model, "tie_weights", lambda: None)()  # which that has parted
                 return _traced(workload, model, foreach)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         step = "Leave out what selects by value, such as x[mask] or nonzero."
@@ -134,26 +134,11 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
             gc.unfreeze()
 
 
-def _leave_meta(model: nn.Module) -> None:
-    """Puts fake tensors in place of those on the meta device, which a batch from the CPU could not meet."""
-    known: dict[Tensor, Tensor] = {}  # tied weights stay tied
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None or not tensor.is_meta:
-                    continue
-                if tensor not in known:
-                    fake = torch.empty_like(tensor, device="cpu")
-                    is_weight = isinstance(tensor, nn.Parameter)
-                    known[tensor] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
-                tensors[name] = known[tensor]  # pyright: ignore[reportArgumentType]
-
-
 def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
     """Traces one step to make the optimizer's moments, and then the step that counts."""
     config, weights = workload.training, list(model.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
-    copies = 1 if config.optimizer == "sgd" else 2  # gradients; under Adam roots of moments too
+    copies = (1 if config.optimizer == "sgd" else 2) * sum(weight.nbytes for weight in trained)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     linear = (each.weight for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
     gc.freeze()
@@ -166,22 +151,20 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         for weight in trained:
             add = weight.register_post_accumulate_grad_hook(lambda w: ledger.add(w.grad, "gradients"))
             hooks.callback(add.remove)
-        hooks.enter_context(ledger.attributing(model))
+        hooks.enter_context(hooked(model, ledger.change))
         with ledger:
             if workload.example is not None or layers.exchanged_parameters(model):
                 _update(stepper, ledger, workload, FIRST)  # circuits are read in the first pass
             else:  # every trained weight of a language model has a gradient, so no pass is needed
                 for weight in trained:
                     weight.grad = torch.zeros_like(weight)
-                with ledger.being("optimizer"):
-                    stepper.update()
+                ledger.doing = "optimizer"
+                stepper.update()
         for group in stepper.optimizer.param_groups if stepper.optimizer else ():
             group["foreach"] = foreach
         ledger.begin()
         with ledger:
-            before, n_pieces = _update(stepper, ledger, workload, config.batch_size)
-    for name in vars(before):  # the other pieces; the update itself comes once
-        setattr(ledger.work, name, getattr(ledger.work, name) + (n_pieces - 1) * getattr(before, name))
+            _update(stepper, ledger, workload, config.batch_size)
     return Traced(
         memory=dict(ledger.peak),
         work=ledger.work,
@@ -189,18 +172,16 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         n_trained=sum(weight.numel() for weight in trained),
         kept=sum(tensor.nbytes for tensor in kept_weights.of(model, rebuilt=True).values()),
         linear=sum(weight.numel() for weight in linear if not weight.requires_grad),
-        at_update=ledger.live["weights"]
-        + ledger.live["optimizer"]
-        + copies * sum(weight.nbytes for weight in trained),
+        at_update=ledger.live["weights"] + ledger.live["optimizer"] + copies,
     )
 
 
-def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> tuple[Work, int]:
-    """One update by a single one of its pieces, and how many there are.
+def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> None:
+    """One update by a single one of its pieces, whose work counts as often as there are pieces.
 
-    Gradients are there from the start where a piece comes after others. The work is that before the
-    optimizer's.
+    Gradients are there from the start where a piece comes after others.
     """
+    ledger.doing = "activations"
     passes = stepper.passes(workload.batch(size))
     for weight in stepper.model.parameters() if len(passes) > 1 else ():
         if weight.requires_grad:
@@ -211,10 +192,10 @@ def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: in
     del loss
     if ledger.collects:
         gc.collect()
-    before = copy.copy(ledger.work)
-    with ledger.being("optimizer"):
-        stepper.update()
-    return before, len(passes)
+    for name, value in vars(ledger.work).items():
+        setattr(ledger.work, name, len(passes) * value)
+    ledger.doing = "optimizer"
+    stepper.update()
 
 
 class Ledger(TorchDispatchMode):
@@ -231,6 +212,7 @@ class Ledger(TorchDispatchMode):
         self.live: Counter[str] = Counter()
         self.known: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
         self.doing = "activations"
+        """The part that tensors belong to which are made now."""
         self.begin()
 
     def begin(self) -> None:
@@ -238,20 +220,17 @@ class Ledger(TorchDispatchMode):
         gc.collect()
         self.peak, self.work, self.looked = Counter(self.live), Work(), self.live.total()
 
-    def add(self, tensor: Tensor | None, part: str) -> None:
+    def add(self, tensor: Any, part: str) -> None:
         """Notes that a tensor's storage belongs to a part, whether it is new or was another part's."""
-        if tensor is None:
-            return
         storage = tensor.untyped_storage()
         size, owner = storage.nbytes(), self.known.get(storage)
-        if owner is not None:
+        if owner is None:
+            owner = self.known[storage] = [part]
+            weakref.finalize(storage, self._remove, owner, size)
+        else:
             self.live[owner[0]] -= size
-            self.live[part] += size
-            owner[0] = part
-            return
-        owner = self.known[storage] = [part]
+        owner[0] = part
         self.live[part] += size
-        weakref.finalize(storage, self._remove, owner, size)
         if self.collects and self.live.total() > NEARLY * self.looked:
             gc.collect()
             self.looked = max(self.looked, self.live.total())
@@ -260,15 +239,6 @@ class Ledger(TorchDispatchMode):
 
     def _remove(self, owner: list[str], size: int) -> None:
         self.live[owner[0]] -= size
-
-    @contextlib.contextmanager
-    def being(self, part: str) -> Iterator[None]:
-        """Tensors that are made inside belong to this part."""
-        before, self.doing = self.doing, part
-        try:
-            yield
-        finally:
-            self.doing = before
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -291,19 +261,6 @@ class Ledger(TorchDispatchMode):
                     self.add(leaf, self.doing)
         return result
 
-    @contextlib.contextmanager
-    def attributing(self, model: nn.Module) -> Iterator[None]:
-        """What circuits make, forward and backward, belongs to "quantum states"."""
-
-        def enter() -> None:
-            self.doing = "quantum states"
-
-        def end() -> None:
-            self.doing = "activations"
-
-        def leave() -> Around:
-            end()
-            return enter, end
-
-        with hooked(model, enter, leave):
-            yield
+    def change(self, part: str) -> None:
+        """What circuits make, forward and backward, belongs to "quantum states"; see `parts.hooked`."""
+        self.doing = "quantum states" if part.startswith("quantum") else "activations"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
-from qnnkit import checks, device, train
+from qnnkit import checks, device
 from qnnkit.checkpoint import own_generators
 from qnnkit.device import machine
-from qnnkit.measure import clock, held
+from qnnkit.measure import clock, held, survey
 from qnnkit.measure.clock import Lap, Step
 from qnnkit.measure.workload import Workload
 from qnnkit.settings import Settings
@@ -69,11 +70,8 @@ class Candidate:
             >>> Candidate("cpu", 1, 64).place, Candidate("mps", None, 64).place
             ('cpu on 1 thread', 'mps')
         """
-        return (
-            f"{self.device} on {self.threads} thread{'s' * (self.threads != 1)}"
-            if self.threads
-            else self.device
-        )
+        threads = f" on {self.threads} thread{'s' * (self.threads != 1)}"
+        return self.device + threads * bool(self.threads)
 
     @property
     def name(self) -> str:
@@ -122,11 +120,14 @@ def place(
         sentence = f"{ways[0].place}: nothing else to choose from, so nothing was measured."
         return Placement(ways[0].device, config.backend, ways[0].threads, ways[0].batch_size, sentence)
     laps, at, busy = timed(workload, ways, seconds, trainings)
-    chosen, rows = decide(ways, laps), []
-    for way in sorted(ways, key=lambda way: getattr(laps.get(way.name), "seconds", None) or math.inf):
-        if lap := laps.get(way.name):
-            row = {"candidate": way.name, "threads": way.threads, "standard_error": lap.error, "why": lap.why}
-            rows.append(row | {"samples_per_second": lap.seconds and 1 / lap.seconds})
+    chosen = decide(ways, laps)
+    rows = [
+        {"candidate": way.name, "threads": way.threads, "samples_per_second": lap.seconds and 1 / lap.seconds}
+        | {"standard_error": lap.error, "why": lap.why}
+        for way in ways
+        if (lap := laps.get(way.name))
+    ]
+    rows.sort(key=lambda row: -(row["samples_per_second"] or 0))
     notes = [_sentence(chosen, rows), f"Timed at batch {at}." if at else None, busy]
     sentence = " ".join(filter(None, notes))
     return Placement(chosen.device, config.backend, chosen.threads, chosen.batch_size, sentence, rows)
@@ -140,9 +141,8 @@ def _sentence(chosen: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{chosen.name}: nothing could be measured, so this is the simplest choice, not the fastest."
     if len(rows) == 1:
         return f"{chosen.name}: {own:,.0f} samples/s; all training is too short to compare other places."
-    others = [
-        f"{name}: {f'{rate / own:.2f} times that' if rate else 'not timed'}" for name, rate in rates.items()
-    ]
+    shares = {name: f"{rate / own:.2f} times that" if rate else "not timed" for name, rate in rates.items()}
+    others = [f"{name}: {told}" for name, told in shares.items()]
     return "; ".join([f"{chosen.name}: {own:,.0f} samples/s", *others[:3]]) + "."
 
 
@@ -160,9 +160,7 @@ def candidates(
     batches = sizes(n_samples) if config.batch_size == "auto" else [config.batch_size]
     ways = []
     for place in devices(device, config.precision):
-        counts: Any = [threads]
-        if threads == "auto":
-            counts = thread_counts() if place == "cpu" else [None]
+        counts: Any = [threads] if threads != "auto" else thread_counts() if place == "cpu" else [None]
         ways += [Candidate(place, number, size) for number in counts for size in batches]
     return ways
 
@@ -173,10 +171,8 @@ def devices(requested: str, precision: str = "float32") -> list[str]:
     Raises:
         ValueError: The name is unknown, that device cannot compute here, or none has this precision.
     """
-    if requested == "auto":
-        names = [str(one) for one in device.usable_devices() if one.index in (None, 0)]
-    else:
-        names = [str(device.choose(requested))]
+    usable = [one for one in device.usable_devices() if one.index in (None, 0)] if requested == "auto" else []
+    names = [str(one) for one in usable or [device.choose(requested)]]
     if precision == "float16":  # the CPU has no such arithmetic worth the name
         names = [one for one in names if one != "cpu"]
         if not names:
@@ -204,9 +200,8 @@ def sizes(n_samples: int | None) -> list[int]:
         >>> sizes(1078), sizes(None)[-1], sizes(33)
         ([16, 32], 1024, [17])
     """
-    powers = [SMALLEST]
-    while powers[-1] < LARGEST and (n_samples is None or powers[-1] * 2 * UPDATES <= n_samples):
-        powers.append(powers[-1] * 2)
+    most = LARGEST if n_samples is None else max(SMALLEST, min(LARGEST, n_samples // UPDATES))
+    powers = [SMALLEST * 2**k for k in range(10) if SMALLEST * 2**k <= most]
     if n_samples is None:
         return powers
     near = [[size] for size in (SMALLEST + 1, SMALLEST - 1) if n_samples % size != 1]
@@ -215,14 +210,7 @@ def sizes(n_samples: int | None) -> list[int]:
 
 def machine_facts() -> dict[str, Any]:
     """The machine, as far as a decision depends on it: another machine decides again."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
-        "processor": machine.processor(),
-        "cores": machine.cores(),
-        "gpus": gpus,
-        "mps": torch.backends.mps.is_available(),
-        "torch": torch.__version__,
-    }
+    return {"name": survey.facts()["name"], "torch": torch.__version__}
 
 
 # --- the race -----------------------------------------------------------------------------------------------
@@ -242,10 +230,9 @@ def timed(
     """
     first, one_size = ways[0], len({way.batch_size for way in ways}) == 1
     with own_generators():
-        bench, size = _Bench(workload), first.batch_size
-        took = None
+        step, size, took = _steps(workload), first.batch_size, None
         with contextlib.suppress(Exception):  # the race reports it
-            took = clock.race({"": bench.step(first, min(size, PROBE))})[""].seconds if one_size else None
+            took = clock.race({"": step(first, min(size, PROBE))})[""].seconds if one_size else None
         if trainings and took:
             allowed = SHARE * took * workload.n_samples * workload.training.epochs * trainings
             if allowed < (BRIEFEST if {way.device for way in ways} == {"cpu"} else STARTING):
@@ -257,37 +244,36 @@ def timed(
         at = size if size != first.batch_size else None
         busy = clock.note(clock.load())
         ordered = sorted(ways, key=lambda way: way.batch_size)
-        steps = {way.name: bench.step(way, at or way.batch_size) for way in ordered}
+        steps = {way.name: step(way, at or way.batch_size) for way in ordered}
         return clock.race(steps, seconds=seconds, longest=math.inf if one_size else share), at, busy
 
 
-@dataclass
-class _Bench:
-    """Training steps of copies of one net, one copy per device."""
+def _steps(workload: Workload) -> Callable[[Candidate, int], Step]:
+    """Gives training steps, by candidate and size of batch, of copies of one net, one copy per device.
 
-    workload: Workload
-    steppers: dict[str, train.Stepper] = field(default_factory=dict)
-    grown: dict[str, float] = field(default_factory=dict)
-    """Device -> bytes of a step per sample."""
+    On the CPU a batch that would not fit is refused: the system would end the process.
+    """
+    stepper, grown = cache(workload.stepper), dict[str, float]()  # bytes of a step per sample, by device
 
-    def step(self, way: Candidate, size: int) -> Step:
+    def step(way: Candidate, size: int) -> Step:
         place, batch = torch.device(way.device), []
 
         def run() -> None:
             if batch:
-                self.steppers[way.device](batch[0])
+                stepper(way.device)(batch[0])
                 return
-            if place.type == "cpu" and self.grown.get("cpu", 0) * size > ROOM * machine.memory()[1]:
-                raise MemoryError("It would not fit into the memory.")  # the system would end the process
-            if way.device not in self.steppers:
-                self.steppers[way.device] = self.workload.stepper(way.device)
+            if place.type == "cpu" and grown.get("cpu", 0) * size > ROOM * machine.memory()[1]:
+                raise MemoryError("It would not fit into the memory.")
+            stepper(way.device)
             held.reset_peak(place)
-            first, before = self.workload.batch(size), held.peak_on(place)
-            self.steppers[way.device](first)
-            self.grown[way.device] = max(0, held.peak_on(place) - before) / size
+            first, before = workload.batch(size), held.peak_on(place)
+            stepper(way.device)(first)
+            grown[way.device] = max(0, held.peak_on(place) - before) / size
             batch.append(first)
 
         return Step(run, place, way.threads, size)
+
+    return step
 
 
 def decide(ways: Sequence[Candidate], laps: Mapping[str, Lap]) -> Candidate:

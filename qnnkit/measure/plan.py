@@ -14,7 +14,7 @@ from qnnkit import words
 from qnnkit.measure import platforms
 from qnnkit.measure.clock import load, note
 from qnnkit.measure.figures import figures
-from qnnkit.measure.memory import trace
+from qnnkit.measure.memory import Traced, trace
 from qnnkit.measure.platforms import HERE, Spot
 from qnnkit.measure.predict import HOST, Prediction, predict
 from qnnkit.measure.workload import Workload
@@ -25,6 +25,7 @@ COMFORTABLE, FULL = 0.70, 0.95
 programs); above the second a training is expected to fail. Chosen, not fitted."""
 SMALLEST = 2
 """No remedy takes fewer samples at a time, as some layers normalise over them."""
+ASSUMED = "Times are of training alone, without validation or tests; controls count as the hybrid net."
 WIDTH = 100
 
 
@@ -128,62 +129,49 @@ def plan(
     """
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
     limits = {
-        "deadline": None if deadline is None else words.parse_duration(deadline, "deadline"),
-        "budget": None if budget is None else words.parse_money(budget),
+        "time": None if deadline is None else words.parse_duration(deadline, "deadline"),
+        "price": None if budget is None else words.parse_money(budget),
     }
     if measure and (busy := note(load())):
         notes.append(busy)
-    asked, config = workload.training.batch_size, workload.training
-    if asked > workload.n_samples:
+    if workload.training.batch_size > workload.n_samples:
+        asked = workload.training.batch_size
         notes.append(f"A batch of {asked:,} is more than the samples: it holds all of them.")
         workload = workload.change(batch_size=workload.n_samples)
     prediction = predict(workload, place, measured=measure, seconds=seconds, n_threads=n_threads)
+    precision = workload.training.precision
     notes += prediction.notes
-    computes = measure and (place.type, config.precision) != ("cpu", "float16")
-    known = figures(place, sorted({"float32", config.precision}), n_threads) if computes else None
+    computes = measure and (place.type, precision) != ("cpu", "float16")
+    known = figures(place, sorted({"float32", precision}), n_threads) if computes else None
     this = platforms.this_machine(place, price_per_hour)
     if known is not None and prediction.seconds is None:  # too large to be tried
         this = replace(this, basis="estimated", figures=[known])
         notes.append("A step was too large to be timed here: its time is estimated, as for other machines.")
-    calibrated = platforms.calibration(prediction.work, config.precision, prediction.seconds, known)
+    calibrated = platforms.calibration(prediction.work, precision, prediction.seconds, known)
     spots = [this, *platforms.spots(table)]
-    places = [place_of(spot, prediction, calibrated, nets * seeds, **limits) for spot in spots]
+    places = [place_of(spot, prediction, calibrated, nets * seeds, limits) for spot in spots]
     tight = places[0]["needs"] > COMFORTABLE * this.usable
-    remedies = list(remedies_of(workload, this, prediction, known)) if tight else []
-    if prediction.scaled_from is not None:
-        notes.append(f"Time was measured with {prediction.scaled_from} samples at a time and scaled up.")
-    if prediction.seconds is not None:
-        notes.append("Times are of training alone: validation, tests and checkpoints come on top.")
-    if nets > 1:
-        notes.append("Controls are taken to cost as much as the hybrid net.")
-    return Plan(prediction, nets, seeds, places, answer(places), remedies, [*notes, table.note()])
-
-
-def needed(prediction: Prediction, kind: str) -> int:
-    """Bytes that have to fit: on a GPU what it computes on, elsewhere data and framework as well."""
-    return prediction.on_accelerator if kind == "cuda" else prediction.in_all
+    remedies = list(remedies_of(workload, this, places[0]["needs"], prediction, known)) if tight else []
+    notes += [ASSUMED, table.note()]
+    return Plan(prediction, nets, seeds, places, answer(places), remedies, notes)
 
 
 def place_of(
-    spot: Spot,
-    prediction: Prediction,
-    calibrated: float | None,
-    trainings: int,
-    deadline: float | None = None,
-    budget: float | None = None,
+    spot: Spot, prediction: Prediction, calibrated: float | None, trainings: int, limits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row of a machine, see `Plan.places`; deadline in seconds, budget in US dollars."""
-    config, needs = prediction.training, needed(prediction, spot.kind)
+    """The row of a machine, see `Plan.places`; limits of "time" in seconds and "price" in US dollars."""
+    config, price = prediction.training, spot.price_per_hour
+    needs = prediction.on_accelerator if spot.kind == "cuda" else prediction.in_all
     update, factor, device = prediction.seconds, prediction.spread, prediction.device
     if spot.figures:
         update, factor, device = platforms.estimate(prediction.work, config.precision, spot, calibrated)
     epoch = update and update * prediction.n_samples / config.batch_size
     total = epoch and epoch * config.epochs * trainings
-    cost = 0.0 if spot.price_per_hour == 0 else None
-    if total and spot.price_per_hour:
-        cost = total / 3600 * spot.price_per_hour
-    limits = (("time", total, deadline), ("price", cost, budget))
-    verdict, why = judge(needs / spot.usable, limits, factor)
+    cost = price and total and total / 3600 * price
+    known = [("memory", needs / spot.usable, COMFORTABLE, FULL)]
+    values = {"time": total, "price": cost}
+    known += [(name, values[name], most / factor, most) for name, most in limits.items() if most is not None]
+    verdict, why = judge(known)
     return {
         "machine": spot.name,
         "needs": needs,
@@ -199,31 +187,18 @@ def place_of(
     }
 
 
-def judge(
-    share: float, limits: Sequence[tuple[str, float | None, float | None]], factor: float
-) -> tuple[str, list[str]]:
+def judge(limits: Sequence[tuple[str, float | None, float, float]]) -> tuple[str, list[str]]:
     """The verdict on a machine, and why.
 
     Args:
-        share: Of the usable memory that is needed.
-        limits: Name, value (None: unknown) and limit (None: none) of time and cost.
-        factor: By which the values may be off.
+        limits: Name, value (None: unknown), the most that is comfortable, and the most that is possible.
     """
-    if share > FULL:
-        return "not here", ["memory"]
-    against, doubts = [], ["memory"] if share > COMFORTABLE else []
-    for name, value, limit in limits:
-        if limit is None:
-            continue
-        if value is None:
-            doubts.append(f"{name} unknown")
-        elif value > limit:
-            against.append(name)
-        elif value * factor > limit:
-            doubts.append(name)
+    against = [name for name, value, _, most in limits if value is not None and value > most]
+    unknown = [f"{name} unknown" for name, value, *_ in limits if value is None]
+    doubts = [name for name, value, comfortable, _ in limits if value is not None and value > comfortable]
     if against:
         return "not here", against
-    return ("marginal", doubts) if doubts else ("comfortable", [])
+    return ("marginal", doubts + unknown) if doubts or unknown else ("comfortable", [])
 
 
 def answer(places: Sequence[Mapping[str, Any]]) -> str:
@@ -260,25 +235,27 @@ def changes(training: Settings) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def remedies_of(
-    workload: Workload, spot: Spot, prediction: Prediction, known: Mapping[str, Any] | None
+    workload: Workload, spot: Spot, before: int, prediction: Prediction, known: Mapping[str, Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """A row for each change, from one more trace, see `Plan.remedies`; what the task refuses is left out."""
-    config, before = workload.training, needed(prediction, spot.kind)
-    for settings, effect in changes(config):
+    """A row for each change that needs less than `before`, from one more trace, see `Plan.remedies`.
+
+    What the task refuses is left out.
+    """
+
+    def held(traced: Traced) -> int:
+        return traced.held + (0 if spot.kind == "cuda" else traced.copied)  # a GPU does not hold the copy
+
+    def seconds(traced: Traced, config: Settings) -> float:
+        return platforms.roofline(traced.work, known or {}, config.precision) / config.batch_size
+
+    for settings, effect in changes(workload.training):
         changed = workload.change(**settings)
         try:
             traced = trace(changed, foreach=prediction.device.startswith("cuda"))
         except ValueError:
             continue
-        needs, slow = before + traced.held - prediction.held, None
-        if spot.kind != "cuda":  # a GPU does not hold the copy
-            needs += traced.copied - prediction.copied
-        if known is not None:
-            new, old = (
-                platforms.roofline(each.work, known, training.precision) / training.batch_size
-                for each, training in ((traced, changed.training), (prediction, config))
-            )
-            slow = new / old
+        needs = before + held(traced) - held(prediction)
+        slow = known and seconds(traced, changed.training) / seconds(prediction, workload.training)
         [(name, value)] = settings.items()
         row = {"command": f"--set {name}={str(value).lower()}", "needs": needs, "slow": slow}
         if needs < before:

@@ -68,8 +68,8 @@ class Table(settings.Base):
 
     def note(self) -> str:
         """Where figures and prices come from."""
-        rows = {name: self.machines[name] for name in self.shown if self.machines[name].price_per_hour}
-        dates = ", ".join(f"{name} {row.as_of}" for name, row in rows.items())
+        rows = ((name, self.machines[name]) for name in self.shown)
+        dates = ", ".join(f"{name} {row.as_of}" for name, row in rows if row.price_per_hour)
         return (
             "Figures of other machines are published ones or estimates, not measured by qnnkit; Macs of the "
             f"table are taken to be yours. Prices as of: {dates or 'none'}; see machines.yaml."
@@ -151,17 +151,8 @@ def this_machine(device: torch.device, price_per_hour: float | None = None) -> S
 def spots(table: Table) -> list[Spot]:
     """The machines of a table: its `shown` rows, in this order."""
     found = []
-    for name in table.shown:
-        row = table.machines[name]
-        figures = [
-            {
-                "device": device,
-                "bytes_per_second": 1e9 * each.bandwidth_gb_s,
-                "flops": {precision: 1e12 * rate for precision, rate in each.tflops if rate},
-                "seconds_per_operation": 1e-6 * each.overhead_us,
-            }
-            for device, each in row.processors.items()
-        ]
+    for name, row in ((name, table.machines[name]) for name in table.shown):
+        figures = [{"device": device, **each.model_dump()} for device, each in row.processors.items()]
         usable = round(1e9 * row.usable_gb)
         found.append(Spot(name, row.kind, usable, row.price_per_hour, "published", figures))
     return found
@@ -177,9 +168,9 @@ def roofline(work: Work, figures: Mapping[str, Any], precision: str = "float32")
     CPU launches its operations itself, so that comes on top; a GPU computes while the next are launched. A
     precision without figures counts as float32.
     """
-    rate = figures["flops"].get(precision) or figures["flops"]["float32"]
-    busy = work.flops / rate + work.bytes / figures["bytes_per_second"]
-    launching = work.operations * figures["seconds_per_operation"]
+    rate = 1e12 * (figures["tflops"].get(precision) or figures["tflops"]["float32"])
+    busy = work.flops / rate + work.bytes / (1e9 * figures["bandwidth_gb_s"])
+    launching = work.operations * 1e-6 * figures["overhead_us"]
     return busy + launching if figures["device"] == "cpu" else max(busy, launching)
 
 

@@ -60,8 +60,6 @@ class Prediction(Traced):
     less_on_cuda: int
     """Bytes of frozen weights that a machine with CUDA does not hold, where they are kept in 4 bits."""
     notes: tuple[str, ...]
-    scaled_from: int | None
-    """Batch size that was measured, where the one that is asked for would be too large; else None."""
 
     @property
     def peak(self) -> int:
@@ -135,15 +133,14 @@ def predict(
         elif measured:
             reset_peak(device)
             before = peak_on(device) if device.type != "cpu" else resident()
-            times, size = _timed(workload, device, traced, seconds)
+            times, size, kept = _timed(workload, device, traced, seconds)
             if times and size == config.batch_size:
-                memory["workspace"] = max(0, peak_on(device) - before - traced.held)
+                memory["workspace"] = max(0, peak_on(device) - before - traced.held - kept)
         if times:
-            notes.append(f"Timed on {device}, CPU threads: {torch.get_num_threads()}.")
-    saved = 0
-    if config.of_kit("four_bit", False) and (
-        device.type != "cuda" or in_four_bits(workload.name, device)[0] is not None
-    ):  # numbers that are not packed, such as the embedding, are then kept in float32
+            at = "" if size == config.batch_size else f" with {size} samples at a time, and scaled up"
+            notes.append(f"Timed on {device}, CPU threads: {torch.get_num_threads()}{at}.")
+    saved, possible = 0, device.type != "cuda" or in_four_bits(workload.name, device)[0] is not None
+    if possible and config.of_kit("four_bit", False):  # what is not packed is then kept in float32
         others, kept = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes
         saved = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
         notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
@@ -157,74 +154,71 @@ def predict(
         spread=max(times) / statistics.median(times) if times else 1.0,
         less_on_cuda=saved,
         notes=tuple(notes),
-        scaled_from=None if size == config.batch_size else size,
     )
 
 
 def _timed(
     workload: Workload, device: torch.device, traced: Traced, seconds: float
-) -> tuple[list[float], int]:
-    """Times of one update, and the batch size that was run for them; none where not even one sample may be
-    tried. Activations are taken to grow with the batch.
+) -> tuple[list[float], int, int]:
+    """Times of one update, the batch size that was run for them, and the bytes that were held in addition.
+
+    No times where not even one sample may be tried. Activations are taken to grow with the batch. What is
+    held in addition is a checkpoint's copy, which the prediction counts by itself, or the weights of the best
+    epoch, which a training without a folder keeps in memory.
     """
     size = whole = workload.training.batch_size
     growing = sum(traced.memory.get(part, 0) for part in ("activations", "quantum states"))
     fits = (SHARE * free(device) - (traced.held - growing)) * whole / max(growing, 1)
     fits = min(fits, MOST_WORK.get(device.type, MOST_WORK["cuda"]) * whole / max(traced.work.flops, 1))
     if fits < 1:
-        return [], whole
+        return [], whole, 0
     while size > fits:
         size //= 2
     workload = workload.change(batch_size=size)
-    return [each * whole / size for each in _updates(workload, device, seconds)], size
+    times, saved = _updates(workload, device, seconds)
+    kept = traced.kept if not saved else traced.copied if device.type == "cpu" else 0
+    return [each * whole / size for each in times], size, kept
 
 
-def _updates(workload: Workload, device: torch.device, seconds: float) -> list[float]:
+def _updates(workload: Workload, device: torch.device, seconds: float) -> tuple[list[float], bool]:
     """Seconds of an update, from short epochs of the training loop, after two updates that warm up.
 
-    Memory is asked of the system in the first, and in the second still: the optimizer has come in between.
-    An epoch that is short itself is run whole, with its last batch as small as it is, and its checkpoints.
+    Also whether it wrote checkpoints. Memory is asked of the system in the first update, and in the second
+    still: the optimizer has come in between. An epoch that is short itself is run whole, with its last batch
+    as small as it is, and its checkpoints.
     """
-    config = workload.training
-    whole = math.ceil(workload.n_samples / config.batch_size)
-    model = workload.build(config, False)
-    first = _epochs(workload, model, device, 1, 3, whole)[-1]
+    config, model = workload.training, workload.build(workload.training, False)
+    whole, groups = math.ceil(workload.n_samples / config.batch_size), workload.groups(model, config)
+
+    def epochs(updates: int, n: int) -> list[float]:
+        asked = config.model_copy(update={"epochs": n, "patience": 0, "on_oom": "stop"})
+        looked = math.ceil(config.gradient_samples * updates / whole)
+        with tempfile.TemporaryDirectory() as folder:
+            return train.fit(
+                model,
+                workload.task,
+                {"train": workload.loader(updates), "validation": workload.loader(1)},
+                asked,
+                groups=groups,
+                device=device,
+                folder=Path(folder) if updates == whole else None,
+                identity={},
+                watch=gradients.Watch(model, groups, per_epoch=looked) if groups and looked else None,
+            ).seconds
+
+    first = epochs(1, 3)[-1]
     if first > 2 * seconds:
-        return [first]
+        return [first], whole == 1
     n = max(1, min(LONGEST, int(seconds / 3 / first), whole))
-    times = _epochs(workload, model, device, n, 4, whole)[1:]
     samples = workload.n_samples if n == whole else n * config.batch_size
-    return [each * config.batch_size / samples for each in times]
-
-
-def _epochs(
-    workload: Workload, model: nn.Module, device: torch.device, updates: int, epochs: int, whole: int
-) -> list[float]:
-    """Seconds of each epoch of so many updates, of the `whole` that an epoch has."""
-    config = workload.training.model_copy(update={"epochs": epochs, "patience": 0, "on_oom": "stop"})
-    groups, looked = workload.groups(model, config), math.ceil(config.gradient_samples * updates / whole)
-    with tempfile.TemporaryDirectory() as folder:
-        return train.fit(
-            model,
-            workload.task,
-            {"train": workload.loader(updates), "validation": workload.loader(1)},
-            config,
-            groups=groups,
-            device=device,
-            folder=Path(folder) if updates == whole else None,
-            identity={},
-            watch=gradients.Watch(model, groups, per_epoch=looked) if groups and looked else None,
-        ).seconds
+    return [each * config.batch_size / samples for each in epochs(n, 4)[1:]], n == whole
 
 
 @functools.cache
 def _warm_up(device: torch.device) -> None:
     """Loads what the first step of any training loads: libraries, and kernels made when first used."""
     with seeded(0):
-        model = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 2)
-        )
+        layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 2)
     batch = torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.long)
-    task: Any = Classification()
-    tiny = Workload("", Settings(batch_size=8), 8, lambda *_: model, lambda config: batch, task)
-    _epochs(tiny, model, device, updates=1, epochs=1, whole=2)
+    about: Any = (lambda *_: nn.Sequential(*layers), lambda config: batch, Classification())
+    _updates(Workload("", Settings(batch_size=8), 16, *about), device, 0.0)

@@ -24,6 +24,7 @@ FORMAT = 2
 """Of the file; another number when the same name is to mean something else."""
 SECONDS, QUICK = 60.0, 2.0
 """Default duration of a survey; what was begun before it was over comes on top."""
+Way = tuple[torch.device, str]
 Row = dict[str, Any]
 """One measurement: `what`, `device`, its settings by name, `value` (None where there is none), `unit`, and
 `why` there is no value."""
@@ -56,11 +57,13 @@ def take(
     echo("Memory, matrix products, launches ...")
     for one in usable:
         found = figures(one, precisions, seconds=0.2 * seconds / len(usable))
-        rows.append(row("bandwidth", one, found["bytes_per_second"], "B/s"))
-        rows.append(row("launch", one, found["seconds_per_operation"], "s"))
-        rows += [row("product", one, rate, "FLOP/s", precision=name) for name, rate in found["flops"].items()]
+        rows.append(row("bandwidth", one, 1e9 * found["bandwidth_gb_s"], "B/s"))
+        rows.append(row("launch", one, 1e-6 * found["overhead_us"], "s"))
+        for name, rate in found["tflops"].items():
+            rows.append(row("product", one, 1e12 * rate, "FLOP/s", precision=name))
     echo(f"The net of {config.title} ...")
-    rows += net_rows(config, splits, usable, precisions, 0.4 * seconds)
+    ways = [(one, precision) for precision in precisions for one in usable]
+    rows += net_rows(config, splits, ways, 0.4 * seconds)
     return {
         "format": FORMAT,
         "qnnkit": __version__,
@@ -68,11 +71,7 @@ def take(
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "busy": {"most": load, "sentence": busy},
         "price_per_hour": config.price_per_hour,
-        "net": {
-            "recipe": config.title,
-            "batch_size": config.batch_size,
-            "n_samples": len(splits.train),
-        },
+        "net": {"recipe": config.title, "batch_size": config.batch_size, "n_samples": len(splits.train)},
         "rows": rows,
     }
 
@@ -82,42 +81,35 @@ def row(what: str, device: Any, value: float | None, unit: str, **settings: Any)
     return {"what": what, "device": str(device), **settings, "value": value, "unit": unit}
 
 
-def net_rows(
-    config: Settings,
-    splits: Any,
-    devices: Sequence[torch.device],
-    precisions: Sequence[str],
-    seconds: float,
-) -> Iterator[Row]:
-    """Seconds of an update and of an epoch and the peak of memory, on each device in each precision.
+def net_rows(config: Settings, splits: Any, ways: Sequence[Way], seconds: float) -> Iterator[Row]:
+    """Seconds of an update and of an epoch and the peak of memory, each way.
 
     Args:
         config: The recipe.
         splits: Its data.
-        devices: Where to train.
-        precisions: In which to train.
+        ways: Devices where to train, and the precisions in which; float16 on the CPU, which training refuses,
+            is left out.
         seconds: For warming up, about, and as much again for timing.
     """
-    threads, peaks = config.threads if isinstance(config.threads, int) else None, dict[str, int]()
-    ways = {f"{one} {precision}": (one, precision) for precision in precisions for one in devices}
+    threads, peaks = config.threads if isinstance(config.threads, int) else None, dict[Way, int]()
     steps = {
-        name: changed_step(config, splits, {"precision": precision}, one, threads)
-        for name, (one, precision) in ways.items()
-        if (one.type, precision) != ("cpu", "float16")  # training refuses it
+        way: changed_step(config, splits, {"precision": way[1]}, way[0], threads)
+        for way in ways
+        if (way[0].type, way[1]) != ("cpu", "float16")
     }
-    for name, step in steps.items():
+    for way, step in steps.items():
         with contextlib.suppress(Exception):  # the race reports it
             step.run()  # circuits are traced once
             held.reset_peak(step.device)
             step.run()
-            peaks[name] = held.peak_on(step.device)
-    laps = clock.race(steps, seconds=seconds)
-    for name, lap in laps.items():
-        (one, precision), size = ways[name], steps[name].samples
-        update = lap.seconds and lap.seconds * size
-        yield row("net update", one, update, "s", precision=precision, spread=lap.spread, why=lap.why)
-        yield row("net epoch", one, lap.seconds and lap.seconds * len(splits.train), "s", precision=precision)
-        yield row("net memory", one, peaks.get(name), "B", precision=precision)
+            peaks[way] = held.peak_on(step.device)
+    for way, lap in clock.race(steps, seconds=seconds).items():
+        one, size, n = way[0], steps[way].samples, len(splits.train)
+        about: Row = {"precision": way[1]}
+        update = about | {"spread": lap.spread, "why": lap.why}
+        yield row("net update", one, lap.seconds and lap.seconds * size, "s", **update)
+        yield row("net epoch", one, lap.seconds and lap.seconds * n, "s", **about)
+        yield row("net memory", one, peaks.get(way), "B", **about)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -133,7 +125,6 @@ def facts() -> dict[str, Any]:
         "name": ", ".join(names),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor,
-        "cores": cores,
         "memory_bytes": machine.memory()[0],
         "versions": {"python": platform.python_version()} | doctor.versions(),
     }
@@ -157,17 +148,8 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def fastest(found: Mapping[str, Any]) -> str | None:
-    """Seconds of an epoch of the net and the peak of memory, by device and precision, the fastest first."""
-    epochs, memory = (
-        {
-            (each["device"], each.get("precision")): each["value"]
-            for each in found.get("rows") or ()
-            if each["what"] == f"net {what}" and each["value"]
-        }
-        for what in ("epoch", "memory")
-    )
-    parts = [
-        f"{words.duration(epochs[way])} and {words.size(memory.get(way, 0))} on {way[0]} in {way[1]}"
-        for way in sorted(epochs, key=lambda way: epochs[way])
-    ]
-    return f"An epoch of the net: {'; '.join(parts)}." if parts else None
+    """Seconds of an epoch of the net, by device and precision, the fastest first."""
+    epochs = (row for row in found.get("rows") or () if row["what"] == "net epoch" and row["value"])
+    rows = sorted(epochs, key=lambda row: row["value"])
+    parts = (f"{words.duration(row['value'])} on {row['device']} in {row['precision']}" for row in rows)
+    return f"An epoch of the net: {'; '.join(parts)}." if rows else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from qnnkit import checks, recipes, train
 from qnnkit.data.batches import DictBatches
@@ -32,6 +33,8 @@ class Workload:
         ... )
         >>> [tuple(part.shape) for part in own.batch(3)]
         [(3, 4), (3,)]
+        >>> own.batch(67)[1][-3:]
+        tensor([0, 1, 0])
     """
 
     name: str
@@ -71,8 +74,13 @@ class Workload:
         return replace(self, n_samples=n, data_bytes=round(self.data_bytes * n / self.n_samples))
 
     def batch(self, n: int | None = None) -> Any:
-        """`n` samples, as the task takes a batch; by default as many as an update has."""
-        return take(self.samples(self.training), n or min(self.training.batch_size, self.n_samples))
+        """`n` samples, as the task takes a batch, from the front again where there are fewer than that.
+
+        By default as many as an update has.
+        """
+        n = n or min(self.training.batch_size, self.n_samples)
+        samples = self.samples(self.training)
+        return tree_map_only(Tensor, lambda one: one[torch.arange(n, device=one.device) % len(one)], samples)
 
     def loader(self, n_batches: int) -> DictBatches:
         """This many batches; no more samples than an epoch has."""
@@ -84,22 +92,6 @@ class Workload:
         """What takes its training steps: of `model`, or of a new net."""
         model = self.build(self.training, False) if model is None else model
         return train.Stepper(model, self.task, self.training, self.groups(model, self.training), device)
-
-
-def take(samples: Any, n: int) -> Any:
-    """A batch of the first `n` samples, from the front again where there are fewer.
-
-    Example:
-        >>> take((torch.arange(3), {"label": torch.zeros(3)}), 5)[0].tolist()
-        [0, 1, 2, 0, 1]
-    """
-    if isinstance(samples, Tensor):
-        return samples[torch.arange(n, device=samples.device) % len(samples)]
-    if isinstance(samples, Mapping):
-        return {name: take(part, n) for name, part in samples.items()}
-    if isinstance(samples, list | tuple):
-        return type(samples)(take(part, n) for part in samples)
-    return samples
 
 
 def of_recipe(config: Settings, splits: Any) -> Workload:
@@ -116,19 +108,17 @@ def of_recipe(config: Settings, splits: Any) -> Workload:
     def build(config: Settings, traced: bool) -> nn.Module:
         # PennyLane's devices need numbers; of a language model only the configuration is read.
         own = config.model_copy(update={"backend": "batched"}) if traced else config
-        return recipes.made(own, splits, "", config.seed, bare="shapes" if traced else False)
+        return recipes.made(own, splits, "", config.seed, bare=traced)
 
     net, parts, notes = build(config, True), [splits.split(name) for name in SPLITS], []
     tensors = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
     n_all, loaded_bytes = sum(map(len, parts)), sum(tensor.nbytes for tensor in tensors)
     batch = next(iter(splits.batches("train", min(SOME, len(splits.train)), shuffle=False)))
-    some, data_bytes = batch, loaded_bytes
     bare = any(weight.is_meta for weight in net.parameters())
-    if not bare:
-        some = features.training_batch(net, batch, config, n_all)
-        if some is not batch and some[0] is not batch[0]:
-            data_bytes += n_all * some[0][0].nbytes
-            notes.append("The frozen part is computed once, before the first epoch: not part of this time.")
+    some, data_bytes = features.training_batch(net, batch, config, n_all), loaded_bytes
+    if some is not batch:
+        data_bytes += n_all * some[0][0].nbytes
+        notes.append("The frozen part is computed once, before the first epoch: not part of this time.")
     if config.backend not in ("auto", "batched"):
         notes.append(f"Memory is that of the fused program, not of {config.backend}.")
     return Workload(

@@ -14,39 +14,6 @@ from qnnkit import checks
 from qnnkit.data import hub
 
 
-class Residual(nn.Module):
-    """Two 3x3 convolutions and what they are added to; He et al. (2015), arXiv:1512.03385, fig. 2.
-
-    Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        stride: 2 halves the sides.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int, stride: int = 1):
-        super().__init__()
-        self.stride = stride
-        self.inner = nn.Sequential(
-            nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(out_channels),
-            nn.SiLU(),
-            nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(out_channels),
-        )
-        self.outer: nn.Module = nn.Identity()
-        if stride > 1 or in_channels != out_channels:
-            self.outer = nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, bias=False),
-                nn.BatchNorm2d(out_channels),
-            )
-
-    def forward(self, maps: Tensor) -> Tensor:
-        # Not by the stride of a 1x1 convolution, whose gradient writes past its memory on CPUs with AVX2:
-        # oneDNN's issue 6035.
-        taken = maps[..., :: self.stride, :: self.stride]
-        return nn.functional.silu(self.inner(maps) + self.outer(taken))
-
-
 def precise(make: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
     """`make(values)` in float32 under autocast, for what becomes angles; elsewhere as it is.
 
@@ -66,6 +33,28 @@ def pixels(images: Tensor, like: nn.Module) -> Tensor:
     """
     scaled = images.to(next(like.parameters()).dtype) / 255
     return scaled.contiguous(memory_format=torch.channels_last)
+
+
+def not_bytes(images: Tensor, otherwise: str = "", argument: str = "images") -> ValueError:
+    """What is wrong with images that are neither uint8 nor `otherwise`."""
+    told = f"{images.dtype} of shape {tuple(images.shape)}"
+    return ValueError(checks.message(argument, f"be uint8{otherwise}", told, "Give pixels of 0 to 255."))
+
+
+def normalised(images: Tensor, channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Images as published weights were trained on them, by colour; grey ones as red, green and blue."""
+    images = images.expand(-1, channels, -1, -1)
+    means, stds = (images.new_tensor(each).reshape(1, -1, 1, 1) for each in (mean, std))
+    if channels == 1:
+        means, stds = means.mean(), stds.mean()
+    return (images - means) / stds
+
+
+def require_sides(image_size: tuple[int, int], least: int) -> None:
+    """Refuses images with fewer pixels a side."""
+    if min(image_size) < least:
+        rule, step = f"be at least {least} pixels a side", "Use larger images, or smaller patches."
+        raise ValueError(checks.message("image_size", rule, tuple(image_size), step))
 
 
 @contextlib.contextmanager

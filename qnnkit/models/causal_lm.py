@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,6 @@ LLAMA = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-_bare: ContextVar[bool | str] = ContextVar("bare", default=False)
-
-
 class LanguageModelSettings(Base):
     """Which language model."""
 
@@ -39,38 +33,22 @@ class LanguageModelSettings(Base):
     """Folder, or name on the Hugging Face Hub, of a model's weights; None starts from scratch."""
 
 
-@contextlib.contextmanager
-def bare(*, asked: bool | str = True) -> Iterator[None]:
-    """Inside, `language_model` leaves weights on the meta device, where they take no memory.
-
-    Such a net can be counted, and what is refused is refused alike, but nothing can be computed. Of "shapes"
-    only the configuration is read: the weights need not be there.
-    """
-    token = _bare.set(asked)
-    try:
-        yield
-    finally:
-        _bare.reset(token)
-
-
 def language_model(settings: Any, splits: Any, seed: int) -> Any:
     """The model that settings ask for, with the tokens of the data.
 
     Args:
         settings: Derived from `LanguageModelSettings`; `base_precision` and `four_bit` count where
-            they are there.
+            they are there. On the device "meta" only the configuration is read, see `without_weights`.
         splits: Its `sizes` are the vocabulary and the length of a sequence.
         seed: Fixes initial weights.
     """
-    dtype = settings.of_kit("base_precision", "float32")
-    if settings.of_kit("four_bit", False) and not _bare.get():
-        place = choose(settings.device)
-        return four_bit(str(settings.pretrained), device=place, dtype=dtype, **splits.sizes)
-    place = "meta" if _bare.get() else "cpu"
     name = settings.pretrained or settings.size
-    if _bare.get() == "shapes":
-        return without_weights(name, dtype=dtype, **splits.sizes)
-    return causal_lm(name, seed=seed, dtype=dtype, device=place, **splits.sizes)
+    asked = {"dtype": settings.of_kit("base_precision", "float32"), **splits.sizes}
+    if settings.device == "meta":
+        return without_weights(name, **asked)
+    if settings.of_kit("four_bit", False):
+        asked |= {"four_bit": True, "device": choose(settings.device)}
+    return causal_lm(name, seed=seed, **asked)
 
 
 def llama_config(size: str, *, vocabulary: int | None = None, length: int | None = None) -> Any:
@@ -104,20 +82,28 @@ def causal_lm(
     *,
     vocabulary: int | None = None,
     length: int | None = None,
+    events: str | None = None,
     seed: int = 0,
     dtype: str = "float32",
     device: torch.device | str = "cpu",
+    four_bit: bool = False,
 ) -> Any:
     """A causal language model: from scratch by size, or with the weights of a folder or of the Hub.
 
     Args:
         size_or_folder: "tiny", "small", "medium" or "3b"; else a local folder, or a name on the Hugging Face
-            Hub. Of these only safetensors are read, and no code that lies beside them is run.
+            Hub, of a model that transformers knows or of SkyTNT's midi_model. Only safetensors are read, and
+            no code that lies next to them is run.
         vocabulary: Tokens of the tokenizer: that many are built, or must be known by the loaded model.
         length: Tokens of a sequence: the most that a new model sees at once; a loaded one must take as many.
+        events: For a new midi_model, whose sizes are "tiny", "small", "medium" and "large" (the last two as
+            published): "v1" or "v2", the version of its `MidiEvents`. None makes a Llama.
         seed: Fixes initial weights; the caller's generators are left alone.
         dtype: "float32", "bfloat16" or "float16".
-        device: "cpu", or "meta": then it is refused for the same reasons, but its weights take no memory.
+        device: Where weights in 4 bits are; others are on the CPU. With "meta" the model is refused for the
+            same reasons, but its weights take no memory.
+        four_bit: Keep frozen weights as QLoRA trains on them, where `in_four_bits` allows it: NF4 with double
+            quantisation; embedding, norms and head in float32 (Dettmers et al. 2023, arXiv:2305.14314).
 
     Returns:
         A model of transformers: `model(input_ids=..., labels=...)` gives `.logits` of shape
@@ -127,16 +113,34 @@ def causal_lm(
         ValueError: The folder or name cannot be read here (missing, gated, offline, without safetensors), or
             the model knows too few tokens or takes no sequences of this length.
     """
-    kind = DTYPES[checks.choice("dtype", dtype, DTYPES)]
-    if str(size_or_folder) not in LLAMA:
-        place = {"device_map": "meta"} if torch.device(device).type == "meta" else {}
-        return _cast(_loaded(str(size_or_folder), vocabulary, length, **place), kind)
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    config = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
-    with seeded(seed), torch.device(device):
-        model: Any = LlamaForCausalLM(config)
-    return _cast(model, kind)
+    from qnnkit.models import midi_model  # which makes its kind known to transformers
+
+    kind, name = DTYPES[checks.choice("dtype", dtype, DTYPES)], str(size_or_folder)
+    place = torch.device("meta" if torch.device(device).type == "meta" else "cpu")
+    if name in LLAMA or (events and name in midi_model.SIZES):
+        config = (
+            midi_model.config_of(name, version=events, length=length)
+            if events
+            else llama_config(name, vocabulary=vocabulary, length=length)
+        )
+        with seeded(seed), place:
+            new: Any = AutoModelForCausalLM.from_config(config)
+        return _cast(new, kind)
+    options: dict[str, Any] = {"device_map": place} if place.type == "meta" else {}
+    if computes := in_four_bits(name, device)[0] if four_bit else None:
+        nf4: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=computes, **nf4)
+        options = {"device_map": {"": torch.device(device)}, "quantization_config": nf4}
+    about: Any = {"what": "causal language model", "otherwise": f"one of the sizes {', '.join(LLAMA)}"}
+    model = published(AutoModelForCausalLM, name, argument="model", **about, **options)
+    _require_fit(model.config, name, vocabulary, length)
+    if computes is None:
+        return _cast(model, kind)
+    from peft import prepare_model_for_kbit_training
+
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def _cast(model: Any, dtype: torch.dtype) -> Any:
@@ -167,44 +171,12 @@ def in_four_bits(
     return computes, f"Weights are in 4 bits (NF4), products in {str(computes).removeprefix('torch.')}."
 
 
-def four_bit(
-    folder: str | Path,
-    *,
-    device: torch.device | str,
-    vocabulary: int | None = None,
-    length: int | None = None,
-    dtype: str = "float32",
-) -> Any:
-    """A model with its weights in 4 bits, as QLoRA trains on; in `dtype` where `in_four_bits` says no.
-
-    They are NF4 with double quantisation. Embedding, norms and head stay in float32. A model in 4 bits is on
-    `device`, any other on the CPU.
-
-    Reference:
-        Dettmers et al. 2023, arXiv:2305.14314.
-    """
-    computes, _ = in_four_bits(folder, device)
-    if computes is None:
-        return causal_lm(folder, vocabulary=vocabulary, length=length, dtype=dtype)
-    from peft import prepare_model_for_kbit_training
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=computes,
-    )
-    place = {"": torch.device(device)}
-    model = _loaded(str(folder), vocabulary, length, quantization_config=config, device_map=place)
-    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-
-
 def without_weights(
     size_or_folder: str | Path,
     *,
     vocabulary: int | None = None,
     length: int | None = None,
+    events: str | None = None,
     dtype: str = "float32",
 ) -> Any:
     """As `causal_lm`, of which nothing but the configuration is read: its weights are on the meta device.
@@ -214,30 +186,20 @@ def without_weights(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if str(size_or_folder) in LLAMA:
-        config: Any = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
-    else:
-        try:
-            config = hub.read(AutoConfig, size_or_folder)
-        except ValueError as error:
-            rule = "hold the config.json of a model that transformers knows"
-            told = f"It was not read: {error}."
-            raise ValueError(checks.message("model", rule, str(size_or_folder), told)) from None
-        _require_fit(config, str(size_or_folder), vocabulary, length)
-    config.use_cache = False  # as training asks for
-    with torch.device("meta"), seeded(0):
+    from qnnkit.models import midi_model
+
+    name = str(size_or_folder)
+    if name in LLAMA or (events and name in midi_model.SIZES):
+        sizes: Any = {"vocabulary": vocabulary, "length": length, "events": events}
+        return causal_lm(name, dtype=dtype, device="meta", **sizes)
+    try:
+        config: Any = hub.read(AutoConfig, name)
+    except ValueError as error:
+        rule = "hold the config.json of a model that transformers knows"
+        raise ValueError(checks.message("model", rule, name, f"It was not read: {error}.")) from None
+    _require_fit(config, name, vocabulary, length)
+    with torch.device("meta"):
         return _cast(AutoModelForCausalLM.from_config(config), DTYPES[dtype])
-
-
-def _loaded(name: str, vocabulary: int | None, length: int | None, **options: Any) -> Any:
-    """A causal language model's weights, every one of them, from a folder or the Hub."""
-    from transformers import AutoModelForCausalLM
-
-    sizes = f"one of the sizes {', '.join(LLAMA)}"
-    what: dict[str, Any] = {"what": "causal language model", "argument": "model", "otherwise": sizes}
-    model = published(AutoModelForCausalLM, name, **what, **options)
-    _require_fit(model.config, name, vocabulary, length)
-    return model
 
 
 def _require_fit(config: Any, name: str, vocabulary: int | None, length: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What every net with a circuit of the kit's is told of it, and the layer that comes of it."""
+"""Settings of a circuit that the nets share, and the layer that they build."""
 
 from __future__ import annotations
 
@@ -35,23 +35,31 @@ class CircuitSettings(Base):
         return checks.choice(str(field.field_name), value, KNOWN[str(field.field_name)])
 
 
-def layer(config: Any, *, seed: int, backend: str) -> QuantumLayer:
-    """The circuit of `n_qubits` wires that settings ask for; `seed` fixes its gates and its first angles."""
-    qnode, shapes = circuits.build(
-        config.circuit,
-        n_qubits=config.n_qubits,
-        n_layers=config.n_layers,
-        embedding=config.embedding,
-        seed=seed,
-        mirrored=config.initialisation in circuits.MIRRORED,
-    )
+def circuit_layer(
+    n_qubits: int,
+    *,
+    circuit: str = "data_reuploading",
+    embedding: str = "angle",
+    n_layers: int = 2,
+    initialisation: str = "uniform",
+    trainable: bool = True,
+    seed: int = 0,
+    backend: str = "auto",
+) -> tuple[QuantumLayer, int]:
+    """The layer of a named circuit, and how many features it takes.
+
+    Args:
+        n_qubits: Its wires.
+        circuit, embedding, n_layers, initialisation, trainable: As in `CircuitSettings`.
+        seed: Fixes its gates and its first angles.
+        backend: As in `QuantumLayer`.
+    """
+    mirrored = initialisation in circuits.MIRRORED
+    sizes: dict[str, Any] = {"n_qubits": n_qubits, "n_layers": n_layers}
+    qnode, shapes = circuits.build(circuit, **sizes, embedding=embedding, seed=seed, mirrored=mirrored)
     generator = torch.Generator().manual_seed(seed)
-    start = partial(circuits.INITIALISATIONS[config.initialisation], generator=generator)
-    return QuantumLayer(qnode, shapes, start, backend=backend).requires_grad_(config.trainable)
-
-
-def n_features(config: Any) -> int:
-    """How many angles that circuit takes."""
-    count = circuits.embedding_of(config.circuit, config.embedding).n_features
+    start = partial(circuits.INITIALISATIONS[initialisation], generator=generator)
+    found = QuantumLayer(qnode, shapes, start, backend=backend).requires_grad_(trainable)
+    count = circuits.embedding_of(circuit, embedding).n_features
     assert count is not None  # every embedding has it
-    return count(config.n_qubits)
+    return found, count(n_qubits)

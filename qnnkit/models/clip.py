@@ -10,9 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.data.tokenizers import CaptionTokenizer
-from qnnkit.models.blocks import pixels, precise, published, seeded
-from qnnkit.models.circuit_part import CircuitSettings, layer, n_features
+from qnnkit.models.blocks import normalised, not_bytes, pixels, precise, published, seeded
+from qnnkit.models.circuit_part import CircuitSettings, circuit_layer
 from qnnkit.settings import Place
 
 # of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
@@ -21,6 +20,7 @@ CLIP = {
     "small": (256, 4, 4, 64, 8, 256, 4096),
     "77m": (512, 10, 8, 224, 32, 512, 22400),
 }
+HEADS = ("full", "linear", "quantum")
 LARGEST_LOGIT_SCALE = math.log(100)
 """Logits are cosines times 100 at most; Radford et al. 2021, section 2.5."""
 
@@ -50,13 +50,17 @@ class Clip(nn.Module):
     and up, a control) or "quantum" (down to angles in (0, pi), a circuit, up).
 
     Args:
-        config: Sizes, head and circuit. With `pretrained`, `size` and `patch_size` are those of the weights;
-            heads other than "full" start from scratch all the same.
         tokenizer: Of the captions: vocabulary, length and end of the texts.
         channels: Channels of the images.
         image_size: (height, width) of the images, alike.
+        size: How large it is from scratch, a key of `CLIP`.
+        patch_size: Side of the patches in pixels; None takes the size's own.
+        pretrained: Folder or name of a CLIP's weights, which then has its own sizes; heads other than "full"
+            start from scratch all the same.
+        head: "full", "linear" or "quantum".
+        n_qubits: Wires of a circuit, or numbers of a linear head.
         seed: Fixes every initial weight; no global generator is touched.
-        backend: What runs the circuits, as in `QuantumLayer`.
+        circuit: What else `circuit_layer` takes.
 
     Raises:
         ValueError: A name is unknown, the images do not fit the patches or the published model, or neither
@@ -68,7 +72,7 @@ class Clip(nn.Module):
     Example:
         >>> from qnnkit.data.captions import digit_captions
         >>> splits = digit_captions()
-        >>> clip = Clip(ClipSettings(patch_size=4), **splits.sizes)
+        >>> clip = Clip(**splits.sizes, patch_size=4)
         >>> images, texts = clip(**next(iter(splits.batches("test", 5, shuffle=False))))
         >>> images.shape, texts.shape
         (torch.Size([5, 64]), torch.Size([5, 64]))
@@ -76,37 +80,40 @@ class Clip(nn.Module):
 
     def __init__(
         self,
-        config: ClipSettings,
-        *,
-        tokenizer: CaptionTokenizer,
+        tokenizer: Any,
         channels: int,
         image_size: tuple[int, int],
+        *,
+        size: str = "tiny",
+        patch_size: int | None = None,
+        pretrained: str | None = None,
+        head: str = "quantum",
+        n_qubits: int = 4,
         seed: int = 0,
-        backend: str = "auto",
+        **circuit: Any,
     ):
         super().__init__()
         from transformers import CLIPModel
 
+        checks.choice("head", head, HEADS)
         if image_size[0] != image_size[1]:
             step = "Load the images with an image_size."
             raise ValueError(checks.message("image_size", "be square", tuple(image_size), step))
         with seeded(seed):
-            if config.pretrained is None:
-                sides: dict[str, Any] = {"image_size": image_size[0], "patch_size": config.patch_size}
-                sizes = configuration(config.size, channels=channels, tokenizer=tokenizer, **sides)
-                net: Any = CLIPModel(sizes)
+            if pretrained is None:
+                sides: dict[str, Any] = {"image_size": image_size[0], "patch_size": patch_size}
+                sizes = configuration(size, channels=channels, tokenizer=tokenizer, **sides)
+                self.net: Any = CLIPModel(sizes)
             else:
-                net = _published(config.pretrained, tokenizer, channels, image_size[0])
-            self.net: Any = net
+                self.net = _published(pretrained, tokenizer, channels, image_size[0])
             self.in_channels = int(self.net.config.vision_config.num_channels)
             towers = {"visual_projection": self.net.vision_model, "text_projection": self.net.text_model}
-            for index, (name, tower) in enumerate(towers.items() if config.head != "full" else ()):
-                circuit, width = None, config.n_qubits
-                if config.head == "quantum":
-                    circuit = layer(config, seed=seed * 1000 + index, backend=backend)
-                    width = n_features(config)
-                widths = tower.config.hidden_size, width, config.n_qubits, self.net.config.projection_dim
-                setattr(self.net, name, Projection(*widths, circuit))
+            for index, (name, tower) in enumerate(towers.items() if head != "full" else ()):
+                middle, n_features = None, n_qubits
+                if head == "quantum":
+                    middle, n_features = circuit_layer(n_qubits, seed=seed * 1000 + index, **circuit)
+                ends = tower.config.hidden_size, self.net.config.projection_dim
+                setattr(self.net, name, Projection(ends[0], n_features, n_qubits, ends[1], middle))
 
     def forward(
         self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
@@ -123,16 +130,8 @@ class Clip(nn.Module):
     def embed_images(self, pixel_values: Tensor) -> Tensor:
         """Embeddings of images, as in `forward`."""
         if pixel_values.dtype != torch.uint8:
-            told = f"{pixel_values.dtype} of shape {tuple(pixel_values.shape)}"
-            step = "Give pixels of 0 to 255; they are scaled here."
-            raise ValueError(checks.message("pixel_values", "be uint8", told, step))
-        images = pixels(pixel_values, self).expand(
-            -1, self.in_channels, -1, -1
-        )  # grey as red, green and blue
-        mean, std = (images.new_tensor(values) for values in (CLIP_MEAN, CLIP_STD))
-        if self.in_channels == 1:
-            mean, std = mean.mean(), std.mean()
-        images = (images - mean.reshape(1, -1, 1, 1)) / std.reshape(1, -1, 1, 1)
+            raise not_bytes(pixel_values, argument="pixel_values")
+        images = normalised(pixels(pixel_values, self), self.in_channels, CLIP_MEAN, CLIP_STD)
         return _directions(self.net.visual_projection(self.net.vision_model(images).pooler_output))
 
     def embed_texts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -149,7 +148,6 @@ class Clip(nn.Module):
         if self.training:
             with torch.no_grad():
                 weight.clamp_(max=LARGEST_LOGIT_SCALE)
-            return weight.exp()
         return weight.clamp(max=LARGEST_LOGIT_SCALE).exp()
 
 
@@ -190,7 +188,7 @@ def configuration(
     channels: int = 3,
     image_size: int | None = None,
     patch_size: int | None = None,
-    tokenizer: CaptionTokenizer | None = None,
+    tokenizer: Any = None,
 ) -> Any:
     """transformers' configuration of a CLIP of a size named in CLIP.
 
@@ -216,13 +214,14 @@ def configuration(
         raise ValueError(checks.message("patch_size", "divide the side of the images", patch, step))
     length, special = 77, {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
     if tokenizer is not None:
-        if tokenizer.eos_id == 2:  # a mistake of the past to transformers: texts are read at their largest
+        if tokenizer.eos_token_id == 2:  # an old mistake to transformers: texts are read at their largest
             rule, step = "have another number than 2 for its end", "Leave it out to train one."
-            raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
+            raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_token_id, step))
         least = (length, vocabulary) if size == "77m" else (0, 0)
-        length, vocabulary = max(least[0], tokenizer.sequence_length), max(least[1], len(tokenizer))
-        special = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
-        special["bos_token_id"] = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        length, vocabulary = max(least[0], tokenizer.model_max_length), max(least[1], len(tokenizer))
+        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        begin = tokenizer.bos_token_id
+        special["bos_token_id"] = tokenizer.eos_token_id if begin is None else begin
     tower = {
         "hidden_size": hidden,
         "num_hidden_layers": n_layers,
@@ -235,7 +234,7 @@ def configuration(
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
 
 
-def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int) -> Any:
+def _published(name: str, tokenizer: Any, channels: int, side: int) -> Any:
     """A CLIP's weights, if images and texts are as it reads them."""
     from transformers import CLIPModel
 
@@ -247,10 +246,11 @@ def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int)
     if channels > vision.num_channels:
         step = "Load the images with grey=True."
         raise ValueError(checks.message("channels", f"be {vision.num_channels} for {name}", channels, step))
-    fits = len(tokenizer) <= text.vocab_size and tokenizer.sequence_length <= text.max_position_embeddings
-    if not fits or text.eos_token_id not in (2, tokenizer.eos_id):
+    fits = len(tokenizer) <= text.vocab_size and tokenizer.model_max_length <= text.max_position_embeddings
+    if not fits or text.eos_token_id not in (2, tokenizer.eos_token_id):
         most = f"{text.vocab_size} tokens, {text.max_position_embeddings} in a text, end {text.eos_token_id}"
-        told = f"of {len(tokenizer)} tokens, {tokenizer.sequence_length} in a text, end {tokenizer.eos_id}"
+        told = f"of {len(tokenizer)} tokens, {tokenizer.model_max_length} in a text"
+        told += f", end {tokenizer.eos_token_id}"
         step = f"Load the data with tokenizer={name!r}."
         raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", told, step))
     return net

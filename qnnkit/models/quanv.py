@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from qnnkit import checks
 from qnnkit.layers import Quanv2d
-from qnnkit.models.blocks import seeded
+from qnnkit.models.blocks import not_bytes, require_sides, seeded
 from qnnkit.models.circuit_part import CircuitSettings
 
 
@@ -28,23 +28,20 @@ class QuanvSettings(CircuitSettings):
     """Share of the values before the last layer that is dropped, in training only."""
 
 
-def quanvolution(config: QuanvSettings, channels: int, *, seed: int, backend: str) -> Quanv2d:
-    """The quanvolution that settings ask for."""
-    names = ("kernel_size", "stride", "filters", "trainable", "n_layers", "embedding", "initialisation")
-    options = {name: getattr(config, name) for name in names}
-    return Quanv2d(channels, config.circuit, seed=seed, backend=backend, **options)
-
-
 class QuanvNet(nn.Module):
     """Pixels -> angles -> quanvolution -> 3x3 convolution -> linear layer -> logits.
 
     Args:
-        config: Circuit, patches and sizes.
         channels: Channels of the images.
         image_size: (height, width) of the images.
         n_classes: Number of logits.
+        circuit: Name of an ansatz, or a pair (qnode, weight_shapes), as in `Quanv2d`.
+        kernel_size: Side of a patch, in pixels.
+        stride: Step between patches, in pixels.
+        hidden: Channels of the convolution.
+        dropout: Share of the values before the last layer that is dropped, in training only.
         seed: Fixes every initial weight; no global generator is touched.
-        backend: What runs the circuits, as in `QuantumLayer`.
+        quanvolution: What else `Quanv2d` takes.
 
     Raises:
         ValueError: The images are smaller than a patch.
@@ -52,28 +49,30 @@ class QuanvNet(nn.Module):
 
     def __init__(
         self,
-        config: QuanvSettings,
-        *,
         channels: int,
         image_size: tuple[int, int],
         n_classes: int,
+        *,
+        circuit: Any = "data_reuploading",
+        kernel_size: int = 2,
+        stride: int = 2,
+        hidden: int = 16,
+        dropout: float = 0.0,
         seed: int = 0,
-        backend: str = "auto",
+        **quanvolution: Any,
     ):
         super().__init__()
-        if min(image_size) < config.kernel_size:
-            rule = f"be at least kernel_size = {config.kernel_size} pixels a side"
-            step = "Use larger images or a smaller kernel_size."
-            raise ValueError(checks.message("image_size", rule, tuple(image_size), step))
-        self.quanv = quanvolution(config, channels, seed=seed, backend=backend)
-        rows, columns = ((side - config.kernel_size) // config.stride + 1 for side in image_size)
+        require_sides(image_size, kernel_size)
+        quanvolution |= {"kernel_size": kernel_size, "stride": stride, "seed": seed}
+        self.quanv = Quanv2d(channels, circuit, **quanvolution)
+        rows, columns = ((side - kernel_size) // stride + 1 for side in image_size)
         with seeded(seed):
             self.reader = nn.Sequential(
-                nn.Conv2d(self.quanv.out_channels, config.hidden, kernel_size=3, padding=1),
+                nn.Conv2d(self.quanv.out_channels, hidden, kernel_size=3, padding=1),
                 nn.ReLU(),
                 nn.Flatten(),
-                nn.Dropout(config.dropout),
-                nn.Linear(config.hidden * rows * columns, n_classes),
+                nn.Dropout(dropout),
+                nn.Linear(hidden * rows * columns, n_classes),
             )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -91,9 +90,7 @@ class QuanvNet(nn.Module):
         """
         if images.is_floating_point():  # computed before, by `models.features`
             if images.shape[1] != self.quanv.out_channels:
-                rule = f"be uint8, or feature maps of {self.quanv.out_channels} channels"
-                told = f"{images.dtype} of shape {tuple(images.shape)}"
-                raise ValueError(checks.message("images", rule, told, "Give pixels of 0 to 255 as uint8."))
+                raise not_bytes(images, f", or feature maps of {self.quanv.out_channels} channels")
             return images
         angles = images.to(next(self.reader.parameters()).dtype) * (math.pi / 255)  # 0..255 -> 0..pi
         return self.quanv(angles)

@@ -34,7 +34,7 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
     """
     import pandas as pd
 
-    circuits = circuits_by_layer(model, image)
+    circuits: dict[Any, int] = {**circuits_by_layer(model, image)}
     layers = [*_layers(model), ("all", model)]
     shapes: dict[nn.Module, str] = {}
 
@@ -52,9 +52,7 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
             "kind": getattr(layer, "origin", type(layer).__name__),
             "gives": shapes.get(layer, ""),
             **count_parameters(layer),
-            "circuits / image": sum(
-                circuits.get(each, 0) for each in layer.modules() if isinstance(each, QuantumLayer)
-            ),
+            "circuits / image": sum(circuits.get(each, 0) for each in layer.modules()),
         }
         for name, layer in layers
     ]

@@ -1,14 +1,13 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
-from qnnkit.plots.galleries import captions_found, images_found, similarities
-from qnnkit.plots.gates_by_colour import coloured_circuit
-from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
+from qnnkit.plots.gates_by_colour import coloured_circuit, outlines
+from qnnkit.plots.inspection import ImageSeen, Redrawn, WhatIfFigure, layer_gradients, stacked
 from qnnkit.plots.notes import piano_roll
 from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
 from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelled_images
 
 __all__ = [
-    "COLOURS", "Live", "Picture", "WhatIfFigure", "as_pdf", "as_png", "captions_found", "class_balance",
-    "class_samples", "coloured_circuit", "confusion", "image_seen", "images_found", "labelled_images",
-    "layer_gradients", "piano_roll", "similarities", "stacked", "stamped",
+    "COLOURS", "ImageSeen", "Live", "Picture", "Redrawn", "WhatIfFigure", "as_pdf", "as_png",
+    "class_balance", "class_samples", "coloured_circuit", "confusion",
+    "labelled_images", "layer_gradients", "outlines", "piano_roll", "stacked", "stamped",
 ]  # fmt: skip

@@ -6,16 +6,19 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
-from matplotlib.patches import Circle, FancyBboxPatch, Patch
+from matplotlib.patches import FancyBboxPatch, Patch
 
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
 ACROSS = 14
 """Columns of gates in a row of the drawing, at most; a longer circuit goes on below."""
-COLUMN, WIRE = 0.62, 0.62
-"""Inches."""
+INCHES = 0.62
+"""Of a column, and between wires."""
+LONGEST = 8
+"""Letters of a gate's name that are shown."""
 MAP = "cividis"  # Nunez et al. (2018), arXiv:1712.01662: read alike by every kind of colour vision
 DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
@@ -31,6 +34,8 @@ def coloured_circuit(
 ) -> Picture:
     """A circuit whose gates are coloured by their weights, from left to right, wire 0 on top.
 
+    PennyLane's `MPLDrawer` draws it.
+
     Args:
         gates: In the order of time; each has what `gradients.Gate` has.
         n_wires: Number of wires.
@@ -40,31 +45,60 @@ def coloured_circuit(
         dead: Weights that cannot learn: their gates are hatched.
         chosen: A weight whose gates are outlined.
     """
-    values = np.array(values, dtype=float)
+    from pennylane.drawer import MPLDrawer
+
+    values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+    values[list(dead)] = np.nan
     columns = _columns(gates, n_wires)
     n_columns = max(columns, default=0) + 1
     n_rows = -(-n_columns // ACROSS)
-    across = -(-n_columns // n_rows)
-    figure = picture(COLUMN * across + 2.4, WIRE * n_wires * n_rows + 0.35 * n_rows + 0.5)
-    axes = figure.subplots(n_rows, 1, squeeze=False)[:, 0]
-    values[list(dead)] = np.nan
-    shown = values[np.isfinite(values) & (values > 0)]
-    norm = LogNorm(*_decades(shown))
-    paint = ScalarMappable(norm, MAP)
-    for row, axis in enumerate(axes):
-        _wires(axis, n_wires, across, first=row == 0)
+    across, lines = -(-n_columns // n_rows), (n_wires + 1) * n_rows - 1  # a line is left free between rows
+    figure, size = picture(1, 1), (INCHES * across + 2.4, INCHES * lines + 0.5)
+    FigureCanvasAgg(figure)  # by which long names are fitted into their boxes
+    places = {line: line for line in range(lines) if line % (n_wires + 1) < n_wires}
+    look = {"color": "black", "linewidth": 0.8}
+    drawer = MPLDrawer(across, places, wire_options=look, figsize=size, fig=figure)
+    drawer.ax.set_subplotspec(figure.add_gridspec(1, 1)[0])  # so that constrained layout places it
+    drawer.ax.set(xlim=(-1.4, across), ylim=(lines - 0.5, -0.5), aspect="equal")
+    for line in places:
+        name = f"{'… ' * (line > n_wires)}{line % (n_wires + 1)}"
+        drawer.ax.text(-1.1, line, name, ha="right", va="center")
+    paint = ScalarMappable(LogNorm(*_decades(values[np.isfinite(values)])), MAP)
     for gate, column in zip(gates, columns, strict=True):
-        of_gate = [values[i] for i in gate.weights if np.isfinite(values[i]) and values[i] > 0]
-        is_dead = bool(gate.weights) and set(gate.weights) <= set(dead)
+        of_gate, top = values[list(gate.weights)], column // across * (n_wires + 1)
         face: Any = DATA if gate.on_inputs else CONSTANT
-        if of_gate:
-            face = paint.to_rgba(max(of_gate))
-        _draw(axes[column // across], gate, column % across, face, is_dead, chosen in gate.weights)
-    if len(shown):
+        if np.isfinite(of_gate).any():
+            face = paint.to_rgba(np.nanmax(of_gate))
+        is_dead = bool(gate.weights) and set(gate.weights) <= set(dead)
+        wires = [top + wire for wire in gate.wires or (0,)]
+        figure.boxes += [
+            (gate.weights, box) for box in _draw(drawer, gate, column % across, wires, face, is_dead)
+        ]
+    if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
-        figure.colorbar(paint, ax=axes, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
-    _legend(figure, gates, bool(dead))
+        figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
+    handles = []
+    if any(gate.on_inputs and not gate.weights for gate in gates):
+        handles.append(Patch(facecolor=DATA, edgecolor="black", label="turned by the data"))
+    if dead:
+        handles.append(Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn"))
+    if handles:
+        figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    if chosen is not None:
+        outlines(figure, chosen)
     return figure
+
+
+def outlines(figure: Picture, weight: int) -> list[Patch]:
+    """Outlines, added to a coloured circuit, of the gates that one weight turns."""
+    found = []
+    for weights, box in figure.boxes:
+        if weight in weights:
+            place = (box.get_x(), box.get_y()), box.get_width(), box.get_height()
+            look: dict[str, Any] = {"fill": False, "edgecolor": COLOURS[3], "linewidth": 2.6, "zorder": 6}
+            found.append(FancyBboxPatch(*place, boxstyle=box.get_boxstyle(), **look))
+            box.axes.add_patch(found[-1])
+    return found
 
 
 def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
@@ -87,48 +121,26 @@ def _decades(values: np.ndarray) -> tuple[float, float]:
     return (low, high) if high > 10 * low else (high / 10, high)
 
 
-def _wires(axis: Any, n_wires: int, n_columns: int, *, first: bool) -> None:
-    axis.set_axis_off()
-    axis.set(xlim=(-0.9, n_columns - 0.4), ylim=(n_wires - 0.45, -0.55), aspect="equal")
-    for wire in range(n_wires):
-        axis.plot([-0.5, n_columns - 0.45], [wire, wire], color="black", lw=0.8, zorder=0)
-        told = str(wire) if first else f"… {wire}"
-        axis.text(-0.6, wire, told, ha="right", va="center", fontsize=9)
-
-
-def _draw(axis: Any, gate: Any, column: int, face: Any, is_dead: bool, is_chosen: bool) -> None:
-    wires = gate.wires or (0,)
-    targets, controls = wires[gate.n_controls :], wires[: gate.n_controls]
-    if len(wires) > 1:
-        axis.plot([column, column], [min(wires), max(wires)], color="black", lw=1.2, zorder=1)
-    for wire in controls:
-        axis.add_patch(Circle((column, wire), 0.09, color="black", zorder=2))
+def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> list[Any]:
+    """Draws a gate; gives its boxes, one for each wire that it turns."""
+    black = {"color": "black", "linewidth": 1.2}
     if gate.name == "CNOT":
-        axis.add_patch(Circle((column, targets[0]), 0.2, fill=False, lw=1.2, zorder=2))
-        axis.plot([column, column], [targets[0] - 0.2, targets[0] + 0.2], color="black", lw=1.2, zorder=2)
-        return
+        drawer.CNOT(column, wires, options=black)
+        return []
+    if len(wires) > 1:
+        drawer.ctrl(column, wires, options=black)
     if gate.name == "CZ":
-        axis.add_patch(Circle((column, targets[0]), 0.09, color="black", zorder=2))
-        return
-    name = gate.name.removeprefix("C" * len(controls)) if controls else gate.name
+        return []
+    name = gate.name.removeprefix("C" * gate.n_controls)
+    name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
-    edge, width = (COLOURS[3], 2.6) if is_chosen else (DEAD, 1.6) if is_dead else ("black", 0.8)
-    told = name if len(name) < 6 else name[:4] + "…"
-    font = {"fontsize": 8 if len(told) < 4 else 6, "color": "black" if light else "white"}
-    for wire in targets:
-        box = FancyBboxPatch(
-            (column - 0.3, wire - 0.26), 0.6, 0.52, boxstyle="round,pad=0.02", fc=face, zorder=3
-        )
-        box.set(edgecolor=edge, linewidth=width, hatch="////" if is_dead else None)
-        axis.add_patch(box)
-        axis.text(column, wire, told, ha="center", va="center", zorder=4, **font)
-
-
-def _legend(figure: Picture, gates: Sequence[Any], some_dead: bool) -> None:
-    told = []
-    if any(gate.on_inputs and not gate.weights for gate in gates):
-        told.append(Patch(facecolor=DATA, edgecolor="black", label="turned by the data"))
-    if some_dead:
-        told.append(Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn"))
-    if told:
-        figure.legend(handles=told, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    font = {"fontsize": 8, "color": "black" if light else "white", "zorder": 5}
+    look = {
+        "facecolor": face,
+        "edgecolor": DEAD if is_dead else "black",
+        "linewidth": 1.6 if is_dead else 0.8,
+    }
+    look |= {"zorder": 4, "hatch": "////" if is_dead else None}
+    for wire in wires[gate.n_controls :]:
+        drawer.box_gate(column, wire, name, look, font, autosize=len(name) > 3)
+    return drawer.ax.patches[-len(wires[gate.n_controls :]) :]

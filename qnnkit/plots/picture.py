@@ -14,7 +14,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-from matplotlib.textpath import TextPath
 
 # Okabe and Ito (2008): told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -25,6 +24,12 @@ class Picture(Figure):
     """A figure that a notebook shows by itself."""
 
     drawn: bytes | None = None  # as a PNG
+
+    def __init__(self, *given: Any, **named: Any):
+        super().__init__(*given, **named)
+        self.boxes: list[
+            tuple[Sequence[int], Any]
+        ] = []  # of a circuit's gates, with the weights that turn each
 
     def _repr_png_(self) -> bytes:
         return self.png() if self.drawn is None or self.stale else self.drawn
@@ -111,15 +116,9 @@ def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
-def width(lines: Sequence[str], size: float | None = None) -> float:
-    """Of the longest line, in inches, at a font of so many points, or of the usual size."""
-    paths = (TextPath((0, 0), line.replace("$", "S"), size=size) for line in lines if line)
-    return max((path.get_extents().width for path in paths), default=0) / 72
-
-
 def inches(names: Sequence[str]) -> float:
-    """Room for the longest name, at the font's usual size."""
-    return width(list(map(short, names))) + 0.1
+    """About the room for the longest name, at the font's usual size: constrained layout does the rest."""
+    return 0.1 * max(len(short(name)) for name in names)
 
 
 def row_name(axis: Any, name: str) -> None:

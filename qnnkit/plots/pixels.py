@@ -80,7 +80,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
 def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
     """Counts of (true class, predicted class); rows are the truth."""
     upright, names = max(map(len, classes)) > 3, inches(classes)
-    side = min(9.2, 0.42 * max(3, len(classes)) + 0.8)
+    side = min(9.2, 0.42 * max(4, len(classes)) + 0.8)
     figure = picture(side + 1.4 + names, side + 0.6 + (names if upright else 0.2))
     axis = figure.subplots()
     image = axis.imshow(matrix, cmap="Blues", vmin=0, vmax=max(1, matrix.max()))

@@ -226,10 +226,10 @@ class Recipe:
         import torch
 
         from qnnkit import layers
-        from qnnkit.models.causal_lm import bare
 
-        with bare(asked=False):  # without weights nothing runs
-            net = self.build(settings, splits, seed)
+        if settings.device == "meta":  # without weights nothing runs
+            settings = settings.model_copy(update={"device": "auto"})
+        net = self.build(settings, splits, seed)
         with torch.no_grad(), self.located_errors():
             layers.called(net.eval(), splits.example())
         return net.train()

@@ -30,7 +30,8 @@ def load(settings):
 
 
 def build(settings, splits, seed):
-    return models.Clip(settings, **splits.sizes, seed=seed, backend=settings.backend)
+    own = settings.arguments(models.ClipSettings)
+    return models.Clip(**splits.sizes, **own, seed=seed, backend=settings.backend)
 
 
 def task(settings):

@@ -25,7 +25,8 @@ def load(settings):
 
 
 def build(settings, splits, seed):
-    return models.QuanvNet(settings, **splits.sizes, seed=seed, backend=settings.backend)
+    own = settings.arguments(models.QuanvSettings)
+    return models.QuanvNet(**splits.sizes, **own, seed=seed, backend=settings.backend)
 
 
 def task(settings):

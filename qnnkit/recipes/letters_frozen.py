@@ -36,4 +36,5 @@ load, task = letters.load, letters.task
 
 
 def build(settings, splits, seed):
-    return models.QuanvNet(settings, **splits.sizes, seed=seed, backend=settings.backend)
+    own = settings.arguments(models.QuanvSettings)
+    return models.QuanvNet(**splits.sizes, **own, seed=seed, backend=settings.backend)

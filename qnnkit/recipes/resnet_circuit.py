@@ -3,8 +3,15 @@
 A frozen one's features are computed once: an epoch then takes seconds.
 """
 
+import math
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
 import qnnkit
 from qnnkit import data, models, tasks
+from qnnkit.models.blocks import precise, seeded
 
 PRESETS = {
     "frozen": {
@@ -26,13 +33,18 @@ PRESETS = {
 }
 
 
-class Settings(data.Images, models.ResNetCircuitSettings, qnnkit.Settings):
+class Settings(data.Images, models.ResNetSettings, models.CircuitSettings, qnnkit.Settings):
     dataset: str = "mnist"
     validation_fraction: float = 0.1
     circuit: str = "strongly_entangling"
     n_layers: int = 3
     stem_stride: int = 4
-    hidden: int = 32
+    n_qubits: int = Field(default=4, ge=1)
+    """Wires of the circuit."""
+    hidden: int = Field(default=32, ge=1)
+    """Units of the classical layer that reads the circuit's values."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the backbone's values that is dropped, in training only."""
     quantum_learning_rate: float | None = 2e-2
     n_seeds: int = 3
     controls: tuple[str, ...] = ("classical", "no_entanglement", "frozen_random", "no_quantum")
@@ -43,8 +55,64 @@ def load(settings):
 
 
 def build(settings, splits, seed):
-    return models.ResNetCircuit(settings, **splits.sizes, seed=seed, backend=settings.backend)
+    circuit = models.circuit_layer(
+        settings.n_qubits,
+        **settings.arguments(models.CircuitSettings),
+        seed=seed * 1000,
+        backend=settings.backend,
+    )
+    backbone, sizes = settings.arguments(models.ResNetSettings), splits.sizes
+    read = {"hidden": settings.hidden, "dropout": settings.dropout}
+    return ResNetCircuit(sizes["channels"], sizes["n_classes"], *circuit, **read, seed=seed, **backbone)
 
 
 def task(settings):
     return tasks.Classification.of(settings)
+
+
+class ResNetCircuit(models.OnBackbone):
+    """ResNet18 -> n angles in (0, pi) -> one circuit -> two linear layers -> logits.
+
+    After the dressed circuit of Mari et al. (2020), arXiv:1912.08278, sec. 2; their Hadamards before angles
+    in (-pi/2, pi/2) are the shift of the angles here. Where the backbone is frozen, its features are
+    computed once (`models.features`).
+
+    Args:
+        channels: Channels of the images.
+        n_classes: Number of logits.
+        circuit: Any layer of angles in radians, of shape (batch, n_angles).
+        n_angles: How many it takes.
+        hidden: Units of the layer that reads its values.
+        dropout: Share of the backbone's values that is dropped, in training only.
+        seed: Fixes every other initial weight; no global generator is touched.
+        backbone: What else `Backbone` takes.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        n_classes: int,
+        circuit: nn.Module,
+        n_angles: int,
+        *,
+        hidden: int = 16,
+        dropout: float = 0.0,
+        seed: int = 0,
+        **backbone,
+    ):
+        super().__init__()
+        n_values = circuit(torch.zeros(0, n_angles)).shape[-1]
+        with seeded(seed):
+            self.backbone = models.Backbone(channels, **backbone)
+            self.reduce = nn.Sequential(
+                nn.Dropout(dropout),
+                nn.Linear(self.backbone.n_features, n_angles),
+                nn.BatchNorm1d(n_angles),  # angles that differ from the first step on
+            )
+            self.circuit = circuit
+            self.head = nn.Sequential(nn.Linear(n_values, hidden), nn.SiLU(), nn.Linear(hidden, n_classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
+        angles = math.pi * torch.sigmoid(precise(self.reduce, self.features(images)))  # (batch, n_angles)
+        return self.head(self.circuit(angles))

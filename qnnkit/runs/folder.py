@@ -94,15 +94,13 @@ class Run:
         if known := self.provenance.get("nets"):
             return tuple(known)
         from qnnkit import layers
-        from qnnkit.models.causal_lm import bare as without_weights
-        from qnnkit.recipes import made
 
         config, seed = self.config, self.config.seed
-        main = MAIN_NETS[0 if layers.has_circuit(made(config, self.splits, "", seed, bare="shapes")) else 1]
+        net = recipes.made(config, self.splits, "", seed, bare=True)
+        main = MAIN_NETS[0 if layers.has_circuit(net) else 1]
         if config.controls != "all":
             return (main, *config.controls)
-        with without_weights(asked="shapes"):
-            return (main, *self.recipe.control_names(config, self.splits, seed))
+        return (main, *self.recipe.control_names(recipes.without_weights(config), self.splits, seed))
 
     @cached_property
     def splits(self) -> Splits:

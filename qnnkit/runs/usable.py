@@ -89,8 +89,11 @@ def _require_runs(run: Run, model: nn.Module) -> None:
 
     from qnnkit import layers, tasks
     from qnnkit.data import TensorSplits
+    from qnnkit.models import causal_lm
 
     if any(weight.is_meta for weight in model.parameters()):
+        if name := run.config.of_kit("pretrained"):  # every weight is there, though none is read
+            causal_lm(name, device="meta", **run.splits.sizes)
         return
     splits, n = run.splits, min(2, len(run.splits.train))
     with _taken(run.recipe, splits), run.recipe.located_errors():
@@ -124,14 +127,12 @@ def _say_what_cannot_be_used(run: Run) -> None:
 
 def _require_controls(run: Run) -> None:
     """Refuses the names of nets that do not stand beside this recipe's."""
-    from qnnkit.models.causal_lm import bare
-
     chosen = () if run.config.controls == "all" else run.config.controls
     single = [words.split(".")[0] for words in run.config.net_settings]
     if not chosen and not single:
         return
-    with bare(asked=True):  # whatever its weights, the names are these
-        names = run.recipe.control_names(run.config, run.splits, run.config.seed)
+    config = recipes.without_weights(run.config)  # whatever its weights, the names are these
+    names = run.recipe.control_names(config, run.splits, config.seed)
     for name in chosen:
         run.recipe.require_control(name, names)
     for name in single:

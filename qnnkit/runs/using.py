@@ -15,9 +15,8 @@ from torch import nn
 
 from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
-from qnnkit.data import music_files, tokenizers, unsplit
+from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
-from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
@@ -175,7 +174,7 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     found, told = recipes.of(config), dict(about["data"])
     told["sizes"] = {name: _tuple(value) for name, value in told["sizes"].items()}
     if (folder / "tokenizer").is_dir():
-        told["sizes"]["tokenizer"] = CaptionTokenizer.load(folder / "tokenizer")
+        told["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
     known = {each.name for each in fields(Data)}
     data = Data(**{name: _tuple(value) for name, value in told.items() if name in known})
     net = found.build(config.override(backend="auto"), data, about["seed"])
@@ -199,7 +198,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
         model = adapters.load(model, folder)
     else:
         model = causal_lm(folder)
-    read = music_files.tokenizer if music_files.is_music(folder) else tokenizers.loaded
+    read = music_tokens.tokenizer if music_tokens.is_music(folder) else tokenizers.loaded
     tokens: Any = read(folder)
     longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
     length = settings.get("sequence_length") or min(LENGTH, longest)
@@ -331,6 +330,12 @@ def prediction_lines(row: Mapping[str, Any]) -> Iterator[str]:
         said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in best)
     else:
         said = _short(row.get("text", row.get("file", output)))
+        speeds = [
+            f"{row[f'{of}_per_second']:.0f} {of}/s"
+            for of in ("tokens", "events")
+            if f"{of}_per_second" in row
+        ]
+        said += f" ({', '.join(speeds)})" if speeds else ""
     yield f"{told}: {said}" if told else said
     yield from (f"  Note: {note}" for note in row.get("notes", ()))
 

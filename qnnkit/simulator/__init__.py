@@ -1,6 +1,6 @@
 """The batched simulator: a QNode as one fused torch program, exact, differentiable, on any torch device."""
 
-from qnnkit.simulator.array_api import as_outside, autocasts, rounds
+from qnnkit.simulator.array_api import autocasts, rounds
 from qnnkit.simulator.by_hand import autograd_must
 from qnnkit.simulator.circuit import is_elementary
 from qnnkit.simulator.fused import Fused
@@ -10,6 +10,6 @@ from qnnkit.simulator.programs import EXACT_DEVICES, Call, Programs
 from qnnkit.simulator.shots import Sampled
 
 __all__ = [
-    "EXACT_DEVICES", "Call", "Fused", "NotFusable", "OverWeights", "Programs", "Sampled", "as_outside",
+    "EXACT_DEVICES", "Call", "Fused", "NotFusable", "OverWeights", "Programs", "Sampled",
     "autocasts", "autograd_must", "is_elementary", "rounds",
 ]  # fmt: skip

@@ -90,14 +90,6 @@ def in_numpy(given: Any) -> Any:
 # --- float32 matrix products with all their digits, whatever the code around has asked torch for ---
 
 
-_outside = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-
-
-def as_outside() -> Any:
-    """Inside, torch's operations record and map as they do anywhere, and not as below another operation."""
-    return torch._C._ForceDispatchKeyGuard(*_outside)
-
-
 def autocasts(kind: str) -> bool:
     """Whether autocast is on for a kind of device, if that has any."""
     return kind != "meta" and torch.is_autocast_enabled(kind)
@@ -115,21 +107,25 @@ EXACT = "none", "ieee"
 
 
 @contextlib.contextmanager
-def full_precision(kind: str) -> Iterator[None]:
-    """Inside, float32 matrix products have all their digits, whatever the user has set for the rest.
-
-    Args:
-        kind: Of device.
-    """
-    if not rounds(kind):
-        yield
-        return
-    of, put = PRECISION[kind], torch._C._set_fp32_precision_setter
+def _exact(kind: str) -> Iterator[None]:
+    """Inside, nothing is rounded or cast on a kind of device, nor warned of."""
+    of, put = PRECISION.get(kind, PRECISION["cpu"]), torch._C._set_fp32_precision_setter
     before = torch._C._get_fp32_precision_getter(*of)
     put(*of, "ieee")
     try:
-        yield
+        with np.errstate(all="ignore"), torch.autocast(kind, enabled=False):
+            yield
     finally:
         put(*of, "none")
         if torch._C._get_fp32_precision_getter(*of) != before:  # it was set itself, not inherited
             put(*of, before)
+
+
+def exactly(kind: str, in_numpy: bool) -> Any:
+    """A context in which float32 has all its digits, whatever the user has set for the rest.
+
+    Args:
+        kind: Of device.
+        in_numpy: Whether all of it runs over NumPy arrays, which know of no such settings.
+    """
+    return np.errstate(all="ignore") if in_numpy or not (rounds(kind) or autocasts(kind)) else _exact(kind)

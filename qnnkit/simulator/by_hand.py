@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import steps
-from qnnkit.simulator.array_api import Array, autocasts, full_precision, rounds
+from qnnkit.simulator.array_api import Array, exactly, rounds
 
 
 def autograd_must() -> bool:
@@ -25,12 +24,12 @@ def autograd_must() -> bool:
 
 
 class Run(torch.autograd.Function):
-    """Rows and the shared vector -> values; see `Fused.run`."""
+    """Rows and the shared vector -> values; see `Fused`."""
 
     @staticmethod
-    def forward(ctx: Any, program: Any, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
-        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vector)
-        values, ctx.built = program.compute(*ctx.given, ctx.tapes)
+    def forward(ctx: Any, program: Any, given: Any, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
+        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, given
+        values, ctx.built = program.compute(*given, ctx.tapes)
         # Weights may change before the backward pass, which has a copy; an inference tensor cannot be saved.
         ctx.vector, ctx.rows = vector, rows if rows.is_inference() else None
         ctx.save_for_backward(*([] if rows.is_inference() else [rows]))
@@ -42,8 +41,7 @@ class Run(torch.autograd.Function):
         kind = gradient.device.type
         if torch.is_grad_enabled() or autograd_must() or _is_mapped(gradient):
             return Run._again(ctx, gradient)
-        uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
-        with full_precision(kind), np.errstate(all="ignore"), uncast:
+        with exactly(kind, ctx.given[0] is ctx.program.near):
             return Run._backward(ctx, gradient)
 
     @staticmethod
@@ -52,27 +50,27 @@ class Run(torch.autograd.Function):
         # torch itself goes back, and would round
         program = ctx.program.double if rounds(gradient.device.type) else ctx.program
         rows, vector = ctx.saved_tensors[0] if ctx.rows is None else ctx.rows, ctx.vector
-        before = torch.as_tensor(ctx.given[2])
+        before = torch.as_tensor(ctx.given[2]).reshape(vector.shape)
         if not torch.equal(before, vector.detach()):  # changed since
             vector = vector - vector.detach() + before
         with torch.enable_grad():
             each = [part.to(program.dtype) for part in (rows, vector)]
             values, back = torch.func.vjp(program.plain, *each)[:2]
             gradients = back(gradient.to(values.dtype))
-        needed, given = ctx.needs_input_grad[2:], (rows, vector)
+        needed, given = ctx.needs_input_grad[3:], (rows, vector)
         gradients = [g.to(e.dtype) if n else None for g, e, n in zip(gradients, given, needed, strict=True)]
-        return None, None, *gradients
+        return None, None, None, *gradients
 
     @staticmethod
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        program, needed = ctx.program, ctx.needs_input_grad[2:]
+        program, needed = ctx.program, ctx.needs_input_grad[3:]
         ctx.saved_tensors  # noqa: B018  # raises if the rows were changed; a checkpoint computes them again
         # What the forward pass kept goes with the first backward pass, as autograd's does.
         built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
         gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
-        built = built or matrices.forward(vector)
-        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if needed[1] else None
+        built, saved = built or program.built(way, vector)
+        first, to_rows, to_matrices = 0, [], [None] * len(built) if needed[1] else None
         for i, part in enumerate(parts):
             flowing = gradients[:, first : (first := first + samples_of(part))]
             flowing = in_chunks(flowing, len(part) if part.ndim == 3 else 1)
@@ -80,14 +78,18 @@ class Run(torch.autograd.Function):
             if tapes:
                 tape, tapes[i] = tapes[i], None
             if tape is None:
-                program.forward(way, part, built[0], tape := [])
+                program.forward(way, part, built, tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)
             for step in reversed(steps_):
-                flowing = step.backward(flowing, tape.pop(), built[0], to)
+                flowing = step.backward(flowing, tape.pop(), built, to)
             to_rows.append(0 * part if to.columns is None else to.columns)
         to_row = tensor_of(joined(to_rows)) if needed[0] else None
-        to_vector = None if to_matrices is None else tensor_of(matrices.backward(to_matrices, built[1]))
-        return None, None, to_row, to_vector
+        if to_matrices is not None and way is program.mixed:
+            to_matrices = [each.numpy() for each in to_matrices]
+        if to_matrices is None:
+            return None, None, None, to_row, None
+        to_vector = tensor_of(matrices.backward(to_matrices, saved)).reshape(ctx.vector.shape)
+        return None, None, None, to_row, to_vector
 
 
 _is_mapped: Any = vars(torch._C)["_functorch"].is_legacy_batchedtensor

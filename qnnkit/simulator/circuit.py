@@ -16,21 +16,16 @@ from typing import Any
 
 import numpy as np
 import pennylane as qp
-import scipy.linalg
 import torch
 from pennylane.operation import Operator
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.overrides import _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qnnkit.simulator.affine import EXACT, affine
-from qnnkit.simulator.array_api import as_outside
-from qnnkit.simulator.gates import EXACT as ROUNDING
-from qnnkit.simulator.gates import Gate, NotFusable, constant, is_unitary, turn, with_numbers
-from qnnkit.simulator.queueing import Structure, within
+from qnnkit.simulator.gates import EXACT, Gate, NotFusable, TakeApart, constant, is_unitary, is_wrapped, turn
+from qnnkit.simulator.queueing import is_pennylanes, within
 from qnnkit.simulator.readout import Readout, readout
-from qnnkit.simulator.structure import is_pennylanes
 
 ONE_AT_A_TIME = threading.RLock()
 MOST_WIRES = 24
@@ -67,156 +62,109 @@ class Circuit:
     kinds: frozenset[type]
     """Classes of the operators and measurements that were met on the way."""
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the state that it begins with is an argument."""
+        return self.prepared is not None and self.prepared.amplitudes is None
 
-class TakeApart(NotFusable):
-    """An operator has to be decomposed with the numbers of each call.
-
-    Args:
-        kind: Its class.
-    """
-
-    def __init__(self, kind: type):
-        super().__init__(f"{kind.__name__} looks at its numbers, or is not as PennyLane made it")
-        self.kind = kind
-
-
-def circuit(made: Structure, device_wires: Any) -> Circuit:
-    """The gates of what was queued, as a function of its leaves.
-
-    Args:
-        made: The structure.
-        device_wires: Wires of the PennyLane device, or None.
-
-    Raises:
-        NotFusable: It holds what no unitary program can express; `TakeApart`, if it may be had in parts.
-    """
-    with apart():
-        operations: list[tuple[Operator, bool]] = []
-        maps: list[tuple[np.ndarray, np.ndarray]] = []
-        kinds: set[type] = set()
-        for operation, shapes in zip(made.operations, made.shapes, strict=True):
-            met: set[type] = set()
-            if not shapes:
-                parts = [(each, False) for each in elementary(operation, met)]
-            elif isinstance(operation, qp.StatePrep) or (shapes == [()] and is_elementary(operation)):
-                parts = [(each, True) for each in elementary(operation, met)]
-                maps += [] if isinstance(operation, qp.StatePrep) else [(np.eye(1), np.zeros(1))]
-            else:
-                parts, found = _parts(operation, shapes, met)
-                maps.append(found)
-            if not all(map(is_pennylanes, met)):
-                raise TakeApart(type(operation))
-            operations += parts
-            kinds |= met
-        wires = _wires(device_wires, [each for each, _ in operations], made.measurements)
-        if len(wires) > MOST_WIRES:
-            gib = 2 ** (len(wires) + 3) / 2**30
-            raise NotFusable(f"a state of {len(wires)} wires takes {gib:.3g} GiB for every sample")
-        prepared, gates = _assembled(operations, wires)
-        measured = readout(tuple(made.measurements), wires)
-    kinds |= {type(each) for each in made.measurements}
-    kinds |= {type(each.obs) for each in made.measurements if each.obs is not None}
-    matrix = scipy.linalg.block_diag(*(matrix for matrix, _ in maps)) if maps else np.zeros((0, 0))
-    offset = np.concatenate([np.zeros(0), *(offset for _, offset in maps)])
-    return Circuit(prepared, gates, matrix, offset, measured, wires, frozenset(kinds))
+    @property
+    def of_angles(self) -> Circuit:
+        """The same, whose numbers are its angles."""
+        n = len(self.offset)
+        return dataclasses.replace(self, matrix=np.eye(n), offset=np.zeros(n))
 
 
-def taken(
-    queued: Callable[[], Structure], in_parts: set[type], device_wires: Any
-) -> tuple[Structure, Circuit]:
-    """What is queued as a structure and a circuit; classes that do not serve as a whole join `in_parts`.
-
-    Raises:
-        NotFusable: It holds what no unitary program can express.
-    """
-    while True:
-        made = queued()
-        try:
-            return made, circuit(made, device_wires)
-        except TakeApart as reason:
-            if reason.kind in in_parts:
-                raise
-            in_parts.add(reason.kind)
+Record = Callable[[Sequence[Tensor]], Sequence[Operator]]
+"""The operators that are queued for arguments in float64."""
 
 
-def _parts(
-    operation: Operator, shapes: Sequence[tuple[int, ...]], kinds: set[type]
-) -> tuple[list[tuple[Operator, bool]], tuple[np.ndarray, np.ndarray]]:
-    """The elementary gates of an operator, and their angles as an affine map of its numbers."""
-    sizes, held = [math.prod(shape) for shape in shapes], []
-
-    def angles(vector: Tensor) -> Tensor:
-        numbers = [part.reshape(shape) for part, shape in zip(vector.split(sizes), shapes, strict=True)]
-        parts = list(elementary(with_numbers(operation, numbers), kinds))
-        found = [angle for part in parts if (angle := _angle(part)) is not None]
-        held[:] = [(part, _angle(part) is not None) for part in parts]
-        return torch.stack([angle.reshape(()) for angle in found]) if found else vector[:0]
-
-    try:
-        found = affine(angles, sum(sizes))
-    except Exception as error:
-        raise TakeApart(type(operation)) from error
-    return [(with_numbers(each, [0.0]) if turns else each, turns) for each, turns in held], found
-
-
-def _angle(operation: Operator) -> Tensor | None:
-    """The number that a gate takes, if it is no constant."""
-    numbers = [value for value in operation.data if isinstance(value, Tensor)]
-    if numbers and operation.num_params != 1:
-        raise NotFusable(f"{operation.name} cannot be taken apart into gates of one angle")
-    return numbers[0] if numbers else None
-
-
-def composed(
-    made: Circuit,
-    key: tuple,
-    record: Callable[[Sequence[Tensor]], Structure],
+def circuit(
+    record: Record,
     shapes: Sequence[tuple[int, ...]],
+    measurements: Sequence[Any],
+    device_wires: Any,
+    batch: int | None = None,
 ) -> Circuit:
-    """The same circuit as a function of the arguments from which its numbers are computed.
+    """What is queued, as a function of the arguments of its Python; to be called `apart`.
 
     Args:
-        made: The circuit as a function of its own numbers.
-        key: Of its structure.
-        record: What is queued for arguments in float64.
-        shapes: Of the arguments; if the first has two axes, the first of these counts the samples.
+        record: Gives the operators.
+        shapes: Of the arguments, for one sample.
+        measurements: What is measured.
+        device_wires: Wires of the PennyLane device, or None.
+        batch: Number of samples, if the first argument has an axis for them.
 
     Raises:
-        NotFusable: Its numbers are not affine in the arguments, or it mixes the samples of a batch.
+        NotFusable: It holds what no unitary program can express, its angles are not affine in the arguments,
+            or it mixes the samples of a batch; `TakeApart`, if it may be had in parts.
     """
-    if made.prepared is not None and made.prepared.amplitudes is None:
-        raise NotFusable("its first state depends on its arguments")
-    batch = shapes[0][0] if len(shapes[0]) == 2 else 1
-    one = [(1, *shapes[0][1:]) if len(shapes[0]) == 2 else shapes[0], *shapes[1:]]
-    sizes = [math.prod(shape) for shape in one]
-
-    def numbers(arguments: Sequence[Tensor], rows: int) -> Tensor:
-        found = record(arguments)
-        if found.key[:2] != key[:2]:
-            raise NotFusable("its Python makes another circuit of other numbers")
-        columns = [torch.as_tensor(leaf, dtype=torch.float64) for leaf in found.leaves]
-        pairs = zip(columns, found.batched, strict=True)
-        return torch.cat(
-            [c.reshape(rows if b else 1, -1).expand(rows, -1) for c, b in pairs] or [torch.zeros(rows, 0)], 1
-        )
+    kinds, owners, generator = set(), [], torch.Generator().manual_seed(1)
 
     def of_one(vector: Tensor) -> Tensor:
-        return numbers(
-            [part.reshape(shape) for part, shape in zip(vector.split(sizes), one, strict=True)], 1
-        )[0]
+        arguments = cut(vector, shapes)
+        if batch is not None:
+            arguments[0] = arguments[0][None]
+        gates = parts(record(arguments), kinds)
+        owners[:] = [name for name, gate in gates if turns(gate)]
+        return angles([gate for _, gate in gates]).reshape(-1)
 
-    with apart():
-        matrix, offset = affine(of_one, sum(sizes))
-        generator = torch.Generator().manual_seed(1)
-        rows, *rest = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-        flat = torch.cat(
-            [rows.reshape(batch, -1), *(each.reshape(1, -1).expand(batch, -1) for each in rest)], 1
-        )
-        found = flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset)  # NumPy would wake threads
-        if not torch.allclose(numbers([rows, *rest], batch), found, EXACT, EXACT):
-            raise NotFusable("its Python mixes samples of the batch, or depends on its size")
-        both = (torch.from_numpy(made.matrix) @ torch.from_numpy(matrix)).numpy()
-    return dataclasses.replace(made, matrix=both, offset=made.matrix @ offset + made.offset)
+    matrix, offset, is_affine = affine(of_one, sum(map(math.prod, shapes)))
+    if not is_affine.all():
+        raise TakeApart(owners[int(np.argmin(is_affine))], NOT_AFFINE)
+    sizes = [(batch, *shape) if batch and i == 0 else shape for i, shape in enumerate(shapes)]
+    arguments = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    gates = parts(record(arguments), kinds)
+    found = angles([gate for _, gate in gates], batch or 1)
+    each = [a.reshape(len(a) if batch and i == 0 else 1, -1) for i, a in enumerate(arguments)]
+    flat = torch.cat([found[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)
+    if found.shape[1] != len(offset) or not torch.allclose(
+        found, flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset), SAME, SAME
+    ):
+        raise NotFusable("its Python mixes samples of the batch, or depends on its size")
+    made = assembled(gates, measurements, device_wires, kinds)
+    return dataclasses.replace(made, matrix=matrix, offset=offset)
+
+
+def cut(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """The arrays that are one after the other in a vector."""
+    parts = vector.split([math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def parts(operations: Sequence[Operator], kinds: set[type]) -> list[tuple[str, Operator]]:
+    """The elementary gates of operators, each with the name of the one that it came from.
+
+    Args:
+        operations: The operators.
+        kinds: Gets all classes that are met on the way.
+    """
+    found: list[tuple[str, Operator]] = []
+    for operation in operations:
+        name, met = operation.name, set()
+        try:
+            found += [(name, each) for each in elementary(operation, met)]
+        except Exception as error:
+            if type(error) is NotFusable:
+                raise
+            raise TakeApart(name, f"{name} looks at its numbers") from error
+        if not all(map(is_pennylanes, met)):
+            raise TakeApart(name, f"{name} is not as PennyLane made it")
+        kinds |= met
+    return found
+
+
+def turns(gate: Operator) -> bool:
+    """Whether a gate takes an angle: a number that is no constant."""
+    has_numbers = not isinstance(gate, qp.StatePrep) and any(isinstance(n, Tensor) for n in gate.data)
+    if has_numbers and gate.num_params != 1:
+        raise NotFusable(f"{gate.name} cannot be taken apart into gates of one angle")
+    return has_numbers
+
+
+def angles(gates: Sequence[Operator], batch: int = 1) -> Tensor:
+    """Of shape (batch, n_angles), in the order of the gates."""
+    found = [gate.data[0].reshape(-1).expand(batch) for gate in gates if turns(gate)]
+    return torch.stack(found, -1) if found else torch.zeros(batch, 0, dtype=torch.float64)
 
 
 @contextlib.contextmanager
@@ -231,16 +179,14 @@ def apart() -> Iterator[None]:
         stack.enter_context(temporarily_clear_interpreter_stack())
         for _ in range(torch._C._len_torch_function_stack()):  # torch.export would record what is done here
             stack.enter_context(_pop_mode_temporarily())
-        stack.enter_context(as_outside())
         stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(qp.QueuingManager.stop_recording())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if (traced := torch._C._get_tracing_state()) is not None:  # of torch.jit
             torch._C._set_tracing_state(None)
-        state = np.random.get_state()  # noqa: NPY002  # RandomLayers seeds it
+            stack.callback(torch._C._set_tracing_state, traced)
         try:
             yield
         except NotFusable:
@@ -248,10 +194,6 @@ def apart() -> Iterator[None]:
         except Exception as error:
             reason = f"its Python cannot be run on numbers in general ({type(error).__name__}: {error})"
             raise NotFusable(reason.splitlines()[0]) from error
-        finally:
-            if traced is not None:
-                torch._C._set_tracing_state(traced)
-            np.random.set_state(state)  # noqa: NPY002
 
 
 # --- gates ----------------------------------------------------------------------------------------
@@ -304,32 +246,119 @@ def _wires(device_wires: Any, operations: Sequence[Operator], measurements: Sequ
     return tuple(sorted(every)) if standard else tuple(every)
 
 
-def _assembled(
-    operations: Sequence[tuple[Operator, bool]], wires: tuple[Any, ...]
-) -> tuple[Prepared | None, tuple[Gate, ...]]:
-    """The state that a circuit begins with, and its gates; true are those that take a number."""
-    prepared, gates, n_angles = None, [], 0
-    for i, (operation, turns) in enumerate(operations):
+def assembled(
+    gates: Sequence[tuple[str, Operator]], measurements: Sequence[Any], device_wires: Any, kinds: set[type]
+) -> Circuit:
+    """The circuit of elementary gates, whose numbers are its angles."""
+    operations, made, n = [gate for _, gate in gates], [], 0
+    wires = _wires(device_wires, operations, measurements)
+    if len(wires) > MOST_WIRES:
+        gib = 2 ** (len(wires) + 3) / 2**30
+        raise NotFusable(f"a state of {len(wires)} wires takes {gib:.3g} GiB for every sample")
+    prepared = None
+    if operations and isinstance(operations[0], qp.StatePrep):
+        prepared, gates = _prepared(operations[0], wires), gates[1:]
+    for name, operation in gates:
+        if not operation.wires and isinstance(operation, qp.GlobalPhase):  # it acts anywhere
+            operation = qp.GlobalPhase(*operation.data, wires=wires[0])
         on = tuple(wires.index(wire) for wire in operation.wires)
-        if i == 0 and isinstance(operation, qp.StatePrep):
-            state = None if turns else np.asarray(operation.state_vector()).ravel()
-            kind: Any = operation.data[0] if turns else state
-            if turns and kind.shape[-1] != 2 ** len(on):
-                raise NotFusable("its amplitudes are not those of all its wires' states")
-            prepared = Prepared(on, state, kind.is_complex() if turns else np.iscomplexobj(kind))
-            continue
         if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
             raise NotFusable(f"{operation.name} is no unitary gate")
-        if not turns:
+        if not turns(operation):
             matrix = constant(operation)
             if not is_unitary(matrix):
                 raise NotFusable(f"the matrix of {operation.name} is not unitary")
-            gates.append(Gate(on or (0,), matrix if on else np.kron(matrix, np.eye(2))))
+            made += [Gate(on, matrix)] if on else []
             continue
-        form = turn(operation)
-        form = form if on else form.on_one_more()  # a global phase acts anywhere
-        if np.abs(form.start - np.eye(len(form.start))).max() > ROUNDING:  # such as a swap with a phase
-            gates.append(Gate(on or (0,), form.start))
-        gates.append(Gate(on or (0,), form, n_angles))
-        n_angles += 1
-    return prepared, tuple(gates)
+        try:
+            form = turn(operation)
+        except NotFusable as error:
+            raise TakeApart(name, str(error)) from error
+        if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # such as a swap with a phase
+            made.append(Gate(on, form.start))
+        made.append(Gate(on, form, n))
+        n += 1
+    kinds = {*kinds, *map(type, measurements), *(type(m.obs) for m in measurements if m.obs is not None)}
+    measured = readout(tuple(measurements), wires)
+    return Circuit(prepared, tuple(made), np.eye(n), np.zeros(n), measured, wires, frozenset(kinds))
+
+
+def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:
+    """The state that a circuit begins with; an argument, if its amplitudes are a tensor."""
+    on, [data] = tuple(wires.index(wire) for wire in operation.wires), operation.data
+    if not isinstance(data, Tensor):
+        state = np.asarray(operation.state_vector()).ravel()
+        return Prepared(on, state, np.iscomplexobj(state))
+    if data.shape[-1] != 2 ** len(on):
+        raise NotFusable("its amplitudes are not those of all its wires' states")
+    return Prepared(on, None, data.is_complex())
+
+
+# --- affine maps ----------------------------------------------------------------------------------
+
+# The Python runs under `torch.vmap`, where looking at a number raises an error. It may only add, multiply,
+# divide and pick numbers that depend on what it is given, so every result is a quotient of polynomials. If
+# one is not affine, a random point shows that with probability one.
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+RATIONAL = names(
+    "add __add__ __radd__ sub __sub__ __rsub__ rsub mul multiply __mul__ __rmul__ div divide true_divide "
+    "__truediv__ __rtruediv__ neg negative __neg__ __pos__ positive matmul __matmul__ __rmatmul__ mm mv dot "
+    "inner outer einsum tensordot sum mean cumsum __getitem__ select index_select take gather reshape view "
+    "flatten ravel squeeze unsqueeze T mT t transpose swapaxes moveaxis movedim permute stack cat concat "
+    "concatenate hstack vstack unbind split chunk tensor_split flip roll repeat tile expand expand_as "
+    "broadcast_to clone contiguous to type type_as double zeros_like ones_like full_like new_zeros new_ones "
+    "shape size ndim dim numel __len__ __iter__ dtype device layout requires_grad is_sparse is_complex "
+    "is_floating_point as_tensor"
+)
+"""torch's functions and attributes that sum, multiply, divide and pick, or do not look at numbers."""
+NOT_AFFINE = "its angles are no sums of multiples of inputs and weights"
+POINTS = 4
+SAME = 1e-9
+"""Largest deviation that counts as rounding."""
+
+
+class NotAffine(NotFusable):
+    """Something is computed of the numbers that is no sum, product or quotient."""
+
+
+class _Rational(TorchFunctionMode):
+    """Refuses every other function of what vmap runs over."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        name = func.__self__.__name__ if name == "__get__" else name
+        if name not in RATIONAL and (_depends(args) or _depends(list((kwargs or {}).values()))):
+            raise NotAffine(f"{NOT_AFFINE} (`{name}`)")
+        return func(*args, **(kwargs or {}))
+
+
+def _depends(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return any(map(_depends, given))
+    return isinstance(given, Tensor) and is_wrapped(given)
+
+
+def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The matrix, (n_results, n), and offset, (n_results,), of a function of n numbers; which results are so.
+
+    Args:
+        function: From a vector in float64 to another.
+        n: Length of the vector.
+
+    Raises:
+        NotAffine: It computes something else than sums, products and quotients.
+    """
+    generator = torch.Generator().manual_seed(0)
+    random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)
+    points = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64), random])
+    with _Rational():
+        values = torch.func.vmap(function)(points)
+    offset, matrix = values[0], (values[1 : n + 1] - values[0]).T
+    is_affine = torch.isclose(random @ matrix.T + offset, values[n + 1 :], SAME, SAME).all(0)
+    return matrix.numpy(), offset.numpy(), is_affine.numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from qnnkit.device import machine
 from qnnkit.simulator import array_api, fusion, steps
-from qnnkit.simulator.array_api import Array, full_precision, in_numpy
+from qnnkit.simulator.array_api import Array, exactly, in_numpy
 from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samples_of, tensor_of
 from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import EXACT
-from qnnkit.simulator.matrices import Matrices, OverArrays
-from qnnkit.simulator.structure import Methods
+from qnnkit.simulator.matrices import Matrices
+from qnnkit.simulator.queueing import Methods
 
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""
@@ -48,21 +48,12 @@ PART_SHARE = 0.05
 """Other devices than a CPU run a batch in parts whose states take this share of all their memory."""
 
 
-class Argument(NamedTuple):
-    """A tensor that a program takes."""
-
-    size: int
-    """Numbers of it, for each sample if these differ."""
-    on_rows: bool
-    """Whether each sample has its own."""
-
-
 class Fused:
     """A circuit as a program of torch operations, differentiable by autograd in its arguments.
 
     Args:
         circuit: What it does with its numbers.
-        arguments: Where these are, in their order; an argument with amplitudes comes first.
+        on_rows: Which of these each sample has for its own, of shape (n_numbers,).
         dtype: float32 or float64, of arguments and constants.
         device: Likewise.
 
@@ -70,15 +61,9 @@ class Fused:
         NotFusable: Something in it has no fused form.
     """
 
-    def __init__(
-        self,
-        circuit: Circuit,
-        arguments: Sequence[Argument],
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ):
+    def __init__(self, circuit: Circuit, on_rows: Any, dtype: torch.dtype, device: Any = "cpu"):
         self.circuit, self.readout, self.n_wires = circuit, circuit.readout, len(circuit.wires)
-        self.arguments, self.dtype, self.device = tuple(arguments), dtype, torch.device(device)
+        self.on_rows, self.dtype, self.device = np.array(on_rows, dtype=bool), dtype, torch.device(device)
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
         self.methods = Methods(circuit.kinds)
@@ -86,14 +71,10 @@ class Fused:
         self.as_list = True
         """Whether the QNode returns a list, not a tuple, where the program is all of it."""
         self.prepared = circuit.prepared
-        self.is_given = self.prepared is not None and self.prepared.amplitudes is None
+        self.is_given = circuit.is_given
         if self.prepared is not None and self.prepared.amplitudes is not None:
             self.fixed = self._put(self.prepared.amplitudes)
-        numbers = list(enumerate(self.arguments))[self.is_given :]
-        self.by_row = [i for i, each in numbers if each.on_rows]
-        self.by_all = [i for i, each in numbers if not each.on_rows]
-        on_rows = np.repeat([each.on_rows for _, each in numbers], [each.size for _, each in numbers])
-        items, self.shared_angles, self.row_angles = fusion.items(circuit, on_rows.astype(bool))
+        items, self.shared_angles, self.row_angles = fusion.items(circuit, self.on_rows)
         self.sampled: dict[tuple, Any] = {}
         """By what is measured: the same circuit under a finite number of shots."""
         self.used = None
@@ -102,21 +83,20 @@ class Fused:
         if not used.all():
             self.used = self._put(np.flatnonzero(used))
             self.row_angles = self.row_angles[0][used], self.row_angles[1]
-        items, n_angles = fusion.seen(items) if self.weighs else items, len(self.row_angles[1])
-        self.plan = fusion.plan(items, self.n_wires, n_angles, given=self.prepared is not None)
+        self.plan = fusion.plan(items, self.n_wires, len(self.row_angles[1]), given=self.prepared is not None)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
         self._rates: list[np.ndarray] = []
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
             self.matrices = Matrices(self.plan.blocks, *self.shared_angles, self._put)
             self.steps = self._steps()
-        self.periods = self._period([self.matrices.by_vector]), self._period(self._rates)
-        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
-        self.limits: tuple[float, ...] = tuple(
-            LARGE / max(1.0, float(np.abs(matrix).sum(0).max(initial=0)))
-            for matrix, _ in (self.shared_angles, self.row_angles)
-        )
+        both = self.shared_angles, self.row_angles
+        sizes = [(np.abs(m).sum(0).max(initial=1), np.abs(offset).max(initial=0)) for m, offset in both]
+        self.limits = [LARGE / float(most) if offset < LARGE else 0.0 for most, offset in sizes]
         """No angle is large as long as no number of the vector, or of a row, exceeds this."""
+        pairs = zip(([self.matrices.by_vector], self._rates), self.limits, strict=True)
+        self.periods = [self._period(*pair) for pair in pairs]
+        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
         self.none: Tensor = self.matrices.offset.new_zeros(1, 0)
         """No rows and no vector."""
         self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
@@ -126,21 +106,21 @@ class Fused:
             largest = max((2 ** (len(block.wires) + 1) for block in self.plan.blocks), default=1)
             if largest**3 <= ONE_THREAD:
                 in_arrays = in_numpy(self.matrices)
-                self.mixed = OverArrays(in_arrays), self.steps
+                self.mixed = in_arrays, self.steps
                 if all(step.by_hand for step in self.steps):
                     self.near = in_arrays, in_numpy(self.steps)
 
     @functools.cached_property
     def double(self) -> Fused:
         """The same in float64."""
-        return Fused(self.circuit, self.arguments, torch.float64, self.device)
+        return Fused(self.circuit, self.on_rows, torch.float64, self.device)
 
     @staticmethod
-    def _period(rates: Sequence[np.ndarray]) -> float | None:
-        """The period of all angles in each number that they are computed from, if there is one."""
+    def _period(rates: Sequence[np.ndarray], limit: float) -> float | None:
+        """The period of all angles in each number that they are computed from, if there is a small one."""
         flat = np.concatenate([np.zeros(0), *(each.ravel() for each in rates)])
         whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
-        return next((2 * np.pi * k for k in whole), None)
+        return next((2 * np.pi * k for k in whole if np.pi * k <= limit), None)
 
     # --- constants --------------------------------------------------------------------------------
 
@@ -201,42 +181,47 @@ class Fused:
 
     # --- the way forward --------------------------------------------------------------------------
 
-    def __call__(self, arguments: Sequence[Tensor], batch: int, *, keep: bool = True) -> Tensor:
+    def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Values of shape (batch, n_columns), or states of shape (batch, 2 * 2**n_wires).
 
+        All arguments are of the program's dtype and device; None stands for no numbers.
+
         Args:
-            arguments: As traced, of the program's dtype and device.
-            batch: Number of samples. The values are of shape (1, n) if nothing depends on them.
+            rows: The numbers of each sample, of shape (batch, n).
+            vector: The numbers that all share, n of them in any shape.
+            amplitudes: Of the first state, of shape (batch, n) or (n,), if that is an argument.
             keep: Whether states may be kept for the way back; else they are computed again there.
         """
-        rows, vector = self._numbers(arguments, batch)
-        is_plain = self.device.type == "cpu" and _is_plain(rows) and _is_plain(vector) and not autograd_must()
+        rows = self.none if rows is None else rows if self.used is None else rows.index_select(1, self.used)
+        vector = self.none[0] if vector is None else vector
+        by_torch = autograd_must()
+        is_plain = not by_torch and self.device.type == "cpu" and _is_plain(rows) and _is_plain(vector)
         if not is_plain or self._is_large(vector, rows):
             vector, rows = _reduced(vector, self.periods[0]), _reduced(rows, self.periods[1])
         if self.prepared is not None:
-            a = (arguments[0] if self.is_given else self.fixed).reshape(-1, self.n_amplitudes)
+            a = (amplitudes if self.is_given else self.fixed).reshape(-1, self.n_amplitudes)
             a = torch.cat([a.real, a.imag], 1) if a.is_complex() else a
             height = max(len(rows), len(a))
             rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
-        return self.run(rows, vector, keep=keep)
+        if by_torch:
+            return self.plain(rows, vector)
+        given = self.given(rows.detach(), vector.detach().reshape(-1), is_plain)
+        if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
+            return Run.apply(self, given, keep, rows, vector)
+        return tensor_of(self.compute(*given, None)[0])
 
-    def _numbers(self, arguments: Sequence[Tensor], batch: int) -> tuple[Tensor, Tensor]:
-        """The numbers of each sample, of shape (batch, n), and those that all share, (n,)."""
-        rows = _piled([arguments[i] for i in self.by_row], (batch,)) if self.by_row else self.none
-        vector = _piled([arguments[i] for i in self.by_all], ()) if self.by_all else self.none[0]
-        return rows if self.used is None else rows.index_select(1, self.used), vector
-
-    def keeps_digits(self, arguments: Sequence[Tensor], batch: int) -> bool:
+    def keeps_digits(self, rows: Tensor, vector: Tensor) -> bool:
         """Whether angles are small, or are sums of numbers that can be reduced to one period."""
         if None not in self.periods or self.device.type != "cpu":
             return True
-        rows, vector = self._numbers(arguments, batch)
         return not (_is_plain(rows) and _is_plain(vector) and self._is_large(vector, rows))
 
     def _is_large(self, vector: Tensor, rows: Tensor) -> bool:
         """Whether some angle may be large: read off the numbers that it is computed from."""
-        pairs = zip((vector, rows), self.limits, strict=True)
-        return any(each.numel() and not np.abs(each.detach().numpy()).max() <= limit for each, limit in pairs)
+        for each, limit in zip((vector, rows), self.limits, strict=True):
+            if each.numel() and not np.maximum.reduce(np.abs(each.detach().numpy()), axis=None) <= limit:
+                return True
+        return False
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
@@ -261,33 +246,20 @@ class Fused:
         each: list[Tensor] = list(part if kind == "probs" else part[..., 0] for part, (kind, _, _) in parts)
         return tuple(each) if len(each) > 1 else each[0]
 
-    def run(self, rows: Tensor, vector: Tensor, *, keep: bool = True) -> Tensor:
-        """Values of shape (batch, n_columns), or states of shape (batch, 2 * 2**n_wires).
-
-        Args:
-            rows: A row for each sample, of shape (batch, n); batch 1 if nothing depends on them.
-            vector: What all samples share.
-            keep: Whether states may be kept for the way back; else they are computed again there.
-        """
-        if autograd_must():
-            return self.plain(rows, vector)
-        if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
-            return Run.apply(self, keep, rows, vector)
-        return tensor_of(self.compute(*self.given(rows, vector), None)[0])
-
-    def given(self, rows: Tensor, vector: Tensor) -> tuple[Any, Sequence[Array], Array]:
+    def given(self, rows: Tensor, vector: Tensor, is_plain: bool) -> tuple[Any, Sequence[Array], Array]:
         """What runs a batch, `far`, `mixed` or `near`; its parts, in columns; the vector, as that takes it.
 
         Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of shape (n, samples), or
         (chunks, n, samples).
         """
-        columns, vector, n, threads = rows.detach().t(), vector.detach(), len(rows), torch.get_num_threads()
-        is_plain = self.mixed is not None and _is_plain(rows) and _is_plain(vector)
+        columns, n = rows.t(), rows.shape[0]
+        is_plain = is_plain and self.mixed is not None
         takes_chunks = is_plain and self.near is not None
         if takes_chunks and n * self.state_bytes <= SMALL_BYTES:
             most = ONE_THREAD // 4 ** (self.n_wires + 1)
             if n_chunks := 1 if n <= most else chunks(n, -(-n // most)):
                 return self.near, (in_chunks(columns.numpy(), n_chunks),), vector.numpy().copy()
+        vector, threads = vector.clone(), torch.get_num_threads()  # it may change before the way back
         size, fewest = CACHE_BYTES * threads, FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
@@ -295,12 +267,11 @@ class Fused:
         if takes_chunks and threads > 1:
             least = max(FEWEST_CHUNKS, 2 * threads)
             parts = [in_chunks(part, chunks(part.shape[1], least, threads) or 1) for part in parts]
-        # the vector may change before the way back
-        return self.mixed if is_plain else self.far, parts, vector.clone()
+        return (self.mixed, parts, vector.numpy()) if is_plain else (self.far, parts, vector)
 
     def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch, which autograd can follow."""
-        (matrices, _), state, columns = self.matrices.forward(vector), None, rows.t()
+        (matrices, _), state, columns = self.matrices.forward(vector.reshape(-1)), None, rows.t()
         for step in self.steps:
             state = step.run(state, columns, matrices)
         assert state is not None  # a program has steps
@@ -317,8 +288,8 @@ class Fused:
             vector: Of all weights.
             tapes: Gets one for each part of the batch, with what the way back needs.
         """
-        with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
-            built, values = way[0].forward(vector), []
+        with exactly(self.device.type, way is self.near):
+            built, values = self.built(way, vector), []
             left = 0 if tapes is None else self.kept_bytes()
             for part in parts:
                 left -= samples_of(part) * self.state_bytes * len(self.steps)
@@ -327,6 +298,11 @@ class Fused:
                 if tapes is not None:
                     tapes.append(tape)
             return joined(values), built
+
+    def built(self, way: Any, vector: Array) -> tuple[Sequence[Array], Any]:
+        """The blocks' matrices, as the steps take them, and what they were made of."""
+        found, saved = way[0].forward(vector)
+        return [tensor_of(each) for each in found] if way is self.mixed else found, saved
 
     def forward(self, way: Any, columns: Array, matrices: Sequence[Array], tape: list[Any] | None) -> Array:
         """From columns and matrices to values; what the way back needs goes on the tape."""
@@ -342,16 +318,6 @@ class Fused:
         if self.device.type == "cpu":
             return ALWAYS_KEPT
         return max(ALWAYS_KEPT, KEPT_SHARE * memory(self.device)[1])
-
-
-def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Arrays of shape (*shape, ...) as one, (*shape, n)."""
-    if len(arrays) == 1:
-        return arrays[0] if arrays[0].ndim == len(shape) + 1 else arrays[0].reshape(*shape, -1)
-    if all(each.shape == shape for each in arrays):
-        return torch.stack(arrays, -1)
-    arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]
-    return torch.cat(arrays, -1)
 
 
 def _reduced(angles: Tensor, period: float | None) -> Tensor:

@@ -137,20 +137,6 @@ def _before(
     return wires, rates
 
 
-def seen(items: Sequence[Gate]) -> list[Gate]:
-    """The gates without those that probabilities do not see: diagonal, with only permutations after them."""
-    kept, blocked = [], set()
-    for item in reversed(items):
-        matrix = item.form.basis if isinstance(item.form, Turn) else item.form
-        is_diagonal = np.count_nonzero(matrix - np.diag(np.diag(matrix))) == 0
-        if is_diagonal and not set(item.wires) & blocked:
-            continue
-        if set(item.wires) & blocked or not item.permutes:
-            blocked |= set(item.wires)
-        kept.append(item)
-    return kept[::-1]
-
-
 def items(
     circuit: Circuit, on_rows: np.ndarray
 ) -> tuple[list[Gate], tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pennylane as qp
+import torch
 
 EXACT = 1e-12
 """Largest deviation that counts as rounding, in float64."""
@@ -23,8 +23,25 @@ ROUNDED = 1e-6
 """Largest deviation from a unitary matrix that counts as rounding in float32."""
 
 
+is_wrapped: Any = vars(torch._C)["_functorch"].is_functorch_wrapped_tensor
+"""Whether a tensor stands for many, or belongs to a transform of torch.func."""
+
+
 class NotFusable(Exception):
     """Why a circuit has no fused program, in words that complete "because ..."."""
+
+
+class TakeApart(NotFusable):
+    """An operator has to be decomposed with the numbers of each call.
+
+    Args:
+        name: Its name.
+        reason: Why, in words that complete "because ...".
+    """
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(reason)
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -37,10 +54,6 @@ class Turn:
 
     def at(self, angle: float) -> np.ndarray:
         return (self.basis * np.exp(-1j * angle * self.rates)) @ self.basis.conj().T @ self.start
-
-    def on_one_more(self) -> Turn:
-        """The same on a wire more, with which nothing happens."""
-        return Turn(np.kron(self.basis, np.eye(2)), np.repeat(self.rates, 2), np.kron(self.start, np.eye(2)))
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,8 @@ def _found_turn(operation: qp.operation.Operator) -> Turn:
     found = Turn(basis, np.round(rates * 8) / 8, start)
     if not is_unitary(start, 1e-10):
         raise NotFusable(f"the matrix of {operation.name} is not unitary")
-    if any(np.abs(found.at(angle) - at(operation, angle)).max() > 1e-10 for angle in CHECKED):
+    is_off = any(np.abs(found.at(angle) - at(operation, angle)).max() > 1e-10 for angle in CHECKED)
+    if is_off or not found.rates.any():  # some keep their numbers in several places
         raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
     return found
 
@@ -111,17 +125,23 @@ def at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
 
 
 def with_numbers(operation: qp.operation.Operator, numbers: Sequence[Any]) -> qp.operation.Operator:
-    """The same operator with other numbers."""
+    """The same operator with other numbers.
+
+    Raises:
+        TakeApart: It cannot be made of them.
+    """
     if isinstance(operation, qp.ops.Evolution):
         return qp.ops.Evolution(operation.base, *numbers)
     if isinstance(operation, qp.ops.Adjoint) and isinstance(operation.base, qp.ops.Evolution):
         return qp.ops.Adjoint(qp.ops.Evolution(operation.base.base, *numbers))
-    if not isinstance(operation, qp.StatePrep):  # which would check its norm
-        with contextlib.suppress(RuntimeError):  # it holds tensors of a transform that has ended
-            return qp.ops.functions.bind_new_parameters(operation, numbers)
-    twin = copy.copy(operation)
-    twin.data = tuple(numbers)
-    return twin
+    if isinstance(operation, qp.StatePrep):  # which would check its norm
+        twin = copy.copy(operation)
+        twin.data = tuple(numbers)
+        return twin
+    try:
+        return qp.ops.functions.bind_new_parameters(operation, numbers)
+    except Exception as error:
+        raise TakeApart(operation.name, f"{operation.name} looks at its numbers") from error
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from qnnkit.simulator.array_api import Array, stacked, xp
@@ -102,21 +101,3 @@ class Matrices:
             to_angles -= to_product[:, size:] * product[:, :size]
             to_rows.append(to_angles.sum(-1).reshape(-1))
         return self.back @ (to_rows[-1] if len(to_rows) < 3 else xp(self.offset).concatenate(to_rows))
-
-
-class OverArrays:
-    """Matrices built over NumPy arrays, for states in torch: most of their time is starting them."""
-
-    def __init__(self, matrices: Matrices):
-        """
-        Args:
-            matrices: Over NumPy arrays.
-        """
-        self.matrices = matrices
-
-    def forward(self, vector: Tensor) -> tuple[list[Tensor], Saved]:
-        found, saved = self.matrices.forward(vector.numpy())
-        return [torch.from_numpy(matrix) for matrix in found], saved
-
-    def backward(self, gradients: Sequence[Tensor], saved: Saved) -> Tensor:
-        return torch.from_numpy(self.matrices.backward([each.numpy() for each in gradients], saved))

@@ -4,19 +4,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit import checks
-from qnnkit.simulator.circuit import apart, composed, taken
-from qnnkit.simulator.fused import Argument, Fused
+from qnnkit.simulator.circuit import angles, apart, assembled, circuit, cut, parts
+from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
-from qnnkit.simulator.queueing import ALWAYS_IN_PARTS, Structure, queue, structure, transformed
+from qnnkit.simulator.queueing import queue, transformed
 
 
 class OverWeights(Fused):
@@ -26,10 +27,9 @@ class OverWeights(Fused):
     matrices depend on weights. It computes in float64, on the CPU; gradients are by hand, as for layers.
 
     Args:
-        qnode: Takes `input_name` (unless `n_features` is 0) and the names of `weight_shapes`.
-        n_features: Length of `inputs`; 0 for a circuit that takes none.
+        qnode: Takes `inputs` (unless `n_features` is 0) and the names of `weight_shapes`.
         weight_shapes: Shapes by name.
-        input_name: Name of the argument that takes the data.
+        n_features: Length of `inputs`; 0 for a circuit that takes none.
 
     Raises:
         NotFusable: The circuit has no fused form; the message completes "because ...".
@@ -41,50 +41,34 @@ class OverWeights(Fused):
         torch.Size([50, 2])
     """
 
-    def __init__(
-        self,
-        qnode: qp.QNode,
-        weight_shapes: Mapping[str, tuple[int, ...]],
-        n_features: int,
-        *,
-        input_name: str = "inputs",
-    ):
+    def __init__(self, qnode: qp.QNode, weight_shapes: Mapping[str, tuple[int, ...]], n_features: int):
         self.weight_shapes, self.n_features = dict(weight_shapes), n_features
-        self.sizes = [n_features, *(math.prod(shape) for shape in weight_shapes.values())]
+        shapes, kinds, wires = [(n_features,), *weight_shapes.values()], set(), qnode.device.wires
+        n = sum(map(math.prod, shapes))
 
-        def record(arguments: Sequence[Tensor]) -> Structure:
-            features, *parts = arguments[0].split(self.sizes)
-            shapes = self.weight_shapes.items()
-            weights = {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
-            tape, _ = queue(qnode, {**({input_name: features} if n_features else {}), **weights})
-            [tape], finish = transformed(qnode, tape)
+        def record(row: Sequence[Tensor]) -> Sequence[Any]:
+            features, *weights = cut(row[0], shapes)
+            given = {"inputs": features} if n_features else {}
+            tape, _ = queue(qnode, given | dict(zip(weight_shapes, weights, strict=True)))
+            [self.tape], finish = transformed(qnode, tape)
             if finish is not None:
                 raise NotFusable("a transform of it computes with the measured values")
-            return structure(tape, in_parts)
+            return self.tape.operations
 
-        in_parts, n = set(ALWAYS_IN_PARTS), sum(self.sizes)
-        self._record = record
+        def numbers(row: Tensor) -> list[Tensor]:
+            gates = [gate for _, gate in parts(record([row]), kinds)]
+            return [angles(gates)[0], *(gate.data[0] for gate in gates[: self.is_given])]
+
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1
         with apart():
-            made, of_numbers = taken(lambda: record([one]), in_parts, qnode.device.wires)
-        self.is_affine = True
+            own = assembled(parts(record([one]), kinds), self.tape.measurements, wires, kinds)
+        self._numbers_of = torch.func.vmap(numbers)
+        self.is_affine = False
         """Whether the angles are an affine map of a row."""
-        try:
-            own, arguments = composed(of_numbers, made.key, record, [(n,)]), [Argument(n, True)]
-        except NotFusable:
-            self.is_affine, own = False, of_numbers
-            arguments = [Argument(math.prod(np.shape(leaf)), True) for leaf in made.leaves]
-        super().__init__(own, arguments, torch.float64)
-
-    def numbers(self, rows: Tensor) -> list[Tensor]:
-        """What the program takes, for features and weights of shape (batch, n)."""
-        if self.is_affine:
-            return [rows]
-
-        def of_one(row: Tensor) -> tuple[Tensor, ...]:
-            return tuple(torch.as_tensor(leaf, dtype=torch.float64) for leaf in self._record([row]).leaves)
-
-        return list(torch.func.vmap(of_one)(rows))
+        with contextlib.suppress(NotFusable), apart():
+            if not own.is_given:
+                own, self.is_affine = circuit(record, [(n,)], self.tape.measurements, wires), True
+        super().__init__(own, np.ones(own.matrix.shape[1]), torch.float64)
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
@@ -93,20 +77,9 @@ class OverWeights(Fused):
             inputs: Of shape (batch, n_features), or (n_features,) for the same in every row; in radians.
             weights: By name, each of shape (batch, *shape).
         """
-        rows = self._rows(inputs, weights)
-        values = self.shaped(super().__call__(self.numbers(rows), len(rows)))
-        return values if len(values) == len(rows) else values.expand(len(rows), *values.shape[1:])
-
-    def _rows(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Features and weights side by side, of shape (batch, n_features + n_weights)."""
-        batch = {len(weight) for weight in weights.values()} | ({len(inputs)} if inputs.ndim == 2 else set())
-        shapes = {name: tuple(weight.shape[1:]) for name, weight in weights.items()}
-        if shapes != self.weight_shapes or len(batch) != 1:
-            given = {name: tuple(weight.shape) for name, weight in weights.items()}
-            rule = f"have the shapes (batch, *shape) of {self.weight_shapes}, and as many rows as inputs"
-            step = "Give one set of weights for each row, by name."
-            raise ValueError(checks.message("weights", rule, given, step))
-        checks.last_axis("inputs", inputs, self.n_features, "Give the features the circuit was built for.")
-        [n] = batch
-        flat = [weights[name].reshape(n, -1) for name in self.weight_shapes]
-        return torch.cat([inputs.expand(n, -1), *flat], dim=1).to(self.device, self.dtype)
+        flat = [weights[name].flatten(1) for name in self.weight_shapes]
+        n = len(flat[0]) if flat else len(inputs)
+        rows = torch.cat([inputs.expand(n, -1), *flat], dim=1).to(self.device, self.dtype)
+        numbers, *amplitudes = [rows] if self.is_affine else self._numbers_of(rows)
+        values = self.shaped(super().__call__(numbers, None, *amplitudes))
+        return values if len(values) == n else values.expand(n, *values.shape[1:])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import OrderedDict
@@ -12,25 +13,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.circuit import ONE_AT_A_TIME, Circuit, apart, composed, taken
-from qnnkit.simulator.fused import Argument, Fused
-from qnnkit.simulator.gates import NotFusable
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, Record, apart, circuit
+from qnnkit.simulator.fused import Fused
+from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.queueing import (
-    ALWAYS_IN_PARTS,
+    Methods,
     Structure,
+    Unkeyable,
     check,
+    measurement_key,
     queue,
+    rebound,
     replayed,
     structure,
     transformed,
 )
 from qnnkit.simulator.shots import METHODS, Sampled, diagonal
-from qnnkit.simulator.structure import Methods, Unkeyable, measurement_key
 
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
 """PennyLane devices whose exact results the programs give as well."""
@@ -40,17 +44,15 @@ SPEED = ("grad_on_execution", "cache", "cachesize", "max_diff", "device_vjp", "e
 """Options of a QNode that decide how fast it runs, not what it computes."""
 MOST_NEW, MOST_PROGRAMS = 8, 32
 """Structures that are made into programs at once, while so few are known; later ones when they come back.
-So many are remembered, those used last."""
-MOST_FORMS = 32
-"""A pure function is traced for so many forms of inputs; sizes of the batch count if it reads them."""
+So many are remembered, those used last. A pure function is traced for so many forms of inputs."""
 
 
 @dataclass
 class Call:
     """Programs with what they take, and how their values become those of the QNode."""
 
-    parts: list[tuple[Fused | Sampled, Sequence[Tensor], int | None]]
-    """(program, arguments, batch or None)."""
+    parts: list[tuple[Fused | Sampled, Sequence[Tensor | None], int | None]]
+    """(program, what it takes, batch or None)."""
     as_list: bool
     finish: Callable[[Any], Any] | None = None
     """From the results of all parts, as PennyLane's devices give them, to the QNode's."""
@@ -76,7 +78,7 @@ class Programs:
         self._looked_at, self._names = None, None
         self._pure: dict[tuple, Fused | None] = {}
         self._fused: OrderedDict[tuple, Fused | str | None] = OrderedDict()
-        self._in_parts = set(ALWAYS_IN_PARTS)
+        self._in_parts: set[str] = set()
         self._methods = Methods([type(qnode.device)])
 
     def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
@@ -143,11 +145,13 @@ class Programs:
         if not program.methods.hold():
             self._pure.pop(self._form(rows), None)
             return None
-        arguments, batch = [rows, *weights.values()], len(rows) if rows.ndim == 2 else None
-        if not program.keeps_digits(arguments, batch or 1):
+        each = [*weights.values()]
+        vector = each[0] if len(each) == 1 else _piled(each, ())
+        if not program.keeps_digits(rows, vector):
             return None
         self.last = program
-        return Call([(program, arguments, batch)], program.as_list)
+        batch = len(rows) if rows.ndim == 2 else None
+        return Call([(program, (rows if batch else rows[None], vector), batch)], program.as_list)
 
     def _form(self, rows: Tensor) -> tuple:
         sizes = rows.shape if self._names is not None and self._names.reads_sizes else rows.shape[1:]
@@ -164,42 +168,41 @@ class Programs:
             as_list: Whether it returns a list or a tuple.
         """
         form, named = self._form(rows), (self.input_name, *weights)
-        if form in self._pure or len(self._pure) >= MOST_FORMS:  # in vain, or its angles are large now
+        if form in self._pure or len(self._pure) >= MOST_PROGRAMS:  # in vain, or its angles are large now
             return
 
-        def record(arguments: Sequence[Tensor]) -> Structure:
+        def record(arguments: Sequence[Tensor]) -> Sequence[Any]:
             tape, _ = queue(self.qnode, dict(zip(named, arguments, strict=True)))
-            return structure(transformed(self.qnode, tape)[0][0], self._in_parts)
+            return transformed(self.qnode, tape)[0][0].operations
 
         self._pure[form] = None
         try:
-            made, of_numbers = self._taken(tape)
-            shapes = [tuple(each.shape) for each in (rows, *weights.values())]
-            own = composed(of_numbers, made.key, record, shapes)
+            check(self.qnode, structure(tape, self._in_parts))
+            shapes = [tuple(rows.shape[-1:]), *(tuple(each.shape) for each in weights.values())]
+            batch, on_rows = len(rows) if rows.ndim == 2 else None, [True, *(False for _ in weights)]
+            program = self._program(record, shapes, on_rows, tape.measurements, rows, batch)
+            if program.is_given:
+                raise NotFusable("its first state depends on its arguments")
         except (NotFusable, Unkeyable) as reason:
             self.why_queued = str(reason)
             return
-        arguments = [Argument(rows.shape[-1], True), *(Argument(w.numel(), False) for w in weights.values())]
-        program = self._pure[form] = self._program(own, arguments, rows)
-        program.as_list = as_list
+        program.as_list, self._pure[form] = as_list, program
 
-    def _taken(self, tape: Any) -> tuple[Structure, Circuit]:
-        """The structure and the circuit of a tape, which PennyLane would run."""
-        made, found = taken(lambda: structure(tape, self._in_parts), self._in_parts, self.qnode.device.wires)
-        with qp.QueuingManager.stop_recording():
-            check(self.qnode, made)
-        return made, found
-
-    def _program(self, circuit: Circuit, arguments: Sequence[Argument], rows: Tensor) -> Fused:
+    def _program(
+        self, record: Record, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
+    ) -> Fused:
+        """The program of what is queued for arguments of these shapes, some of which each sample has."""
+        sizes = [math.prod(map(int, shape)) for shape in shapes]
         with apart():
-            return Fused(circuit, arguments, rows.dtype, rows.device)
+            own = circuit(record, shapes, measured, self.qnode.device.wires, batch)
+            return Fused(own, np.repeat(on_rows, sizes), rows.dtype, rows.device)
 
     # --- queued -------------------------------------------------------------------------------------
 
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
         tape, result = queue(self.qnode, {self.input_name: rows, **weights})
-        self.tape, twin = tape, replayed(self.qnode, tape, result)
+        self.tape = tape
         try:
             returned = list(result) if isinstance(result, list | tuple) else [result]
             if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
@@ -215,7 +218,7 @@ class Programs:
             parts: list[Any] = [self._part(each, rows) for each in tapes]
         except (NotFusable, Unkeyable) as reason:
             self.last = str(reason) if isinstance(reason, NotFusable) else f"it holds {reason}"
-            return twin
+            return replayed(self.qnode, tape, result)
         self.last = parts[0][0]
         return Call(parts, as_list, finish)
 
@@ -224,12 +227,12 @@ class Programs:
         parts, finishes = [], []
         for tape in tapes:
             exact, measurements, recombine = diagonal(tape)
-            program, arguments, batch = self._part(exact, rows)
+            program, given, batch = self._part(exact, rows)
             key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
             if key not in program.sampled:
                 program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
             program.sampled[key].generator = self.generator
-            parts.append((program.sampled[key], arguments, batch))
+            parts.append((program.sampled[key], given, batch))
             finishes.append(recombine)
         self.last = parts[0][0]
 
@@ -239,7 +242,7 @@ class Programs:
 
         return Call(parts, as_list, results)
 
-    def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor], int | None]:
+    def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
         """The program of a tape, and what it takes at this call.
 
         Raises:
@@ -252,10 +255,9 @@ class Programs:
             found = None
         if found is None and (is_known or is_early):
             try:
-                made, circuit = self._taken(tape)
-                sizes = map(math.prod, itertools.chain(*made.shapes))
-                arguments = list(map(Argument, sizes, made.batched))
-                key, found = self._key(made, rows), self._program(circuit, arguments, rows)
+                check(self.qnode, made)
+                made, found = self._of_leaves(tape, rows)
+                key = self._key(made, rows)
             except NotFusable as reason:
                 found = str(reason)
         self._fused[key] = found
@@ -263,21 +265,50 @@ class Programs:
             self._fused.popitem(last=False)
         if not isinstance(found, Fused):
             raise NotFusable(found or "its Python makes another circuit at nearly every call")
-        return found, _tensors(made.leaves, rows), made.batch
+        return found, arguments(found, made, rows), made.batch
+
+    def _of_leaves(self, tape: Any, rows: Tensor) -> tuple[Structure, Fused]:
+        """A tape's structure, and its program as a function of its leaves.
+
+        Operators that do not serve as a whole are decomposed with the numbers of each call from now on.
+        """
+        while True:
+            made = structure(tape, self._in_parts)
+            n = int(any(made.shapes[:1]) and isinstance(made.operations[0], qp.StatePrep))  # amplitudes
+            record, shapes = functools.partial(rebound, made, made.leaves[:n]), itertools.chain(*made.shapes)
+            try:
+                return made, self._program(record, [*shapes][n:], made.batched[n:], made.measurements, rows)
+            except TakeApart as reason:
+                if reason.name in self._in_parts:
+                    raise
+                self._in_parts.add(reason.name)
 
     def _key(self, made: Structure, rows: Tensor) -> tuple:
         return made.key, rows.dtype, rows.device, self.qnode.device.wires
 
 
-def _tensors(leaves: Sequence[Any], rows: Tensor) -> list[Tensor]:
-    """The leaves in the dtype and on the device of the rows; all plain numbers in one copy."""
-    numbers = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+def arguments(program: Fused, made: Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
+    """What a program takes of the leaves that it was made for, in the dtype and on the device of the rows."""
+    numbers = [leaf for leaf in made.leaves if not isinstance(leaf, Tensor)]  # all in one copy
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
     dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
-    return [
+    leaves = [
         leaf.to(rows.device, dtypes[leaf.is_complex()]) if isinstance(leaf, Tensor) else next(plain)
-        for leaf in leaves
+        for leaf in made.leaves
     ]
+    pairs = list(zip(leaves, made.batched, strict=True))[program.is_given :]
+    own, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
+    return _piled(own, (made.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
+
+
+def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor | None:
+    """Arrays of shape (*shape, ...) as one, (*shape, n); None for none."""
+    if not arrays:
+        return None
+    if all(each.shape == shape for each in arrays):
+        return torch.stack(arrays, -1)
+    arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]
+    return arrays[0] if len(arrays) == 1 else torch.cat(arrays, -1)
 
 
 def own_device(qnode: qp.QNode) -> str | None:
@@ -289,9 +320,7 @@ def own_device(qnode: qp.QNode) -> str | None:
         return "only that device knows what it computes"
     if type(qnode) is not qp.QNode or {"construct", "_impl_call"} & vars(qnode).keys():
         return "the QNode was customised"
-    if type(device).__name__ not in DEVICE_CLASSES or any(
-        callable(getattr(type(device), name, None)) for name in vars(device)
-    ):
+    if type(device).__name__ not in DEVICE_CLASSES or not _methods_of(type(device)).isdisjoint(vars(device)):
         return "the device was customised"
     if qnode.diff_method not in EXACT_METHODS:
         return f"its gradients are asked for by diff_method={qnode.diff_method}"
@@ -300,6 +329,11 @@ def own_device(qnode: qp.QNode) -> str | None:
     if other := {k: v for k, v in qnode.execute_kwargs.items() if k not in SPEED and v is not None}:
         return f"it has the options {other}"
     return None
+
+
+@functools.cache
+def _methods_of(kind: type) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
 
 
 DEVICE_CLASSES = ("DefaultQubit", "LightningQubit", "LightningGPU", "LightningKokkos")

@@ -2,6 +2,8 @@
 
 PennyLane's queue collects the operators. Their structure is all that decides the result except numbers: it
 looks a program up. The numbers are the program's arguments; torch differentiates the arithmetic behind them.
+The structure is a key of a dictionary: classes, wires, hyperparameters and constants by value. Objects whose
+content cannot be read off have no key.
 """
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
@@ -12,27 +14,36 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import itertools
+import operator
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pennylane as qp
 import torch
+from pennylane.measurements import MeasurementProcess
 from pennylane.operation import Operator
 from torch import Tensor
 
-from qnnkit.simulator.affine import is_wrapped
-from qnnkit.simulator.gates import NotFusable, with_numbers
-from qnnkit.simulator.structure import Unkeyable, is_pennylanes, measurement_key, operator_key, value_key
+from qnnkit.simulator.gates import NotFusable, is_wrapped, with_numbers
 
-ALWAYS_IN_PARTS = qp.BasisState, qp.BasisEmbedding
-"""Their numbers are bits, which gates there are."""
 CONTROLLED = {
     qp.CNOT, qp.CY, qp.CZ, qp.CH, qp.CSWAP, qp.Toffoli, qp.CCZ, qp.CRX, qp.CRY, qp.CRZ, qp.CRot,
     qp.ControlledPhaseShift,
 }  # fmt: skip
 """Controlled gates that are known by their classes alone."""
+BY_ITSELF = (int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType)
+"""Types of values that are their own key; a float is not, since nan differs from itself."""
+PLAIN_OBSERVABLES = (qp.X, qp.Y, qp.Z, qp.Identity)
+METHODS = (
+    "__init__", "matrix", "compute_matrix", "decomposition", "compute_decomposition", "eigvals",
+    "compute_eigvals", "compute_diagonalizing_gates", "execute", "preprocess_transforms",
+    "setup_execution_config",
+)  # fmt: skip
+"""Methods that decide what an operator, a measurement or a device computes."""
 NUMBERS = (float, int, np.floating, np.integer)
 
 
@@ -89,25 +100,22 @@ def transformed(qnode: qp.QNode, tape: Any) -> tuple[Sequence[Any], Callable[[An
     return tapes, lambda results: finish(results)[0]
 
 
-def structure(tape: Any, in_parts: set[type]) -> Structure:
+def structure(tape: Any, in_parts: set[str]) -> Structure:
     """Takes a tape apart.
 
     Args:
         tape: Of PennyLane, with the numbers of this call.
-        in_parts: Classes that are decomposed with the numbers of this call.
+        in_parts: Names of operators that are decomposed with the numbers of this call.
 
     Raises:
         NotFusable: Something in it has no fused form.
     """
     made = Structure((), [], tape.measurements)
     keys: list[Any] = []
-    for operation, key, leaves, dims in _taken(tape.operations, in_parts):
+    for operation, key, leaves in _taken(tape.operations, in_parts):
         made.operations.append(operation)
         made.shapes.append([])
-        if dims is None:
-            keys.append((key, *map(value_key, leaves)))
-        else:
-            keys.append((key, *(_leaf(made, leaf, ndim) for leaf, ndim in zip(leaves, dims, strict=True))))
+        keys.append((key, *(_leaf(made, *leaf) for leaf in leaves)))
     measured = [measurement_key(each) for each in tape.measurements]
     made.key = tuple(keys), tuple(measured), made.batch if made.batch in (None, 1) else 2
     return made
@@ -135,8 +143,8 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
     return made.shapes[-1][-1], is_batched, leaf.is_complex()
 
 
-Taken = tuple[Operator, Hashable, Sequence[Any], Sequence[int] | None]
-"""An operator, its key and its numbers; how many axes each has without a batch, or None for constants."""
+Taken = tuple[Operator, Hashable, Iterable[tuple[Any, int]]]
+"""An operator, its key, and its numbers that are arguments, with the number of axes each has for a sample."""
 
 
 @functools.cache
@@ -145,17 +153,18 @@ def _is_simple(kind: type[Operator]) -> bool:
     is_nested = (
         issubclass(kind, qp.ops.CompositeOp | qp.ops.SymbolicOp) or kind._flatten is not Operator._flatten
     )
-    dims: Any = kind.ndim_params  # a property where each operator has its own
-    is_matrix = isinstance(dims, tuple) and any(dims) and not _takes_arrays(kind)
-    return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested) and not is_matrix
+    return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested) and not _is_matrix(kind)
 
 
 @functools.cache
-def _takes_arrays(kind: type[Operator]) -> bool:
-    return kind.__module__.startswith("pennylane.templates") or issubclass(kind, qp.StatePrep)
+def _is_matrix(kind: type[Operator]) -> bool:
+    """Whether a class has arrays as numbers that are no template's angles."""
+    dims: Any = kind.ndim_params  # a property where each operator has its own
+    takes_arrays = kind.__module__.startswith("pennylane.templates") or issubclass(kind, qp.StatePrep)
+    return isinstance(dims, tuple) and any(dims) and not takes_arrays
 
 
-def _taken(operations: Sequence[Operator], in_parts: set[type]) -> Iterator[Taken]:
+def _taken(operations: Sequence[Operator], in_parts: set[str]) -> Iterator[Taken]:
     """The operators apart; what cannot be taken so is decomposed with the numbers of this call.
 
     Raises:
@@ -165,9 +174,13 @@ def _taken(operations: Sequence[Operator], in_parts: set[type]) -> Iterator[Take
         if not isinstance(operation, Operator):
             raise NotFusable(f"{type(operation).__name__} is no unitary gate")
         try:
-            whole = None if type(operation) in in_parts else _whole(operation)
+            whole = None if operation.name in in_parts else _whole(operation)
         except Unkeyable:
             whole = None
+        if whole is None and operation.has_matrix and _is_constant(operation):
+            with qp.QueuingManager.stop_recording():
+                matrix = qp.matrix(operation, wire_order=operation.wires)
+                whole = _whole(qp.QubitUnitary(matrix, operation.wires))
         if whole is None:
             yield from _taken(_decomposed(operation, in_parts), in_parts)
         else:
@@ -175,50 +188,40 @@ def _taken(operations: Sequence[Operator], in_parts: set[type]) -> Iterator[Take
 
 
 def _whole(operation: Operator) -> Taken | None:
-    """An operator as it is; None for one of the user's own, and for numbers in others than templates."""
+    """An operator as it is, if its numbers are angles or constants, and all that it is made of is known."""
     kind, leaves = type(operation), []
     if _is_simple(kind):
         settings = None if kind in CONTROLLED else operation.hyperparameters
         key = kind, operation.wires.labels, value_key(settings) if settings else None
-        return operation, key, operation.data, operation.ndim_params
+        return operation, key, zip(operation.data, operation.ndim_params, strict=True)
     if not is_known(operation):
         return None
-    key, inner = operator_key(operation, leaves), _inner(operation)
-    turns = operation.base if isinstance(operation, qp.ops.Adjoint) else operation
-    if isinstance(turns, qp.ops.Evolution):  # its generator is no part of its data
-        return operation, (key, *map(value_key, leaves[:-1])), operation.data, [0]
-    if isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp):
-        return (operation, key, leaves, None) if _is_constant(operation) else None
-    if any(operation.ndim_params) and not _takes_arrays(type(inner)):
-        if not _is_constant(operation):
+    key, inner, data = operator_key(operation, leaves), operation, list(operation.data)
+    while isinstance(inner, qp.ops.Adjoint | qp.ops.Controlled | qp.ops.Pow):
+        inner = inner.base
+    is_evolution = isinstance(inner, qp.ops.Evolution)
+    is_sum = isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not is_evolution
+    if is_sum or _is_matrix(type(inner)):
+        if _is_constant(operation):
+            return operation, (key, *map(value_key, leaves)), ()
+        if not is_sum:
             raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
-        return operation, key, leaves, None
-    is_all = list(map(id, operation.data)) == list(map(id, leaves))
-    return (operation, key, leaves, operation.ndim_params) if is_all else None
+        return None
+    constants = [value_key(leaf) for leaf in leaves if not (data and leaf is data[0] and [data.pop(0)])]
+    dims = [0] if is_evolution else operation.ndim_params  # which counts a batch as an axis
+    return operation, (key, *constants), zip(operation.data, dims, strict=True)
 
 
-def _decomposed(operation: Operator, in_parts: set[type]) -> Sequence[Operator]:
-    """What an operator consists of, with its numbers; its matrix, if that is constant."""
-    known = is_pennylanes(type(operation)) if type(operation) in in_parts else is_known(operation)
+def _decomposed(operation: Operator, in_parts: set[str]) -> Sequence[Operator]:
+    """What an operator consists of, with its numbers."""
+    known = is_pennylanes(type(operation)) if operation.name in in_parts else is_known(operation)
+    if not operation.has_decomposition or (operation.has_matrix and not known):
+        raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
     with qp.QueuingManager.stop_recording():
-        if operation.has_matrix and _is_constant(operation):
-            return [qp.QubitUnitary(qp.matrix(operation, wire_order=operation.wires), operation.wires)]
-        if not operation.has_decomposition or (operation.has_matrix and not known):
-            raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
         try:
             return operation.decomposition()
         except Exception as error:
             raise NotFusable(f"{operation.name} cannot be decomposed here") from error
-
-
-def _inner(operation: Operator) -> Operator:
-    """What is controlled or inverted."""
-    while isinstance(operation, qp.ops.Adjoint | qp.ops.Controlled):
-        operation = operation.base
-    return operation
-
-
-_is_pennylanes = functools.cache(is_pennylanes)
 
 
 def is_known(operation: Operator) -> bool:
@@ -241,9 +244,9 @@ def _is_constant(operation: Operator) -> bool:
     )
 
 
-def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
-    """The operations with other numbers in place of their leaves."""
-    rest = iter(leaves)
+def rebound(made: Structure, *leaves: Sequence[Any]) -> list[Operator]:
+    """The operations with other numbers in place of their leaves, which may come in several lists."""
+    rest = itertools.chain(*leaves)
     pairs = zip(made.operations, made.shapes, strict=True)
     return [with_numbers(each, [next(rest) for _ in shapes]) if shapes else each for each, shapes in pairs]
 
@@ -255,15 +258,112 @@ def check(qnode: qp.QNode, made: Structure) -> None:
         NotFusable: It would raise an error.
     """
     pairs = zip(made.leaves, made.batched, strict=True)
-    operations = rebound(
-        made, [leaf[0] if isinstance(leaf, Tensor) and is_batched else leaf for leaf, is_batched in pairs]
-    )
-    one = qp.tape.QuantumScript(operations, made.measurements)
+    first = [leaf[0] if isinstance(leaf, Tensor) and is_batched else leaf for leaf, is_batched in pairs]
     result = list(made.measurements) if len(made.measurements) > 1 else made.measurements[0]
-    twin = replayed(qnode, one, result)
-    twin._compile_pipeline = qp.CompilePipeline()  # they were applied
-    try:
-        with torch.enable_grad():
+    with qp.QueuingManager.stop_recording(), torch.enable_grad():
+        one = qp.tape.QuantumScript(rebound(made, first), made.measurements)
+        twin = replayed(qnode, one, result)
+        twin._compile_pipeline = qp.CompilePipeline()  # they were applied
+        try:
             qp.workflow.construct_batch(twin, level="device")()
-    except Exception as error:  # which PennyLane raises itself then
-        raise NotFusable(f"PennyLane raises {type(error).__name__}") from error
+        except Exception as error:  # which PennyLane raises itself then
+            raise NotFusable(f"PennyLane raises {type(error).__name__}") from error
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+class Unkeyable(Exception):
+    """A value whose content cannot be read off."""
+
+
+def value_key(value: Any) -> Hashable:
+    """A value as a key, by content; types count, so that 1, 1.0 and True differ."""
+    kind = type(value)
+    if kind in BY_ITSELF or isinstance(value, type):
+        return kind, value
+    if kind is float:
+        return kind, repr(value)
+    if kind in (tuple, list):
+        return kind, *map(value_key, value)
+    if kind is dict:
+        return kind, *((value_key(k), value_key(v)) for k, v in value.items())
+    if kind is qp.wires.Wires:
+        return kind, *map(value_key, value.labels)
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Tensor):
+        return _tensor_key(value)
+    if isinstance(value, Operator):
+        leaves: list[Any] = []
+        return operator_key(value, leaves), *map(value_key, leaves)
+    raise Unkeyable(f"a {kind.__name__}")
+
+
+def _tensor_key(value: Tensor) -> Hashable:
+    """The numbers of a constant tensor."""
+    if value.requires_grad:
+        raise NotFusable("a constant of it requires a gradient")
+    if type(value) not in (Tensor, torch.nn.Parameter) or is_wrapped(value):
+        raise Unkeyable("a tensor without numbers")
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return value.dtype, tuple(value.shape), plain.view(torch.uint8).numpy().tobytes()
+
+
+def operator_key(operation: Operator, leaves: list[Any]) -> Hashable:
+    """An operator without its numbers, which are appended to `leaves` in the order of `operation.data`."""
+    data, metadata = operation._flatten()
+    return type(operation), value_key(metadata), *(_part_key(part, leaves) for part in data)
+
+
+def _part_key(part: Any, leaves: list[Any]) -> Hashable:
+    if isinstance(part, Operator):
+        return operator_key(part, leaves)
+    if isinstance(part, tuple | list):
+        return tuple(_part_key(each, leaves) for each in part)
+    leaves.append(part)
+    return None
+
+
+def measurement_key(measurement: MeasurementProcess) -> Hashable:
+    """A measurement, with the numbers of its observable."""
+    observable = measurement.obs
+    if getattr(measurement, "mv", None) is not None:
+        raise NotFusable("it measures in the middle of the circuit")
+    if observable is not None and type(observable) in PLAIN_OBSERVABLES:
+        return type(measurement), type(observable), observable.wires.labels
+    known = value_key(observable), value_key(getattr(measurement, "_eigvals", None))
+    return type(measurement), *known, measurement.wires.labels
+
+
+# --- PennyLane's classes, as long as nobody has changed them ----------------------------------------
+
+
+def is_pennylanes(kind: type) -> bool:
+    """Whether a class is PennyLane's own, and so are the methods that decide what it computes."""
+    if not kind.__module__.startswith("pennylane"):
+        return False
+    own = (getattr(getattr(kind, name, None), "__module__", None) for name in METHODS)
+    return all(module is None or module.startswith(("pennylane", "builtins")) for module in own)
+
+
+_is_pennylanes = functools.cache(is_pennylanes)
+
+
+class Methods:
+    """The methods of some classes, as they are now.
+
+    Args:
+        kinds: The classes.
+    """
+
+    def __init__(self, kinds: Iterable[type]):
+        pairs = [(kind, name) for kind in set(kinds) for name in METHODS if hasattr(kind, name)]
+        self.kinds, self.names = [kind for kind, _ in pairs], [name for _, name in pairs]
+        self.found = list(map(getattr, self.kinds, self.names))
+
+    def hold(self) -> bool:
+        """Whether nobody has exchanged one; about a microsecond."""
+        return all(
+            map(operator.is_, map(getattr, self.kinds, self.names, itertools.repeat(None)), self.found)
+        )

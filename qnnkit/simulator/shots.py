@@ -16,7 +16,6 @@ Reference: Schuld et al. (2019), arXiv:1811.11184; Wierichs et al. (2022), arXiv
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.fused import Argument, Fused
+from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, Turn, local_states
 
 METHODS = ("best", "parameter-shift")
@@ -73,34 +72,28 @@ class Sampled:
         self.program, self.measurements, self.shots, self.generator = program, measurements, shots, generator
         circuit = program.circuit
         self.rules = [_rule(gate.form.rates) for gate in circuit.gates if isinstance(gate.form, Turn)]
-        n = len(circuit.offset)
-        own = dataclasses.replace(circuit, matrix=np.eye(n), offset=np.zeros(n))
-        self.by_row = Fused(own, [Argument(n, True)], program.dtype, program.device)
+        on_rows = np.ones(len(circuit.offset))
+        self.by_row = Fused(circuit.of_angles, on_rows, program.dtype, program.device)
 
-    def __call__(self, arguments: Sequence[Tensor], batch: int, *, keep: bool = True) -> Tensor:
+    def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
         if self.program.is_given:
             raise NotFusable("its first state depends on the inputs")
-        matrix, offset = self.program.circuit.matrix, self.program.circuit.offset
-        each = [
-            a.reshape(-1, of.size).expand(batch, -1)
-            for a, of in zip(arguments, self.program.arguments, strict=True)
-        ]
-        wanted = np.repeat([a.requires_grad for a in arguments], [of.size for of in self.program.arguments])
+        circuit, on_rows = self.program.circuit, self.program.on_rows
         dtype = torch.float32 if self.program.device.type == "mps" else torch.float64  # which nobody rounds
         put = functools.partial(torch.as_tensor, dtype=dtype, device=self.program.device)
-        angles = put(offset).expand(batch, -1)
-        if each:
-            angles = angles + torch.cat(each, 1).to(dtype) @ put(matrix.T)
-        return _Shots.apply(
-            self, matrix[:, wanted.astype(bool)].any(1).tolist(), angles.to(self.program.dtype)
-        )
+        angles, wanted = put(circuit.offset)[None], np.zeros(len(circuit.offset), dtype=bool)
+        for numbers, matrix in ((rows, circuit.matrix[:, on_rows]), (vector, circuit.matrix[:, ~on_rows])):
+            if numbers is not None:
+                angles = angles + numbers.to(dtype) @ put(matrix.T)
+                wanted |= matrix.any(1) & numbers.requires_grad
+        return _Shots.apply(self, wanted.tolist(), angles.to(self.program.dtype))
 
     def frequencies(self, angles: Tensor) -> Tensor:
         """Measures each row, of shape (n, n_angles), `shots` times."""
         parts = []
         for part in angles.split(max(1, AT_ONCE >> (self.program.n_wires + 1))):
-            probabilities = self.by_row([part], len(part)).clamp(min=0)
+            probabilities = self.by_row(part, None).clamp(min=0)
             probabilities = probabilities.expand(len(part), -1)
             parts.append(self._drawn(probabilities.double()).to(angles.dtype) / self.shots)
         return torch.cat(parts)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks
 from qnnkit.checkpoint import own_generators, random_state, set_random_state
+from qnnkit.data import tokenizers
 from qnnkit.data.captions import CaptionSplits
 from qnnkit.data.places import SUFFIXES
 from qnnkit.layers import evaluating
@@ -21,8 +22,7 @@ from qnnkit.stats import RECALL, Score
 from qnnkit.tasks import pictures
 from qnnkit.tasks.step import Shown, Step, counts
 
-IMAGES, QUERIES, FOUND, PAIRS = 12, 4, 5, 12
-"""Images of a preview; of a gallery queries and what is found for each; the side of a matrix of cosines."""
+IMAGES = 12  # of a preview
 RANKS = (1, 5, 10)
 ROWS = 512
 """Queries that are compared with everything at once."""
@@ -102,45 +102,23 @@ class Contrastive:
         first = Shown(figure, "01_captions", "Images and captions", told)
         return [first, counts(splits, "Images and captions of each split", **columns)]
 
-    def mistakes(self, net: Any, splits: CaptionSplits) -> list[Shown]:
-        """What is found for some captions and images of the test split, and the cosines of some pairs."""
+    def mistakes(self, net: Any, splits: CaptionSplits, n: int = 12) -> list[Shown]:
+        """The test images to which a wrong caption is nearest, the largest lead over the right one first."""
         from qnnkit import plots
 
         found = embed(net, splits, "test")
-        images, texts = splits.test.images.numpy(), found.captions
-        right = torch.zeros(len(images), len(texts), dtype=torch.bool)
-        right[found.pairs[:, 0], found.pairs[:, 1]] = True
-
-        def spread(n: int, most: int) -> Tensor:
-            return torch.linspace(0, n - 1, min(most, n)).long()
-
-        def nearest(queries: Tensor, candidates: Tensor, right: Tensor) -> tuple[Tensor, Any, Any]:
-            cosines, rows = (queries @ candidates.T).topk(min(FOUND, len(candidates)))
-            return rows, cosines.numpy(), right.gather(1, rows).numpy()
-
-        order = spread(len(texts), QUERIES)
-        rows, *told = nearest(found.texts[order], found.images, right.T[order])
-        of_captions = plots.images_found([texts[row] for row in order], images[rows.numpy()], *told)
-        order = spread(len(images), QUERIES)
-        rows, *told = nearest(found.images[order], found.texts, right[order])
-        lists = [[texts[column] for column in each] for each in rows.tolist()]
-        of_images = plots.captions_found(images[order.numpy()], lists, *told)
-        order = spread(len(images), PAIRS)
-        firsts = {int(row): int(text) for row, text in reversed(found.pairs.tolist())}
-        columns = torch.tensor([firsts[int(row)] for row in order])
-        similar = plots.similarities(
-            (found.images[order] @ found.texts[columns].T).numpy(),
-            [splits.test.sources[row] for row in order],
-            [texts[column] for column in columns],
-            right[order][:, columns].numpy(),
-        )
-        framed = "Test images; right ones framed."
-        figures = (
-            (of_captions, "05_images_found", "What is found for a caption", framed),
-            (of_images, "05_captions_found", "What is found for an image", "Test captions; right ones bold."),
-            (similar, "06_similarities", "Similarities", "Cosines of images and captions; pairs are marked."),
-        )
-        return [Shown(*figure) for figure in figures]
+        cosines = found.images @ found.texts.T
+        of_right, text = cosines.masked_fill(~found.right, -torch.inf).max(1)
+        nearest, said = cosines.max(1)
+        wrong = (~found.right.gather(1, said[:, None])).flatten().nonzero().flatten()
+        worst = wrong[(nearest - of_right)[wrong].argsort(descending=True, stable=True)][:n].tolist()
+        if not worst:
+            return []
+        told = [(found.captions[said[i]], nearest[i], found.captions[text[i]], of_right[i]) for i in worst]
+        titles = [f"{wrong}\n({high:.2f}), not\n{right}\n({low:.2f})" for wrong, high, right, low in told]
+        figure = plots.labelled_images(splits.test.images.numpy()[worst], titles)
+        words = "The nearest caption and the image's own, each with its cosine."
+        return [Shown(figure, "06_worst", "Most wrong", words)]
 
     def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
         """Of each image, how well each text fits it: softmax over the texts, at the net's own scale.
@@ -156,7 +134,7 @@ class Contrastive:
         if not images:
             step = "Give images, and texts to hold them against."
             raise ValueError(checks.message("inputs", "hold an image file", list(inputs), step))
-        embedded, rows = net.embed_texts(*about.tokenizer.encode(list(texts))), []
+        embedded, rows = net.embed_texts(*tokenizers.encode(about.tokenizer, texts)), []
         for each in images:
             pixels, notes = pictures.pixels(each, about)
             shares = (net.scale() * net.embed_images(pixels) @ embedded.T)[0].double().softmax(0).tolist()
@@ -177,6 +155,13 @@ class Embeddings:
     labels: Tensor | None = None  # of the images, int64, (n_images,)
     classes: Tensor | None = None  # (n_classes, n_dimensions)
 
+    @property
+    def right(self) -> Tensor:
+        """Whether a caption is one of an image, bool, (n_images, n_texts)."""
+        found = torch.zeros(len(self.images), len(self.texts), dtype=torch.bool)
+        found[self.pairs[:, 0], self.pairs[:, 1]] = True
+        return found
+
 
 def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size: int = 256) -> Embeddings:
     """All images and all captions of a split in the space of a model, and its classes where there are any.
@@ -196,7 +181,9 @@ def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size:
         images = [model.embed_images(some.to(device)).cpu() for some in part.images.split(batch_size)]
 
         def of_texts(texts: Sequence[str]) -> Tensor:
-            encoded = zip(*(each.split(batch_size) for each in splits.tokenizer.encode(texts)), strict=True)
+            encoded = zip(
+                *(each.split(batch_size) for each in tokenizers.encode(splits.tokenizer, texts)), strict=True
+            )
             return torch.cat([model.embed_texts(ids.to(device), m.to(device)).cpu() for ids, m in encoded])
 
         classes = [of_texts(prompts).mean(0) for prompts in splits.prompts]

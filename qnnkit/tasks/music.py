@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -11,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from qnnkit import checks, workspace
-from qnnkit.data import music_files
+from qnnkit.data import music_files, music_tokens
 from qnnkit.data.music_blocks import first_pieces
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.tasks.language import Language, continuation, evaluate, fewer, token_counts
@@ -116,20 +115,25 @@ class Music(Language):
                 pieces, notes = music_files.collect(str(each))
             for piece in pieces:
                 target = Path(each).expanduser().with_name(f"{piece.name}.continued.mid")
-                score = continue_piece(net, about.tokenizer, piece.score)
+                start = time.perf_counter()
+                score, n_tokens = _continued(net, about.tokenizer, piece.score)
+                speed = n_tokens / (time.perf_counter() - start)
                 workspace.write_bytes(target, score.dumps_midi())
-                yield {"input": str(each), "file": str(target)} | ({"notes": notes} if notes else {})
+                row: dict[str, Any] = {"input": str(each), "file": str(target), "tokens_per_second": speed}
+                if (width := music_tokens.writing(about.tokenizer).width) > 1:
+                    row["events_per_second"] = speed / width
+                yield row | ({"notes": notes} if notes else {})
 
 
 def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, **settings: Any) -> Any:
     """A score with so many bars more, with their programs, velocities and tempos.
 
-    What the model sees at once begins where a bar or a position begins, and only tokens that make music can
-    be drawn.
+    What the model sees at once begins where a bar, position or event begins, and only tokens that make music
+    can be drawn.
 
     Args:
         model: A causal language model over the tokens of `tokenizer`.
-        tokenizer: MidiTok's REMI, as `splits.tokenizer` is.
+        tokenizer: MidiTok's REMI or `MidiEvents`, as `splits.tokenizer` is.
         prompt: What is gone on with, a `symusic.Score`; an empty one begins from nothing.
         n_bars: Bars of four quarters to add, as far as 2,048 tokens go.
         settings: What else `tasks.language.continuation` takes: `temperature`, `top_p`, `top_k`, `seed`.
@@ -138,41 +142,26 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, 
         ValueError: A setting is out of range, or the model has fewer tokens.
         FloatingPointError: The model gives numbers that are not finite.
     """
+    return _continued(model, tokenizer, prompt, n_bars, **settings)[0]
+
+
+def _continued(
+    model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, **settings: Any
+) -> tuple[Any, int]:
+    """As `continue_piece`; and how many tokens the model wrote."""
     checks.positive("n_bars", n_bars)
-    bar, borders = tokenizer["Bar_None"], {*tokenizer.token_ids_of_type("Position"), tokenizer["Bar_None"]}
-    ids = tokenizer.encode(prompt).ids
+    written = music_tokens.writing(tokenizer)
+    given = written.encode(prompt)[0][: -written.width]  # without its end
     tokens = continuation(
         model,
-        [tokenizer["BOS_None"], *ids],
-        MOST_TOKENS,
-        allowed=grammar(tokenizer),
-        border=borders.__contains__,
-        enough=lambda tokens: tokens.count(bar) > n_bars,
+        given,
+        MOST_TOKENS * min(2, written.width),
+        allowed=written.allowed,
+        border=written.borders.__contains__,
+        enough=lambda new: written.first_bars(new, n_bars) < len(new),
         **settings,
     )
-    return tokenizer.decode(ids + (tokens[:-1] if tokens.count(bar) > n_bars else tokens))
-
-
-def grammar(tokenizer: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """A logits processor of transformers, (ids, scores) -> scores, that lets only music be drawn.
-
-    What may follow is MidiTok's graph of token types, less padding and ends; positions go forward until the
-    next bar.
-    """
-    types = [name.partition("_")[0] for name in sorted(tokenizer.vocab, key=tokenizer.vocab.get)]
-    graph, first = tokenizer.tokens_types_graph | {"BOS": {"Bar"}}, types.index("Position")
-    marks = {"PAD", "BOS", "EOS"}
-    after = {kind: torch.tensor([each in graph[kind] - marks for each in types]) for kind in graph}
-
-    def allowed(ids: Tensor, scores: Tensor) -> Tensor:
-        seen = ids[0].tolist()
-        mask = nn.functional.pad(after[types[seen[-1]]], (0, scores.shape[-1] - len(types)))
-        last = next((token for token in reversed(seen) if types[token] in ("Bar", "Position")), 0)
-        if types[last] == "Position":
-            mask[first : last + 1] = False
-        return scores.masked_fill(~mask.to(scores.device), -torch.inf)
-
-    return allowed
+    return written.decode(given + tokens[: written.first_bars(tokens, n_bars)]), len(tokens)
 
 
 def synthesise(score: Any, *, rate: int = 22050) -> np.ndarray:

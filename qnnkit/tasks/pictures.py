@@ -31,7 +31,7 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
     if isinstance(given, str | Path):
         path = place(given)
         try:
-            found = read(path.read_bytes(), 0, str(given), None).pixels
+            found = read(path.read_bytes()).pixels
         except OSError as error:
             rule, step = "be an image that can be read", str(error.strerror or error)
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None

@@ -1,0 +1,203 @@
+"""SkyTNT's `midi_model`: two Llamas that write MIDI, an event of eight tokens at a time.
+
+`net` reads events, each the sum of its tokens' embeddings. From what it makes of the events so far the
+smaller `net_token` writes the next one, token by token. Weights have the published names and shapes
+(github.com/SkyTNT/midi-model), so a folder loads and saves in that form. Here tokens stand in one line, eight
+to an event, and the model is asked for the next one as any causal language model of transformers is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (  # noqa: TID253  imported where such a model is
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationMixin,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: TID253
+
+from qnnkit import checks
+from qnnkit.data.midi_events import PAD, WIDTH, MidiEvents
+
+# hidden size, layers, heads and inner size of `net`; `net_token` has a quarter of the last three
+SIZES = {
+    "tiny": (128, 4, 4, 344),
+    "small": (384, 8, 8, 1024),
+    "medium": (1024, 12, 16, 4096),  # as published
+    "large": (1024, 24, 16, 4096),  # likewise
+}
+LONGEST = 4096
+"""Events that a published model sees at once."""
+
+
+class MidiConfig(PreTrainedConfig):
+    """The config.json of a `midi_model`: its tokenizer, and the configurations of its two Llamas."""
+
+    model_type = "midi_model"
+    usual_targets: ClassVar[list[str]] = ["q_proj", "v_proj"]
+    """Layers that an adapter changes where none are named: of both Llamas those that PEFT takes of one."""
+    sub_configs: ClassVar[dict[str, Any]] = {"net_config": LlamaConfig, "net_token_config": LlamaConfig}
+
+    def __init__(
+        self, tokenizer: Any = None, net_config: Any = None, net_token_config: Any = None, **options: Any
+    ):
+        self.tokenizer = tokenizer or {"version": "v2", "optimise_midi": True}
+        self.net_config = _llama(net_config)
+        self.net_token_config = _llama(net_token_config)
+        super().__init__(**options)
+
+    @property
+    def events(self) -> MidiEvents:
+        """What turns MIDI into its tokens and back."""
+        return MidiEvents(self.tokenizer["version"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+        return self.net_config.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Tokens that it sees at once, eight to an event."""
+        return WIDTH * self.net_config.max_position_embeddings
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers that stand for an event, and for a token."""
+        return self.net_config.hidden_size
+
+
+def _llama(given: Any) -> LlamaConfig:
+    return LlamaConfig(**given) if isinstance(given, dict) else given or LlamaConfig()
+
+
+class _Seen(DynamicCache):
+    """What `net` has made of whole events, as a cache of its own, and `net_token` of the event begun."""
+
+    def begin(self) -> None:
+        self.tokens = DynamicCache()
+
+
+class MidiModel(PreTrainedModel, GenerationMixin):
+    """The model; see `MidiConfig`, and `size` of `config_of` for one from scratch."""
+
+    config_class = MidiConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules: ClassVar[list[str]] = ["LlamaDecoderLayer"]
+
+    def __init__(self, config: MidiConfig):
+        super().__init__(config)
+        self.net = LlamaModel(config.net_config)
+        self.net_token = LlamaModel(config.net_token_config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of the events' tokens; `net_token` has embeddings of its own."""
+        return self.net.embed_tokens
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        past_key_values: _Seen | None = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the token after each.
+
+        Args:
+            input_ids: Tokens from the beginning of an event on; the last event may lack some. (batch, n)
+            labels: As `input_ids`, or -100 where nothing is predicted: then `loss` is the mean cross-entropy.
+            past_key_values: What `generate` has seen of them; then the logits are those after the last token.
+            attention_mask: Passed over: each token sees all before it, as at the model's training.
+            use_cache: Passed over, as `generate` alone keeps anything.
+
+        Returns:
+            `logits`, (batch, n, vocabulary). Those after the first seven are 0: no event is before theirs.
+        """
+        if past_key_values is not None:
+            return CausalLMOutputWithPast(
+                logits=self._next(input_ids, past_key_values), past_key_values=past_key_values
+            )
+        length = input_ids.shape[1]
+        events = nn.functional.pad(input_ids, (0, -length % WIDTH), value=PAD).unflatten(1, (-1, WIDTH))
+        hidden = self.net(inputs_embeds=self.net.embed_tokens(events).sum(2), use_cache=False)[0]
+        after = nn.functional.pad(events[:, 1:, :-1], (0, 0, 0, 1), value=PAD)  # (batch, events, 7)
+        begun = torch.cat([hidden.unsqueeze(2), self.net_token.embed_tokens(after)], 2).flatten(0, 1)
+        made = self.net_token(inputs_embeds=begun, use_cache=False)[0]
+        logits = self.lm_head(made).view(len(input_ids), -1, self.config.vocab_size)
+        logits = nn.functional.pad(logits, (0, 0, WIDTH - 1, 0))[:, :length]
+        if labels is None:
+            return CausalLMOutputWithPast(logits=logits)
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+    def _next(self, ids: Tensor, seen: _Seen) -> Tensor:
+        """The logits after the last token, (batch, 1, vocabulary); what `seen` lacks is computed."""
+        known, whole = seen.get_seq_length(), ids.shape[1] // WIDTH
+        made = None
+        if whole > known:
+            events = ids[:, known * WIDTH : whole * WIDTH].unflatten(1, (-1, WIDTH))
+            embedded = self.net.embed_tokens(events).sum(2)
+            hidden = self.net(inputs_embeds=embedded, past_key_values=seen, use_cache=True)[0]
+            seen.begin()
+            made = self._write(hidden[:, -1:], seen)
+        begun = ids[:, whole * WIDTH + seen.tokens.get_seq_length() - 1 :]
+        if begun.shape[1]:
+            made = self._write(self.net_token.embed_tokens(begun), seen)
+        assert made is not None, "nothing is new"
+        return self.lm_head(made[:, -1:])
+
+    def _write(self, embedded: Tensor, seen: _Seen) -> Tensor:
+        return self.net_token(inputs_embeds=embedded, past_key_values=seen.tokens, use_cache=True)[0]
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """All tokens so far: which of them are new is known to `past_key_values`."""
+        return {"input_ids": input_ids, "past_key_values": kwargs.get("past_key_values")}
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        """As transformers' own. Prompts have whole events, and begin with that of `BOS`."""
+        return super().generate(*args, **{"past_key_values": _Seen()} | options)
+
+
+def config_of(size: str, *, version: str = "v2", length: int | None = None) -> MidiConfig:
+    """The configuration of a model of a named size, one of SIZES.
+
+    Args:
+        size: One of SIZES; "medium" and "large" are those of the published models.
+        version: Of its tokenizer, "v1" or "v2".
+        length: Most tokens that it sees at once; None takes 32,768, which are 4,096 events.
+    """
+    hidden, layers, heads, inner = SIZES[checks.choice("size", size, SIZES)]
+    common: dict[str, Any] = {
+        "vocab_size": len(MidiEvents(version)),
+        "hidden_size": hidden,
+        "pad_token_id": PAD,
+        "max_position_embeddings": -(-length // WIDTH) if length else LONGEST,
+        "use_cache": False,
+    }
+    parts = [
+        LlamaConfig(
+            num_hidden_layers=layers // n,
+            num_attention_heads=heads // n,
+            intermediate_size=inner // n,
+            **common,
+        )
+        for n in (1, 4)
+    ]
+    return MidiConfig({"version": version, "optimise_midi": True}, *parts)
+
+
+AutoConfig.register("midi_model", MidiConfig, exist_ok=True)
+AutoModelForCausalLM.register(MidiConfig, MidiModel, exist_ok=True)

@@ -1,0 +1,413 @@
+"""SkyTNT's midi_model: tokens, derived by hand from the format's tables, and nets, by definition."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import struct
+import zipfile
+from collections import Counter
+
+import matplotlib
+import pytest
+import torch
+from matplotlib import pyplot
+
+from qnnkit import report, runs, tasks
+from qnnkit.data.midi_events import BOS, EOS, EVENTS, SIZES, WIDTH, MidiEvents
+from qnnkit.data.music_blocks import Transposition, blocks, music
+from qnnkit.data.tokens import IGNORED
+from tests import toys
+
+pytest.importorskip("symusic")
+
+
+def track(*events: tuple[int, list[int]]) -> bytes:
+    """The bytes of a track, of (ticks since the event before, bytes of a message)."""
+    body = b"".join(bytes([*([128 | wait >> 7] if wait > 127 else []), wait & 127, *m]) for wait, m in events)
+    return b"MTrk" + struct.pack(">I", len(body) + 4) + body + b"\0\xff\x2f\0"
+
+
+def midi(kind: int, *tracks: bytes, ticks: int = 96):
+    """A score from the bytes of a file of type 0 or 1."""
+    from symusic import Score
+
+    return Score.from_midi(b"MThd" + struct.pack(">IHHH", 6, kind, len(tracks), ticks) + b"".join(tracks))
+
+
+# Ids begin with PAD, BOS and EOS, then the kinds of events, then each parameter's values: v1 has 4 kinds, so
+# `time1` begins at 7, `time2` at 7 + 128, `duration` at 135 + 16, `track` at 151 + 2048, and so on.
+KNOWN = [
+    ("v1", 3239, "note", 3),
+    ("v1", 3239, "set_tempo", 6),
+    ("v1", 3239, "time1", 7),
+    ("v1", 3239, "time2", 135),
+    ("v1", 3239, "duration", 151),
+    ("v1", 3239, "track", 2199),
+    ("v1", 3239, "pitch", 2343),
+    ("v1", 3239, "bpm", 2983),
+    ("v2", 3406, "note", 3),
+    ("v2", 3406, "key_signature", 8),
+    ("v2", 3406, "time1", 9),
+    ("v2", 3406, "channel", 2329),
+    ("v2", 3406, "velocity", 2473),
+    ("v2", 3406, "controller", 2729),
+    ("v2", 3406, "bpm", 2985),
+    ("v2", 3406, "nn", 3369),
+    ("v2", 3406, "mi", 3404),
+]
+
+
+@pytest.mark.parametrize(("version", "n", "name", "first"), KNOWN)
+def test_known_ids(version, n, name, first):
+    events = MidiEvents(version)
+    assert len(events) == n
+    assert (events.kinds[name] if name in events.kinds else events.tokens[name].start) == first
+
+
+SMALL = [
+    (0, [0xFF, 0x51, 3, 7, 0xA1, 0x20]),  # 500,000 microseconds: 120 a minute
+    (0, [0xFF, 0x58, 4, 3, 2, 24, 8]),  # 3/4
+    (0, [0xFF, 0x59, 2, 0xFF, 1]),  # one flat, minor
+    (0, [0xC3, 5]),
+    (0, [0xB3, 7, 100]),
+    (0, [7, 102]),  # running status; by 2, which is left out
+    (0, [0x93, 60, 90]),
+    (48, [62, 80]),  # half a quarter later
+    (48, [60, 0]),  # ends as it does in most files, by velocity 0
+    (0, [62, 0]),
+    (0, [0x99, 36, 127]),
+    (24, [36, 0]),
+]
+"""A file of type 0; what it is in v2 and v1, written by hand from the tables in the format."""
+IN_V2 = [
+    [7, 9, 137, 2201, 3369 + 2, 3385 + 1],  # time_signature, 0, 0, track 0, nn 3 - 1, dd 2 - 1
+    [8, 9, 137, 2201, 3389 + 6, 3404 + 1],  # key_signature, sf -1 + 7, minor
+    [6, 9, 137, 2201, 2985 + 120],
+    [4, 9, 137, 2202, 2329 + 0, 2601 + 5],  # patch_change in track 1, channel 0
+    [5, 9, 137, 2202, 2329 + 0, 2729 + 7, 2857 + 100],
+    [3, 9, 137, 2202, 2329 + 0, 2345 + 60, 2473 + 90, 153 + 16],  # lasts a quarter: 16
+    [4, 9, 137, 2203, 2329 + 9, 2601 + 0],  # drums keep channel 9, in track 2
+    [3, 9, 137 + 8, 2202, 2329 + 0, 2345 + 62, 2473 + 80, 153 + 8],
+    [3, 9 + 1, 137, 2203, 2329 + 9, 2345 + 36, 2473 + 127, 153 + 4],  # one quarter after the event before
+]
+IN_V1 = [
+    [6, 7, 135, 2199, 2983 + 120],
+    [4, 7, 135, 2200, 2327 + 0, 2599 + 5],
+    [5, 7, 135, 2200, 2327 + 0, 2727 + 7, 2855 + 100],
+    [3, 7, 135, 2200, 151 + 16, 2327 + 0, 2343 + 60, 2471 + 90],
+    [4, 7, 135, 2201, 2327 + 9, 2599 + 0],
+    [3, 7, 135 + 8, 2200, 151 + 8, 2327 + 0, 2343 + 62, 2471 + 80],
+    [3, 7 + 1, 135, 2201, 151 + 4, 2327 + 9, 2343 + 36, 2471 + 127],
+]
+
+
+@pytest.mark.parametrize(("version", "rows"), [("v2", IN_V2), ("v1", IN_V1)])
+def test_a_small_file_is_what_it_is_by_hand(version, rows):
+    ids, lost = MidiEvents(version).encode(midi(0, track(*SMALL)))
+    padded = [row + [0] * (WIDTH - len(row)) for row in ([BOS], *rows, [EOS])]
+    assert [ids[i : i + WIDTH] for i in range(0, len(ids), WIDTH)] == padded
+    assert lost == {"control changes by less than 4": 1} | (
+        {"time signatures": 1, "key signatures": 1} if version == "v1" else {}
+    )
+
+
+NOTE = [(0, [0x90, 60, 90]), (96, [60, 0])]
+HELD = [*[(0, [0x90, 48, 90])], *[(16000, [0xA0, 48, 1])] * 5, (0, [0x80, 48, 0])]
+CASES = {
+    "a melody of two tracks": (midi, 1, [track(*NOTE), track(*NOTE, (0, [62, 9]), (96, [62, 0]))], {}),
+    "a silence of 500 quarters": (
+        midi,
+        1,
+        [track(*NOTE, *[(16000, [0xA0, 60, 1])] * 3, (0, [0x90, 62, 90]), (96, [62, 0]))],
+        {},
+    ),
+    "a longer note than can be told": (midi, 1, [track(*HELD)], {"ends of notes after 2,047 16ths": 1}),
+    "bends": (midi, 1, [track(*NOTE, (0, [0xE0, 0, 70]))], {"pitch bends": 1}),
+    "5/8 and 3/32": (
+        midi,
+        1,
+        [track((0, [0xFF, 0x58, 4, 5, 3, 24, 8]), (0, [0xFF, 0x58, 4, 3, 5, 24, 8]), *NOTE)],
+        {"time signatures": 1},
+    ),
+    "twenty programs, one after another": (
+        midi,
+        0,
+        [track(*[each for i in range(20) for each in ((0, [0xC0, i]), *NOTE)])],
+        {},
+    ),
+    "a unison in one track": (
+        midi,
+        0,
+        [track((0, [0x90, 60, 90]), (0, [60, 80]), (96, [60, 0]), (0, [60, 0]))],
+        {"notes of one time and pitch": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("version", EVENTS)
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_file_has_comes_back_or_is_counted(case, version):
+    make, kind, tracks, expected = CASES[case]
+    events, score = MidiEvents(version), make(kind, *tracks)
+    ids, lost = events.encode(score)
+    if version == "v1" and case == "5/8 and 3/32":
+        expected = {"time signatures": 2}
+    assert lost == expected
+    back = events.decode(ids)
+    if "notes" not in "".join(expected):
+        assert _notes(back) == _notes(score)
+    if "twenty" not in case:  # which share channels, and are numbered anew
+        assert events.encode(back)[0] == ids
+
+
+def _notes(score, lengths: bool = True) -> Counter:
+    """How many notes there are of each beginning and length in 16ths, pitch, velocity and program."""
+    return Counter(
+        (
+            round(16 * note.time / score.tpq),
+            max(1, round(16 * note.duration / score.tpq)) if lengths else 0,
+            *(note.pitch, note.velocity, each.program, each.is_drum),
+        )
+        for each in score.tracks
+        for note in each.notes
+    )
+
+
+def test_the_key_of_a_file_that_names_none_is_that_of_its_notes():
+    scale = [(wait, [pitch, on]) for pitch in (62, 64, 66, 67, 69, 71, 73) for wait, on in ((0, 90), (24, 0))]
+    score = midi(1, track((0, [0x90, 62, 90]), (24, [62, 0]), *scale[2:]))  # D major: two sharps
+    events = MidiEvents()
+    assert [8, 9, 137, 2202, 3389 + 7 + 2, 3404, 0, 0] in _rows(events.encode(score)[0])
+    chromatic = midi(1, track(*[(w, [0x90, p, v]) for p in range(60, 72) for w, v in ((0, 90), (24, 0))]))
+    assert not [row for row in _rows(events.encode(chromatic)[0]) if row[0] == 8]
+
+
+def _rows(ids: list[int]) -> list[list[int]]:
+    return [ids[i : i + WIDTH] for i in range(0, len(ids), WIDTH)]
+
+
+@pytest.mark.data
+def test_real_files_keep_every_note():
+    from symusic import Score
+
+    path, events = toys.real("music/nottingham_midi.zip"), MidiEvents()
+    with zipfile.ZipFile(path) as files:
+        names = [name for name in files.namelist() if name.endswith(".mid")]
+        for name in names[::50]:
+            score = Score.from_midi(files.read(name))
+            ids, lost = events.encode(score)
+            assert set(lost) <= {"pitch bends", "ends of notes after 2,047 16ths"}
+            before, after = (_notes(each, lengths=False) for each in (score, events.decode(ids)))
+            assert before == after
+
+
+def test_only_rows_of_the_format_can_be_drawn():
+    events, generator = MidiEvents(), torch.Generator().manual_seed(0)
+    ids = torch.tensor([[BOS] + [0] * 7] * 3)
+    for _ in range(40 * WIDTH):
+        scores = events.allowed(ids, torch.randn(3, len(events), generator=generator))
+        ids = torch.cat([ids, torch.multinomial(scores.softmax(1), 1, generator=generator)], 1)
+    for row in ids.view(-1, WIDTH).tolist():
+        kind = {token: kind for kind, token in events.kinds.items()}.get(row[0])
+        names = EVENTS["v2"].get(kind, ())
+        assert row[0] in (BOS, EOS) or kind
+        assert all(token in events.tokens[name] for name, token in zip(names, row[1:], strict=False))
+        assert row[1 + len(names) :] == [0] * (7 - len(names))
+    assert {row[0] for row in ids.view(-1, WIDTH).tolist()} == {*events.kinds.values(), BOS}
+
+
+def test_a_version_that_nobody_published_is_refused():
+    with toys.refused("version", ValueError):
+        MidiEvents("v3")
+    assert sum(SIZES["v2"].values()) == 3406 - 3 - 6
+
+
+# --- the nets
+
+
+@pytest.fixture(scope="module")
+def net():
+    from qnnkit.models.midi_model import MidiModel, config_of
+
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return MidiModel(config_of("tiny")).eval()
+
+
+def test_logits_are_those_of_the_definition(net):
+    """An event is the sum of its tokens; the next one is written from what `net` makes of those before."""
+    ids = torch.randint(3, 3406, (2, 6 * WIDTH), generator=torch.Generator().manual_seed(1))
+    events = ids.view(2, 6, WIDTH)
+    with torch.no_grad():
+        logits = net(input_ids=ids).logits
+        hidden = net.net(inputs_embeds=net.net.embed_tokens(events).sum(2)).last_hidden_state
+        for i, n in itertools.product(range(5), range(WIDTH)):
+            begun = net.net_token.embed_tokens(events[:, i + 1, :n])
+            made = net.net_token(inputs_embeds=torch.cat([hidden[:, i : i + 1], begun], 1)).last_hidden_state
+            wanted = net.lm_head(made[:, -1])
+            torch.testing.assert_close(logits[:, (i + 1) * WIDTH - 1 + n], wanted, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("n", [WIDTH, 2 * WIDTH + 3, 5 * WIDTH])
+def test_generating_from_a_cache_gives_what_the_whole_gives(net, n):
+    events = net.config.events
+    ids = torch.randint(9, 3406, (1, n), generator=torch.Generator().manual_seed(2))
+    ids[:, ::WIDTH] = events.kinds["note"]
+    given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    written = net.generate(input_ids=ids, max_new_tokens=21, logits_processor=[events.allowed], **given)
+    whole = ids
+    with torch.no_grad():
+        for _ in range(21):
+            scores = events.allowed(whole, net(input_ids=whole).logits[:, -1])
+            whole = torch.cat([whole, scores.argmax(-1, keepdim=True)], 1)
+    assert written.tolist() == whole.tolist()
+
+
+def test_a_folder_of_the_published_form_comes_back(net, tmp_path):
+    from safetensors.torch import load_file
+
+    from qnnkit.models import causal_lm
+
+    net.save_pretrained(tmp_path / "a")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert config["model_type"] == "midi_model" and config["tokenizer"]["version"] == "v2"
+    assert MidiEvents.of_folder(tmp_path / "a") == MidiEvents("v2")
+    loaded = causal_lm(tmp_path / "a")
+    loaded.save_pretrained(tmp_path / "b")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_the_published_size_has_the_published_names_and_shapes():
+    from qnnkit.models.midi_model import MidiModel, config_of
+
+    with torch.device("meta"):
+        weights = {
+            name: tuple(each.shape) for name, each in MidiModel(config_of("medium")).state_dict().items()
+        }
+    assert weights["net.embed_tokens.weight"] == weights["lm_head.weight"] == (3406, 1024)
+    assert weights["net.layers.11.mlp.gate_proj.weight"] == (4096, 1024)
+    assert weights["net_token.layers.2.mlp.gate_proj.weight"] == (1024, 1024)
+    assert weights["net_token.embed_tokens.weight"] == (3406, 1024)
+    assert not [name for name in weights if "layers.12" in name or "token.layers.3" in name]
+
+
+# --- blocks, runs and adapters
+
+
+def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events():
+    events, score = MidiEvents(), midi(1, track(*NOTE * 40), track(*NOTE * 40))
+    ids, _ = events.encode(score)
+    part = blocks([("a/b", events.encode(score)[0])], events, 10 * WIDTH)
+    predicted = part.input_ids[part.labels != IGNORED].tolist()
+    assert predicted == [token for token in ids[WIDTH:] if token != 0]
+    assert {*part.input_ids[:, 0].tolist()} <= {BOS, *events.kinds.values()}
+    assert (part.labels[:, :WIDTH] == IGNORED).all(), "nothing is before the first event"
+
+
+def test_training_blocks_in_other_keys_move_notes_and_keys_but_no_drums():
+    events, score = MidiEvents(), midi(0, track(*SMALL))
+    part = blocks([("a/b", events.encode(score)[0])], events, 12 * WIDTH, 0)
+    change, shifts = Transposition(5, events), set()
+    for epoch in range(40):
+        moved = change(part, epoch)
+        before, after = (_rows(each.input_ids[0].tolist()) for each in (part, moved))
+        [shift] = {b[5] - a[5] for a, b in zip(before, after, strict=True) if a[0] == 3 and a[4] != 2329 + 9}
+        shifts.add(shift)
+        assert all(a == b for a, b in zip(before, after, strict=True) if a[0] not in (3, 8) or a[4] == 2338)
+        [flats] = [row[4] - 3389 - 7 for row in after if row[0] == 8]
+        assert (7 * flats) % 12 == (7 * -1 + shift) % 12, "as many semitones in fifths"
+        assert torch.equal(moved.labels != IGNORED, part.labels != IGNORED)
+        assert (moved.labels[moved.labels != IGNORED] == moved.input_ids[moved.labels != IGNORED]).all()
+    assert shifts == {*range(-5, 6)}
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pieces")
+    for composer, first in (("ann", 60), ("bob", 48)):
+        (folder / composer).mkdir()
+        for i in range(8):
+            notes = [(w, [0x90, first + (i + n) % 7, v]) for n in range(24) for w, v in ((0, 90), (24, 0))]
+            midi(0, track((0, [0xC0, 40]), *notes)).dump_midi(folder / composer / f"{i}.mid")
+    return folder
+
+
+TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_base_is_trained_stopped_gone_on_with_adapted_and_judged(pieces, tmp_path, monkeypatch):
+    def base(folder):
+        given = {"data_dir": str(pieces), "tokens": "midi_v2", "epochs": 1, "save_every_steps": 1, **TINY}
+        run = runs.open_run(tmp_path / folder, "music_llama", **given)
+        list(runs.train_all(run))
+        return run
+
+    def killed(task, model, batch, step=tasks.Language.__call__, calls=itertools.count(1)):  # noqa: B008
+        if next(calls) == 3:
+            raise RuntimeError("killed")
+        return step(task, model, batch)
+
+    whole = base("whole")
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(tasks.Music, "__call__", killed)
+        base("parts")
+    weights = [runs.trained(run).state_dict() for run in (whole, base("parts"))]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    report.finish(whole)
+
+    given = {"data_dir": str(pieces), "pretrained": str(whole.folder / "model"), "composers": ["ann"]}
+    given |= {"controls": ["lora"], "adapter_weights": 600, "n_seeds": 2, "epochs": 1}
+    run = runs.open_run(tmp_path / "adapters", "music_adapter", **given, **TINY)
+    list(runs.train_all(run))
+    report.finish(run)
+    finals = run.finals()
+    assert {"test_loss_on_ann", "test_base_on_bob"} <= {*finals}
+    net = runs.trained(run)
+    adapted = {name.split(".")[2] for name, each in net.named_parameters() if each.requires_grad}
+    assert adapted == {"net", "net_token"}, "both Llamas"
+    shutil.copy(pieces / "ann" / "0.mid", tmp_path / "begun.mid")
+    [row] = runs.predict(run.folder, [tmp_path / "begun.mid"])
+    assert row["events_per_second"] == pytest.approx(row["tokens_per_second"] / WIDTH)
+    assert runs.evaluate(run.folder, pieces / "bob")["loss"] > 0
+
+
+def test_a_block_that_cuts_events_is_refused(pieces):
+    with toys.refused("sequence_length", ValueError):
+        music(pieces, tokens="midi_v1", sequence_length=100)
+    splits = music(pieces, tokens="midi_v1", sequence_length=64)
+    assert splits.sizes == {"vocabulary": 3239, "length": 64, "events": "v1"}
+    with pytest.raises(ValueError, match=r"`size` must be .* The choices are tiny, small, medium, large"):
+        runs.open_run(
+            pieces.parent / "run", "music_llama", data_dir=str(pieces), tokens="midi_v1", size="3b", **TINY
+        ).build("hybrid", 0)
+
+
+def test_the_notebook_says_whether_it_fits_here(pieces, tmp_path):
+    from tests.test_notebook_cells import executed
+
+    given = {"data_dir": str(pieces), "run_dir": str(tmp_path / "run"), "size": "tiny", "sequence_length": 64}
+    given |= {"n_samples": 2, "n_events": 4, "pieces": 20}
+    with matplotlib.rc_context({"backend": "agg"}):
+        found = executed("08_midi_model", **given)
+        pyplot.close("all")
+    assert found["weights"] == sum(weight.numel() for weight in found["model"].parameters())
+    assert (found["written"]["tokens"] == 4 * WIDTH).all()
+    peaks = found["table"]["GB"]
+    assert list(peaks.index) == [
+        "as it is",
+        "a piece at a time",
+        "checkpointing",
+        "half the length",
+        "all three",
+    ]
+    assert peaks["all three"] <= peaks.drop("all three").min()
+    assert found["frame"]["met"].tolist() == [
+        found["events_per_second"] >= 4,
+        found["days"] <= 7,
+        peaks.min() < 12,
+    ]
+    assert (tmp_path / "run" / "music" / "sample.mid").stat().st_size > 0
