@@ -239,6 +239,26 @@ def test_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, monkeyp
     require_whole(again(remote, tmp_path)[0])
 
 
+def test_a_result_is_never_newer_than_its_rows(local, remote, tmp_path, monkeypatch):
+    """Both are written again while the folder is looked at."""
+    train(local, 0)
+    workspace.write_json(local / "result.json", {"steps": 0})
+    entry = there.entry
+
+    def meanwhile(name, *given, **named):
+        found = entry(name, *given, **named)
+        if name == "metrics.jsonl":
+            workspace.append_line(local / name, {"step": 1})
+            workspace.write_json(local / "result.json", {"steps": 1})
+        return found
+
+    monkeypatch.setattr(there, "entry", meanwhile)
+    Mirror(local, remote).sync()
+    fresh, _ = again(remote, tmp_path)
+    steps = [row["step"] for row in workspace.read_lines(fresh / "metrics.jsonl")]
+    assert workspace.read_json(fresh / "result.json")["steps"] in steps
+
+
 # --- disks -------------------------------------------------------------------------------------------------
 
 
