@@ -14,7 +14,6 @@ Each works on any number of wires, and can be printed (`inspect.getsource`), dra
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,7 +145,7 @@ class Circuit:
         """The fewest wires that take `n_features` features."""
         if self.n_features is None:
             raise TypeError("An ansatz takes no features; ask its embedding for the number of wires.")
-        return next(n for n in itertools.count(1) if self.n_features(n) >= n_features)
+        return next(n for n in range(1, n_features + 1) if self.n_features(n) >= n_features)
 
 
 CIRCUITS: dict[str, Circuit] = {
@@ -305,18 +304,10 @@ MIRRORED = ("identity_block",)
 # --- without entanglement -------------------------------------------------------------------------
 
 
-def _is_elementary(operation: qp.operation.Operator) -> bool:
-    """Whether to leave an operation whole: true of gates, false of templates and products of gates."""
-    prepares = isinstance(operation, qp.operation.StatePrepBase)  # amplitude embedding counts as a template
-    is_product = isinstance(operation, (qp.ops.Prod, qp.ops.op_math.Adjoint))
-    is_whole = not is_product and not type(operation).__module__.startswith("pennylane.templates")
-    return prepares or is_whole or len(operation.wires) < 2 or not operation.has_decomposition
-
-
-def _is_entangler(operation: qp.operation.Operator) -> bool:
-    keeps = ("SWAP", "Barrier", "Snapshot")  # they act on several wires and entangle none
-    prepares = isinstance(operation, qp.operation.StatePrepBase)  # the data, not the circuit
-    return len(operation.wires) > 1 and operation.name not in keeps and not prepares
+KEEP_APART = ("SWAP", "Barrier", "Snapshot")
+"""Names of operations on several wires that entangle none."""
+COMPOSITE = ("pennylane.templates", "pennylane.ops.op_math.prod", "pennylane.ops.op_math.adjoint")
+"""Modules of the operations that are taken apart first: templates, products and inverses."""
 
 
 @qp.transform
@@ -329,6 +320,15 @@ def drop_entanglement(tape):
 
     Reference: Bowles et al. (2024), arXiv:2403.07059, sec. 5.
     """
-    [expanded], _ = qp.transforms.decompose(tape, stopping_condition=_is_elementary)
-    kept = [operation for operation in expanded.operations if not _is_entangler(operation)]
+
+    def is_separable(operation: qp.operation.Operator) -> bool:
+        prepares = isinstance(operation, qp.operation.StatePrepBase)  # amplitude embedding is a template
+        return prepares or len(operation.wires) < 2 or operation.name in KEEP_APART
+
+    def is_whole(operation: qp.operation.Operator) -> bool:
+        is_gate = not type(operation).__module__.startswith(COMPOSITE)
+        return is_separable(operation) or is_gate or not operation.has_decomposition
+
+    [expanded], _ = qp.transforms.decompose(tape, stopping_condition=is_whole)
+    kept = [operation for operation in expanded.operations if is_separable(operation)]
     return [expanded.copy(operations=kept)], lambda results: results[0]

@@ -111,6 +111,23 @@ def test_a_column_of_splits_decides_where_it_names_train(tmp_path, names):
         assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
 
 
+def test_a_file_without_sides_adds_captions_to_those_of_its_folders(tmp_path):
+    root = sided(tmp_path / "set", "train", "dev")  # dev/ is read before the file, train/ after it
+    more = [{"file_name": f"{side}/cat.png", "text": "one more"} for side in ("train", "dev")]
+    splits = captions(written(root, "metadata_more.jsonl", more), image_size=8)
+    assert of_all(splits)["dev/cat.png"] == (*TEXTS["cat.png"], "one more")
+    assert of_all(splits)["train/cat.png"] == ("one more", *TEXTS["cat.png"])
+    assert set(splits.validation.sources) == {f"dev/{name}" for name in TEXTS}
+
+
+def test_a_name_that_two_images_have_is_of_neither(tmp_path):
+    for folder, names in (("one", TEXTS), ("two", ["cat.png"])):
+        pictures(tmp_path / "set" / folder, names)
+    splits = captions(with_json(tmp_path / "set", TEXTS), image_size=8)
+    assert set(of_all(splits)) == {f"one/{name}" for name in TEXTS if name != "cat.png"}
+    assert "Left out 1 images of captions.json that are not there: cat.png." in splits.notes
+
+
 def test_images_of_no_part_are_told(tmp_path):
     rows = sided(tmp_path, "train", "test")
     pictures(rows / "more")

@@ -240,6 +240,48 @@ def test_the_move_is_the_net_with_that_weight(trained):
     assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
 
 
+class FrozenStem(PartlyFrozen):
+    """Its features may come in place of the images."""
+
+    def __init__(self, n_classes, seed):
+        super().__init__(n_classes, seed)
+        self.stem = torch.nn.Flatten()
+
+    def steady_part(self):
+        return self.stem
+
+    def features(self, images):
+        return self.stem(images.float() / 255)
+
+    def forward(self, images):
+        found = self.features(images) if images.dtype == torch.uint8 else images
+        return self.reader(self.circuit(found[:, [20, 43]]))
+
+
+class OfFrozenStem(Digits):
+    """Its recipe."""
+
+    @staticmethod
+    def build(settings, splits, seed):
+        return FrozenStem(splits.n_classes, seed)
+
+
+def test_what_a_frozen_part_makes_of_the_images_is_computed_once(tmp_path):
+    run = begun(tmp_path / "run", OfFrozenStem, controls=[])
+    net, image = Source(run).net("hybrid", 0), run.splits.test.images[3]
+    moves, calls = WhatIf(run, net, "circuit", 3, image), []
+    net.model.stem.register_forward_hook(lambda *given: calls.append(1))
+    found = moves.at(0.5)
+    assert calls == []
+    with torch.no_grad():
+        net.model.circuit.qnode_weights["turned"][1] += 0.5  # the fourth weight
+        logits = net.model(torch.cat([image[None], run.splits.validation.images[: moves.n_images]])).double()
+    assert calls == [1]
+    np.testing.assert_allclose(found.class_probs, logits[0].softmax(0).numpy(), atol=1e-6)
+    labels = run.splits.validation.labels[: moves.n_images]
+    assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits[1:], labels)), abs=1e-6)
+
+
 def test_the_moved_picture_is_the_whole_figure(trained):
     """What is drawn over a kept background equals a figure drawn from the beginning."""
     choice = views.first_choice(Source(trained), "hybrid", 0)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from benchmarks.predicting import transformer
 from qnnkit import device, measure, runs, train, words
-from qnnkit.checkpoint import weights
 from qnnkit.measure import platforms
 from qnnkit.measure.memory import Work, trace
 from qnnkit.measure.platforms import HERE, Spot, estimate, roofline
@@ -75,9 +74,8 @@ def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
     config = workload.training
     model = workload.build(config, False)
     loaders = {split: workload.loader(1) for split in ("train", "validation")}
-    built = weights.Built(weights.digest(model), lambda: model)
     groups = workload.groups(model, config)
-    train.fit(model, workload.task, loaders, config, groups=groups, folder=tmp_path, built=built)
+    train.fit(model, workload.task, loaders, config, groups=groups, folder=tmp_path)
     sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
     found = measure.predict(workload, measured=False)
     more = 2**16  # names and random states

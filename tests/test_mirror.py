@@ -16,13 +16,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 from qnnkit import workspace
+from qnnkit.checkpoint import Store, own_generators, weights
 from qnnkit.checkpoint import remote as there
 from qnnkit.checkpoint.mirror import Mirror, TakenOver
 from qnnkit.checkpoint.remote import NOTE, STATE, settle, visible
 from qnnkit.checkpoint.restore import evict, restore
 from tests import forked
+from tests.same import same
 from tests.toys import refused, room_for
 
 NOBODY = 65534
@@ -693,14 +697,27 @@ def test_what_an_earlier_version_was_killed_before_it_had_named_is_there(remote,
     assert contents(fresh) == contents(remote) and not list(remote.glob(".draft-*"))
 
 
-def test_a_local_copy_of_an_earlier_version_goes_on(local, remote):
-    remote.mkdir()
-    shutil.copytree(local, remote, dirs_exist_ok=True)
-    forge(remote, {name: entry(remote / name) for name in visible(remote)})
-    (local / NOTE).write_text('{"owner":"somebody","seen":["somebody",9]}')
-    train(local, 0)
-    assert restore(remote, local) == [] and Mirror(local, remote).sync()
-    assert contents(local) == contents(remote)
+def test_a_workspace_of_an_earlier_version_opens(tmp_path):
+    """One that it wrote: a new machine gets it, the one that it was written on goes on, nets fit."""
+    shutil.unpack_archive(Path(__file__).with_name("mirrored_0_1.zip"), tmp_path)
+    local, remote = tmp_path / "local", tmp_path / "drive"
+    fresh = assert_comes_back(remote, tmp_path, local)
+    assert restore(remote, local) == [] and not Mirror(local, remote).sync()
+    for folder in (local, fresh):
+        state = Store(folder / NET, {"net": "hybrid", "seed": 0}).restore()
+        with own_generators():
+            torch.manual_seed(0)  # frozen weights that have no name were left out, and are drawn again
+            model = nn.Sequential(nn.Linear(64, 17).requires_grad_(False), nn.Linear(17, 2))
+        weights.load(model, state.pop("model"))
+        assert (model[1].weight == 0.5).all() and (model[1].bias == 0.25).all()
+        plain = (1, 2.5, "text", True, None, float("inf"), {(0, "a"): [torch.arange(3), ()], 7: 1, "7": 2})
+        turned = torch.exp(1j * torch.arange(2, dtype=torch.float64))
+        assert same(state, {"progress": {"updates": 3}, "part": None, "plain": (*plain, turned)})
+    train(local, 2)
+    assert Mirror(local, remote).sync() and contents(local) == contents(remote)
+    with pytest.raises(TakenOver):
+        train(fresh, 3)
+        Mirror(fresh, remote).sync()
 
 
 def test_sizes_are_looked_at_before_anything_is_read(remote, forged, tmp_path):
@@ -865,6 +882,25 @@ def test_a_kill_while_restoring_leaves_nothing(local, remote, other):
     restore(remote, other)
     assert contents(other) == contents(local)
     assert sorted(path.name for path in other.parent.iterdir()) == [".run.mirror.lock", "run"]
+
+
+@pytest.mark.parametrize("passes", [1, 99])
+def test_the_other_machine_writes_while_its_folder_is_brought(local, remote, other, monkeypatch, passes):
+    """Once, or without end: rows are never older than checkpoints."""
+    train(local, 0, keep=1)
+    made, copy, steps = Mirror(local, remote), there.copy, iter(range(1, passes + 1))
+    made.sync()
+
+    def meanwhile(source, target, *given):
+        copy(source, target, *given)
+        if target.is_relative_to(other.parent) and (step := next(steps, None)):
+            train(local, step, keep=1)
+            made.sync()
+
+    monkeypatch.setattr(there, "copy", meanwhile)
+    restore(remote, other)
+    assert require_whole(other) == (1 if passes == 1 else require_whole(other))
+    assert restore(remote, other) == [] or passes > 1
 
 
 def test_two_that_want_the_same_folder_bring_it_once(local, remote, other):

@@ -87,10 +87,9 @@ def test_training_and_the_analysis_of_a_trained_net(place, name):
     kept = {"03_comparison", "04_curves", "05_confusion", "08_circuit", "10_gradients"}
     assert kept <= figures(run)
     trains = name != "frozen filters"  # training cannot move frozen angles, so 04 draws no line through them
-    assert ("13_landscape" in figures(run)) == trains == (found["lines"] is not None)
-    assert not trains or found["lines"].sentence.startswith("The loss of ")
+    assert ("13_landscape" in figures(run)) == trains == bool(found["lines"])
     circuits = found["layers"].circuits_per_image(found["model"], run.splits.example())
-    assert found["n"] == len(found["batch"][0]) == max(8, min(64, 4096 // circuits))
+    assert not trains or found["n"] == len(found["batch"][0]) == max(8, min(64, 4096 // circuits))
     assert run.result is not None and run.result["robustness"] == []
 
 

@@ -79,7 +79,7 @@ def test_a_light_cone_by_hand():
         ("weights[1, 1]", ("RX on wire 1",)),
         ("weights[1, 2]", ("RX on wire 2",)),
     ]
-    [told] = gradients.describe(found)
+    [told] = map(str, gradients.of_dead(found))
     assert all(f"{each.weight} ({each.gates[0]})" in told for each in found) and found[0].why in told
 
 
@@ -170,7 +170,7 @@ def test_a_model_is_left_as_it_was_and_frozen_layers_are_no_news():
         torch.equal(value, before[name]) for name, value in model.state_dict().items()
     )
     assert gradients.dead(model.requires_grad_(False), images) == []
-    assert gradients.dead(nn.ReLU(), uniform(2, 2)) == [] and gradients.describe([]) == []
+    assert gradients.dead(nn.ReLU(), uniform(2, 2)) == [] and gradients.of_dead([]) == []
 
 
 def test_of_a_circuit_that_is_partly_frozen_only_the_rest_is_told():
@@ -197,6 +197,18 @@ def test_the_coloured_circuit_shows_every_gate(values):
     faces = [box.get_facecolor() for box in boxes]
     assert (faces[3] != faces[4]) == (values[1] == 2.0)
     figure.png()
+
+
+def test_gates_of_every_form_are_drawn():
+    forms = [("Hadamard", (0,), 0), ("IsingXX", (0, 2), 0), ("CRX", (2, 0), 1), ("CZ", (0, 1), 1)]
+    forms += [("CNOT", (2, 1), 1), ("Toffoli", (0, 1, 2), 2), ("MottonenStatePreparation", (), 0)]
+    gates = [gradients.Gate(*form, (i,), False, True) for i, form in enumerate(forms)]
+    figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size", chosen=1)
+    assert [weights for weights, _ in figure.boxes] == [(0,), (1,), (1,), (2,), (5,), (6,)]
+    names = {text.get_text() for text in figure.axes[0].texts}
+    assert names == {"0", "1", "2", "Hadamard", "IsingXX", "RX", "Toffoli", "Mottone…"}
+    assert len(plots.outlines(figure, 1)) == 2 and plots.outlines(figure, 3) == []
+    assert figure.png()
 
 
 def test_a_long_circuit_goes_on_below_and_inverse_gates_are_gates():

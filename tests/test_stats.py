@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.directions import direction
 from qnnkit.stats import (
     ACCURACY,
     LOSS,
     Score,
     compare,
+    direction,
     holm,
     mean_interval,
     verdict,

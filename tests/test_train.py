@@ -606,15 +606,17 @@ class Teacher(nn.Module):
         return self.head(self.backbone(points))
 
 
-@pytest.mark.parametrize("moves", ["", "all", "one", "late"])
-def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
+@pytest.mark.parametrize("moves", ["", "all", "one"])
+@pytest.mark.parametrize("named", [True, False])
+def test_frozen_weights_of_a_named_base_are_not_written(tmp_path, moves, named):
     """Their statistics are; so are weights that a forward pass moves. To the bit as never stopped."""
 
     def trained(task, folder=None):
         model = Teacher(moves)
-        built = kept_weights.Built(kept_weights.digest(model), lambda: Teacher(moves))
-        progress = fit(model, task, epochs=3, save_every_steps=1, folder=folder, built=built)
-        assert progress.best_epoch < 3 or moves != "late"
+        if named:
+            model.backbone.name_or_path = "somebody/teacher"
+        base = kept_weights.digest(model)
+        fit(model, task, epochs=3, save_every_steps=1, folder=folder, base=base)
         passes = {"passes": torch.tensor(model.passes)}
         return dict(model.named_parameters()) | dict(model.named_buffers()) | passes
 
@@ -624,9 +626,10 @@ def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
             trained(At(at, raises()), tmp_path)
     assert same(trained(TASK, tmp_path), straight)
     written = Store(tmp_path).restore()["model"]
-    assert ("backbone.0.weight" in written) == bool(moves)
+    assert ("backbone.0.weight" in written) == bool(moves or not named)
     assert {"backbone.1.running_mean", "head.weight"} <= set(written)
-    if not moves:
+    if named and not moves:  # by a model whose base has no name too, as an earlier version wrote it
+        fit(Teacher(""), epochs=3, folder=tmp_path)
         with pytest.raises(ValueError, match="belongs to another base model"):
             fit(Teacher("", seed=1), epochs=4, folder=tmp_path)
 

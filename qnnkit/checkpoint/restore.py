@@ -97,7 +97,7 @@ def evict(limit_bytes: int | None = None) -> list[Path]:
     return freed
 
 
-def _bring(remote: Path, local: Path, mark: there.Mark | None) -> list[str]:
+def _bring(remote: Path, local: Path, mark: there.Mark | None, tries: int = 4) -> list[str]:
     paths = {name: remote / name for name in there.visible(remote)} | there.drafts(remote)
     listed = {name: (path.stat().st_size, there.digits(name)) for name, path in paths.items()}
     files = there.listed(remote) or listed
@@ -111,21 +111,23 @@ def _bring(remote: Path, local: Path, mark: there.Mark | None) -> list[str]:
         notes, needed = [], sum(size for size, _ in files.values())
         if needed > shutil.disk_usage(partial).free:
             raise OSError(errno.ENOSPC, f"it needs {needed / 1e9:.2f} GB, which this disk has not")
-        for name in sorted({there.SETTINGS, *files}, key=there.rank):
+        for name in sorted({there.SETTINGS, *files}, key=there.rank, reverse=True):  # see `Mirror._look`
             why: object = "it is missing"
             if name in paths:
                 try:
                     with paths[name].open("rb") as file:
                         there.copy(file, partial / name, partial / there.DRAFT, files[name])
                     continue
-                except there.Damaged as error:
-                    why = error
+                except (there.Damaged, FileNotFoundError) as error:
+                    why = error.strerror or error
             if name == there.SETTINGS:
                 raise ValueError(
                     f"Run folder `{remote}` cannot be restored: its {name} is damaged ({why}). Put it "
                     "back from Drive's trash or history, or choose another run_dir."
                 )
             notes.append(f"{name} is damaged in `{remote}` ({why}); it is left out.")
+        if tries and (newer := there.mark_of(remote)) != mark:  # another machine is writing there
+            return _bring(remote, local, newer, tries - 1)
         there.note(partial, [mark or ["", 0]])
         if any(local.iterdir()):
             aside = local.replace(local.with_name(f".{local.name}.set-aside-{uuid.uuid4().hex[:8]}"))

@@ -126,12 +126,11 @@ class Store:
             warnings.warn(sentence, stacklevel=2)
         return content["state"]
 
-    def load_best(self, model: nn.Module, built: weights.Built | None = None) -> dict[str, Any]:
+    def load_best(self, model: nn.Module) -> dict[str, Any]:
         """Puts the weights of the best epoch into a model; returns the state that they are part of.
 
         Args:
             model: As the one that was saved.
-            built: As in `weights.load`.
 
         Raises:
             FileNotFoundError: Nothing was saved here.
@@ -140,7 +139,7 @@ class Store:
         if self.best is None and self.restore() is None:
             raise FileNotFoundError(f"Folder `{self.folder}` holds no whole checkpoint. Train the net first.")
         assert self.best is not None
-        return self._read(self.best, lambda state: weights.load(model, state["model"], built))["state"]
+        return self._read(self.best, lambda state: weights.load(model, state["model"]))["state"]
 
     def _read(self, name: str, load: Load = lambda state: None) -> dict[str, Any]:
         path = self.folder / name

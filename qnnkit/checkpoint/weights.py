@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,46 +19,36 @@ libraries round otherwise."""
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
 
-class Built(NamedTuple):
-    """How the frozen weights of a model are had anew."""
-
-    digest: int
-    """What `digest` gives of the model as it is built."""
-    again: Callable[[], nn.Module]
-    """Builds it once more, with the same frozen weights."""
-
-
-def saved_state(model: nn.Module, built: Built | None = None) -> dict[str, Tensor]:
-    """The state of a model, as a checkpoint holds it: buffers whole, and all weights but the frozen ones that
-    are built anew from where they came.
+def saved_state(model: nn.Module, base: int | None = None) -> dict[str, Tensor]:
+    """The state of a model, as a checkpoint holds it: whole, but for frozen weights of a named base.
 
     Args:
         model: Where PEFT has put an adapter around one, its frozen weights are always left out.
-        built: Its frozen weights are left out as long as they are those that it was built with; None, and a
-            task that moves them, as a mean of others, keeps them all.
+        base: What `digest` gave of the model as it was built: frozen weights that were read from a name or a
+            folder are left out as long as they are those. None, and a task that moves them, keeps them all.
     """
-    if _adapted(model) or (built is not None and built.digest == digest(model)):
-        return of(model, rebuilt=True) | _sampled(model)
+    if _adapted(model) or (base and base == digest(model)):
+        return of(model, rebuilt=True) | _sampled(_base(model))
     return of(model)
 
 
 def of(model: nn.Module, rebuilt: bool = False) -> dict[str, Tensor]:
-    """As `kept`, without the samples; `rebuilt` tells whether all frozen weights are left out."""
-    return _state(model, _frozen(model) if rebuilt or _adapted(model) else {})
+    """As `saved_state`, without samples; `rebuilt` says whether the base's frozen weights are left out."""
+    return _without(model, _base(model) if rebuilt or _adapted(model) else {})
 
 
 def digest(model: nn.Module) -> int:
-    """Of every bit of the frozen weights that a checkpoint may do without; 0 where PEFT's adapter says so."""
+    """Of every bit of the base's frozen weights; 0 where there are none, or PEFT's adapter says so."""
     found = 0
-    for weight in () if _adapted(model) else _frozen(model).values():
+    for weight in () if _adapted(model) else _base(model).values():
         bits = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         found = zlib.crc32(bits.numpy().data, found)
     return found
 
 
-def _sampled(model: nn.Module) -> dict[str, Tensor]:
-    """Some numbers of each frozen weight that a checkpoint may do without: float32 of shape (n,), if any."""
-    flat = [weight.detach().reshape(-1) for weight in _frozen(model).values()]
+def _sampled(left_out: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Some numbers of each weight that a checkpoint does without: float32 of shape (n,), if any."""
+    flat = [weight.detach().reshape(-1) for weight in left_out.values()]
     flat = [torch.view_as_real(each).reshape(-1) if each.is_complex() else each for each in flat]
     some = [each[:: -(-len(each) // SAMPLES)].float().cpu() for each in flat]
     return {FROZEN: torch.cat(some)} if some else {}
@@ -71,8 +60,10 @@ def require_fit(model: nn.Module, weights: dict[str, Tensor]) -> None:
     Raises:
         ValueError: They are, or they were trained on other frozen weights.
     """
-    own = of(model, rebuilt=FROZEN in weights)
-    own |= _sampled(model) if FROZEN in weights or _adapted(model) else {}
+    left_out = {}
+    if FROZEN in weights or _adapted(model):  # an earlier version left out frozen weights of any module
+        left_out = {name: weight for name, weight in _frozen(model).items() if name not in weights}
+    own = _without(model, left_out) | _sampled(left_out)
     here, there = ({name: _shape(value) for name, value in state.items()} for state in (own, weights))
     for name in here | there:
         if here.get(name) != there.get(name):
@@ -87,32 +78,20 @@ def require_fit(model: nn.Module, weights: dict[str, Tensor]) -> None:
         )
 
 
-def load(model: nn.Module, weights: dict[str, Tensor], built: Built | None = None) -> None:
+def load(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Puts weights that were read into a model; nothing is changed where one does not fit.
 
     Args:
         model: Of the same kind as the one that they are of.
-        weights: As `kept` gives them.
-        built: Where frozen weights that they leave out have been moved since, these are put back first.
+        weights: As `saved_state` gives them.
 
     Raises:
         ValueError: As in `require_fit`.
     """
-    if built is not None and FROZEN in weights and built.digest != digest(model):
-        model.load_state_dict(_frozen(built.again()), strict=False)
     require_fit(model, weights)
     model.load_state_dict(
         {name: tensor for name, tensor in weights.items() if name != FROZEN}, strict=FROZEN not in weights
     )
-
-
-def _state(model: nn.Module, without: dict[str, Tensor]) -> dict[str, Tensor]:
-    # What a weight in 4 bits is unpacked by stands beside it, under names that begin with its own.
-    return {
-        name: value
-        for name, value in model.state_dict().items()
-        if not any(part in without for part in itertools.accumulate(name.split("."), "{}.{}".format))
-    }
 
 
 def _shape(value: Any) -> Any:
@@ -124,6 +103,25 @@ def _adapted(model: nn.Module) -> bool:
     return any(hasattr(module, "peft_config") for module in model.modules())
 
 
+def _without(model: nn.Module, left_out: dict[str, Tensor]) -> dict[str, Tensor]:
+    # What a weight in 4 bits is unpacked by stands beside it, under names that begin with its own.
+    return {
+        name: value
+        for name, value in model.state_dict().items()
+        if not any(part in left_out for part in itertools.accumulate(name.split("."), "{}.{}".format))
+    }
+
+
 def _frozen(model: nn.Module) -> dict[str, Tensor]:
     every = model.named_parameters(remove_duplicate=False)  # tied ones stand in the state under each name
     return {name: weight for name, weight in every if not weight.requires_grad and weight.nbytes >= LEAST}
+
+
+def _base(model: nn.Module) -> dict[str, Tensor]:
+    """The frozen weights of modules that are read from a name or a folder, as transformers' and PEFT's."""
+    bases = [
+        f"{prefix}." if prefix else ""
+        for prefix, module in model.named_modules()
+        if hasattr(module, "peft_config") or getattr(module, "name_or_path", "")
+    ]
+    return {name: weight for name, weight in _frozen(model).items() if name.startswith(tuple(bases))}

@@ -74,17 +74,21 @@ def listing(place: Place) -> Listing:
         if split is not None and not (side := SPLITS.get(str(split).strip().lower(), "")):
             step = f"Known are {', '.join(SPLITS)}: rename it, or leave the column out."
             raise refusal("name a known split in every record", f"{where} with {split!r}", step)
-        if sides.setdefault(member, side) != side:
-            step = f"{member.name} has captions in {sides[member]} too: leave one out."
+        known = sides.get(member, "any")
+        if "any" not in (known, side) and known != side:
+            step = f"{member.name} has captions in {known} too: leave one out."
             raise refusal("name each image on one side", where, step)
-        known = captions.setdefault(member, [])
+        sides[member] = side if known == "any" else known
+        captions.setdefault(member, [])
         for text in texts:
-            is_text = isinstance(text, str) and text.strip()
-            known.append(" ".join(text.split())) if is_text else empty.append(member.name)
+            if isinstance(text, str) and text.strip():
+                captions[member].append(" ".join(text.split()))
+            else:
+                empty.append(member.name)
     whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
     bare = [member.name for member, texts in captions.items() if not texts]
     bare += [each.name for each in place.members if each.is_image and each not in captions]
-    names = first([file.name for file in files])
+    names = first([file.name for file in files]) or str(place.path)
     if not whole:
         value = f"{names} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
         step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
@@ -162,7 +166,7 @@ def _fields(where: str, record: Any, reader: Reader) -> tuple[Any, list[Any], An
         value = f"{where} with {json.dumps(record, ensure_ascii=False, default=str)[:80]}"
         raise refusal("name an image in every record or row of its captions", value, EXAMPLE)
     reader.unused(others)
-    texts = [text for key in captions for text in _texts(record[key], where, reader)]
+    texts = [text for key in captions for text in _texts(record[key], reader)]
     return record[image[0]], texts, record[split[0]] if split else None
 
 
@@ -177,21 +181,21 @@ def _roles(keys: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [*roles, tuple(key for key in keys if not any(key in role for role in roles))]
 
 
-def _texts(value: Any, where: str, reader: Reader) -> Iterator[Any]:
+def _texts(value: Any, reader: Reader) -> Iterator[Any]:
     """The captions in a value: a text, a list of such, a record of one, or the answers of a chat."""
     if isinstance(value, str) and value.startswith(('["', "['")):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError):
             value = ast.literal_eval(value)  # a list in a table
-    if isinstance(value, dict):
+    if isinstance(value, dict) and {"from", "role"} & set(value):
+        if chats.ROLES.get(str(value.get("from", value.get("role"))).lower()) == "assistant":
+            yield value.get("value", value.get("content"))
+    elif isinstance(value, dict):
         name = next((key for key in CAPTION if key in value), None)
         reader.unused(f"{key} of captions" for key in value if key != name)
-        yield from _texts(value.get(name), where, reader)
-    elif isinstance(value, list) and value and isinstance(value[0], dict) and {"from", "role"} & {*value[0]}:
-        messages = chats.conversation({"messages": value}, where, reader.unused)
-        yield from (message["content"] for message in messages if chats.is_answer(message))
+        yield from _texts(value.get(name), reader)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each, where, reader)
+            yield from _texts(each, reader)
     else:
         yield value
 
@@ -203,8 +207,9 @@ def _finder(place: Place) -> Callable[[str, str], Member | None]:
     """
     exact = {member.name: member for member in place.members}
     alike: dict[str, list[Member]] = {}
-    for member in filter(lambda each: each.is_image, place.members):
-        for name in {member.base, member.base.lower(), _stem(member.base).lower()}:
+    for member in place.members:
+        bare = _stem(member.base).lower() if member.is_image else member.base
+        for name in {member.base, member.base.lower(), bare}:
             alike.setdefault(name, []).append(member)
 
     def find(image: str, folder: str) -> Member | None:

@@ -118,7 +118,8 @@ def _speeches(name: str, text: str, above: str) -> Iterator[Document]:
     for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
         heading = above + speech.partition("\n")[0].strip().rstrip(":")
         for page in [speech] if len(speech) <= 2 * CHARACTERS else PAGE.findall(speech):
-            if page := page.rstrip("\n"):
+            if page.strip():
+                page = page.rstrip("\n")
                 yield Document(f"{name}, paragraph {number}", heading, page, key=page)
 
 

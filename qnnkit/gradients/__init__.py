@@ -2,11 +2,10 @@
 
 from qnnkit.gradients import plateau
 from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, check, prove, require
-from qnnkit.gradients.diagnosis import diagnose
+from qnnkit.gradients.faults import Fault, diagnose, of_dead
 from qnnkit.gradients.history import History, Training, history, read
-from qnnkit.gradients.landscape import Landscape, lines
 from qnnkit.gradients.one_batch import of_batch
-from qnnkit.gradients.reach import Dead, Gate, dead, describe, gates, weight_names
+from qnnkit.gradients.reach import Dead, Gate, circuits_of, dead, gates, weight_names
 from qnnkit.gradients.watch import Watch
 
 __all__ = [
@@ -14,20 +13,20 @@ __all__ = [
     "STEPS",
     "Comparison",
     "Dead",
+    "Fault",
     "Gate",
     "GradientError",
     "History",
-    "Landscape",
     "Training",
     "Watch",
     "check",
+    "circuits_of",
     "dead",
-    "describe",
     "diagnose",
     "gates",
     "history",
-    "lines",
     "of_batch",
+    "of_dead",
     "plateau",
     "prove",
     "read",

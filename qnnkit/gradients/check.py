@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits, words
-from qnnkit.gradients.reach import weight_names
+from qnnkit.gradients.reach import circuits_of, weight_names
 from qnnkit.layers import EXACT_DEVICES, QuantumLayer
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -98,9 +98,9 @@ def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparis
     """
     return [
         row
-        for name, layer in model.named_modules()
-        if isinstance(layer, QuantumLayer) and layer.qnode_weights
-        for row in _check_layer(name or "layer", layer, samples, seed)
+        for name, layer in circuits_of(model).items()
+        if layer.qnode_weights
+        for row in _check_layer(name, layer, samples, seed)
     ]
 
 

@@ -57,6 +57,11 @@ class Dead:
     """Completes "because"."""
 
 
+def circuits_of(model: nn.Module) -> dict[str, QuantumLayer]:
+    """Name -> circuit; "layer" is the model itself, where it is one."""
+    return {name or "layer": each for name, each in model.named_modules() if isinstance(each, QuantumLayer)}
+
+
 def weight_names(layer: QuantumLayer) -> list[str]:
     """Names of a layer's single weights, in the order of `layer.parameters()`, each tensor row by row.
 
@@ -149,11 +154,10 @@ def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
         One entry per weight, with the reason; none for frozen layers, or where all can learn. Shots are left
         out: a gradient that is zero on average looks alive with them.
     """
-    names = {module: name for name, module in model.named_modules()}
-    found = []
-    for layer, rows in layers.circuit_inputs(model, sample).items():
-        if any(weight.requires_grad for weight in layer.parameters()):
-            found += _dead_of(names[layer] or "layer", layer, rows)
+    found, rows = [], layers.circuit_inputs(model, sample)
+    for name, layer in circuits_of(model).items():
+        if layer in rows and any(weight.requires_grad for weight in layer.parameters()):
+            found += _dead_of(name, layer, rows[layer])
     return found
 
 
@@ -194,17 +198,6 @@ def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
     )
     flat = torch.cat([part.flatten() for part in found])
     return set((flat.abs() < ZERO).nonzero().flatten().tolist())
-
-
-def describe(found: Sequence[Dead]) -> list[str]:
-    """One sentence per layer and reason, which names the weights by gate and wire."""
-    sentences = []
-    for (layer, why), of_reason in itertools.groupby(found, key=lambda one: (one.layer, one.why)):
-        members = list(of_reason)
-        which = ", ".join(f"{one.weight} ({'; '.join(one.gates) or 'no gate'})" for one in members)
-        number = f"{len(members)} weight{'s' * (len(members) > 1)} of `{layer}` cannot learn"
-        sentences.append(f"{number}, because {why}: {which}.")
-    return sentences
 
 
 # --- circuits without shots, in float64 ---------------------------------------------------------------------

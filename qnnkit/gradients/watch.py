@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.gradients import advice
+from qnnkit.gradients import faults
 from qnnkit.gradients.history import is_complete
 from qnnkit.layers import QuantumLayer
 
@@ -96,7 +96,7 @@ class Watch:
             if any(name == layer and other != group for name, other in self.layers):
                 layer = f"{layer} ({group})"  # a layer whose weights are in two groups
             self.layers.setdefault((layer, group), []).append(index)
-            if weight.dtype in advice.HALVES:
+            if weight.dtype in faults.HALF_STEP:
                 self.halves[layer] = str(weight.dtype).removeprefix("torch.")
             most = QUANTUM_SKETCH if isinstance(module, QuantumLayer) else SKETCH
             self.strides.append(max(1, math.ceil(weight.numel() / most)))
@@ -160,7 +160,7 @@ class Watch:
         width = len(self.sizes) + 3 * int(self.kept.sum())
         values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, width))
         row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._row(values)}
-        row["warnings"] = advice.warnings(row, advice.before([*self.earlier, *self.rows], epoch))
+        row["warnings"] = [str(fault) for fault in faults.of_epoch(row, [*self.earlier, *self.rows])]
         self.steps, self.values = [], []
         self.rows.append(row)
         self.log(row)
@@ -219,7 +219,7 @@ class Watch:
                 places = np.concatenate([self.places[i] for i in members])[thin].tolist()
                 if places != [*range(len(places))]:
                     told["places"] = places
-                if (dtype := self.quantum[name].input_dtype) in advice.HALVES:
+                if (dtype := self.quantum[name].input_dtype) in faults.HALF_STEP:
                     told["input_dtype"] = str(dtype).removeprefix("torch.")
             if name in self.halves:
                 told["dtype"] = self.halves[name]
@@ -287,7 +287,7 @@ def _plain(gradient: Tensor | None, weight: Tensor) -> Tensor:
     """A gradient in which squares neither overflow nor vanish; zeros where there is none."""
     if gradient is None:
         return torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-    return gradient.float() if gradient.dtype in advice.HALVES else gradient
+    return gradient.float() if gradient.dtype in faults.HALF_STEP else gradient
 
 
 def _short(values: np.ndarray) -> list[float | None]:

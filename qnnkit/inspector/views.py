@@ -63,7 +63,7 @@ def sentences(source: Source, choice: Choice) -> list[str]:
     if choice.layer not in training.layers:
         said.append(f"Layer {choice.layer} is not trained: it has no gradient.")
     said += [warning for epoch, warning in training.warnings if epoch == choice.epoch]
-    return [*said, *gradients.describe(source.net(choice.net, choice.seed).dead(choice.layer))]
+    return [*said, *map(str, gradients.of_dead(source.net(choice.net, choice.seed).dead(choice.layer)))]
 
 
 def gradients_of(source: Source, choice: Choice) -> np.ndarray | None:

@@ -57,17 +57,17 @@ class WhatIf:
         self.inputs = inputs[self.shown, None]
         self.points, most = FEW_POINTS, FEWEST_IMAGES
         if circuit.backend == "batched":
-            states = layers.circuits_per_image(net.model, image[None]) * 2 ** len(
-                circuit.qnode.device.wires or (0,)
-            )
+            n_wires = len(circuit.qnode.device.wires or (0,))
+            states = layers.circuits_per_image(net.model, image[None]) * 2**n_wires
             self.points, most = POINTS, max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_AMPLITUDES // states))
         validation = run.splits.validation
         self.n_images = min(most, len(validation))
         self.images = torch.cat([image[None], validation.images[: self.n_images]])
-        steady = getattr(net.model, "steady_part", nn.Identity)()
-        if circuit not in steady.modules():
-            self.images = features.made(net.model, self.images, len(self.images))  # of a frozen part, once
         self.labels = validation.labels[: self.n_images]
+        steady = net.model.steady_part() if hasattr(net.model, "steady_part") else None  # pyright: ignore
+        if steady is None or circuit not in steady.modules():
+            given = self.images, self.labels  # what a frozen part makes of them is computed once
+            self.images, _ = features.training_batch(net.model, given, run.config, len(self.images))
         names = {id(parameter): name for name, parameter in net.model.named_parameters()}
         every = [(*named, i) for named in circuit.named_parameters() for i in range(named[1].numel())]
         name, parameter, self.place = every[weight]

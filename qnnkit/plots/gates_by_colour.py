@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.patches import FancyBboxPatch, Patch
@@ -16,6 +17,8 @@ ACROSS = 14
 """Columns of gates in a row of the drawing, at most; a longer circuit goes on below."""
 INCHES = 0.62
 """Of a column, and between wires."""
+LONGEST = 8
+"""Letters of a gate's name that are shown."""
 MAP = "cividis"  # Nunez et al. (2018), arXiv:1712.01662: read alike by every kind of colour vision
 DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
@@ -51,6 +54,7 @@ def coloured_circuit(
     n_rows = -(-n_columns // ACROSS)
     across, lines = -(-n_columns // n_rows), (n_wires + 1) * n_rows - 1  # a line is left free between rows
     figure, size = picture(1, 1), (INCHES * across + 2.4, INCHES * lines + 0.5)
+    FigureCanvasAgg(figure)  # by which long names are fitted into their boxes
     places = {line: line for line in range(lines) if line % (n_wires + 1) < n_wires}
     look = {"color": "black", "linewidth": 0.8}
     drawer = MPLDrawer(across, places, wire_options=look, figsize=size, fig=figure)
@@ -128,6 +132,7 @@ def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_d
     if gate.name == "CZ":
         return []
     name = gate.name.removeprefix("C" * gate.n_controls)
+    name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
     font = {"fontsize": 8, "color": "black" if light else "white", "zorder": 5}
     look = {

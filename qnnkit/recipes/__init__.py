@@ -45,8 +45,8 @@ NEEDED = ("load", "build")
 
 _found: dict[str, Recipe] = {}
 """Recipes of this process, by digest: what somebody has named here."""
-_folders: set[str] = set()
-"""Where recipes' files were run from: a module of the same name in another of them is another one."""
+_folders: list[str] = []
+"""Where recipes' files were run from, the last first: a module of the same name in another is another one."""
 
 
 def find(recipe: Any) -> Recipe:
@@ -169,9 +169,7 @@ def _of_file(path: Path) -> Recipe:
     before = _found.get(made.digest)
     if before is not None and before.reference == str(path):
         return before
-    importlib.invalidate_caches()
-    _joined(path.parent)
-    _forget(path, neighbours)
+    _read_again(path, neighbours)
     linecache.checkcache(str(path))
     name = f"qnnkit_recipe_{path.stem}_{made.digest[:8]}"
     module = sys.modules[name] = ModuleType(name)
@@ -195,37 +193,32 @@ def _of_module(module: ModuleType) -> Recipe:
     return _kept(Recipe(Path(file).stem, name, module, *texts_of(str(Path(file).resolve()), root)))
 
 
-def _joined(folder: Path) -> None:
-    """Lets modules of a recipe's folder be imported: before those of other recipes, and behind all else.
+def _read_again(path: Path, neighbours: Mapping[str, str]) -> None:
+    """Lets a recipe import the modules of its folder, as they are now.
 
-    A `copy.py` in the first folder would be taken for Python's own by each process that is started later.
-    """
-    others = [each for each in sys.path if each not in _folders]
-    theirs = [each for each in sys.path if each in _folders and each != str(folder)]
-    mine = [] if str(folder) in others else [str(folder)]
-    sys.path[:] = [*others, *mine, *theirs]
-    _folders.update(mine)
-
-
-def _forget(path: Path, neighbours: Mapping[str, str]) -> None:
-    """Drops what was imported before under the names of a recipe's neighbours: they are read anew.
+    The folder comes before those of other recipes and behind all else: were it the first, a `copy.py` in it
+    would be taken for Python's own by each process that is started later.
 
     Raises:
-        RecipeError: Such a name is that of a module of another place, which would be run in its stead.
+        RecipeError: Such a module has the name of another one, which would be run in its stead.
     """
+    folder = str(path.parent)
+    if folder in _folders or folder not in sys.path:
+        _folders[:] = [folder, *(each for each in _folders if each != folder)]
+        sys.path[:] = [*(each for each in sys.path if each not in _folders), *_folders]
+    importlib.invalidate_caches()
     own = [file for file in neighbours if not file.startswith("..")]
     for file in own:
         name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         loaded = getattr(sys.modules.get(name), "__file__", None)
-        forms = (Path(loaded), Path(loaded).resolve()) if loaded else ()  # by a link, or a link itself
-        if any(form.is_relative_to(each) for form in forms for each in (*_folders, path.parent)):
+        place = Path(loaded).parent.resolve() if loaded else Path("/")  # Python may know it by a link
+        if any(place.is_relative_to(each) for each in (folder, *_folders)):
             del sys.modules[name]
     for top in dict.fromkeys(file.partition("/")[0] for file in own):
         spec = importlib.util.find_spec(top.removesuffix(".py"))
         places = (spec.submodule_search_locations or [spec.origin]) if spec else []
-        places = [Path(str(each)) for each in places]
-        if not any(each.exists() and each.samefile(path.parent / top) for each in places):
-            where = places[0] if places else "not found"
+        if not any(Path(str(each)).exists() and (path.parent / top).samefile(str(each)) for each in places):
+            where = next(iter(places), "not found")
             told = f"`{top}` beside it has the name of another module ({where}). Rename it."
             raise RecipeError(f"Recipe `{path}`: {told}")
 

@@ -100,51 +100,46 @@ def _imports(tree: ast.AST, here: Path, root: Path) -> Iterator[tuple[Path, str]
 
 
 def source_of(code: Any) -> str:
-    """Source of an object's parts and of what they use of a notebook's cells, each once, in order of name.
+    """Source of an object's parts, and of what of yours they name, each once, in order of name.
 
-    Functions, classes, QNodes and values that the code names count, of a class all that it defines, of an
-    instance its state, and files of the workspace that it imports.
+    That is functions, classes, QNodes, values with a text of their own (numbers, lists, arrays) and files of
+    the workspace that are imported. Functions that a partial or a list holds have no such text.
 
     Raises:
-        ValueError: Something has no source and no plain value, so nobody could tell one experiment from
-            another.
+        ValueError: Something has neither source nor text, so nobody could tell one experiment from another.
     """
     texts: dict[str, str] = {}
     imports: set[str] = set()
-    kinds = [
-        kind for kind in (code if inspect.isclass(code) else type(code)).__mro__ if not _is_foreign(kind)
-    ]
-    names = {*PARTS, *(name for each in (*kinds, code) for name in getattr(each, "__dict__", ()))}
-    names = {name for name in names if hasattr(code, name) and (name in PARTS or not name.startswith("__"))}
-    waiting = [(name, getattr(code, name)) for name in sorted(names)]
+    kinds = (code if inspect.isclass(code) else type(code)).__mro__
+    own = [name for each in (*filter(_is_yours, kinds), code) for name in getattr(each, "__dict__", ())]
+    names = {*PARTS, *(name for name in own if not name.startswith("__"))}
+    waiting = [(name, getattr(code, name)) for name in sorted(names) if hasattr(code, name)]
     while waiting:
         name, value = waiting.pop()
         if name in texts or value is None or value is code:
             continue
-        value = getattr(value, "func", value) if type(value).__name__ == "QNode" else value
-        function = inspect.unwrap(value) if inspect.isroutine(value) else value
+        value = inspect.unwrap(getattr(value, "func", value) if type(value).__name__ == "QNode" else value)
         if inspect.ismodule(value):
             imports.add(f"import {value.__name__} as {name}")
-            if _is_local(getattr(value, "__file__", None)):
+            if _is_yours(value):
                 texts[name], others = texts_of(str(value.__file__))
                 texts |= {f"{name}: {other}": text for other, text in others.items()}
-        elif not (inspect.isclass(function) or inspect.isroutine(function)):
+        elif not (inspect.isclass(value) or inspect.isroutine(value)):
             texts[name] = f"{name} = {_value(name, value)}"
-            if not _is_foreign(type(value)):
-                waiting.append((f"type of {name}", type(value)))
-        elif _is_foreign(function) and (name not in PARTS or _is_kit(function)):
-            imports.add(f"from {function.__module__} import {function.__name__} as {name}")
+            waiting += [(f"type of {name}", type(value))] if _is_yours(type(value)) else []
+        elif not _is_yours(value) and (name not in PARTS or str(value.__module__).startswith("qnnkit.")):
+            imports.add(f"from {value.__module__} import {value.__name__} as {name}")
         else:
-            texts[name] = _text(name, function)
-            used = dict(getattr(function, "__globals__", vars(sys.modules[function.__module__])))
-            used |= inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+            texts[name] = _text(name, value)
+            used = dict(getattr(value, "__globals__", vars(sys.modules[value.__module__])))
+            used |= inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
             named = {node.id for node in ast.walk(ast.parse(texts[name])) if isinstance(node, ast.Name)}
             waiting += [(word, used[word]) for word in sorted(named & used.keys())]
     return "\n\n".join(["\n".join(sorted(imports)), *(texts[name] for name in sorted(texts))]) + "\n"
 
 
 def _value(name: str, value: Any) -> str:
-    """A value as Python writes it; of an array its hash.
+    """A value as Python writes it, or a string of its own text; of an array its hash.
 
     Raises:
         ValueError: Its text does not tell it from another.
@@ -152,45 +147,31 @@ def _value(name: str, value: Any) -> str:
     if hasattr(value, "__array__"):
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if not array.dtype.hasobject:
-            return repr(
-                f"{array.dtype} of shape {array.shape}, {hashlib.sha256(array.tobytes()).hexdigest()}"
-            )
+            content = hashlib.sha256(array.tobytes()).hexdigest()
+            return repr(f"{array.dtype} of shape {array.shape}, {content}")
     value = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
     if any(sign in text for sign in (" object", "<function", "...")):
         raise _untold(name, value)
-    return (
-        text
-        if isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict)
-        else repr(text)
-    )
+    plain = isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict)
+    return text if plain else repr(text)
 
 
-def _is_local(file: str | None) -> bool:
-    """Whether a module's file is the user's own: beside the workspace, no library's."""
-    if not file or "site-packages" in file or Path(file).is_relative_to(sys.prefix):
-        return False
-    return any(Path(file).is_relative_to(folder) for folder in (Path.cwd(), workspace.home().absolute()))
-
-
-def _is_kit(found: Any) -> bool:
-    return str(getattr(found, "__module__", None)).split(".")[0] == "qnnkit"
-
-
-def _is_foreign(found: Any) -> bool:
-    """Whether a function or class is a library's: its source is no part of the recipe."""
-    module = sys.modules.get(getattr(found, "__module__", None) or "builtins")
-    if _is_kit(found) or getattr(module, "__name__", "") == "builtins":
+def _is_yours(found: Any) -> bool:
+    """Whether a module, function or class is of a notebook, the current folder or the workspace."""
+    module = found if inspect.ismodule(found) else sys.modules.get(found.__module__ or "builtins")
+    if module is None or module.__name__ == "__main__":
         return True
-    file = getattr(module, "__file__", None)
-    return module is not None and module.__name__ != "__main__" and not _is_local(file)
+    file = Path(getattr(module, "__file__", None) or sys.prefix)
+    library = "site-packages" in file.parts or file.is_relative_to(sys.prefix)
+    if library or module.__name__.split(".")[0] == "qnnkit":
+        return False
+    return any(file.is_relative_to(folder) for folder in (Path.cwd(), workspace.home().absolute()))
 
 
 def _untold(name: str, value: Any) -> ValueError:
-    step = "Its source is part of what a run is. Write the recipe to a file and name that."
-    return ValueError(
-        checks.message("recipe", "be written in a cell or a file", f"{name}: {value!r}"[:120], step)
-    )
+    rule, step = "be written in a cell or a file", "Its source is part of what a run is: write it to a file."
+    return ValueError(checks.message("recipe", rule, f"{name}: {value!r}"[:120], step))
 
 
 def _text(name: str, value: Any) -> str:

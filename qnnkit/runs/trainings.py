@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -66,7 +65,7 @@ class Training:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `fit` says what is damaged
             begun = Store(folder, identity).restore()
-        built = _built(run, net, seed, model, begun is not None)
+        base = weights.digest(model)
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
         self.splits: Splits = seen_by(run, model, self.place)
@@ -91,7 +90,7 @@ class Training:
             "on_update": self.journal.update,
             "on_validation": self.journal.validation,
             "tell": self.journal.machine,
-            "built": built,
+            "base": base,
         }
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:
@@ -212,13 +211,6 @@ def stopped_in(run: Run, net: str, seed: int) -> str:
         f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} "
         "epochs. Run this again to go on from here: nothing is trained twice."
     )
-
-
-def _built(run: Run, net: str, seed: int, model: nn.Module, begun: bool) -> weights.Built | None:
-    """How whoever resumes has the frozen weights of `model` anew; None where building draws others."""
-    built = weights.Built(weights.digest(model), functools.partial(build, run, net, seed))
-    own = not begun and not run.recipe.shipped and built.digest  # a user's may draw otherwise each time
-    return None if own and weights.digest(built.again()) != built.digest else built
 
 
 def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:

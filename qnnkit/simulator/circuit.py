@@ -20,15 +20,12 @@ import torch
 from pennylane.operation import Operator
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.overrides import _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qnnkit.simulator.affine import EXACT, NOT_AFFINE, affine
-from qnnkit.simulator.gates import EXACT as ROUNDING
-from qnnkit.simulator.gates import Gate, NotFusable, TakeApart, constant, is_unitary, turn
-from qnnkit.simulator.queueing import within
+from qnnkit.simulator.gates import EXACT, Gate, NotFusable, TakeApart, constant, is_unitary, is_wrapped, turn
+from qnnkit.simulator.queueing import is_pennylanes, within
 from qnnkit.simulator.readout import Readout, readout
-from qnnkit.simulator.structure import is_pennylanes
 
 ONE_AT_A_TIME = threading.RLock()
 MOST_WIRES = 24
@@ -121,7 +118,7 @@ def circuit(
     each = [a.reshape(len(a) if batch and i == 0 else 1, -1) for i, a in enumerate(arguments)]
     flat = torch.cat([found[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)
     if found.shape[1] != len(offset) or not torch.allclose(
-        found, flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset), EXACT, EXACT
+        found, flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset), SAME, SAME
     ):
         raise NotFusable("its Python mixes samples of the batch, or depends on its size")
     made = assembled(gates, measurements, device_wires, kinds)
@@ -277,7 +274,7 @@ def assembled(
             form = turn(operation)
         except NotFusable as error:
             raise TakeApart(name, str(error)) from error
-        if np.abs(form.start - np.eye(len(form.start))).max() > ROUNDING:  # such as a swap with a phase
+        if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # such as a swap with a phase
             made.append(Gate(on, form.start))
         made.append(Gate(on, form, n))
         n += 1
@@ -295,3 +292,73 @@ def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:
     if data.shape[-1] != 2 ** len(on):
         raise NotFusable("its amplitudes are not those of all its wires' states")
     return Prepared(on, None, data.is_complex())
+
+
+# --- affine maps ----------------------------------------------------------------------------------
+
+# The Python runs under `torch.vmap`, where looking at a number raises an error. It may only add, multiply,
+# divide and pick numbers that depend on what it is given, so every result is a quotient of polynomials. If
+# one is not affine, a random point shows that with probability one.
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+RATIONAL = names(
+    "add __add__ __radd__ sub __sub__ __rsub__ rsub mul multiply __mul__ __rmul__ div divide true_divide "
+    "__truediv__ __rtruediv__ neg negative __neg__ __pos__ positive matmul __matmul__ __rmatmul__ mm mv dot "
+    "inner outer einsum tensordot sum mean cumsum __getitem__ select index_select take gather reshape view "
+    "flatten ravel squeeze unsqueeze T mT t transpose swapaxes moveaxis movedim permute stack cat concat "
+    "concatenate hstack vstack unbind split chunk tensor_split flip roll repeat tile expand expand_as "
+    "broadcast_to clone contiguous to type type_as double zeros_like ones_like full_like new_zeros new_ones "
+    "shape size ndim dim numel __len__ __iter__ dtype device layout requires_grad is_sparse is_complex "
+    "is_floating_point as_tensor"
+)
+"""torch's functions and attributes that sum, multiply, divide and pick, or do not look at numbers."""
+NOT_AFFINE = "its angles are no sums of multiples of inputs and weights"
+POINTS = 4
+SAME = 1e-9
+"""Largest deviation that counts as rounding."""
+
+
+class NotAffine(NotFusable):
+    """Something is computed of the numbers that is no sum, product or quotient."""
+
+
+class _Rational(TorchFunctionMode):
+    """Refuses every other function of what vmap runs over."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        name = func.__self__.__name__ if name == "__get__" else name
+        if name not in RATIONAL and (_depends(args) or _depends(list((kwargs or {}).values()))):
+            raise NotAffine(f"{NOT_AFFINE} (`{name}`)")
+        return func(*args, **(kwargs or {}))
+
+
+def _depends(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return any(map(_depends, given))
+    return isinstance(given, Tensor) and is_wrapped(given)
+
+
+def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The matrix, (n_results, n), and offset, (n_results,), of a function of n numbers; which results are so.
+
+    Args:
+        function: From a vector in float64 to another.
+        n: Length of the vector.
+
+    Raises:
+        NotAffine: It computes something else than sums, products and quotients.
+    """
+    generator = torch.Generator().manual_seed(0)
+    random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)
+    points = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64), random])
+    with _Rational():
+        values = torch.func.vmap(function)(points)
+    offset, matrix = values[0], (values[1 : n + 1] - values[0]).T
+    is_affine = torch.isclose(random @ matrix.T + offset, values[n + 1 :], SAME, SAME).all(0)
+    return matrix.numpy(), offset.numpy(), is_affine.numpy()

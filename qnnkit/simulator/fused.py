@@ -17,7 +17,7 @@ from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samp
 from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.matrices import Matrices
-from qnnkit.simulator.structure import Methods
+from qnnkit.simulator.queueing import Methods
 
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pennylane as qp
+import torch
 
 EXACT = 1e-12
 """Largest deviation that counts as rounding, in float64."""
@@ -20,6 +21,10 @@ PROBE = 0.37
 CHECKED = (1.9, -1.3, 2.9, 3.9)
 ROUNDED = 1e-6
 """Largest deviation from a unitary matrix that counts as rounding in float32."""
+
+
+is_wrapped: Any = vars(torch._C)["_functorch"].is_functorch_wrapped_tensor
+"""Whether a tensor stands for many, or belongs to a transform of torch.func."""
 
 
 class NotFusable(Exception):

@@ -23,9 +23,11 @@ from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.queueing import (
-    ALWAYS_IN_PARTS,
+    Methods,
     Structure,
+    Unkeyable,
     check,
+    measurement_key,
     queue,
     rebound,
     replayed,
@@ -33,7 +35,6 @@ from qnnkit.simulator.queueing import (
     transformed,
 )
 from qnnkit.simulator.shots import METHODS, Sampled, diagonal
-from qnnkit.simulator.structure import Methods, Unkeyable, measurement_key
 
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
 """PennyLane devices whose exact results the programs give as well."""
@@ -77,7 +78,7 @@ class Programs:
         self._looked_at, self._names = None, None
         self._pure: dict[tuple, Fused | None] = {}
         self._fused: OrderedDict[tuple, Fused | str | None] = OrderedDict()
-        self._in_parts = set(ALWAYS_IN_PARTS)
+        self._in_parts: set[str] = set()
         self._methods = Methods([type(qnode.device)])
 
     def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
@@ -201,7 +202,7 @@ class Programs:
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
         tape, result = queue(self.qnode, {self.input_name: rows, **weights})
-        self.tape, twin = tape, replayed(self.qnode, tape, result)
+        self.tape = tape
         try:
             returned = list(result) if isinstance(result, list | tuple) else [result]
             if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
@@ -217,7 +218,7 @@ class Programs:
             parts: list[Any] = [self._part(each, rows) for each in tapes]
         except (NotFusable, Unkeyable) as reason:
             self.last = str(reason) if isinstance(reason, NotFusable) else f"it holds {reason}"
-            return twin
+            return replayed(self.qnode, tape, result)
         self.last = parts[0][0]
         return Call(parts, as_list, finish)
 

@@ -26,8 +26,8 @@ from pennylane.measurements import MeasurementProcess
 from pennylane.operation import Operator
 
 from qnnkit import circuits
-from qnnkit.simulator.affine import names
-from qnnkit.simulator.structure import is_pennylanes
+from qnnkit.simulator.circuit import names
+from qnnkit.simulator.queueing import is_pennylanes
 
 CONSTANTS = (int, float, complex, str, bool, type(None), range, slice, type(...))
 BUILTINS = [

@@ -2,6 +2,8 @@
 
 PennyLane's queue collects the operators. Their structure is all that decides the result except numbers: it
 looks a program up. The numbers are the program's arguments; torch differentiates the arithmetic behind them.
+The structure is a key of a dictionary: classes, wires, hyperparameters and constants by value. Objects whose
+content cannot be read off have no key.
 """
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
@@ -13,6 +15,8 @@ import contextlib
 import copy
 import functools
 import itertools
+import operator
+import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,20 +24,26 @@ from typing import Any
 import numpy as np
 import pennylane as qp
 import torch
+from pennylane.measurements import MeasurementProcess
 from pennylane.operation import Operator
 from torch import Tensor
 
-from qnnkit.simulator.affine import is_wrapped
-from qnnkit.simulator.gates import NotFusable, with_numbers
-from qnnkit.simulator.structure import Unkeyable, is_pennylanes, measurement_key, operator_key, value_key
+from qnnkit.simulator.gates import NotFusable, is_wrapped, with_numbers
 
-ALWAYS_IN_PARTS = "BasisState", "BasisEmbedding"
-"""Names of operators whose numbers are bits, which gates there are."""
 CONTROLLED = {
     qp.CNOT, qp.CY, qp.CZ, qp.CH, qp.CSWAP, qp.Toffoli, qp.CCZ, qp.CRX, qp.CRY, qp.CRZ, qp.CRot,
     qp.ControlledPhaseShift,
 }  # fmt: skip
 """Controlled gates that are known by their classes alone."""
+BY_ITSELF = (int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType)
+"""Types of values that are their own key; a float is not, since nan differs from itself."""
+PLAIN_OBSERVABLES = (qp.X, qp.Y, qp.Z, qp.Identity)
+METHODS = (
+    "__init__", "matrix", "compute_matrix", "decomposition", "compute_decomposition", "eigvals",
+    "compute_eigvals", "compute_diagonalizing_gates", "execute", "preprocess_transforms",
+    "setup_execution_config",
+)  # fmt: skip
+"""Methods that decide what an operator, a measurement or a device computes."""
 NUMBERS = (float, int, np.floating, np.integer)
 
 
@@ -214,9 +224,6 @@ def _decomposed(operation: Operator, in_parts: set[str]) -> Sequence[Operator]:
             raise NotFusable(f"{operation.name} cannot be decomposed here") from error
 
 
-_is_pennylanes = functools.cache(is_pennylanes)
-
-
 def is_known(operation: Operator) -> bool:
     """Whether an operator, and what it is made of, are of PennyLane's own classes."""
     return all(_is_pennylanes(type(each)) for each in within(operation))
@@ -261,3 +268,102 @@ def check(qnode: qp.QNode, made: Structure) -> None:
             qp.workflow.construct_batch(twin, level="device")()
         except Exception as error:  # which PennyLane raises itself then
             raise NotFusable(f"PennyLane raises {type(error).__name__}") from error
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+class Unkeyable(Exception):
+    """A value whose content cannot be read off."""
+
+
+def value_key(value: Any) -> Hashable:
+    """A value as a key, by content; types count, so that 1, 1.0 and True differ."""
+    kind = type(value)
+    if kind in BY_ITSELF or isinstance(value, type):
+        return kind, value
+    if kind is float:
+        return kind, repr(value)
+    if kind in (tuple, list):
+        return kind, *map(value_key, value)
+    if kind is dict:
+        return kind, *((value_key(k), value_key(v)) for k, v in value.items())
+    if kind is qp.wires.Wires:
+        return kind, *map(value_key, value.labels)
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Tensor):
+        return _tensor_key(value)
+    if isinstance(value, Operator):
+        leaves: list[Any] = []
+        return operator_key(value, leaves), *map(value_key, leaves)
+    raise Unkeyable(f"a {kind.__name__}")
+
+
+def _tensor_key(value: Tensor) -> Hashable:
+    """The numbers of a constant tensor."""
+    if value.requires_grad:
+        raise NotFusable("a constant of it requires a gradient")
+    if type(value) not in (Tensor, torch.nn.Parameter) or is_wrapped(value):
+        raise Unkeyable("a tensor without numbers")
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return value.dtype, tuple(value.shape), plain.view(torch.uint8).numpy().tobytes()
+
+
+def operator_key(operation: Operator, leaves: list[Any]) -> Hashable:
+    """An operator without its numbers, which are appended to `leaves` in the order of `operation.data`."""
+    data, metadata = operation._flatten()
+    return type(operation), value_key(metadata), *(_part_key(part, leaves) for part in data)
+
+
+def _part_key(part: Any, leaves: list[Any]) -> Hashable:
+    if isinstance(part, Operator):
+        return operator_key(part, leaves)
+    if isinstance(part, tuple | list):
+        return tuple(_part_key(each, leaves) for each in part)
+    leaves.append(part)
+    return None
+
+
+def measurement_key(measurement: MeasurementProcess) -> Hashable:
+    """A measurement, with the numbers of its observable."""
+    observable = measurement.obs
+    if getattr(measurement, "mv", None) is not None:
+        raise NotFusable("it measures in the middle of the circuit")
+    if observable is not None and type(observable) in PLAIN_OBSERVABLES:
+        return type(measurement), type(observable), observable.wires.labels
+    known = value_key(observable), value_key(getattr(measurement, "_eigvals", None))
+    return type(measurement), *known, measurement.wires.labels
+
+
+# --- PennyLane's classes, as long as nobody has changed them ----------------------------------------
+
+
+def is_pennylanes(kind: type) -> bool:
+    """Whether a class is PennyLane's own, and so are the methods that decide what it computes."""
+    if not kind.__module__.startswith("pennylane"):
+        return False
+    own = (getattr(getattr(kind, name, None), "__module__", None) for name in METHODS)
+    return all(module is None or module.startswith(("pennylane", "builtins")) for module in own)
+
+
+_is_pennylanes = functools.cache(is_pennylanes)
+
+
+class Methods:
+    """The methods of some classes, as they are now.
+
+    Args:
+        kinds: The classes.
+    """
+
+    def __init__(self, kinds: Iterable[type]):
+        pairs = [(kind, name) for kind in set(kinds) for name in METHODS if hasattr(kind, name)]
+        self.kinds, self.names = [kind for kind, _ in pairs], [name for _, name in pairs]
+        self.found = list(map(getattr, self.kinds, self.names))
+
+    def hold(self) -> bool:
+        """Whether nobody has exchanged one; about a microsecond."""
+        return all(
+            map(operator.is_, map(getattr, self.kinds, self.names, itertools.repeat(None)), self.found)
+        )

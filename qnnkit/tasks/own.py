@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.data import music_tokens
-from qnnkit.directions import direction
 from qnnkit.layers import evaluating
-from qnnkit.stats import SCORES, Score
+from qnnkit.stats import SCORES, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
@@ -24,26 +23,13 @@ class Refused(ValueError):
     """What a user's task gives is not what a task gives."""
 
 
-class OfData:
-    """What the kit's task of some data shows and predicts, for tasks that say nothing of it."""
-
-    def preview(self, splits: Any) -> Any:
-        return usual(splits).preview(splits)
-
-    def mistakes(self, net: nn.Module, splits: Any, **offered: Any) -> Any:
-        return asked(usual(splits).mistakes, net, splits, **offered)
-
-    def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> Any:
-        return usual(about).predict(net, inputs, about)
-
-
-class Own(OfData):
+class Own:
     """Any callable (model, batch) -> Step, with `monitor`, as a task.
 
     Args:
         task: Its `monitor` is the reported number that chooses the epoch. `score` (`stats.Score`), the number
             that nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
-            `watched`. Whether more is better is what the score says, or else the name (`qnnkit.directions`).
+            `watched`. Whether more is better is what the score says, or else the name (`stats.direction`).
 
     Raises:
         ValueError: The score is read from another number on the validation split than `monitor`, or nothing
@@ -87,7 +73,7 @@ class Own(OfData):
     def preview(self, splits: Any) -> Any:
         """As the task shows the data; without it as the kit's task of these data does."""
         own = getattr(self.task, "preview", None)
-        return own(splits) if own else super().preview(splits)
+        return (own or usual(splits).preview)(splits)
 
     def mistakes(self, net: nn.Module, splits: Any, **offered: Any) -> Any:
         """As the task shows them; without it the test samples of the largest loss."""
@@ -98,8 +84,8 @@ class Own(OfData):
 
     def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> Any:
         """As the task does; without it classes and probabilities, or outputs, of images and arrays."""
-        own = getattr(self.task, "predict", None)
-        return asked(own, net, inputs, about=about) if own else super().predict(net, inputs, about)
+        own = getattr(self.task, "predict", None) or usual(about).predict
+        return asked(own, net, inputs, about=about)
 
 
 def usual(data: Any) -> Any:

@@ -76,52 +76,58 @@ def _base_name(described: Mapping[str, Any], folder: Path) -> str:
     return name
 
 
+CARD = """\
+---
+library_name: {library}
+tags: [qnnkit]{on_hub}
+---
+
+# {name}
+
+|  |  |
+|---|---|
+{rows}
+
+Without qnnkit:
+
+```python
+{load}
+```
+
+{where}"""
+
+
 def _card(model: Any, tokenizer: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
     """README.md of a saved model: what it is, what it was trained on, and how plain libraries load it."""
-    is_adapter, name = adapted(model), folder.name
+    name, library = folder.name, "peft" if adapted(model) else "transformers"
     given = Path(base).name if Path(base).is_absolute() else base or "BASE"
-    rows, load = dict(facts), ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
-    if is_adapter:
-        config, circuits = model.active_peft_config, getattr(model, "circuits", {})
-        method = str(getattr(config.peft_type, "value", config.peft_type)).lower()
-        counts = adapters.count(model)
-        about = [f"{key} {getattr(config, key)}" for key in ("r", "lora_alpha") if hasattr(config, key)]
-        made = [f"{adapters.QUANTUM_PEFT}: circuits gave the weights of"] if circuits else []
-        sizes = {"weights of the adapter": f"{counts['weights']:,} trained, {counts['angles']:,} of circuits"}
-        rows = {"base model": f"`{given}`", "method": " ".join([*made, method, *about])} | sizes | rows
-        load = [
-            "from peft import PeftModel",
-            load[0],
-            "",
-            f'base = AutoModelForCausalLM.from_pretrained("{given}")',
-        ]
+    load = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    if adapted(model):
+        chosen, numbers = model.active_peft_config, adapters.count(model)
+        method = str(getattr(chosen.peft_type, "value", chosen.peft_type)).lower()
+        if getattr(model, "circuits", {}):
+            method = f"{adapters.QUANTUM_PEFT}: circuits gave the weights of {method}"
+        sizes = [f"{key} {getattr(chosen, key)}" for key in ("r", "lora_alpha") if hasattr(chosen, key)]
+        weights = f"{numbers['weights']:,} trained, {numbers['angles']:,} of circuits"
+        rows = {"base model": f"`{given}`", "method": " ".join([method, *sizes])}
+        rows["weights of the adapter"] = weights
+        load = ["from peft import PeftModel", *load]
+        load.append(f'base = AutoModelForCausalLM.from_pretrained("{given}")')
         load.append(f'model = PeftModel.from_pretrained(base, "{name}")  # this folder')
     else:
-        rows = {"weights": f"{sum(each.numel() for each in model.parameters()):,}"} | rows
+        rows = {"weights": f"{sum(each.numel() for each in model.parameters()):,}"}
         load.append(f'model = AutoModelForCausalLM.from_pretrained("{name}")  # this folder')
     if hasattr(tokenizer, "chat_template"):  # one of transformers
         load.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
-    header = ["---", f"library_name: {'peft' if is_adapter else 'transformers'}", "tags: [qnnkit]"]
-    header += [f"base_model: {base}"] * (
-        base.count("/") == 1 and not base.startswith(("/", "."))
-    )  # a name on the Hub
-    table = ["|  |  |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
-    where = "A path that begins with `./` is seen from the workspace.\n" if given.startswith("./") else ""
-    lines = [
-        *header,
-        "---",
-        "",
-        f"# {name}",
-        "",
-        *table,
-        "",
-        "Without qnnkit:",
-        "",
-        "```python",
-        *load,
-        "```",
-    ]
-    return "\n".join([*lines, "", where])
+    is_on_hub = base.count("/") == 1 and not base.startswith(("/", "."))
+    return CARD.format(
+        name=name,
+        library=library,
+        on_hub=f"\nbase_model: {base}" if is_on_hub else "",
+        rows="\n".join(f"| {key} | {value} |" for key, value in {**rows, **facts}.items()),
+        load="\n".join(load),
+        where="A path that begins with `./` is seen from the workspace.\n" * given.startswith("./"),
+    )
 
 
 def merge(model: Any, *, in_place: bool = False) -> Any:

@@ -46,7 +46,7 @@ def fit(
     on_update: Callable[[Moment], None] | None = None,
     on_validation: Callable[[dict[str, Any]], None] | None = None,
     tell: Callable[[str], None] | None = None,
-    built: weights.Built | None = None,
+    base: int | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -81,7 +81,8 @@ def fit(
         on_update: Called after every update, with what it was.
         on_validation: Called with a row whenever an epoch is interrupted by a validation.
         tell: Called with a sentence on what whoever trains should know.
-        built: How whoever resumes has frozen weights anew, see `checkpoint.weights.saved_state`; or None.
+        base: `checkpoint.weights.digest` of the model as built: its frozen weights that have a name are then
+            left out of checkpoints.
 
     Raises:
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
@@ -97,7 +98,7 @@ def fit(
         store: Any = Store(folder, identity, config.keep_checkpoints) if folder else _InMemory(config)
         micro_batch = None
         while True:
-            loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store, built)
+            loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store, base)
             loop.watch, loop.on_update, loop.on_validation = watch, on_update, on_validation
             try:
                 return loop.run(log or nothing, tell or nothing, micro_batch)
@@ -113,9 +114,9 @@ def fit(
 
 
 class _Loop:
-    def __init__(self, model, task, loaders, config, groups, processes, seed, stop: Stop, store, built):
+    def __init__(self, model, task, loaders, config, groups, processes, seed, stop: Stop, store, base):
         self.model, self.task, self.config, self.processes = model, task, config, processes
-        self.bare, self.seed, self.stop, self.store, self.built = model, seed, stop, store, built
+        self.bare, self.seed, self.stop, self.store, self.base = model, seed, stop, store, base
         for name in ("train", "validation"):
             checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
         if config.precision == "float16" and processes.device.type == "cpu":
@@ -170,7 +171,7 @@ class _Loop:
         self.processes.wait()
         if not self.processes.main and isinstance(self.store, Store):
             self.store.best = None  # which one it is, the files tell
-        self.store.load_best(self.bare, self.built)
+        self.store.load_best(self.bare)
         return self.progress
 
     def smaller(self) -> int | None:
@@ -388,7 +389,7 @@ class _Loop:
 
     def _state(self, part: Any = None, random: Any = None) -> dict[str, Any]:
         return {
-            "model": weights.saved_state(self.bare, self.built),
+            "model": weights.saved_state(self.bare, self.base),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": self.config.optimizer,
             "scaler": self.scaler.state_dict(),
@@ -417,7 +418,7 @@ class _Loop:
 
     def _load(self, state: dict[str, Any]) -> None:
         """Takes up a checkpoint's state; see `checkpoint.store.MISFIT` for one that does not fit."""
-        weights.load(self.bare, state["model"], self.built)
+        weights.load(self.bare, state["model"])
         if state["optimizer_name"] == self.config.optimizer:
             self._load_optimizer(state["optimizer"])
         if state["scaler"] and self.scaler.is_enabled():
@@ -484,5 +485,5 @@ class _InMemory:
     def wait(self) -> None:
         """Nothing is being written."""
 
-    def load_best(self, model: nn.Module, built: weights.Built | None) -> None:
-        weights.load(model, self.best, built)
+    def load_best(self, model: nn.Module) -> None:
+        weights.load(model, self.best)
