@@ -177,8 +177,8 @@ MUTANTS = (
     ("data/music_blocks.py", "covered - start if", "covered - start + 1 if", "music_data"),
     (
         "data/splits.py",
-        'keyed_generator("train_fraction", seed, label)',
-        'keyed_generator("train_fraction", label)',
+        'keyed_generator("train_fraction", seed, *key)',
+        'keyed_generator("train_fraction", *key)',
         "data",
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),

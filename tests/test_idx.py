@@ -135,6 +135,7 @@ def test_npz_in_every_form(tmp_path):
         "wide": {"X_train": images.astype(np.int64), "Y_train": labels[:, None].astype(np.uint8)},
         "last": {"x": images[..., None], "y": labels},
         "first": {"images": images[:, None], "labels": labels},
+        "in and out": {"Inputs": images, "targets": labels},
         "fortran": {"images": np.asfortranarray(images), "labels": labels},
     }
     for name, arrays in same.items():

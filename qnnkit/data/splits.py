@@ -5,6 +5,7 @@ A split depends on `split_seed` alone, never on a run's seed, so that all runs o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -319,11 +320,10 @@ def _drawn(
 
     parts, total = {}, len(rows)
     for side, share in shares.items():
-        n, options = max(n_classes, round(share * total)), {"random_state": split_seed}
-        try:
-            rows, drawn = train_test_split(rows, test_size=n, stratify=labels[rows], **options)
-        except ValueError:  # scikit-learn refuses a class of one image, and fewer images than classes
-            drawn = rows[:0]
+        n, drawn = max(n_classes, round(share * total)), rows[:0]
+        with contextlib.suppress(ValueError):  # it refuses a class of one, and fewer samples than classes
+            two = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed)
+            rows, drawn = map(np.asarray, two)
         rows, parts[side] = np.sort(rows), np.sort(drawn)
     return {**parts, "train": rows}
 
