@@ -98,7 +98,7 @@ def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
             keys = [form.format(name).strip("_") for name in pair]
             if side not in parts and {*keys} <= {*named}:
                 samples, labels = (arrays.pop(named.pop(key)) for key in keys)
-                parts[side] = samples, labels.reshape(-1) if labels.shape[1:] == (1,) else labels
+                parts[side] = samples, labels
     if not parts:
         step = "Name the arrays images and labels (and test_images and test_labels)."
         raise refusal("hold arrays of images and labels", shapes, step)
@@ -124,6 +124,10 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 def classes_of(named: np.ndarray | None, parts: Parts) -> tuple[tuple[str, ...], Parts]:
     """The names of the classes, and the parts with labels that index them."""
+    parts = {
+        side: (samples, each.reshape(-1) if each.shape[1:] == (1,) else each)
+        for side, (samples, each) in parts.items()
+    }
     labels = [each for _, each in parts.values()]
     if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
         forms = [f"{each.dtype} of shape {each.shape}" for each in labels]

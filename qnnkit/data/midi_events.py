@@ -156,7 +156,8 @@ class MidiEvents:
         from symusic import ControlChange, KeySignature, Note, Score, Tempo, TimeSignature, Track
 
         score: Any = Score(TICKS)
-        tracks, notes, programs, beat = defaultdict(Track), defaultdict(list), Counter(), 0
+        new: Any = Track
+        tracks, notes, programs, beat = defaultdict(new), defaultdict(list), Counter(), 0
         kinds = {token: kind for kind, token in self.kinds.items()}
         for row in zip(*[iter(ids)] * WIDTH, strict=False):
             if row[0] not in kinds or not all(map(range.__contains__, self.rows[row[0]], row[1:])):

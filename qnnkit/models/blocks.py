@@ -50,10 +50,13 @@ def normalised(images: Tensor, channels: int, mean: tuple[float, ...], std: tupl
     return (images - means) / stds
 
 
-def require_sides(image_size: tuple[int, int], least: int) -> None:
-    """Refuses images with fewer pixels a side."""
+def require_sides(image_size: tuple[int, int], least: int, setting: str = "") -> None:
+    """Refuses images with fewer pixels a side, and names the setting that asks for so many, if one does."""
     if min(image_size) < least:
-        rule, step = f"be at least {least} pixels a side", "Use larger images, or smaller patches."
+        rule, step = (
+            f"be at least {least} pixels a side",
+            f"Use larger images{f' or a smaller {setting}' if setting else ''}.",
+        )
         raise ValueError(checks.message("image_size", rule, tuple(image_size), step))
 
 

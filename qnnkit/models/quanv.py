@@ -62,7 +62,7 @@ class QuanvNet(nn.Module):
         **quanvolution: Any,
     ):
         super().__init__()
-        require_sides(image_size, kernel_size)
+        require_sides(image_size, kernel_size, "kernel_size")
         quanvolution |= {"kernel_size": kernel_size, "stride": stride, "seed": seed}
         self.quanv = Quanv2d(channels, circuit, **quanvolution)
         rows, columns = ((side - kernel_size) // stride + 1 for side in image_size)

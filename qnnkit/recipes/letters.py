@@ -88,7 +88,7 @@ class ResidualQuanvNet(nn.Module):
         **quanvolution: Any,
     ):
         super().__init__()
-        require_sides(image_size, 4 * kernel_size)
+        require_sides(image_size, 4 * kernel_size, "kernel_size")
         quanvolution |= {"kernel_size": kernel_size, "stride": stride, "seed": seed}
         quanv = qnnkit.Quanv2d(maps, circuit, **quanvolution)
         sides = [-(-side // 4) for side in image_size]  # two convolutions of stride 2, padded
