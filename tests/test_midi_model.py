@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import struct
+import subprocess
+import sys
 import zipfile
 from collections import Counter
 
@@ -278,6 +281,22 @@ def test_a_folder_of_the_published_form_comes_back(net, tmp_path):
     loaded.save_pretrained(tmp_path / "b")
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_name_on_the_hub_is_read_with_its_tokenizer(net, tmp_path):
+    """From the Hub's own cache, as it is after a first use; there is no network here."""
+    place = tmp_path / "hub" / "models--someone--midi"
+    net.save_pretrained(place / "snapshots" / "abc")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    code = (
+        "from qnnkit.data.music_tokens import tokenizer; from qnnkit.models import causal_lm\n"
+        "print(tokenizer('someone/midi'), type(causal_lm('someone/midi')).__name__)"
+    )
+    given = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    given.pop("HF_HUB_CACHE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+    assert "MidiEvents(version='v2') MidiModel" in done.stdout, done.stderr
 
 
 def test_the_published_size_has_the_published_names_and_shapes():

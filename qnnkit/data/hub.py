@@ -55,6 +55,19 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
         raise ValueError(reason) from None
 
 
+class Described:
+    """Reads the folder of a model's JSON files: a local one as it is, those of a name from the Hub."""
+
+    @staticmethod
+    def from_pretrained(name: str, *, local_files_only: bool = False, **options: Any) -> Path:
+        """For `read`."""
+        from huggingface_hub import snapshot_download
+
+        if Path(name).is_dir():
+            return Path(name)
+        return Path(snapshot_download(name, allow_patterns=["*.json"], local_files_only=local_files_only))
+
+
 def _unreachable() -> str | None:
     """Why the Hub does not answer; None if it does. Its own client would try for a minute."""
     from huggingface_hub import constants

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, workspace
+from qnnkit.data import hub
 from qnnkit.data.midi_events import MidiEvents
 
 FILE = "tokenizer.json"
@@ -55,16 +56,9 @@ class Remi:
 
     def encode(self, score: Any) -> tuple[list[int], Counter[str]]:
         """The tokens of a `symusic.Score` between BOS and EOS; and what they do not hold -> how often."""
-        on_grid, lost = (
-            self.tokens.preprocess_score(score),
-            Counter(
-                {
-                    "time signatures other than 4/4": sum(
-                        (each.numerator, each.denominator) != (4, 4) for each in score.time_signatures
-                    )
-                }
-            ),
-        )
+        on_grid, lost = self.tokens.preprocess_score(score), Counter[str]()
+        for each in score.time_signatures:
+            lost["time signatures other than 4/4"] += (each.numerator, each.denominator) != (4, 4)
         for track in score.tracks:
             lost.update({what: len(getattr(track, field)) for field, what in UNREAD.items()})
         lost["notes"] += score.note_num() - on_grid.note_num()
@@ -123,7 +117,7 @@ def tokenizer(folder: str | Path | None = None, tokens: str = "remi") -> Any:
     """MidiTok's REMI or the tokenizer of a `midi_model`; that of a model's folder where one is given.
 
     Args:
-        folder: A model's or an adapter's; None takes a new one.
+        folder: A model's or an adapter's, or a name on the Hub; None takes a new one.
         tokens: Which one is taken then: "remi", or `midi_model`'s "midi_v1" or "midi_v2".
 
     Raises:
@@ -139,12 +133,15 @@ def tokenizer(folder: str | Path | None = None, tokens: str = "remi") -> Any:
             return MidiEvents(tokens.removeprefix("midi_"))
         options: dict[str, Any] = GRID | NOTES | TEMPOS
         return REMI(TokenizerConfig(special_tokens=["PAD", "BOS", "EOS"], **options))
-    path = Path(folder).expanduser()
-    events = MidiEvents.of_folder(path)
-    if events is None and not is_music(path):
-        rule = f"be the folder of a model of music: of midi_model, or with the {FILE} of MidiTok's REMI"
+    rule = f"be a model of music: midi_model, or one with the {FILE} of MidiTok's REMI"
+    try:
+        path = hub.read(hub.Described, folder)
+    except ValueError as error:
+        step = f"It was not read: {error}."
+        raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
+    if not is_music(path):
         raise ValueError(checks.message("tokenizer", rule, str(folder), "Train one by music_llama."))
-    return events or REMI(params=path / FILE)
+    return MidiEvents.of_folder(path) or REMI(params=path / FILE)
 
 
 def is_music(folder: Path) -> bool:
