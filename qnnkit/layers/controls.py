@@ -220,8 +220,11 @@ def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of every circuit in `model`, or of what stands in a circuit's place: trained alike."""
-    found = [each for each in model.modules() if _is_circuit(each) or isinstance(each, STAND_INS)]
+    """The weights of every circuit in `model`, or of the `ClassicalLayer`s in their place: trained alike.
+
+    A `FourierLayer` and a `MatchedLayer` train as linear layers do, with the rate of the classical weights.
+    """
+    found = [each for each in model.modules() if _is_circuit(each) or isinstance(each, ClassicalLayer)]
     return [weight for module in found for weight in module.parameters()]
 
 
