@@ -164,12 +164,11 @@ class Fused:
                 table = step.table(range(self.n_wires), step.angles)
                 made.append(steps.Phases(self._affine(table, step.angles)))
         if self.weighs:
-            table = np.real(self.readout.flips[0]).T[:, renamed]
-            made.append(steps.Weigh(put(np.tile(table, (1, 2)))))
+            made.append(steps.Weigh(put(np.real(self.readout.flips[0]).T[:, renamed])))
         elif "state" not in self.kinds:
             flips: Any = self.readout.flips.items()
             states = np.arange(n_states)
-            tables = [(flip, put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
+            tables = [(put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
             made.append(steps.Correlate(tables))
         return made
 
