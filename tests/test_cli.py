@@ -319,7 +319,7 @@ def test_ctrl_c_says_where_it_stopped_and_the_same_command_continues(home, pictu
     log, done = tmp_path / "log", 0
     for _ in range(2):
         process = forked.start("qnnkit", *words.split(), *(w for s in small for w in ("--set", s)), log=log)
-        while len(runs.reading.trainings(runs.reading.rows(home / "run"), "epoch", None)) < done + 2:
+        while len(runs.rows.trainings(runs.rows.read(home / "run"), "epoch", None)) < done + 2:
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does

@@ -17,6 +17,7 @@ from qnnkit.runs.folder import Run, now
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.opening import placement_for_kernels
+from qnnkit.runs.rows import Followed
 from qnnkit.runs.trainings import Stopped, stopped_in
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
@@ -215,7 +216,8 @@ class _Following:
 
     def __init__(self, run: Run, echo: Callable[[str], None]):
         self.run, self.echo, self.done = run, echo, threading.Event()
-        self.seen, self.placed = len(run.rows("metrics")), run.placement.get("sentence")
+        self.rows, self.placed = Followed(run.folder), run.placement.get("sentence")
+        self.rows.look()
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> None:
@@ -235,10 +237,8 @@ class _Following:
         if placed != self.placed:
             self.placed = placed
             self.echo(f"      {placed}")
-        rows = self.run.rows("metrics")
-        for row in rows[self.seen :]:
+        for row in self.rows.look():
             if row["event"] in ("epoch", "test"):
                 self.echo(f"      {epoch_line(self.run, row)}")
             elif row["event"] == "warning" and row["of"] == "machine":
                 self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")
-        self.seen = len(rows)

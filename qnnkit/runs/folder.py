@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
-from qnnkit.runs.reading import trainings
+from qnnkit.runs.rows import trainings, whole
 from qnnkit.settings import MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
@@ -180,8 +180,9 @@ class Run:
         keep_mirrored(self.folder)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of `<kind>.jsonl`, oldest first; a row that names no event is none."""
-        return [row for row in workspace.read_lines(self.folder / f"{kind}.jsonl") if "event" in row]
+        """The rows of `<kind>.jsonl`, oldest first; what names no event (or, of metrics, no net) is none."""
+        found = workspace.read_lines(self.folder / f"{kind}.jsonl")
+        return whole(found) if kind == "metrics" else [row for row in found if "event" in row]
 
     def epochs(self, event: str = "epoch") -> pd.DataFrame:
         """One row per net, seed and epoch, or "validation" within one; of many runs, see `runs.frame`."""

@@ -21,7 +21,7 @@ from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
-from qnnkit.runs.reading import facts
+from qnnkit.runs.rows import facts
 from qnnkit.runs.trainings import tested
 from qnnkit.tasks import pictures
 
