@@ -85,8 +85,6 @@ def refused(answer, *told):
         ("circuit=random", {"circuit": "random"}),
         ("trainable=False", {"trainable": "False"}),  # not JSON: text, which the setting's own rule judges
         ('controls=["classical"]', {"controls": ["classical"]}),
-        ("controls=classical, no_quantum", {"controls": ["classical", "no_quantum"]}),
-        ("controls=()", {"controls": []}),
         ("controls=all", {"controls": "all"}),
         ("data_dir=/my=data", {"data_dir": "/my=data"}),
         ("data_dir=", {"data_dir": ""}),

@@ -562,7 +562,7 @@ def test_a_result_that_is_missing_is_made_again(tiny, monkeypatch):
 def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
     begun = tiny()
     asked = runs.open_run(begun.folder, device="cpu", save_every_steps=7, threads=2, trackers=["mlflow"])
-    for name, value in chain.placement_for_kernels(asked).items():
+    for name, value in chain.asked_of_kernels(asked).items():
         monkeypatch.setenv(name, value)
     assert runs.open_run(begun.folder).config == asked.config
     assert runs.open_run(begun.folder, threads=3).config.threads == 3
@@ -812,7 +812,7 @@ def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
         """
         from pathlib import Path
         told = {"count": count, "rate": rate, "name": name, "cwd": str(Path.cwd()), "ip": ip}
-        names = ("QNNKIT_PROBE", "QNNKIT_MINE", "QNNKIT_PLACEMENT")
+        names = ("QNNKIT_PROBE", "QNNKIT_MINE", "QNNKIT_ASKED")
         Path("told.json").write_text(json.dumps(told | {name: os.environ.get(name) for name in names}))
         """,
     )
@@ -821,12 +821,12 @@ def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
     monkeypatch.setattr(launching, "launch_environment", lambda: {"QNNKIT_PROBE": "1", "QNNKIT_MINE": "1"})
     monkeypatch.delenv("QNNKIT_PROBE", raising=False)
     monkeypatch.setenv("QNNKIT_MINE", "my own")
-    monkeypatch.setenv("QNNKIT_PLACEMENT", "the outer run's")  # as in a notebook that begins another run
+    monkeypatch.setenv("QNNKIT_ASKED", "the outer run's")  # as in a notebook that begins another run
     environment = dict(os.environ)
     output = tmp_path / "out" / "copy.ipynb"
     output.parent.mkdir()
     output.with_suffix(".failed.ipynb").write_text("of an earlier try")
-    inner = {"QNNKIT_PLACEMENT": "the inner run's"}
+    inner = {"QNNKIT_ASKED": "the inner run's"}
     assert runs.launch(source, output, {"count": 5, "rate": 0.5}, inner) == output
     told = json.loads((here / "told.json").read_text())
     ip = Path(told.pop("ip"))  # Jupyter's own lie in the current folder, where two at once take the same

@@ -133,7 +133,6 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("schedule", "cosin", "`schedule` must be 'constant', 'cosine' or 'linear', but is 'cosin'"),
         ("precision", "float64", "`precision` must be 'float32', 'bfloat16' or 'float16', but is 'float64'"),
         ("augmentation", "flip", "`augmentation` must be 'none' or 'affine', but is 'flip'"),
-        ("controls", "classical", "`controls` must be"),
         ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
         ("seed", -1, "`seed` must be greater than or equal to 0, but is -1"),
         ("seed", 2**31, "`seed` must be less than 2147483648"),

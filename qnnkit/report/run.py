@@ -194,7 +194,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]
 
 def _spent(run: Run) -> dict[str, Any]:
     """Time, money and bytes, for provenance.json."""
-    epochs = (row for row in run.rows("metrics") if row["event"] == "epoch")
+    epochs = (row for row in run.rows("metrics") if row["event"] == "epoch" and "copied" not in row)
     hours = sum(row.get("seconds", 0.0) for row in epochs) / 3600
     price = run.config.price_per_hour
     return {

@@ -16,7 +16,7 @@ from qnnkit import checks, warm, words
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
-from qnnkit.runs.opening import placement_for_kernels
+from qnnkit.runs.opening import asked_of_kernels
 from qnnkit.runs.rows import Followed
 from qnnkit.runs.trainings import Stopped, stopped_in
 
@@ -116,7 +116,7 @@ def run_notebooks(
             with _Following(run, echo):
                 given = _parameters(run, source, parameters or {})
                 try:
-                    launch(source, run.notebook(name), given, placement_for_kernels(run))
+                    launch(source, run.notebook(name), given, asked_of_kernels(run))
                 except KeyboardInterrupt:
                     raise Stopped(_stopped(run, name)) from None
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
@@ -146,7 +146,7 @@ def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
         source = find_notebook(name)
         used = _used(run, name) if run.notebook(name).exists() else {}
-        launch(source, run.notebook(name), _parameters(run, source, used), placement_for_kernels(run))
+        launch(source, run.notebook(name), _parameters(run, source, used), asked_of_kernels(run))
     return run.result
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -160,7 +162,8 @@ class Run:
     @property
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
-        return workspace.read_json(self.folder / "provenance.json") or {}
+        path = self.folder / "provenance.json"
+        return dict(_as_it_is(workspace.read_json, path, _stamp(path)) or {})
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -181,7 +184,8 @@ class Run:
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of `<kind>.jsonl`, oldest first; what names no event (or, of metrics, no net) is none."""
-        found = workspace.read_lines(self.folder / f"{kind}.jsonl")
+        path = self.folder / f"{kind}.jsonl"
+        found = _as_it_is(workspace.read_lines, path, _stamp(path))
         return whole(found) if kind == "metrics" else [row for row in found if "event" in row]
 
     def epochs(self, event: str = "epoch") -> pd.DataFrame:
@@ -231,6 +235,20 @@ class Run:
         """Adds facts to provenance.json; those that are there already are replaced."""
         workspace.write_json(self.folder / "provenance.json", self.provenance | facts)
         keep_mirrored(self.folder)
+
+
+@functools.lru_cache(maxsize=16)
+def _as_it_is(read: Callable[[Path], Any], path: Path, stamp: Any) -> Any:
+    """What a file holds, read once for each of its states."""
+    return read(path)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes with every change of a file; nothing is told of one that cannot be asked."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return (time.monotonic_ns(),)
 
 
 def write_config(run: Run) -> None:
