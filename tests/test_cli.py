@@ -390,7 +390,14 @@ def test_training_tells_what_the_data_are(tmp_path, monkeypatch, qnnkit):
     """As `run` does, before it trains; and the run keeps it."""
     made = runs.open_run(tmp_path / "run", "digits_quanv", epochs=1, n_seeds=1, controls=[])
     splits = replace(made.splits, notes=("Left out 2 files that cannot be read.",))
-    final = {"net": "hybrid", "seed": 0, "test_accuracy": 0.9, "best_epoch": 1, "peak_memory": 10**9}
+    final = {
+        "event": "test",
+        "net": "hybrid",
+        "seed": 0,
+        "test_accuracy": 0.9,
+        "best_epoch": 1,
+        "peak_memory": 10**9,
+    }
     monkeypatch.setattr(runs.Run, "load_data", lambda self, cached: splits)
     monkeypatch.setattr("qnnkit.runs.trainings._train", lambda *given: final)
     status, out, err = qnnkit("train", "--run-dir", str(tmp_path / "run"))

@@ -209,6 +209,22 @@ def test_settings_of_a_users_own():
         Mine.of({"shape": "x"})
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("classical", ("classical",)),
+        ("classical, no_quantum", ("classical", "no_quantum")),
+        ("()", ()),
+        ("all", "all"),
+    ],
+)
+def test_a_list_may_be_given_as_its_words(text, names):
+    """From a YAML file or a cell as from --set."""
+    assert Settings.of({"controls": text}).controls == names
+    assert Mine.of({"shape": "5, 6", "name": "a, b"}).name == "a, b", "a text stays one"
+    assert Mine.of({"shape": "5, 6"}).shape == (5, 6)
+
+
 def test_settings_alone_name_no_recipe():
     own = Settings()
     assert own.recipe == "" and own.source is None

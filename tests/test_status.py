@@ -56,11 +56,11 @@ def test_an_interrupted_training_has_stopped_and_keeps_its_peak(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(runs.train_all(run, on_row=each_epoch(stop)))
+        runs.train_all(run, on_row=each_epoch(stop))
     assert read(run.folder).state == "stopped"
     [begun] = [row for row in run.rows("metrics") if row["event"] == "begin"]
     run.log("metrics", begun | {"peak_memory": 10**12})
-    finals = list(runs.train_all(run))
+    finals = runs.train_all(run)
     assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net alone
     assert read(run.folder).state == "trained"
 

@@ -177,7 +177,7 @@ def test_a_run_is_tracked_in_the_workspace_and_trained_alike(home, pictures):
     losses, files = [], []
     for name, wanted in (("plain", []), ("tracked", ["tensorboard"])):
         run = runs.open_run(home / "runs" / name, "folder_quanv", **settings, trackers=wanted)
-        assert len(list(runs.train_all(run))) == 2
+        assert len(runs.train_all(run)) == 2
         losses.append([row["train_loss"] for row in run.rows("metrics") if row["event"] == "epoch"])
         files.append(sorted(path.name for path in run.folder.iterdir()))
     assert losses[0] == losses[1] and files[0] == files[1]

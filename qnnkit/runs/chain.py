@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, warm, words
-from qnnkit.runs.folder import Run, now
-from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
+from qnnkit.runs.folder import Run, now, without_places
+from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch, replaced
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.opening import asked_of_kernels
 from qnnkit.runs.rows import Followed
@@ -64,6 +64,7 @@ def check_finished(run: Run, parameters: Mapping[str, Any]) -> None:
     Raises:
         ValueError: It has finished, with another value.
     """
+    parameters = json.loads(without_places(json.dumps(dict(parameters))))  # as executed copies have them
     for name in NOTEBOOKS if parameters else ():
         if not run.notebook(name).exists():
             continue
@@ -103,6 +104,8 @@ def run_notebooks(
         Stopped: A person has stopped it (Ctrl-C); the message says where.
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
+        if mine := replaced(names):
+            echo(f"Taken from notebooks/ of the workspace, in place of the kit's: {', '.join(mine)}.")
         if len(names) > 1:
             warm.begin()
         for index, name in enumerate(names, start=1):
@@ -112,7 +115,7 @@ def run_notebooks(
                 echo(f"{label}: finished before")
                 continue
             start, source = time.perf_counter(), find_notebook(name)
-            echo(f"{label} from {source.parent} ...")
+            echo(f"{label} ...")
             with _Following(run, echo):
                 given = _parameters(run, source, parameters or {})
                 try:
@@ -160,7 +163,8 @@ def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
 
     def tell(text: str = "") -> None:
         with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
-            file.write("".join(f"{now()}  {line}\n" for line in text.splitlines() if line))
+            lines = without_places(text).splitlines()
+            file.write("".join(f"{now()}  {line}\n" for line in lines if line))
             if os.path.sameopenfile(file.fileno(), 1):
                 return  # a batch sends there what its runs print: it would stand there twice
         echo(text)

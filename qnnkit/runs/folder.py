@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -233,7 +234,8 @@ class Run:
 
     def note_provenance(self, **facts: Any) -> None:
         """Adds facts to provenance.json; those that are there already are replaced."""
-        workspace.write_json(self.folder / "provenance.json", self.provenance | facts)
+        text = without_places(json.dumps(self.provenance | facts, indent=2, allow_nan=False))
+        workspace.write_bytes(self.folder / "provenance.json", f"{text}\n".encode())
         keep_mirrored(self.folder)
 
 
@@ -313,6 +315,20 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
             return found.Settings.of({name: values[name] for name in values if name not in gone})
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
     return kind.of(values)
+
+
+def without_places(text: str) -> str:
+    """A text that may be shared: the workspace in it is ".", and the person's folder "~".
+
+    Example:
+        >>> without_places(f"in {workspace.home() / 'runs' / 'mine'}")
+        'in ./runs/mine'
+    """
+    places = [(workspace.home().absolute(), "."), (workspace.local_home(), "."), (Path.home(), "~")]
+    for place, mark in places:
+        if place is not None and len(place.parts) > 2:  # "/content" is everybody's
+            text = re.sub(rf"{re.escape(str(place))}(?![\w.-])", mark, text)
+    return text
 
 
 def now() -> str:

@@ -33,7 +33,7 @@ class Journal:
         net: Whose training begins, or goes on.
         seed: Its seed.
         place: Where it computes.
-        on_row: Called with rows "step", "validation", "epoch" and "test".
+        on_row: Called with rows "step", "validation" and "epoch".
         on_warning: Called with a sentence on a fault of the gradients, once for each kind, or of the machine.
     """
 
@@ -117,7 +117,6 @@ class Journal:
                 if row["epoch"] not in there:
                     self.run.log("metrics", whose | row | speed(self.run, row["seconds"]))
             self.run.log("metrics", final)
-            self.on_row(final)
         return final
 
     def _add(self, event: str, row: dict[str, Any]) -> None:

@@ -113,8 +113,7 @@ def training(
 
     Args:
         run: The run; its metrics.jsonl gets the rows, its folder the checkpoints.
-        on_row: Called with each row: "step" every 5 s of training, "validation" within an epoch, "epoch", and
-            "test", the last of a net and seed.
+        on_row: Called with each row: "step" every 5 s of training, "validation" within an epoch, "epoch".
         on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
             each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
             the machine does not keep up: metrics.jsonl has these.
@@ -140,8 +139,7 @@ def training(
         track = work.enter_context(tracked(config.trackers, *about))
 
         def note(row: dict[str, Any]) -> None:
-            if "updates" in row:
-                track(row, row["updates"], f"{row['net']}/seed{row['seed']}")
+            track(row, row["updates"], f"{row['net']}/seed{row['seed']}")
             if on_row:
                 on_row(row)
 
@@ -178,16 +176,22 @@ def train_all(
 ) -> list[dict[str, Any]]:
     """Trains what is not trained yet; the final row of each net and seed, those finished before first.
 
-    The loop that 03_train shows, as a function; arguments and errors are those of `training`.
+    The loop that 03_train shows, as a function; arguments and errors are those of `training`, but that
+    `on_row` gets each final row, "test", too.
     """
     with training(run, on_row, on_warning) as untrained:
         finals = list(run.tested().values())
         for one in untrained:
-            model = build(run, one.net, one.seed)
-            loaders, kept = one.prepare(model)
-            progress = train.fit(model, run.task, loaders, one.config, **kept)
-            finals.append(one.test(model, progress))
+            finals.append(_train(one))
+            if on_row and is_main():
+                on_row(finals[-1])
     return finals
+
+
+def _train(one: Training) -> dict[str, Any]:
+    run, model = one.run, build(one.run, one.net, one.seed)
+    loaders, kept = one.prepare(model)
+    return one.test(model, train.fit(model, run.task, loaders, one.config, **kept))
 
 
 def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) -> None:

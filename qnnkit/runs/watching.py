@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from qnnkit import checks, workspace
 from qnnkit.runs import state
@@ -108,7 +109,7 @@ def live() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]] | Non
         from IPython.display import display
 
         # One output that is replaced, and no widget: a saved notebook shows it too.
-        handle = display({"text/plain": ""}, raw=True, display_id=True)
+        handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
         yield lambda text: handle.update({"text/plain": text}, raw=True), print
     elif sys.stdout.isatty():
         from rich.console import Console
