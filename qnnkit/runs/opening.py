@@ -218,8 +218,8 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
             step = "Begin a new run_dir with it, without --fork."
             raise ValueError(checks.message("--fork", rule, str(new_dir), step))
     begun, kept = read_config(folder / "config.json", source.recipe), Run(folder, config).provenance
-    same = begun is not None and kept.get("forked", {}).get("of", "") == known.get("begun")
-    if same and not begun.with_paths(workspace.located).difference(config):
+    same = kept.get("forked", {}).get("of", "") == known.get("begun")
+    if begun is not None and same and not begun.with_paths(workspace.located).difference(config):
         return open_run(new_dir, source.recipe)
     there = {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.is_dir() else set()
     left = {"checkpoints", "metrics.jsonl", "provenance.json", "recipe.py"}  # by a fork that was killed

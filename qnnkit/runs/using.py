@@ -262,7 +262,8 @@ def _rows_of(file: str | Path, about: Data) -> np.ndarray:
     except (OSError, ValueError) as error:
         step = f"It says: {words.first_line(error)}."
         raise ValueError(checks.message("inputs", "be tables", str(file), step)) from None
-    numbers, shape = table.apply(pd.to_numeric, errors="coerce"), about.shapes[""][1:]
+    numbers: Any = table.apply(pd.to_numeric, errors="coerce")
+    shape = about.shapes[""][1:]
     numbers = numbers[int(numbers.iloc[0].isna().any()) :]  # a first line that names the columns
     if shape != [len(table.columns)] or numbers.isna().any(axis=None):
         rule = f"hold {shape[0] if len(shape) == 1 else 'no'} columns of numbers, as the net was trained on"
