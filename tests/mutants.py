@@ -198,8 +198,8 @@ MUTANTS = (
     ),
     ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
     (
-        "runs/forking.py",
-        '!= source.provenance.get("data", run.splits.fingerprint())',
+        "runs/opening.py",
+        '!= known.get("data", run.splits.fingerprint())',
         "is None",
         "your_own_traps runs",
     ),

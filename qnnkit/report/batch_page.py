@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from qnnkit import workspace
-from qnnkit.batch import state
 from qnnkit.report import page
 from qnnkit.report.compared import comparisons, verdict
 from qnnkit.report.study import COVERED, Study, read_batch, read_study, settings_in, show
-from qnnkit.runs import find_notebook, launch, reading
+from qnnkit.runs import find_notebook, launch, state
+from qnnkit.runs import rows as reading
 from qnnkit.runs.lock import alone
 from qnnkit.settings import MAIN_NETS
 
@@ -149,7 +149,7 @@ def _row(study: Study, planned: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"id": id_, "settings": settings, "state": "unfinished", "notes": []}
     row |= {"folder": folder.name, "nets": {}, "costs": {}, "validation": ""}
     try:
-        outcome = state.look(id_, folder, settings, study.score)
+        outcome = state.look(folder, study.score)
         row["state"], why = outcome.state, study.left_out.get(id_)
         row["notes"] += [str(outcome.error)] if outcome.error else []
         if outcome.state == "finished":

@@ -17,6 +17,7 @@ from qnnkit.report.criteria import judge
 from qnnkit.report.study import metrics
 from qnnkit.report.verify import hashes
 from qnnkit.runs import NOTEBOOKS, Run, export, sums
+from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import MAIN_NETS
 
@@ -183,7 +184,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config_digest": run.asked.digest(),
     }
-    workspace.write_bytes(run.report, render(run, result, shown).encode())
+    workspace.write_bytes(run.report, without_places(render(run, result, shown)).encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them anew.
     fresh, kept = hashes(run.folder), sums.read(run.folder) if before else None
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
@@ -194,7 +195,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]
 
 def _spent(run: Run) -> dict[str, Any]:
     """Time, money and bytes, for provenance.json."""
-    epochs = (row for row in run.rows("metrics") if row["event"] == "epoch")
+    epochs = (row for row in run.rows("metrics") if row["event"] == "epoch" and "copied" not in row)
     hours = sum(row.get("seconds", 0.0) for row in epochs) / 3600
     price = run.config.price_per_hour
     return {

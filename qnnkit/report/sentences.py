@@ -6,7 +6,7 @@ from typing import Any
 
 from qnnkit import device, gradients, measure, words
 from qnnkit.runs import Run, build, trained
-from qnnkit.runs.reading import facts
+from qnnkit.runs.rows import facts
 
 
 def of_run(run: Run, result: dict[str, Any]) -> list[str]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, stats, workspace
-from qnnkit.batch import state
 from qnnkit.report import latex
-from qnnkit.runs import Run, reading, sums
+from qnnkit.runs import Run, state, sums
+from qnnkit.runs import rows as reading
 from qnnkit.runs.folder import settings_of, settled
-from qnnkit.runs.reading import trainings
+from qnnkit.runs.rows import trainings
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
