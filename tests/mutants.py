@@ -123,7 +123,7 @@ MUTANTS = (
         "simulator",
     ),
     ("simulator/fused.py", "put(np.argsort(both))", "put(both)", "simulator"),
-    ("simulator/fusion.py", "states - places[local] + places[target[local]]", "states", "random_circuits"),
+    ("simulator/fusion.py", "- places[local] + places[to[local]]", "", "random_circuits"),
     (
         "simulator/fused.py",
         "turns.sin(), turns.cos()) * (period",
@@ -133,7 +133,7 @@ MUTANTS = (
     ("simulator/gates.py", "np.round(rates * 8) / 8", "np.round(rates * 4) / 4", "random_circuits"),
     ("simulator/circuit.py", "tuple(sorted(every)) if standard else", "", "contract"),
     ("simulator/circuit.py", "or not torch.allclose(", "or None is torch.allclose(", "contract"),
-    ("simulator/circuit.py", "if not is_affine.all():", "if False:", "over_weights contract"),
+    ("simulator/circuit.py", "if not is_affine.all():", "if False:", "contract"),
     ("simulator/gates.py", "or not found.rates.any()", "", "random_circuits"),
     ("simulator/circuit.py", "if name not in RATIONAL and", "if False and", "contract"),
     (
