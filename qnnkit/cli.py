@@ -288,13 +288,11 @@ def new(
 
 @app.command(name="recipes")
 def list_recipes() -> None:
-    """List the recipes that are shipped, by name, data and what each is about."""
+    """List the recipes that are shipped, by name and what each is about."""
     from qnnkit import recipes
 
     for name, recipe in recipes.RECIPES.items():
-        usual = recipe.Settings()
-        data, epochs = getattr(usual, "dataset", "its own"), usual.epochs
-        typer.echo(f"{name:<24} {data:<15} {epochs:>3} epochs  {recipe.sentence}")
+        typer.echo(f"{name:<24} {recipe.sentence}")
     typer.echo("\nMinutes on this machine: qnnkit plan --recipe NAME.")
     typer.echo("A copy to edit: qnnkit new mine.py --like NAME.")
 

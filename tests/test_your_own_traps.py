@@ -103,6 +103,29 @@ def test_all_that_a_cell_makes_of_a_recipe_counts(home):  # noqa: F811
     assert [name for name, digest in found.items() if digest == first] == ["nothing, in another kernel"]
 
 
+FACTORY = """
+from qnnkit import data, recipes
+from torch import nn
+
+def make(n):
+    class Made:
+        def load(self, settings):
+            return data.arrays(settings, [[0.0]] * 30, [0.0] * 30)
+
+        def build(self, settings, splits, seed):
+            return nn.Linear(n, 1)
+
+    return Made
+
+digests = [recipes.find(make(n)).digest for n in (3, 4, 3)]
+print(digests[0] == digests[2] != digests[1])
+"""
+
+
+def test_what_a_factory_was_given_counts(home):  # noqa: F811
+    assert in_notebooks([FACTORY]) == ["True"]
+
+
 def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
     text = RECIPE.replace("import qnnkit\n", "import qnnkit\nimport neighbour\n", 1)
     text = text.replace("np.sin(3 * t)", "neighbour.height * t")
@@ -132,10 +155,11 @@ def test_the_kit_beside_a_recipe_is_no_neighbour_and_modules_of_others_are_not_r
     (home / "qnnkit").mkdir()
     (home / "qnnkit" / "__init__.py").write_text("raise RuntimeError('another checkout')\n")
     assert recipes.find("mine.py").neighbours == {}
-    (home / "statistics.py").write_text("x = 1\n")
-    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport statistics\n", 1))
-    with pytest.raises(recipes.RecipeError, match=r"`statistics.py` beside it has the name of another"):
-        recipes.find("mine.py")
+    for name, where in (("statistics", "/"), ("time", "of Python")):
+        (home / f"{name}.py").write_text("x = 1\n")
+        (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", f"import qnnkit\nimport {name}\n", 1))
+        with pytest.raises(recipes.RecipeError, match=rf"`{name}` beside it has the name of .* \({where}"):
+            recipes.find("mine.py")
 
 
 def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  # noqa: F811
@@ -146,7 +170,7 @@ def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  
         spec = importlib.machinery.PathFinder.find_spec(name, sys.path)
         assert spec is not None and not Path(spec.origin).is_relative_to(home)
     (home / "mine.py").write_text("import yaml\n" + recipe.source)
-    with pytest.raises(recipes.RecipeError, match=r"`yaml.py` beside it has the name of another module \(/"):
+    with pytest.raises(recipes.RecipeError, match=r"`yaml` beside it has the name of another module \(/"):
         recipes.find("mine.py")
 
 
