@@ -113,11 +113,17 @@ def of_gradients(run: Run) -> list[str]:
         return ["No net of this run has a circuit that trains."]
     damaged = [f"{found.damaged} damaged lines of gradients.jsonl were left out."] if found.damaged else []
     trainings = found.trainings.values()
-    noises = [each.frame(layer)["snr_high"] for each in trainings for layer in each.quantum_layers]
-    calm = "No circuit's gradient vanished, exploded or drowned in noise."
-    if not any(noise.notna().any() for noise in noises):
-        calm = (
-            "No circuit's gradient vanished or exploded. Its noise was not measured: "
-            "that wants more updates in an epoch (a smaller batch_size)."
+    frames = [each.frame(layer) for each in trainings for layer in each.quantum_layers]
+    last = [frame[frame["epoch"] == frame["epoch"].max()]["snr_low"] for frame in frames]
+    noisy = [bool((lows == 0).all()) for lows in last if lows.notna().any()]
+    calm = "No circuit's gradient vanished or exploded. "
+    if not noisy:
+        calm += "Its noise was not measured: that wants more updates in an epoch (a smaller batch_size)."
+    elif any(noisy):
+        calm += (
+            f"In the last epoch, {sum(noisy)} of {len(noisy)} had a signal-to-noise ratio that cannot be "
+            "distinguished from 0 in a single update, as at a minimum."
         )
+    else:
+        calm += "In the last epoch, the signal-to-noise ratio of each was above 0 in a single update."
     return [*(found.warnings or [calm]), *damaged]
