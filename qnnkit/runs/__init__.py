@@ -4,11 +4,11 @@ from qnnkit.runs import chain
 from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.folder import Run
 from qnnkit.runs.forking import fork
+from qnnkit.runs.frame import frame
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, find_notebook, launch
 from qnnkit.runs.nets import best, build, count_parameters, first_batch, seen_by, trained
 from qnnkit.runs.opening import open_run
 from qnnkit.runs.placing import placed
-from qnnkit.runs.reading import frame
 from qnnkit.runs.status import Status
 from qnnkit.runs.surveying import to_plan
 from qnnkit.runs.trainings import Stopped, Training, train_all, training
