@@ -142,7 +142,7 @@ class Settings(Base):
     n_seeds: int = Field(default=1, ge=1, le=10_000)
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
     controls: tuple[str, ...] | Literal["all"] = "all"
-    """Nets trained beside the recipe's own, with only the quantum part exchanged; () for none."""
+    """Nets with the quantum part exchanged: "all" for the five standard ones, or names; () for none."""
     net_settings: tuple[str, ...] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
 

@@ -149,11 +149,18 @@ class Recipe:
             return tuple(self._own_controls(settings, splits, seed))
         return layers.control_names(self.build(settings, splits, seed))
 
+    def more_control_names(self) -> tuple[str, ...]:
+        """Controls that are trained only where they are named."""
+        from qnnkit import layers
+
+        return () if hasattr(self.code, "controls") else layers.MORE_CONTROLS
+
     def require_control(self, name: str, names: Collection[str]) -> None:
         """Raises ValueError where there is no such control."""
         if not names:
             rule, step = "be left out for a net without a QuantumLayer to exchange", "Set controls=()."
             raise ValueError(checks.message("controls", rule, name, step))
+        names = (*names, *self.more_control_names())
         checks.choice("control", name, names, "The run's own net, hybrid, is trained with any of them.")
 
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
@@ -167,7 +174,8 @@ class Recipe:
         if not hasattr(self.code, "controls"):
             net = self._called(settings, splits, seed)
             self.require_control(name, layers.control_names(net))
-            made = layers.control(net, name, seed=seed)
+            with self.located_errors():
+                made = layers.control(net, name, seed=seed, example=splits.example())
             self._require_exchanged(name, made, splits)
             return made
         found = self._own_controls(settings, splits, seed)
@@ -194,7 +202,7 @@ class Recipe:
         finally:
             hook.remove()
         inside, asked = set(net.modules()), set(seen)
-        stand_ins = [each for each in inside if isinstance(each, layers.ClassicalLayer | layers.Bypass)]
+        stand_ins = [each for each in inside if isinstance(each, layers.STAND_INS)]
         left = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
         if left or not asked.issuperset(stand_ins):
             rule = "exchange every circuit of the net"

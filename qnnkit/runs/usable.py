@@ -135,8 +135,13 @@ def _require_controls(run: Run) -> None:
     names = run.recipe.control_names(config, run.splits, config.seed)
     for name in chosen:
         run.recipe.require_control(name, names)
+    for name in set(chosen) & set(run.recipe.more_control_names()):  # which not every circuit has
+        try:
+            run.recipe.control(name, run.config, run.splits, config.seed)
+        except NotImplementedError as error:
+            raise ValueError(str(error)) from None
     for name in single:
-        checks.choice("net in net_settings", name, [run.nets[0], *names])
+        checks.choice("net in net_settings", name, [run.nets[0], *names, *run.recipe.more_control_names()])
 
 
 @contextlib.contextmanager
