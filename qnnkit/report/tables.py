@@ -35,7 +35,7 @@ BESIDE = {
 """Score that nets are compared by -> what is computed as well."""
 MOST_HYBRIDS = 7
 """Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
-WITH_CIRCUIT = ("no_entanglement", "frozen_random")
+WITH_CIRCUIT = ("no_entanglement", "frozen_random", "frozen_classical")
 """Controls that still hold a circuit: they do not tell whether the net needs one."""
 CONTROLS = {
     "classical": "a classical layer of as many weights as the circuit",
@@ -43,6 +43,10 @@ CONTROLS = {
     "no_entanglement": "the same circuit without entanglement",
     "frozen_random": "the same circuit left at random angles",
     "no_quantum": "the net without its circuit",
+    "fourier": "a trained linear map of the circuit's own trigonometric features",
+    "fourier_random": "a trained linear map of as many random trigonometric features",
+    "compute_matched": "a classical part that takes as long as the circuit",
+    "frozen_classical": "the same net, its classical layers before the circuit not trained",
     "reference": "the classical reference",
     "lora": "LoRA, which has no circuit",
     "vera": "VeRA, which has no circuit",
