@@ -154,19 +154,19 @@ def train(
             tell(placed.sentence)
 
         def show(row: dict[str, Any]) -> None:
-            if row["event"] == "epoch":
+            if row["event"] in ("epoch", "test"):
                 tell(runs.epoch_line(begun, row))
 
-        before = len(begun.tested())
-        for final in runs.train_all(begun, on_row=show, on_warning=tell):
-            if is_main():
-                tell(runs.epoch_line(begun, final))
+        before = begun.tested()
+        for final in before.values() if is_main() else ():
+            show(final)
+        runs.train_all(begun, on_row=show, on_warning=tell)
         written = any((begun.folder / name).exists() for name in ("model", "adapter"))
         tested = begun.tested()
         if (
             is_main()
             and (begun.nets[0], begun.config.seed) in tested
-            and (len(tested) > before or not written)
+            and (len(tested) > len(before) or not written)
         ):
             tell(f"The trained net is in {runs.export(begun)}.")
 
@@ -430,7 +430,6 @@ def merge(
 def _begun(run_dir: Path, recipe: str | None = None) -> Any:
     """A run that is there already."""
     from qnnkit import runs
-    from qnnkit.runs import status
 
-    status.read(run_dir)  # says what the folder must hold
+    runs.state.of_run(run_dir)  # says what the folder must hold
     return runs.open_run(run_dir, recipe)

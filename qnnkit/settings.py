@@ -23,6 +23,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_validator,
 )
 
 from qnnkit import checks
@@ -176,6 +177,14 @@ class Settings(Base):
     source: ClassVar[Any] = None
     """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, given: Any) -> Any:
+        """A text where a list is wanted, such as "classical, no_quantum", is the list of its words."""
+        if not isinstance(given, dict):
+            return given
+        return {name: listed(each) if cls._is_list(name, each) else each for name, each in given.items()}
+
     @field_validator("validation_fraction", "test_fraction", "train_fraction")
     @classmethod
     def _share_or_number(cls, value: float, info: ValidationInfo) -> float:
@@ -312,11 +321,12 @@ class Settings(Base):
         return bool(types & {str, Path}) and not types & {int, float, bool}
 
     @classmethod
-    def is_list(cls, name: str, text: str) -> bool:
-        """Whether a text given for a setting is a list of values, not a word that the setting knows."""
+    def _is_list(cls, name: str, value: Any) -> bool:
+        """Whether a value given for a setting is a text for a list, not a word that the setting knows."""
         members = _members(cls.model_fields[name].annotation) if name in cls.model_fields else ()
         words = [word for each in members if get_origin(each) is Literal for word in get_args(each)]
-        return text not in words and any(get_origin(each) in (tuple, list) for each in members)
+        is_list = any(get_origin(each) in (tuple, list) for each in members) and str not in members
+        return isinstance(value, str) and is_list and value not in words
 
     @classmethod
     def describe(cls, name: str) -> str:
@@ -385,6 +395,16 @@ def _parts(words: str) -> tuple[str, str, Any]:
 def _text(path: str | Path) -> str:
     """A path as `workspace.portable` writes it: `Path` drops the `./` of what lies in the workspace."""
     return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
+
+
+def listed(text: str) -> list[str]:
+    """The words of a text such as "hybrid, classical".
+
+    Example:
+        >>> listed("(hybrid, classical)"), listed("()")
+        (['hybrid', 'classical'], [])
+    """
+    return [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
 
 
 def types_of(annotation: Any) -> set[Any]:

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from qnnkit import report, runs
-from qnnkit.batch import state
 from qnnkit.report import write_batch_page
 from qnnkit.report.study import runs_table
+from qnnkit.runs import state
 from tests.showing import Batch, Page, log_epochs, log_test, needs_chromium
 
 
@@ -186,7 +186,7 @@ def test_a_run_without_an_id_has_the_name_of_its_folder_everywhere(four):
     for planned in content["runs"]:
         del planned["id"]
     (four.folder / "batch.json").write_text(json.dumps(content))
-    assert [outcome.id for outcome in state.read(four.folder)] == list(rows(four))
+    assert [outcome.id for outcome in state.of_batch(four.folder)] == list(rows(four))
     assert {"digits-lost", "digits-next"} == set(report.read_study(four.folder).left_out) <= set(rows(four))
 
 

@@ -267,7 +267,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path, monkeypatch):
     run = runs.open_run(
         "runs/one", "digits_clip", epochs=1, n_seeds=1, threads=1, gradient_samples=0, **given
     )
-    list(runs.train_all(run))
+    runs.train_all(run)
     runs.export(run)
     with refused("run_dir", NotImplementedError):
         runs.evaluate("runs/one", tmp_path)

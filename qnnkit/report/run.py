@@ -14,6 +14,7 @@ from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
 from qnnkit.report.verify import hashes
 from qnnkit.runs import NOTEBOOKS, Run, build, export, sums, trained
+from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import BOUNDS, MAIN_NETS
 
@@ -223,7 +224,8 @@ def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened:
         "config_digest": run.asked.digest(),
     }
     picture = plots.as_png(forest(compared, run.score)) if compared else b""
-    workspace.write_bytes(run.report, render(run, result, shown, picture).encode())
+    page_ = without_places(render(run, result, shown, picture))
+    workspace.write_bytes(run.report, page_.encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them again.
     fresh, kept = hashes(run.folder), sums.read(run.folder) if before else None
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from qnnkit import batch, checks, stats, workspace
+from qnnkit import checks, stats, workspace
 from qnnkit.report import page
 from qnnkit.report.tables import COSTS, COVERED, KEYS, comparisons, means, metrics, show, verdict
-from qnnkit.runs import Run, find_notebook, frame, launch, reading, sums
+from qnnkit.runs import Run, find_notebook, frame, launch, state, sums
+from qnnkit.runs import rows as reading
 from qnnkit.runs.folder import settings_of, settled
 from qnnkit.runs.lock import alone
 from qnnkit.settings import MAIN_NETS
@@ -183,7 +184,7 @@ def read_study(folder: str | Path) -> Study:
     )
 
 
-def _plan(folder: Path) -> tuple[str, stats.Score, list[batch.Outcome]]:
+def _plan(folder: Path) -> tuple[str, stats.Score, list[state.State]]:
     """Name, score and runs of a batch.
 
     Raises:
@@ -195,7 +196,7 @@ def _plan(folder: Path) -> tuple[str, stats.Score, list[batch.Outcome]]:
         content = json.loads(path.read_text())
         score = stats.Score(**content["score"]) if "score" in content else stats.ACCURACY
         name, _ = str(content.get("name", folder.name)), content["runs"]
-        return name, score, batch.read(folder)
+        return name, score, state.of_batch(folder)
     except (FileNotFoundError, NotADirectoryError):
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(folder), step)) from None
@@ -383,12 +384,12 @@ def runs_table(study: Study) -> pd.DataFrame:
     found: Any = (
         means(study.frame.assign(model=study.frame["run"]), score) if len(study.frame) else pd.DataFrame()
     )
-    for each in batch.read(study.folder):
+    for each in state.of_batch(study.folder):
         config = reading.facts(each.folder, "config.json")
         about = {name: config.get(name, value) for name, value in each.settings.items()}
         why = study.left_out.get(each.id)
-        state = "unfinished" if each.state == "finished" and why else each.state
-        row = {"run": each.id, **{name: show(value) for name, value in about.items()}, "state": state}
+        stands = "unfinished" if each.state == "finished" and why else each.state
+        row = {"run": each.id, **{name: show(value) for name, value in about.items()}, "state": stands}
         of_run = found[found["model"] == each.folder.name] if len(found) else found
         for net in of_run.to_dict("records"):
             ends = (net[score.name], net[f"{score.name}_low"], net[f"{score.name}_high"])
@@ -410,7 +411,7 @@ def runs_table(study: Study) -> pd.DataFrame:
                 "other weights": f"{own['classical'].iloc[0]:,.0f}",
             }
             row["s / epoch"] = f"{own['seconds_per_epoch'].iloc[0]:.2f}"
-        criteria = reading.facts(each.folder, "result.json").get("criteria") if state == "finished" else ()
+        criteria = reading.facts(each.folder, "result.json").get("criteria") if stands == "finished" else ()
         said = [
             f"{one['criterion']}: {one['sentence'].partition(':')[0]}."
             for one in criteria or ()
@@ -431,7 +432,7 @@ def _linked(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     """
     linked = table.map(html.escape).rename(columns=lambda name: html.escape(str(name)))
     runs, notebooks = [], []
-    for each, name in zip(batch.read(study.folder), linked["run"], strict=True):
+    for each, name in zip(state.of_batch(study.folder), linked["run"], strict=True):
         here = reading.work(each.folder)
 
         def link(path: Path, text: str, kept: Path = each.folder, here: Path = here) -> str:

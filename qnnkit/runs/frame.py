@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
-from qnnkit.runs import reading
+from qnnkit.runs import rows as files
 from qnnkit.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -49,14 +49,16 @@ def frame(runs: Source | Iterable[Source], event: str = "test", settings: Iterab
     for about, config, provenance, rows in sources:
         about |= {name: config[name] for name in names if name in config}
         hours: dict[Any, float] = {}
-        for row in reading.trainings(rows, "epoch", None):
+        for row in files.trainings(rows, "epoch", None):
+            if "copied" in row:  # by a fork: its source has spent them
+                continue
             training = row.get("net"), row.get("seed")
-            hours[training] = hours.get(training, 0.0) + (reading.number(row, "seconds") or 0.0) / 3600
-        for row in reading.trainings(rows, event, config.get("epochs")):
+            hours[training] = hours.get(training, 0.0) + (files.number(row, "seconds") or 0.0) / 3600
+        for row in files.trainings(rows, event, config.get("epochs")):
             known = {**about, **row, "data": provenance.get("data")}
             if event == "test":
                 known["hours"] = hours.get((row.get("net"), row.get("seed")), math.nan)
-                price = reading.number(config, "price_per_hour")
+                price = files.number(config, "price_per_hour")
                 known["cost"] = math.nan if price is None else price * known["hours"]
             table.append(known)
     return pd.DataFrame(table)
@@ -68,6 +70,6 @@ def _read(run: Source) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], 
         about = {"folder": str(run.folder), "run": run.folder.name, "recipe": run.config.recipe}
         return about, run.config.flat(), run.provenance, run.rows("metrics")
     folder = workspace.place(run)
-    config, provenance = (reading.facts(folder, f"{name}.json") for name in ("config", "provenance"))
+    config, provenance = (files.facts(folder, f"{name}.json") for name in ("config", "provenance"))
     about = {"folder": str(run), "run": folder.name, "recipe": config.get("recipe")}
-    return about, config, provenance, reading.rows(folder)
+    return about, config, provenance, files.read(folder)
