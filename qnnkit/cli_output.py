@@ -68,8 +68,10 @@ def print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> 
     from qnnkit import report as reports
 
     tell(f"\n{reports.table(result['nets'], begun.score).to_string()}\n")
-    for sentence in filter(None, [result.get("verdict"), *result["verdicts"]]):
-        tell(sentence)
+    headline = result.get("verdict") or ""  # it ends in the sentence on the strongest control
+    for sentence in [headline, *(each for each in result["verdicts"] if each not in headline)]:
+        if sentence:
+            tell(sentence)
     for row in reports.judge(begun):
         tell(f"{row['criterion']}: {row['sentence']}")
     kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere

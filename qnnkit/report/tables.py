@@ -236,12 +236,10 @@ def verdict(compared: pd.DataFrame) -> str:
         return "No two nets could be compared, so nothing can be said of any difference."
     alike = (compared["model"] == compared["other_model"]) | (compared["other_net"] == "reference")
     kinds: Any = compared["other_net"].where(alike, "hybrid nets of other models")
-    counted = {
-        "All comparisons": compared["verdict"],
-        **dict(list(compared["verdict"].groupby(kinds, sort=False))),
-    }
+    first = "All comparisons"
+    counted = {first: compared["verdict"], **dict(list(compared["verdict"].groupby(kinds, sort=False)))}
     lines = [
-        f"{name if name not in CONTROLS else f'Against {CONTROLS[name]}'}: "
+        f"{name if name == first else f'Against {CONTROLS.get(name, name)}'}: "
         + ", ".join(
             f"{(found == each).sum()} {each}" for each in ("better", "worse", "equivalent", "undecided")
         )
