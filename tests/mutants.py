@@ -25,9 +25,16 @@ OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of what was imp
 OPTIONS += ("-o", "faulthandler_timeout=120")  # a test that waits for ever has noticed, too
 # file of the kit, old text (which stands there once), new text, files of tests
 MUTANTS = (
-    ("stats.py", "(1 + level) / 2, n - 1", "(1 + level) / 2, n", "stats"),
-    ("stats.py", "2 * float(t.sf(", "float(t.sf(", "stats"),
-    ("stats.py", "right * (n - right) / n", "right * (n - right)", "stats"),
+    ("stats/intervals.py", "(1 + level) / 2, n - 1", "(1 + level) / 2, n", "stats"),
+    ("stats/intervals.py", "2 * float(t.sf(", "float(t.sf(", "stats"),
+    ("stats/intervals.py", "right + 1, n - right)", "right, n - right)", "stats"),
+    ("stats/intervals.py", "margin - abs(found.difference)", "margin + abs(found.difference)", "stats"),
+    (
+        "stats/intervals.py",
+        "middle = statistics.fmean(logs) + variance / 2",
+        "middle = statistics.fmean(logs)",
+        "stats",
+    ),
     ("circuits.py", "wires[1:] + wires[:1]", "wires[1:] + wires[1:2]", "circuits"),
     ("circuits.py", "side = (first + layer) % 2", "side = layer % 2", "circuits"),
     (
