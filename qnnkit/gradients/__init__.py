@@ -1,7 +1,7 @@
 """Are gradients right and large enough, and what becomes of them in training."""
 
 from qnnkit.gradients import plateau
-from qnnkit.gradients.check import METHODS, Comparison, GradientError, check, require
+from qnnkit.gradients.check import METHODS, GradientError, check, require
 from qnnkit.gradients.faults import Fault
 from qnnkit.gradients.one_batch import dead, diagnose
 from qnnkit.gradients.reach import Gate, circuits_of, gates, weight_names
@@ -9,7 +9,7 @@ from qnnkit.gradients.record import History, Training, history, of_batch, read
 from qnnkit.gradients.watch import Watch, on_batch
 
 __all__ = [
-    "METHODS", "Comparison", "Fault", "Gate", "GradientError", "History", "Training", "Watch", "check",
+    "METHODS", "Fault", "Gate", "GradientError", "History", "Training", "Watch", "check",
     "circuits_of", "dead", "diagnose", "gates", "history", "of_batch", "on_batch", "plateau", "read",
     "require", "weight_names",
 ]  # fmt: skip
