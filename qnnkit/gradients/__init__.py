@@ -1,6 +1,7 @@
 """Are gradients right and large enough, and what becomes of them in training."""
 
 from qnnkit.gradients import plateau
+from qnnkit.gradients.capacity import alignment, effective_dimension, pauli_weights, tangent_kernel
 from qnnkit.gradients.check import METHODS, GradientError, check, require
 from qnnkit.gradients.faults import Fault
 from qnnkit.gradients.one_batch import dead, diagnose
@@ -9,7 +10,7 @@ from qnnkit.gradients.record import History, Training, history, of_batch, read
 from qnnkit.gradients.watch import Watch, on_batch
 
 __all__ = [
-    "METHODS", "Fault", "Gate", "GradientError", "History", "Training", "Watch", "check",
-    "circuits_of", "dead", "diagnose", "gates", "history", "of_batch", "on_batch", "plateau", "read",
-    "require", "weight_names",
+    "METHODS", "Fault", "Gate", "GradientError", "History", "Training", "Watch", "alignment", "check",
+    "circuits_of", "dead", "diagnose", "effective_dimension", "gates", "history", "of_batch", "on_batch",
+    "pauli_weights", "plateau", "read", "require", "tangent_kernel", "weight_names",
 ]  # fmt: skip
