@@ -78,15 +78,16 @@ def require(comparisons: pd.DataFrame) -> None:
 
     It also raises for a layer that no method could be compared with.
     """
-    for row in comparisons[~comparisons["passed"].astype(bool)].itertuples():
-        raise GradientError(
-            f"The gradient of `{row.layer}` by autograd must agree with {row.method} to "
-            f"{row.tolerance:g}, but differs by {row.error:.3g} at {row.worst}. Do not train this net: "
-            "change its circuit or its backend."
-        )
+    for row in comparisons.to_dict("records"):
+        if not row["passed"]:
+            raise GradientError(
+                f"The gradient of `{row['layer']}` by autograd must agree with {row['method']} to "
+                f"{row['tolerance']:g}, but differs by {row['error']:.3g} at {row['worst']}. Do not train "
+                "this net: change its circuit or its backend."
+            )
     witnesses = comparisons[comparisons["method"] != "fused"]  # which may be what is on trial
     for layer, reasons in witnesses.groupby("layer", sort=False)["unavailable"]:
-        if (reasons != "").all():
+        if all(reasons):
             raise GradientError(
                 f"The gradient of `{layer}` must be compared with another method's, but none of PennyLane's "
                 f"differentiates its circuit (backprop: {reasons.iloc[0]}). Change what it measures."
