@@ -66,7 +66,8 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
     parts = {side: (pixels(images), labels) for side, (images, labels) in sides.items()}
     names, parts = classes_of(classes, parts)
     parts = parts if len(parts) > 1 else {"any": parts["train"]}
-    return split_arrays("npz", parts, names, notes=notes, **options)
+    splits = split_arrays("npz", parts, names, **options)
+    return replace(splits, notes=(*notes, *splits.notes))
 
 
 def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
