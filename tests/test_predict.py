@@ -31,7 +31,7 @@ def home(tmp_path, monkeypatch):
 
 def trained(recipe, **settings):
     run = runs.open_run("runs/one", recipe, **TINY, **settings)
-    list(runs.train_all(run))
+    runs.train_all(run)
     export(run)
     return run
 
@@ -152,7 +152,7 @@ def test_an_adapter_goes_on_with_a_text(written, home):
     run = runs.open_run(
         "runs/two", "text_adapter", **TINY | settings, adapter_weights=300, targets=["q_proj"]
     )
-    list(runs.train_all(run))
+    runs.train_all(run)
     export(run)
     (home / "other.txt").unlink()
     [row] = runs.predict("runs/two", ["a dog"])
