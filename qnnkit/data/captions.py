@@ -206,7 +206,7 @@ def _with_tokens(
     texts = [part.texts()[0] for part in sets]
     tokenizer = tokenizers.of_captions(wanted, texts[0], length)
     losses = tokenizers.losses(tokenizer, [text for part in texts for text in part])
-    return CaptionSplits(name, *sets, tokenizer, notes=(*notes, *losses), **more)
+    return CaptionSplits(name, *sets, tokenizer=tokenizer, notes=(*notes, *losses), **more)
 
 
 # --- files --------------------------------------------------------------------------------------------------

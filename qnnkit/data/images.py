@@ -275,7 +275,7 @@ def split(stack: Stack, top: str | None = None, **options: Any) -> tuple[list[Im
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
     every = whole.images.numpy()
     same = {
-        side: (Content(memoryview(every[i]), whole.sources[i], labels[i]) for i in chosen)
+        side: (Content(every[i].data, whole.sources[i], int(labels[i])) for i in chosen)
         for side, chosen in zip(SPLITS, rows, strict=True)
     }
     notes += duplicates.notes(same, "images", "pixel for pixel")
