@@ -147,6 +147,9 @@ class Settings(Base):
     net_settings: tuple[str, ...] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
 
+    min_difference: float | None = Field(default=None, gt=0)
+    """The least difference that matters (points, nats); None: 1 point, or 1 % of a loss. May differ later."""
+
     # --- where and how it is computed ---
     device: str = "auto"
     """Torch device: auto (measured), cpu, cuda, cuda:N, mps. Placement: may differ when a run is resumed."""
@@ -331,8 +334,10 @@ class Settings(Base):
         return (cls.model_fields[name].description or "").replace("\n", " ")
 
 
-CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
+BOUNDS = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
 """Bounds of success."""
+CRITERIA = (*BOUNDS, "min_difference")
+"""How a result is judged: they may be given to a finished run, whose report is then written again."""
 PLACEMENT = (
     *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
     *("micro_batch", "gradient_checkpointing", "on_oom", "validate_every_steps", "gradient_samples"),

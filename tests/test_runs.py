@@ -961,7 +961,9 @@ def test_runs_are_one_table(tiny, tmp_path):
     with Mirror(two.folder, remote):
         pass
     stored = runs.frame([remote])
-    assert stored.drop(columns="folder").equals(runs.frame([two.folder]).drop(columns="folder"))
+    names = ["folder", "run"]
+    assert stored.drop(columns=names).equals(runs.frame([two.folder]).drop(columns=names))
+    assert table.equals(runs.frame([one, two.folder, tmp_path / "nothing"])), "a run as its folder"
 
 
 @pytest.mark.parametrize("place", ["/", "~", "."])

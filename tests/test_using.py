@@ -198,7 +198,7 @@ def test_labelled_images_are_judged_as_the_test_split_was(pictured, monkeypatch)
         assert (found["samples"], found["notes"]) == (row["n_test"], []), place
         for name in ("accuracy", "loss", "macro_f1", "ece"):
             assert found[name] == pytest.approx(row[f"test_{name}"], abs=1e-6), place
-        low, high = stats.wilson(found["accuracy"] * row["n_test"], row["n_test"])
+        low, high = stats.clopper_pearson(found["accuracy"] * row["n_test"], row["n_test"])
         assert found["interval"] == [low, high] and low < found["accuracy"] <= high
     assert "accuracy: " in (told := command("evaluate", "runs/one", "held")) and "95 % interval" in told
 

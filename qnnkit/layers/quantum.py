@@ -337,7 +337,7 @@ def _columns(values: Any, x: Tensor) -> Tensor:
     """What a QNode returns for inputs `x`, in their precision; of several measurements, a column a number."""
     if not isinstance(values, Tensor):
         values = torch.hstack(
-            [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else list(values)
+            [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else values
         )
     return values.to(x.dtype.to_complex() if values.is_complex() else x.dtype)
 

@@ -1,4 +1,4 @@
-"""The rows of a run, and its other files: read, mended, followed and framed here, wherever the run is."""
+"""The rows of a run, and its other files: read, mended and followed here, wherever the run is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qnnkit import checks, workspace
-
-if TYPE_CHECKING:
-    import pandas as pd
+from qnnkit import workspace
 
 
 def work(folder: Path) -> Path:
@@ -126,36 +123,3 @@ def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None)
         if row.get("event") == event and (event != "test" or row.get("epochs", epochs) == epochs):
             found[row.get("net"), row.get("seed"), row.get("epoch"), row.get("step")] = dict(row)
     return list(found.values())
-
-
-def frame(folders: str | Path | Iterable[str | Path], event: str = "test") -> pd.DataFrame:
-    """Trainings of many runs as one tidy table, for pandas and seaborn.
-
-    Args:
-        folders: Of a run, or of several; relative ones are meant from the workspace. One without rows adds
-            none.
-        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs,
-            "validation" one for each validation within an epoch.
-
-    Returns:
-        Columns: `folder` as it was given, `recipe`, the settings that runs were given, and what metrics.jsonl
-        has of them.
-
-    Raises:
-        ValueError: `event` is none of them.
-
-    Example:
-        >>> frame([]).empty
-        True
-    """
-    import pandas as pd
-
-    checks.choice("event", event, ("test", "epoch", "validation"))
-    table: list[dict[str, Any]] = []
-    for given in [folders] if isinstance(folders, str | Path) else folders:
-        folder = workspace.place(given)
-        config, provenance = (facts(folder, f"{name}.json") for name in ("config", "provenance"))
-        about = {"folder": str(given), "recipe": config.get("recipe")}
-        about |= {name: config[name] for name in provenance.get("given") or () if name in config}
-        table += [{**about, **row} for row in trainings(read(folder), event, config.get("epochs"))]
-    return pd.DataFrame(table)

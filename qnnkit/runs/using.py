@@ -319,7 +319,7 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     numbers = {name: value for name, value in numbers.items() if not name.startswith("minus_")}
     found = {"data": splits.name, counted: n, **numbers, "score": score.name, "notes": list(splits.notes)}
     if score.per == "%" and counted == "samples":
-        found["interval"] = list(stats.wilson(numbers[score.name] * n, n))
+        found["interval"] = list(stats.clopper_pearson(numbers[score.name] * n, n))
     return found
 
 

@@ -88,12 +88,6 @@ class Programs:
             rows: Inputs of shape (batch, n_features) or (n_features,).
             weights: By name; of the dtype and device of `rows`.
         """
-        if (tracing := torch._C._get_tracing_state()) is not None:
-            torch._C._set_tracing_state(None)  # torch.jit compares with a second trace
-            try:
-                self.program_for(rows, weights)
-            finally:
-                torch._C._set_tracing_state(tracing)
         reason = own_device(self.qnode) if self._methods.hold() else "its device was changed"
         if reason is None and self.qnode.shots and not self._samples(rows):
             reason = "it has a finite number of shots"

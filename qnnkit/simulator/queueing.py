@@ -132,6 +132,8 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iufc":
             raise NotFusable(f"a gate takes a {type(leaf).__name__}")
         leaf = torch.as_tensor(leaf)
+    if leaf.is_complex() and not isinstance(made.operations[-1], qp.StatePrep):
+        raise NotFusable("an angle of it is complex")
     is_batched = leaf.ndim == ndim + 1
     if (is_batched and made.batch not in (None, len(leaf))) or leaf.ndim > ndim + 1:
         raise NotFusable("its gates have batches of different sizes")
