@@ -163,11 +163,8 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     about = workspace.read_json(folder / ABOUT)
     if not isinstance(about, dict):
         run = folder.parent if folder.name in ("model", "adapter") else folder
-        rule, step = (
-            "hold a trained net",
-            f"The run is {look(run).state}: finish it, its 04_analyze writes model/.",
-        )
-        raise FileNotFoundError(checks.message("folder", rule, str(folder), step))
+        step = f"It is {look(run).state}. Finish the run: its 04_analyze writes model/."
+        raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     named = None if recipe is None else recipes.find(recipe)
     config = settings_of(about["settings"], named)
     if named is not None and config.source is None:
