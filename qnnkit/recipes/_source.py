@@ -70,7 +70,11 @@ def texts_of(file: str, module: str = "") -> tuple[str, dict[str, str]]:
         raise RecipeError(f"Recipe `{path}`{f', line {line}' if line else ''}: {told}") from None
     finder = ModuleFinder([str(root)], excludes=["qnnkit"])  # the kit is no neighbour, wherever it lies
     finder.import_hook(module) if module else finder.run_script(file)
-    found = {Path(each.__file__) for each in finder.modules.values() if each.__file__} - {path}
+    for name in finder.badmodules:
+        if (root / f"{name.replace('.', '/')}.py").is_file():  # no Python any more: its import says so
+            sys.modules.pop(name, None)
+    files = [getattr(each, "__file__", None) for each in finder.modules.values()]
+    found = {Path(each) for each in files if each} - {path}
     return source, {each.relative_to(root).as_posix(): _read(each) for each in sorted(found)}
 
 
