@@ -70,8 +70,9 @@ def texts_of(file: str, module: str = "") -> tuple[str, dict[str, str]]:
         raise RecipeError(f"Recipe `{path}`{f', line {line}' if line else ''}: {told}") from None
     finder = ModuleFinder([str(root)], excludes=["qnnkit"])  # the kit is no neighbour, wherever it lies
     finder.import_hook(module) if module else finder.run_script(file)
-    found = {Path(each.__file__) for each in finder.modules.values() if each.__file__} - {path}
-    return source, {each.relative_to(root).as_posix(): _read(each) for each in sorted(found)}
+    files = {Path(each.__file__ or root / f"{name}.py") for name, each in finder.modules.items()}
+    found = [each for each in sorted(files - {path}) if each.is_file()]  # one may have a built-in's name
+    return source, {each.relative_to(root).as_posix(): _read(each) for each in found}
 
 
 def _read(path: Path) -> str:
