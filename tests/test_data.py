@@ -22,7 +22,7 @@ from PIL import Image
 from qnnkit import data, recipes
 from qnnkit.data import DATASETS, ImageSet, ImageSplits, images, kind, load, places, write_sample
 from qnnkit.data.batches import _Rows
-from qnnkit.data.captioned_files import listing
+from qnnkit.data.captions import listing
 from qnnkit.data.images import read
 from qnnkit.data.splits import SPLITS, split_rows
 from qnnkit.settings import Settings
@@ -627,8 +627,7 @@ def test_captions_find_images_whose_names_are_written_another_way(tmp_path):
         folder = fill(tmp_path / here, [unicodedata.normalize(here, name)])
         content = [{"image": unicodedata.normalize(there, name), "captions": ["a cup"]}]
         (folder / "captions.json").write_text(json.dumps(content))
-        with places.open_place(folder) as place:
-            assert list(listing(place).captions.values()) == [("a cup",)]
+        assert list(listing(places.open_place(folder)).captions.values()) == [("a cup",)]
 
 
 def test_names_that_a_mac_takes_for_one_are_refused(tmp_path):

@@ -13,9 +13,8 @@ import pytest
 import torch
 from symusic import ControlChange, Note, Score, Tempo, TimeSignature, Track
 
-from qnnkit.data import music_files, music_tokens
-from qnnkit.data.music_blocks import Transposition, first_pieces, music
-from qnnkit.data.music_files import collect, of_midi, of_steps
+from qnnkit.data import music_tokens
+from qnnkit.data.music import Transposition, collect, composers_in, first_pieces, music, of_midi, of_steps
 from qnnkit.data.music_tokens import writing
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet
@@ -195,7 +194,7 @@ def test_composers_are_folders_archives_and_files(tmp_path):
     archive(root / "zipped.zip", {"1.mid": midi(*ON, *OFF), "cat/1.mid": midi(*ON, *OFF)})
     (root / "dan.json.gz").write_bytes(gzip.compress(json.dumps({"a": scale(9)}).encode()))
     expected = ["root", "ann", "dan", "bob", "zipped", "cat"]
-    assert [piece.composer for piece in collect(root)[0]] == list(music_files.composers_in(root)) == expected
+    assert [piece.composer for piece in collect(root)[0]] == list(composers_in(root)) == expected
     several = [root / "zipped.zip", root / "dan.json.gz", root / "1.mid"]
     assert [piece.composer for piece in collect(several)[0]] == ["zipped", "cat", "dan", "root"]
     pieces, notes = collect(root, ["ann"])

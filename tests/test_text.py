@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from qnnkit.data import tokenizers
-from qnnkit.data.text import encoded, text
-from qnnkit.data.text_files import SUFFIXES, Document, documents
+from qnnkit.data.text import SUFFIXES, Document, documents, encoded, text
 from qnnkit.data.tokens import IGNORED
 from tests.toys import pack, real, refused
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from qnnkit import layers, recipes, report, runs
-from qnnkit.report import sentences
 from tests import forked
 from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
 
@@ -209,14 +208,6 @@ def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(ho
     np.savez("more.npz", inputs=np.full((4, 3), 0.5, np.float32), targets=np.ones(4, np.float32))
     found = runs.evaluate("runs/one", "more.npz", recipe="mine.py")
     assert (found["samples"], found["score"]) == (4, "r2") and np.isfinite(found["r2"])
-
-
-def test_noise_that_was_not_measured_is_not_said_to_be_low(home):  # noqa: F811
-    for name, batch_size, measured in (("one", 64, False), ("two", 2, True)):
-        run = runs.open_run(f"runs/{name}", "mine.py", controls=[], **TINY, batch_size=batch_size)
-        list(runs.train_all(run))
-        [said] = [each for each in sentences.of_gradients(run) if "gradient" in each]
-        assert ("Its noise was not measured" in said) == (not measured), said
 
 
 def test_a_fork_never_touches_what_is_there(home):  # noqa: F811

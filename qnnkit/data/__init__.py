@@ -11,15 +11,14 @@ from qnnkit import checks
 from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
 from qnnkit.data.cache import uncached
 from qnnkit.data.captions import captions, digit_captions
-from qnnkit.data.folders import class_folder, flat_folder
+from qnnkit.data.folders import class_folder, flat_folder, sample_files, write_sample
 from qnnkit.data.hub import hub_images
-from qnnkit.data.images import split_stack
 from qnnkit.data.kinds import Captions, Images, Music, Text, of
-from qnnkit.data.music_blocks import music
+from qnnkit.data.music import music
 from qnnkit.data.public import ahcd, fashion_mnist, kmnist, mnist
-from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
 from qnnkit.data.text import text
+from qnnkit.settings import SPLITTING
 
 _LOADERS: tuple[Callable[..., Splits], ...] = (
     *(digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd, npz),
@@ -96,11 +95,10 @@ def _loader(name: str) -> Callable[..., Splits]:
 
 
 def _options(loader: Callable[..., Splits]) -> set[str]:
-    names = set(inspect.signature(loader).parameters)
+    names = {*inspect.signature(loader).parameters, "train_fraction"}  # which `load` sees to itself
     if "options" in names:  # those of all images, handed on
-        splitting = list(inspect.signature(split_stack).parameters)[3:]  # not its name, images and top
-        names |= {"image_size", "grey", *splitting}
-    return names - {"options"} | {"train_fraction"}  # which `load` sees to itself
+        names |= {"image_size", "grey", *SPLITTING}
+    return names - {"options"}
 
 
 __all__ = [

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image, ImageOps
 
-from qnnkit import checks
-from qnnkit.data import duplicates
+from qnnkit import __version__, checks
+from qnnkit.data import cache, duplicates
 from qnnkit.data.duplicates import Content
-from qnnkit.data.places import MAX_BYTES, first, refusal
+from qnnkit.data.places import MAX_BYTES, Member, first, refusal
 from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
@@ -92,8 +95,38 @@ class Stack:
         return pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
 
 
+FORMAT = 3
+"""Of what is kept; another number when the same key is to mean other values."""
+ARRAYS, TEXTS = ("images", "labels", "sides"), ("sources", "classes", "notes")
+
+
+def stacked(members: Iterable[Member], options: Mapping[str, object], make: Callable[[], Stack]) -> Stack:
+    """What `make` gives, read from `datasets/` of the workspace once it has been made; see `cache.kept`.
+
+    The key is over names, sizes and times of the files, and over the options.
+    """
+    digest = hashlib.sha256(repr((FORMAT, __version__, PIL.__version__, sorted(options.items()))).encode())
+    for member in members:
+        digest.update(repr((member.name, member.size, member.stamp)).encode())
+
+    def tensors() -> dict[str, torch.Tensor]:
+        stack = make()
+        texts = np.frombuffer(json.dumps([getattr(stack, name) for name in TEXTS]).encode(), np.uint8)
+        values = {name: getattr(stack, name) for name in ARRAYS} | {"texts": texts}
+        return {name: torch.from_numpy(np.require(each, None, "CW")) for name, each in values.items()}
+
+    values: dict[str, Any] = {
+        name: each.numpy()
+        for name, each in cache.kept("datasets", digest.hexdigest(), tensors, what="Images").items()
+    }
+    texts = zip(TEXTS, json.loads(values.pop("texts").tobytes()), strict=True)
+    return Stack(**values, **{name: tuple(each) for name, each in texts})
+
+
 File = tuple[str, int, str]
 """Side, label and source of an image."""
+Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
 
 
 def stack_files(
@@ -138,18 +171,14 @@ def stack_files(
         side, label = min(lacking)
         found = f"none in {classes[label] if classes else 'all'!r} ({side})"
         raise refusal("hold a readable image of every class", found, notes[-1])
-    return _stacked(list(pictures), list(pictures.values()), classes, notes, size, grey)
-
-
-Parts = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
+    return _of_one_form(pictures, list(pictures.values()), classes, notes, size, grey)
 
 
 def stack_arrays(
     parts: Parts,
     classes: tuple[str, ...],
     *,
-    image_size: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
     grey: bool | None = None,
     notes: Sequence[str] = (),
     prefix: str = "",
@@ -159,7 +188,7 @@ def stack_arrays(
     Args:
         parts: The arrays.
         classes: The name of each label.
-        image_size: As in `class_folder`.
+        image_size: As in `class_folder`; or (height, width).
         grey: As in `class_folder`.
         notes: What to tell before what happens here.
         prefix: Of the sources, `<prefix><side>/<row>`; without the side where there is only one.
@@ -167,19 +196,17 @@ def stack_arrays(
     Raises:
         ValueError: A part has not as many labels as images, or other sizes than the next.
     """
-    counts = {side: (len(images), len(labels)) for side, (images, labels) in parts.items()}
-    if uneven := {side: f"{n:,} images, {m:,} labels" for side, (n, m) in counts.items() if n != m}:
+    if uneven := [f"{len(x):,} images, {len(y):,} labels" for x, y in parts.values() if len(x) != len(y)]:
         raise refusal("hold a label for each image", uneven, "Get both from the same place.")
-    shapes = {side: images.shape[1:] for side, (images, _) in parts.items()}
-    if len(set(shapes.values())) > 1:
-        raise refusal("hold images of one size", shapes, "Resize them first.")
+    if len(shapes := {images.shape[1:] for images, _ in parts.values()}) > 1:
+        raise refusal("hold images of one size", sorted(shapes), "Resize them first.")
     files, pictures = [], []
     for side, (images, labels) in parts.items():
         before = prefix if len(parts) == 1 else f"{prefix}{side}/"
         files += [(side, label, f"{before}{row}") for row, label in enumerate(labels.tolist())]
         mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
         pictures += [Picture(pixels, size, mode) for pixels in images]
-    return _stacked(files, pictures, classes, notes, _as_size(image_size), grey)
+    return _of_one_form(files, pictures, classes, notes, _as_size(image_size), grey)
 
 
 def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -190,8 +217,8 @@ def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None
     return image_size, image_size
 
 
-def _stacked(
-    files: Sequence[File],
+def _of_one_form(
+    files: Iterable[File],
     pictures: Sequence[Picture],
     classes: tuple[str, ...],
     notes: Sequence[str],
@@ -223,20 +250,8 @@ def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], **options: A
     return split_stack(name, stack_arrays(parts, classes, **form), **options)
 
 
-def split_stack(
-    name: str,
-    stack: Stack,
-    *,
-    top: str | None = None,
-    split_seed: int = 0,
-    validation_fraction: float = 0.2,
-    test_fraction: float = 0.2,
-) -> ImageSplits:
-    """The dataset called `name`, split by `split_rows`: its own parts where it brings them.
-
-    Where it brings a test part, `validation_fraction` is that of its training part and `test_fraction` is
-    unused. With `top`, the folder around everything, images are files, and the hashes of their names decide.
-    """
+def split_stack(name: str, stack: Stack, **options: Any) -> ImageSplits:
+    """The dataset called `name`, split by `split` with its options."""
 
     def gather(rows: np.ndarray) -> ImageSet:
         sources = tuple(stack.sources[row] for row in rows)
@@ -245,18 +260,25 @@ def split_stack(
     if len(stack.classes) < 2:
         step = "A net needs something to tell apart: check the files, or label_pattern."
         raise refusal("hold two or more classes", list(stack.classes), step)
-    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    (train, validation, test), notes = split(stack, gather, top, split_seed=split_seed, **shares)
-    return ImageSplits(name, train, validation, test, stack.classes, notes=(*stack.notes, *notes))
+    sets, notes = split(stack, gather, **options)
+    return ImageSplits(name, *sets, classes=stack.classes, notes=notes)
 
 
 def split(
-    stack: Stack, gather: Callable[[np.ndarray], Any], top: str | None, **options: Any
-) -> tuple[list[Any], list[str]]:
-    """What `gather` makes of the rows of train, validation and test; and notes on these."""
+    stack: Stack, gather: Callable[[np.ndarray], Any], top: str | None = None, **options: Any
+) -> tuple[list[Any], tuple[str, ...]]:
+    """What `gather` makes of the rows of train, validation and test; and the notes, with those on splits.
+
+    Args:
+        stack: Its own parts are kept where it brings them. Where it brings a test part, `validation_fraction`
+            is that of its training part and `test_fraction` is unused.
+        gather: Makes a split of rows.
+        top: The folder around everything where images are files: the hashes of their names decide then.
+        options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
+    """
     names = None if top is None else [source.removeprefix(top) for source in stack.sources]
     rows = split_rows(stack.labels, stack.classes or ("",), names=names, sides=stack.sides, **options)
-    notes = []
+    notes = list(stack.notes)
     if stack.sides.any() and SIDES.index("test") not in stack.sides:
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
     same = {
@@ -267,4 +289,4 @@ def split(
         for side, chosen in zip(SPLITS, rows, strict=True)
     }
     notes += duplicates.notes(same, "images", "pixel for pixel")
-    return [gather(chosen) for chosen in rows], notes
+    return [gather(chosen) for chosen in rows], tuple(notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data import fetch, music_blocks, music_files, music_tokens, places, text_files, tokenizers
+from qnnkit.data import music_tokens, places, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, classes_of, from_file, pixels
 from qnnkit.data.folders import left_out
 from qnnkit.data.images import Stack, stack_arrays, stack_files
+from qnnkit.data.music import blocks, collect, encoded
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits
-from qnnkit.data.text import encoded as encode
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+from qnnkit.data.text import documents, not_packed, packed
+from qnnkit.data.tokens import TokenSplits
 
 
 def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
@@ -31,37 +31,20 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
     Raises:
         ValueError, OSError: It cannot be read, or there is no token to predict.
     """
-    blocks, notes = (_music if music_tokens.are_music(tokenizer) else _text)(root, tokenizer, length)
-    if not blocks.n_predicted:
+    if music_tokens.are_music(tokenizer):  # as the test split has them: every token but the first counts once
+        pieces, notes = collect(root)
+        written = music_tokens.writing(tokenizer)
+        rows, lost = encoded(pieces, written)
+        part = blocks(rows, written, length)
+    else:
+        found, notes = documents(root)
+        notes += tokenizers.with_chat_template(tokenizer, found)
+        part, left_out = packed(found, tokenizer, length, pads=True)
+        lost = not_packed(left_out)
+    if not part.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
-    parts = dict.fromkeys(SPLITS, blocks)
-    return TokenSplits(Path(root).name, **parts, tokenizer=tokenizer, notes=tuple(notes))
-
-
-def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
-    documents, notes = text_files.documents(root)
-    if any(document.messages for document in documents):
-        notes += tokenizers.with_chat_template(tokenizer)
-    encoded = [(document.name, encode(document, tokenizer)) for document in documents]
-    answered = [(name, *both) for name, both in encoded if both is not None]
-    if n := len(encoded) - len(answered):
-        notes.append(f"Chats left out, without an answer to predict: {n:,}.")
-    sources = [name for name, ids, _ in answered for _ in range(len(ids))]  # of each token
-    rest = torch.full((-len(sources) % length,), IGNORED)
-    ids = torch.cat([*(ids for _, ids, _ in answered), rest.clamp(min=tokenizer.eos_token_id)])
-    labels = torch.cat([*(labels for *_, labels in answered), rest])
-    return TokenSet(ids.view(-1, length), labels.view(-1, length), tuple(sources[::length])), notes
-
-
-def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
-    """As the test split of `data.music` has them: every token of a piece but its first counts once."""
-    pieces, notes = music_files.collect(root)
-    written, rows, lost = music_tokens.writing(tokenizer), [], Counter[str]()
-    for piece in pieces:
-        ids, without = written.encode(piece.score)
-        rows.append((f"{piece.composer}/{piece.name}", ids))
-        lost += without
-    return music_blocks.blocks(rows, written, length), notes + music_blocks.not_held(lost)
+    parts: dict[str, Any] = dict.fromkeys(SPLITS, part)
+    return TokenSplits(Path(root).name, **parts, tokenizer=tokenizer, notes=(*notes, *lost))
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits | TensorSplits:
@@ -79,7 +62,7 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
     Raises:
         ValueError, OSError: A class is none of the net's, a shape is another, or nothing can be read.
     """
-    path = fetch.local(root)
+    path = places.local(root)
     if path.suffix == ".npz":
         sides, classes, notes = from_file(path)
         samples, labels = sides.get("test") or next(iter(sides.values()))

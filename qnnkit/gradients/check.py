@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-import operator
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,10 +29,6 @@ METHODS: dict[str, dict[str, Any]] = {
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-7}
 """Largest error allowed by the precision of the layer. `default.qubit` reaches 1e-15 in float64, finite
 differences 1e-9; through `lightning.qubit` a float64 gradient was seen to come back good to 2e-8 only."""
-STEPS, LEARNING_RATE = 5, 0.1
-"""Of Adam, when a device is proved; each weight moves by tenths of a radian."""
-STEP_TOLERANCE = 1e-4
-"""Radians, for weights after those steps: Adam magnifies the error of a gradient that is nearly zero."""
 
 
 class GradientError(ArithmeticError):
@@ -102,58 +96,6 @@ def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparis
         if layer.qnode_weights
         for row in _check_layer(name, layer, samples, seed)
     ]
-
-
-def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int = 0) -> list[dict[str, Any]]:
-    """Values, gradients and steps of Adam of one layer on each device, against float64 `default.qubit`.
-
-    Its weights lie in memory in an unusual order: such weights MPS has left as they were, in silence.
-
-    Args:
-        devices: Torch devices to try.
-        backends: What runs the circuit, to try on each: `batched` or PennyLane devices.
-        seed: Fixes inputs and weights.
-
-    Returns:
-        One row per pair: largest error of the values, of the gradients by inputs and weights, and of the
-        weights after some steps, in radians; whether all are within the tolerance; what torch raised
-        (errors are NaN then); the seconds it took.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.pi * torch.rand(32, 4, generator=generator, dtype=torch.float64)
-    qnode, shapes = circuits.build("data_reuploading")
-    weights = {"weights": torch.rand(shapes["weights"][::-1], generator=generator).permute(2, 1, 0)}
-
-    def compute(backend: str, place: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        layer = QuantumLayer(qnode, shapes, copy.deepcopy(weights), backend=backend).to(place, dtype)
-        fed = inputs.to(place, dtype).requires_grad_()
-        values = layer(fed)
-        gradient = torch.autograd.grad(values.square().sum(), [fed, *layer.parameters()])
-        optimizer = torch.optim.Adam(layer.parameters(), LEARNING_RATE)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            layer(fed.detach()).square().sum().backward()
-            optimizer.step()
-        found = {"value": [values], "gradient": gradient, "step": layer.parameters()}
-        return {
-            name: torch.cat([part.detach().cpu().double().flatten() for part in parts])
-            for name, parts in found.items()
-        }
-
-    true = compute("default.qubit", torch.device("cpu"), torch.float64)
-    allowed = (TOLERANCE[torch.float32], TOLERANCE[torch.float32], STEP_TOLERANCE)
-    rows = []
-    for place, backend in itertools.product(devices, backends):
-        start, raised = time.perf_counter(), ""
-        try:
-            ours = compute(backend, place, torch.float32)
-        except (RuntimeError, TypeError) as error:  # such as an operation that the device lacks
-            ours, raised = dict.fromkeys(true, torch.tensor(torch.nan)), words.first_line(error)
-        errors = {f"{name} error": float((ours[name] - true[name]).abs().max()) for name in true}
-        agrees = all(map(operator.le, errors.values(), allowed))  # NaN does not
-        row = {"torch device": str(place), "backend": backend, **errors, "agrees": agrees, "raised": raised}
-        rows.append(row | {"seconds": time.perf_counter() - start})
-    return rows
 
 
 def require(comparisons: Sequence[Comparison]) -> None:

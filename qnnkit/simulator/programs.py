@@ -88,12 +88,6 @@ class Programs:
             rows: Inputs of shape (batch, n_features) or (n_features,).
             weights: By name; of the dtype and device of `rows`.
         """
-        if (tracing := torch._C._get_tracing_state()) is not None:
-            torch._C._set_tracing_state(None)  # torch.jit compares with a second trace
-            try:
-                self.program_for(rows, weights)
-            finally:
-                torch._C._set_tracing_state(tracing)
         reason = own_device(self.qnode) if self._methods.hold() else "its device was changed"
         if reason is None and self.qnode.shots and not self._samples(rows):
             reason = "it has a finite number of shots"
@@ -313,12 +307,12 @@ def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
 
 def own_device(qnode: qp.QNode) -> str | None:
     """Why a QNode runs on its own device, whatever it queues; None where a program may run."""
-    device = qnode.device
+    device, own = qnode.device, vars(qnode)
     if qp.capture.enabled():
         return "program capture is enabled"
     if device.name not in EXACT_DEVICES:
         return "only that device knows what it computes"
-    if type(qnode) is not qp.QNode or {"construct", "_impl_call"} & vars(qnode).keys():
+    if type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
         return "the QNode was customised"
     if type(device).__name__ not in DEVICE_CLASSES or not _methods_of(type(device)).isdisjoint(vars(device)):
         return "the device was customised"
@@ -326,8 +320,8 @@ def own_device(qnode: qp.QNode) -> str | None:
         return f"its gradients are asked for by diff_method={qnode.diff_method}"
     if qnode.gradient_kwargs and qnode.diff_method not in ("backprop", "adjoint"):
         return f"it has gradient_kwargs={qnode.gradient_kwargs}"
-    if other := {k: v for k, v in qnode.execute_kwargs.items() if k not in SPEED and v is not None}:
-        return f"it has the options {other}"
+    if any(map(qnode.execute_kwargs.get, other := qnode.execute_kwargs.keys() - SPEED)):
+        return f"it has the options { {name: qnode.execute_kwargs[name] for name in other} }"
     return None
 
 
