@@ -73,9 +73,10 @@ def texts_of(file: str, module: str = "") -> tuple[str, dict[str, str]]:
     for name in finder.badmodules:
         if (root / f"{name.replace('.', '/')}.py").is_file():  # no Python any more: its import says so
             sys.modules.pop(name, None)
-    files = [getattr(each, "__file__", None) for each in finder.modules.values()]
-    found = {Path(each) for each in files if each} - {path}
-    return source, {each.relative_to(root).as_posix(): _read(each) for each in sorted(found)}
+    modules = {name: getattr(each, "__file__", None) for name, each in finder.modules.items()}
+    files = {Path(each or root / f"{name}.py") for name, each in modules.items()}
+    found = [each for each in sorted(files - {path}) if each.is_file()]  # one may have a built-in's name
+    return source, {each.relative_to(root).as_posix(): _read(each) for each in found}
 
 
 def _read(path: Path) -> str:
