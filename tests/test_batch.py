@@ -609,7 +609,7 @@ def test_ctrl_c_stops_cleanly_and_goes_on(stand_in, home, sign):
             os.killpg(process.pid, sign)  # as a terminal does: to the batch and its workers
         else:
             process.send_signal(sign)
-        assert process.wait(60) == 130
+        assert process.wait(60) == 128 + sign
     assert processes(home) == []
     assert {each.state for each in written(home)} <= {"waiting", "stopped", "finished"}
     text = (home.parent / "out.txt").read_text()

@@ -159,6 +159,10 @@ def training(
             if not begun:
                 raise
             raise Stopped(stopped_in(run, begun[0].net, begun[0].seed)) from None
+        except SystemExit as ended:  # of a signal
+            if begun:
+                ended.add_note(stopped_in(run, begun[0].net, begun[0].seed))
+            raise
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, out_of_memory.OutOfMemory) or not out_of_memory.ran_out(error) or not begun:
                 raise
