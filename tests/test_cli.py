@@ -295,7 +295,7 @@ def test_a_finished_run_is_only_printed(qnnkit, pictures):
     status, out, err = qnnkit("run", "--run-dir", "run")
     assert (status, err) == (0, "")
     assert re.search(r"hybrid +75\.0 \(one seed\) +1 +2 +3 +0\.50", out)
-    assert "hybrid and classical differ by +25.0 points on one seed" in out
+    assert "hybrid minus classical: +25.0 points on one seed" in out
     assert out.rstrip().endswith(f"Report: {begun.report}")
     assert {path: path.stat().st_mtime_ns for path in begun.folder.rglob("*")} == before
 
