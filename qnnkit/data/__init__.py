@@ -11,7 +11,7 @@ from qnnkit import checks
 from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
 from qnnkit.data.cache import uncached
 from qnnkit.data.captions import captions, digit_captions
-from qnnkit.data.folders import class_folder, flat_folder, sample_files, write_sample
+from qnnkit.data.folders import class_folder, flat_folder, sample_files
 from qnnkit.data.hub import hub_images
 from qnnkit.data.kinds import Captions, Images, Music, Text, of
 from qnnkit.data.music import music
@@ -53,16 +53,12 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         >>> len(splits.test), len(load("digits", test_fraction=0.1, train_fraction=0.1).train)
         (180, 126)
     """
+    loader = _loader(name)
     for option, value in options.items():
-        if takes(name, option):
-            continue
-        others = [other for other in DATASETS if takes(other, option)]
-        if not others:
-            known = {each for loader in DATASETS.values() for each in _options(loader)}
-            checks.choice("option", option, sorted(known))
-        rule, step = f"be left out for {name!r}", f"Leave it out; it is for {', '.join(others)}."
-        raise ValueError(checks.message(option, rule, value, step))
-    splits = _loader(name)(**{"root": None, **options})
+        if option not in (own := _options(loader)):
+            step = f"Leave it out; the options are {', '.join(sorted(own))}."
+            raise ValueError(checks.message(option, f"be left out for {name!r}", value, step))
+    splits = loader(**{"root": None, **options})
     return splits.keep(train_fraction, options.get("split_seed", 0))
 
 
@@ -73,9 +69,8 @@ def kind(name: str) -> str:
         >>> kind("digits")
         'images'
     """
-    return (
-        "images" if name.startswith(HUB) else _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
-    )
+    _loader(name)
+    return _KINDS.get(name, "images")
 
 
 def takes(name: str, option: str) -> bool:
@@ -105,5 +100,4 @@ __all__ = [
     "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
     "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "fashion_mnist", "flat_folder",
     "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files", "takes", "text", "uncached",
-    "write_sample",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from qnnkit.data.places import MAX_BYTES, first, left_out, local, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 from qnnkit.settings import SPLITTING
 
-NAMES = dict.fromkeys(("images", "x", "inputs"), 0) | dict.fromkeys(("labels", "y", "targets"), 1)
+NAMES = {"images": 0, "x": 0, "inputs": 0, "labels": 1, "y": 1, "targets": 1}
 """What samples (0) and labels (1) may be called in a file, in small or capital letters; with train, test or
 the like before or behind them (`test_images`, `y_train`), they are of that split."""
 
@@ -66,7 +66,8 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
     parts = {side: (pixels(images), labels) for side, (images, labels) in sides.items()}
     names, parts = classes_of(classes, parts)
     parts = parts if len(parts) > 1 else {"any": parts["train"]}
-    return split_arrays("npz", parts, names, notes=notes, **options)
+    splits = split_arrays("npz", parts, names, **options)
+    return replace(splits, notes=(*notes, *splits.notes))
 
 
 def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,12 +160,8 @@ def captions(
     stack = stacked(found.captions, wanted, make)
     stack = replace(stack, notes=(*found.notes, *stack.notes))
     by_name = {member.name: texts for member, texts in found.captions.items()}
-
-    def gather(rows: np.ndarray) -> CaptionSet:
-        sources = tuple(stack.sources[row] for row in rows)
-        return CaptionSet(stack.tensor(rows), tuple(by_name[name] for name in sources), sources)
-
-    sets, notes = split(stack, gather, found.top, **options)
+    parts, notes = split(stack, found.top, **options)
+    sets = [CaptionSet(x.images, tuple(by_name[name] for name in x.sources), x.sources) for x in parts]
     return _with_tokens("captions", sets, tokenizer, sequence_length, notes)
 
 
@@ -211,7 +206,7 @@ def _with_tokens(
     texts = [part.texts()[0] for part in sets]
     tokenizer = tokenizers.of_captions(wanted, texts[0], length)
     losses = tokenizers.losses(tokenizer, [text for part in texts for text in part])
-    return CaptionSplits(name, *sets, tokenizer, notes=(*notes, *losses), **more)
+    return CaptionSplits(name, *sets, tokenizer=tokenizer, notes=(*notes, *losses), **more)
 
 
 # --- files --------------------------------------------------------------------------------------------------

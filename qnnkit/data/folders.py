@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 
 from qnnkit import checks, workspace
 from qnnkit.data import places
 from qnnkit.data.batches import keyed_generator
-from qnnkit.data.images import split_stack, stack_files, stacked
+from qnnkit.data.images import form_of, split_stack, stack_files, stacked
 from qnnkit.data.places import LINKS, Member, Place, around, first, natural, open_place, refusal
 from qnnkit.data.splits import ImageSplits
 
@@ -111,12 +109,12 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
             raise refusal("hold images", str(place.path), " ".join(hints))
         step = f"No name fits, such as {others[0]!r}: write one whose first group is the label."
         raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
-    why: dict[str, list[str]] = {}
-    for name in others:
-        unfit = f"whose names do not fit label_pattern {pattern.pattern}"
-        why.setdefault(
-            unfit if name.startswith(tuple(bases)) else "that lie outside of the sides", []
-        ).append(name)
+    outside = [name for name in others if not name.startswith(tuple(bases))]
+    unfit = [name for name in others if name not in {*outside}]
+    why = {
+        f"whose names do not fit label_pattern {pattern.pattern}": unfit,
+        "that lie outside of the sides": outside,
+    }
     layout = _layout(place, images, top, why)
     return replace(layout, notes=(*notes, *layout.notes))
 
@@ -250,50 +248,14 @@ def flat_folder(
     return _load("flat_folder", place, layout, {"label_pattern": label_pattern}, **options)
 
 
-def _load(
-    name: str,
-    place: Place,
-    layout: Layout,
-    wanted: dict[str, Any],
-    *,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    **options: Any,
-) -> ImageSplits:
-    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
+def _load(name: str, place: Place, layout: Layout, wanted: dict[str, Any], **options: Any) -> ImageSplits:
+    form = form_of(options)
     number = {label: number for number, label in enumerate(layout.classes)}
     files = [(each.side, number[each.label], each.file.name) for each in layout.images]
     make = partial(stack_files, place.read, files, layout.classes, **form)
     stack = stacked([each.file for each in layout.images], {"dataset": name, **form, **wanted}, make)
     stack = replace(stack, notes=(*layout.notes, *stack.notes))
     return split_stack(name, stack, top=layout.top, **options)
-
-
-# --- samples -----------------------------------------------------------------------------------------------
-
-
-def write_sample(splits: ImageSplits, folder: str | Path, *, per_class: int, seed: int = 0) -> Path:
-    """Writes `per_class` training images of each class to `folder/<class>/<nnnn>.png`, and `sample.json`.
-
-    A class that has fewer gives all it has. The folder loads back through `class_folder` with equal pixels.
-    A smaller sample with the same seed is part of a larger one. Nothing is overwritten (FileExistsError), and
-    the folder appears whole or not at all: it is written under a hidden name, then renamed.
-    """
-    checks.positive("per_class", per_class)
-    record: dict[str, Any] = {"dataset": splits.name, "fingerprint": splits.fingerprint(), "split": "train"}
-    record |= {"per_class": per_class, "seed": seed, "sources": {}}
-    with _whole(folder, record) as draft:
-        for label, name in enumerate(splits.classes):
-            if not name or name.startswith(".") or "/" in name:  # it would land outside, or not load back
-                rule, step = "have classes that can be names of folders", "Rename the class first."
-                raise ValueError(checks.message("splits", rule, name, step))
-            rows = torch.nonzero(splits.train.labels == label).flatten().tolist()
-            (draft / name).mkdir(parents=True)
-            for number, row in enumerate(rows := _some(rows, per_class, seed, label)):
-                pixels = splits.train.images[row].permute(1, 2, 0).squeeze(2).numpy()  # (height, width[, 3])
-                Image.fromarray(pixels).save(draft / name / f"{number:04d}.png")
-            record["sources"][name] = [splits.train.sources[row] for row in rows]
-    return Path(folder).expanduser().absolute()
 
 
 def sample_files(
@@ -319,8 +281,11 @@ def sample_files(
         OSError: The files cannot be read or written.
     """
     checks.positive("per_class", per_class)
-    place = open_place(source)
-    if place.path.is_dir() and place.path.resolve() in Path(folder).expanduser().resolve().parents:
+    place, folder = open_place(source), Path(folder).expanduser().absolute()
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        rule = "be absent or an empty folder"
+        raise FileExistsError(checks.message("folder", rule, str(folder), "Choose another name."))
+    if place.path.is_dir() and place.path.resolve() in folder.resolve().parents:
         rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
         raise ValueError(checks.message("folder", rule, str(folder), "Choose a place next to it."))
     layout = of(place, pattern)
@@ -329,7 +294,8 @@ def sample_files(
         groups.setdefault((each.side, each.label), []).append(each.file.name)
     files, fewer, counts = [], [], {side: {} for side, _ in groups}
     for (side, name), members in groups.items():
-        files += _some(members, per_class, "files", seed, side, name)
+        order = torch.randperm(len(members), generator=keyed_generator("files", seed, side, name))
+        files += [members[row] for row in order[:per_class].sort().values.tolist()]
         counts[side][name] = min(per_class, len(members))
         if len(members) < per_class:
             under = "" if side == "any" else f" in {side}/"
@@ -337,27 +303,10 @@ def sample_files(
     notes = [f"Classes with fewer files than were asked for: {first(fewer)}."] if fewer else []
     record = {"source": str(source), "per_class": per_class, "seed": seed, "pattern": pattern}
     record |= {"counts": counts, "notes": [*layout.notes, *notes], "files": files}
-    with _whole(folder, record) as draft:
+    with workspace.whole_folder(folder) as draft:
         for name in files:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(place.read(name))
-    return Path(folder).expanduser().absolute()
-
-
-def _some(all_of_them: list[Any], n: int, *key: object) -> list[Any]:
-    """So many of a list, in its order, chosen by the key; fewer are some of more."""
-    order = torch.randperm(len(all_of_them), generator=keyed_generator(*key))
-    return [all_of_them[row] for row in order[:n].sort().values.tolist()]
-
-
-@contextlib.contextmanager
-def _whole(folder: str | Path, record: dict[str, Any]) -> Iterator[Path]:
-    """A hidden folder that takes the name `folder` in the end, with its record; gone if anything fails."""
-    folder = Path(folder).expanduser().absolute()
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        rule = "be absent or an empty folder"
-        raise FileExistsError(checks.message("folder", rule, str(folder), "Choose another name."))
-    with workspace.whole_folder(folder) as part:
-        yield part
         written = json.dumps(record, indent=2, ensure_ascii=False)
-        (part / "sample.json").write_text(written, encoding="utf-8", errors="backslashreplace")
+        (draft / "sample.json").write_text(written, encoding="utf-8", errors="backslashreplace")
+    return folder

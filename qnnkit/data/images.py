@@ -82,22 +82,14 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
 class Stack:
     """Images of one size and mode, not split yet."""
 
-    images: np.ndarray  # uint8, (n, height, width) or (n, height, width, 3)
-    labels: np.ndarray  # indices into the classes, int64, (n,)
+    whole: ImageSet
     sides: np.ndarray  # indices into SIDES, uint8, (n,)
-    sources: tuple[str, ...]
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
-
-    def tensor(self, rows: np.ndarray) -> torch.Tensor:
-        """Some of the images, uint8 (n, channels, height, width)."""
-        pixels = torch.from_numpy(self.images[rows])
-        return pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
 
 
 FORMAT = 3
 """Of what is kept; another number when the same key is to mean other values."""
-ARRAYS, TEXTS = ("images", "labels", "sides"), ("sources", "classes", "notes")
 
 
 def stacked(members: Iterable[Member], options: Mapping[str, object], make: Callable[[], Stack]) -> Stack:
@@ -111,16 +103,16 @@ def stacked(members: Iterable[Member], options: Mapping[str, object], make: Call
 
     def tensors() -> dict[str, torch.Tensor]:
         stack = make()
-        texts = np.frombuffer(json.dumps([getattr(stack, name) for name in TEXTS]).encode(), np.uint8)
-        values = {name: getattr(stack, name) for name in ARRAYS} | {"texts": texts}
-        return {name: torch.from_numpy(np.require(each, None, "CW")) for name, each in values.items()}
+        texts = json.dumps([stack.whole.sources, stack.classes, stack.notes]).encode()
+        images, labels, sides = stack.whole.images, stack.whole.labels, torch.from_numpy(stack.sides)
+        texts = torch.frombuffer(bytearray(texts), dtype=torch.uint8)
+        return {"images": images, "labels": labels, "sides": sides, "texts": texts}
 
-    values: dict[str, Any] = {
-        name: each.numpy()
-        for name, each in cache.kept("datasets", digest.hexdigest(), tensors, what="Images").items()
-    }
-    texts = zip(TEXTS, json.loads(values.pop("texts").tobytes()), strict=True)
-    return Stack(**values, **{name: tuple(each) for name, each in texts})
+    values = cache.kept("datasets", digest.hexdigest(), tensors, what="Images")
+    sources, classes, notes = map(tuple, json.loads(values["texts"].numpy().tobytes()))
+    return Stack(
+        ImageSet(values["images"], values["labels"], sources), values["sides"].numpy(), classes, notes
+    )
 
 
 File = tuple[str, int, str]
@@ -239,54 +231,52 @@ def _of_one_form(
     if others := [picture.mode for picture in pictures if picture.mode != mode]:
         change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(others)))}"
         notes.append(f"Converted {len(others):,} of {total:,} images to {change}.")
-    images = np.stack([fit(picture.pixels, size, mode) for picture in pictures])
-    indices = np.array([SIDES.index(side) for side in sides], np.uint8)
-    return Stack(images, np.array(labels, np.int64), indices, sources, classes, tuple(notes))
+    images = np.empty((total, 1 if grey else 3, *size), np.uint8)
+    for row, picture in enumerate(pictures):
+        images[row] = fit(picture.pixels, size, mode).reshape(*size, -1).transpose(2, 0, 1)
+    whole = ImageSet(torch.from_numpy(images), torch.tensor(labels), sources)
+    return Stack(whole, np.array([SIDES.index(side) for side in sides], np.uint8), classes, tuple(notes))
 
 
-def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], **options: Any) -> ImageSplits:
+def form_of(options: dict[str, Any]) -> dict[str, Any]:
+    """What is asked of the form of images, `image_size` and `grey`, taken out of the options of a dataset."""
+    return {name: options.pop(name, None) for name in ("image_size", "grey")}
+
+
+def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], prefix: str = "", **options: Any) -> Any:
     """The dataset called `name`, of arrays: `stack_arrays`, then `split_stack`, each with its options."""
-    form = {key: options.pop(key) for key in ("image_size", "grey", "notes", "prefix") if key in options}
-    return split_stack(name, stack_arrays(parts, classes, **form), **options)
+    stack = stack_arrays(parts, classes, prefix=prefix, **form_of(options))
+    return split_stack(name, stack, **options)
 
 
 def split_stack(name: str, stack: Stack, **options: Any) -> ImageSplits:
     """The dataset called `name`, split by `split` with its options."""
-
-    def gather(rows: np.ndarray) -> ImageSet:
-        sources = tuple(stack.sources[row] for row in rows)
-        return ImageSet(stack.tensor(rows), torch.from_numpy(stack.labels[rows]), sources)
-
     if len(stack.classes) < 2:
         step = "A net needs something to tell apart: check the files, or label_pattern."
         raise refusal("hold two or more classes", list(stack.classes), step)
-    sets, notes = split(stack, gather, **options)
+    sets, notes = split(stack, **options)
     return ImageSplits(name, *sets, classes=stack.classes, notes=notes)
 
 
-def split(
-    stack: Stack, gather: Callable[[np.ndarray], Any], top: str | None = None, **options: Any
-) -> tuple[list[Any], tuple[str, ...]]:
-    """What `gather` makes of the rows of train, validation and test; and the notes, with those on splits.
+def split(stack: Stack, top: str | None = None, **options: Any) -> tuple[list[ImageSet], tuple[str, ...]]:
+    """The images of train, validation and test; and the notes, with those on splits.
 
     Args:
         stack: Its own parts are kept where it brings them. Where it brings a test part, `validation_fraction`
             is that of its training part and `test_fraction` is unused.
-        gather: Makes a split of rows.
         top: The folder around everything where images are files: the hashes of their names decide then.
         options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
     """
-    names = None if top is None else [source.removeprefix(top) for source in stack.sources]
-    rows = split_rows(stack.labels, stack.classes or ("",), names=names, sides=stack.sides, **options)
-    notes = list(stack.notes)
+    whole, notes = stack.whole, list(stack.notes)
+    names = None if top is None else [source.removeprefix(top) for source in whole.sources]
+    labels, classes = whole.labels.numpy(), stack.classes or ("",)
+    rows = split_rows(labels, classes, names=names, sides=stack.sides, **options)
     if stack.sides.any() and SIDES.index("test") not in stack.sides:
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
+    every = whole.images.numpy()
     same = {
-        side: (
-            Content(np.ascontiguousarray(stack.images[i]).data, stack.sources[i], int(stack.labels[i]))
-            for i in chosen
-        )
+        side: (Content(every[i].data, whole.sources[i], int(labels[i])) for i in chosen)
         for side, chosen in zip(SPLITS, rows, strict=True)
     }
     notes += duplicates.notes(same, "images", "pixel for pixel")
-    return [gather(chosen) for chosen in rows], tuple(notes)
+    return [whole.at(torch.from_numpy(chosen)) for chosen in rows], tuple(notes)

@@ -17,57 +17,61 @@ import yaml
 
 from qnnkit import checks, words
 from qnnkit.data.archives import ARCHIVES, store
-from qnnkit.data.images import Stack, split_stack, stack_arrays, stacked
-from qnnkit.data.places import Place, fetch, first, left_out, local, natural, open_place, refusal, unpacked
+from qnnkit.data.images import Stack, form_of, split_stack, stack_arrays, stacked
+from qnnkit.data.places import (
+    Member,
+    Place,
+    fetch,
+    first,
+    left_out,
+    local,
+    natural,
+    open_place,
+    refusal,
+    unpacked,
+)
 from qnnkit.data.splits import ImageSplits
 
 _TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
 PUBLIC: dict[str, dict[str, Any]] = yaml.safe_load(_TABLE)
 """Dataset -> its page, address, files with checksums, and what it needs, as the head of the file explains."""
-PARTS = [(side, kind) for side in ("train", "test") for kind in ("images", "labels")]
 
 
 def _load(
     name: str,
     root: str | Path | None,
     download: bool,
-    patterns: list[str],
+    pattern: str,
     read: Callable[[bytes, str], np.ndarray],
     classes: tuple[str, ...],
-    *,
     lowest: int = 0,
-    image_size: int | None = None,
-    grey: bool | None = None,
     **options: Any,
 ) -> ImageSplits:
-    """Images and labels out of the four files that fit `patterns`, by `read(content, file's name)`.
+    """Images and labels out of four files, by `read(content, file's name)`; labels count from `lowest`.
 
-    Labels are counted from `lowest`.
+    The groups of `pattern` are train or another word for test, and image or label.
     """
-    place = _place(name, root, download)
-    files, others = {}, []
+    place, form = _place(name, root, download), form_of(options)
+    files: dict[str, Member] = {}
+    others = []
     for member in sorted(place.members, key=lambda each: (each.base.endswith(".gz"), natural(each.name))):
-        fits = [
-            part for part, each in zip(PARTS, patterns, strict=True) if re.fullmatch(each, member.base, re.I)
-        ]
-        others += [] if fits else [member.name]
-        for part in fits:
-            files.setdefault(part, member)
-    if lacking := [" ".join(part) for part in PARTS if part not in files]:
+        if fit := re.fullmatch(pattern, member.base, re.IGNORECASE):
+            side, kind = fit[1].lower(), fit[2].lower()
+            files.setdefault(f"{'train' if side == 'train' else 'test'} {kind}s", member)
+        else:
+            others.append(member.name)
+    parts = {side: (f"{side} images", f"{side} labels") for side in ("train", "test")}
+    if lacking := [part for pair in parts.values() for part in pair if part not in files]:
         raise _missing(name, root, download, ", ".join(lacking))
 
     def make() -> Stack:
-        contents = {part: read(place.read(file.name), file.base) for part, file in files.items()}
-        for part, content in contents.items():
-            if part[1] == "labels":
-                _require_within("labels", files[part].base, content, lowest, lowest + len(classes) - 1)
-        parts = {
-            side: (contents[side, "images"], contents[side, "labels"].reshape(-1) - lowest)
-            for side in ("train", "test")
-        }
-        return stack_arrays(parts, classes, image_size=image_size, grey=grey)
+        arrays = {part: read(place.read(file.name), file.base) for part, file in files.items()}
+        for _, part in parts.values():
+            _require_within("labels", files[part].base, arrays[part], lowest, lowest + len(classes) - 1)
+        pairs = {side: (arrays[x], arrays[y].reshape(-1) - lowest) for side, (x, y) in parts.items()}
+        return stack_arrays(pairs, classes, **form)
 
-    stack = stacked(files.values(), {"dataset": name, "image_size": image_size, "grey": grey}, make)
+    stack = stacked(files.values(), {"dataset": name, **form}, make)
     notes = left_out({f"files that are not of {name}": others})
     return split_stack(name, replace(stack, notes=(*notes, *stack.notes)), **options)
 
@@ -119,11 +123,7 @@ def _require_within(what: str, file: str, values: np.ndarray, lowest: int, highe
 
 # --- idx files ---------------------------------------------------------------------------------------------
 
-IDX = [
-    rf"{stem}-{kind}[-.]idx{axes}-ubyte(\.gz)?"
-    for stem in ("train", "t10k")
-    for kind, axes in (("images", 3), ("labels", 1))
-]
+IDX = r"(train|t10k)-(image|label)s[-.]idx[13]-ubyte(\.gz)?"
 MNIST = tuple("0123456789")
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
@@ -192,7 +192,7 @@ LETTERS = (
     "dad", "tah", "zah", "ain", "ghain", "feh", "qaf", "kaf", "lam", "meem", "noon", "heh", "waw", "yeh",
 )  # fmt: skip
 SIDE = 32
-CSV = [rf"csv{side}{kind[:5]}.*\.csv" for side, kind in PARTS]
+CSV = r"csv(train|test)(image|label).*\.csv"
 
 
 def ahcd(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
