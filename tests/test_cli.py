@@ -233,7 +233,6 @@ def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit):
         ("watch a --once --every 5", "`--every` must be left out with --once"),
         ("report batch --recipe cnn", "Option --recipe must be given a run"),
         ("report batch --verify", "Option --verify must be given a run"),
-        ("report a --paper p", "Option --paper must be given a batch"),
         ("report nothere", "must hold a run or a batch"),
         ("merge nothere out", "must hold a run with an adapter"),
         ("predict language x --recipe cnn", "`--recipe` must be left out for a language model"),
@@ -275,7 +274,7 @@ def test_a_finished_run_is_only_printed(qnnkit, pictures):
     status, out, err = qnnkit("run", "--run-dir", "run")
     assert (status, err) == (0, "")
     assert re.search(r"hybrid +75\.0 \(one seed\) +1 +2 +3 +0\.50", out)
-    assert "hybrid and classical differ by +25.0 points on one seed" in out
+    assert "hybrid minus classical: +25.0 points on one seed" in out
     assert out.rstrip().endswith(f"Report: {begun.report}")
     assert {path: path.stat().st_mtime_ns for path in begun.folder.rglob("*")} == before
 

@@ -124,7 +124,7 @@ def runs_table(study: Study) -> pd.DataFrame:
     forms = [score.tell, "{:,.0f}".format, "{:,.0f}".format, "{:.2f}".format]
     for (name, head), form in zip(heads.items(), forms, strict=True):
         table[head] = places.map(own.groupby("run")[name].mean().map(form))
-    return table.assign(notes=notes).fillna("")
+    return table.assign(notes=notes).astype(object).fillna("")
 
 
 def _cell(row: Any, score: stats.Score) -> list[str]:
