@@ -44,7 +44,8 @@ def show_batch(folder: Path, *, again: bool = True) -> None:
         return
     if len(study.frame):
         typer.echo(f"\nStudy of {study.finished} of {study.planned} runs:")
-        typer.echo(reports.verdict(reports.comparisons(study.frame, study.score)[0]))
+        compared, _ = reports.comparisons(study.frame, study.score, study.min_difference)
+        typer.echo(reports.verdict(compared))
         for note in study.notes:
             typer.echo(f"Note: {note}")
         typer.echo(f"\nStudy: {folder / 'study'}")
@@ -52,13 +53,14 @@ def show_batch(folder: Path, *, again: bool = True) -> None:
 
 
 def judged_anew(begun: Any, result: dict[str, Any]) -> dict[str, Any]:
-    """The result, written again where the run has since been given other bounds."""
+    """The result, written again where the run has since been given other bounds or another min_difference."""
     from qnnkit import report as reports
 
     def bounds(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {row["criterion"]: row["bound"] for row in rows}
 
     same = bounds(reports.judge(begun)) == bounds(result.get("criteria", []))
+    same &= begun.config.min_difference == result.get("min_difference")
     return result if same else reports.finish(begun)
 
 
@@ -66,8 +68,10 @@ def print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> 
     from qnnkit import report as reports
 
     tell(f"\n{reports.table(result['nets'], begun.score).to_string()}\n")
-    for sentence in result["verdicts"]:
-        tell(sentence)
+    headline = result.get("verdict") or ""  # it ends in the sentence on the strongest control
+    for sentence in [headline, *(each for each in result["verdicts"] if each not in headline)]:
+        if sentence:
+            tell(sentence)
     for row in reports.judge(begun):
         tell(f"{row['criterion']}: {row['sentence']}")
     kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere

@@ -17,9 +17,9 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-from qnnkit.data import archives, fetch, load, places, text_files
-from qnnkit.data.music_files import collect
-from qnnkit.data.text_files import documents
+from qnnkit.data import archives, load, places
+from qnnkit.data.music import collect
+from qnnkit.data.text import SUFFIXES, documents
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +170,7 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
             info = tarfile.TarInfo(f"odd{kind.decode()}.txt")
             info.type, info.linkname = kind, "a.txt"
             archive.addfile(info)
-    read = ", ".join(text_files.SUFFIXES)
+    read = ", ".join(SUFFIXES)
     suffixes = f"Left out 3 files that are no text ({read}): c, cover.pdf, deep/notes.docx."
     assert documents(folder)[1] == [suffixes]
     odd = "Left out 3 links or devices: odd2.txt, odd3.txt, odd6.txt."
@@ -225,9 +225,9 @@ def test_an_object_replaced_at_equal_size_is_copied_again(monkeypatch):
             assert documents(url)[0][0].text == "one"
         Bucket.objects["b/texts/0.txt"] = b"two"
         assert documents(url)[0][0].text == "two"
-    copied = fetch.local("bucket://b/texts")
+    copied = places.local("bucket://b/texts")
     before = (copied / "1.txt").stat().st_ino
-    assert (fetch.local("bucket://b/texts") / "1.txt").stat().st_ino == before
+    assert (places.local("bucket://b/texts") / "1.txt").stat().st_ino == before
 
 
 def test_a_folder_of_images_on_a_bucket(monkeypatch):

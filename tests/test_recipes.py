@@ -4,6 +4,7 @@ import copy
 import importlib
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import qnnkit
 from qnnkit import RECIPES, data, layers, models, recipes, runs
 from qnnkit.recipes import RecipeError
 from qnnkit.settings import MAIN_NETS, Settings
+from tests import forked
 from tests.toys import AsFloat, Digits, refused
 
 PUBLIC = {"mnist": "mnist", "ahcd": "ahcd/ahcd_csv.zip"}
@@ -94,6 +96,17 @@ def test_a_recipe_says_what_it_is_and_leaves_the_machine_alone(name):
     for word in ("controls", "circuit", "width", "stride"):
         known = recipe.Settings.model_fields
         assert word not in known or len(recipe.Settings.describe(word)) > 10
+
+
+def test_the_list_of_recipes_is_quick():
+    """Names and sentences are read from the files: torch alone takes seconds to import."""
+    done = forked.run("qnnkit", "recipes")
+    assert all(name in done.stdout and RECIPES[name].sentence in done.stdout for name in RECIPES)
+    code = (
+        "import sys, typer.testing as t; from qnnkit import cli; t.CliRunner().invoke(cli.app, ['recipes']); "
+    )
+    done = subprocess.run([sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True)
+    assert done.stdout == b"False\n"
 
 
 @pytest.mark.parametrize("name", OF_IMAGES)
@@ -385,6 +398,9 @@ def test_the_file_that_failed_is_named_with_its_line(write, tmp_path, when):
     path.write_text(path.read_text().replace("n_layers=1", "n_layers=int(helping.scale())"))
     with pytest.raises(RecipeError, match=r"mine\.py`, helping\.py, line 5, in scale: ZeroDivisionError"):
         runs.open_run(tmp_path / "run", path)
+    write("helping.py", "\n\ndef (\n")
+    with pytest.raises(RecipeError, match=r"mine\.py`, line 6: SyntaxError.*\(helping\.py, line 3\)"):
+        recipes.find(path)
 
 
 # --- what makes another experiment -------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
         monkeypatch.setattr(fused, "ALWAYS_KEPT", kept)
         monkeypatch.setattr(fused, "SMALL_BYTES", 0)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
-        assert len(program.fused.given(inputs.detach(), weights.detach(), True)[1]) == (1 if cache > 1 else 3)
+        assert len(program.fused.given(inputs.detach(), weights.detach())[1]) == (1 if cache > 1 else 3)
         assert program.fused.kept_bytes() == kept
         values = program(inputs, [weights])
         found.append((values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, weights])))
@@ -221,7 +221,7 @@ def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.Mon
     monkeypatch.setattr(fused, "CACHE_BYTES", 512 * program.fused.state_bytes)
     with monkeypatch.context() as patched:
         patched.setattr(torch, "get_num_threads", lambda: 2)
-        first, last = program.fused.given(inputs.detach(), weights.detach(), True)[1]
+        first, last = program.fused.given(inputs.detach(), weights.detach())[1]
         assert first.shape == (16, 2, 64) and last.shape == (2, 37)
         found.append(program(inputs, [weights]))
     gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]
@@ -233,10 +233,10 @@ def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: p
     program, inputs, weights = program_of(twice, 2, 1000)
     found = [program(inputs, [weights])]
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
-    way, [cut], _ = program.fused.given(inputs.detach(), weights.detach(), True)
+    way, [cut], _ = program.fused.given(inputs.detach(), weights.detach())
     assert cut.shape == (20, 2, 50) and way is program.fused.near
     assert (
-        program.fused.given(inputs[:997].detach(), weights.detach(), True)[0] is program.fused.mixed
+        program.fused.given(inputs[:997].detach(), weights.detach())[0] is program.fused.mixed
     )  # a prime number of samples
     found.append(program(inputs, [weights]))
     gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from qnnkit.data.places import first
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(NamedTuple):
     """What is compared, byte by byte, and what it is called."""
 
     content: bytes | memoryview

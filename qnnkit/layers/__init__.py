@@ -1,8 +1,12 @@
 """`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
 
 from qnnkit.layers.controls import (
+    CONTROLS,
+    MORE_CONTROLS,
+    STAND_INS,
     Bypass,
     ClassicalLayer,
+    MatchedLayer,
     control,
     control_names,
     controls,
@@ -22,11 +26,13 @@ from qnnkit.layers.counting import (
     feature_maps_of,
     first_circuit,
 )
+from qnnkit.layers.fourier import FourierLayer, fourier_fit
 from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
 __all__ = [
-    "QuantumLayer", "Quanv2d", "Bypass", "ClassicalLayer", "control", "control_names", "controls",
+    "QuantumLayer", "Quanv2d", "CONTROLS", "MORE_CONTROLS", "STAND_INS", "Bypass", "ClassicalLayer",
+    "FourierLayer", "MatchedLayer", "fourier_fit", "control", "control_names", "controls",
     "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters", "Given",
     "called", "circuit_inputs", "circuits_by_layer", "circuits_per_image", "evaluating", "feature_maps_of",
     "first_circuit", "BACKENDS", "EXACT_DEVICES",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import pennylane as qp
 import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
+from qnnkit.layers.counting import Given, called
+from qnnkit.layers.fourier import FourierLayer, seeded_linear
 from qnnkit.layers.quantum import QuantumLayer
 
 
@@ -85,7 +89,29 @@ class Bypass(nn.Module):
         return f"{self.n_features}, {self.n_outputs}"
 
 
-def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
+class MatchedLayer(nn.Sequential):
+    """The classical stand-in that may compute as much as the circuit: two linear layers with tanh between.
+
+    The hidden layer is as wide as makes the number of multiplications that of simulating the circuit gate by
+    gate: 4 * 2**(n_wires + k) for a gate on k wires.
+    """
+
+    def __init__(self, n_features: int, n_outputs: int, n_multiplications: int, *, seed: int = 0):
+        n_hidden = max(1, n_multiplications // (n_features + n_outputs))
+        generator = torch.Generator().manual_seed(seed)
+        first = seeded_linear(n_features, n_hidden, generator)
+        super().__init__(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
+
+
+STAND_INS = (ClassicalLayer, Bypass, FourierLayer, MatchedLayer)
+"""What a control puts in a circuit's place."""
+CONTROLS = ("no_entanglement", "frozen_random", "classical", "classical_trained", "no_quantum")
+"""The controls that a run trains unless it names others."""
+MORE_CONTROLS = ("fourier", "fourier_random", "compute_matched", "frozen_classical")
+"""The controls that a run trains only if they are named."""
+
+
+def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -> dict[str, nn.Module]:
     """The same network with only the quantum part exchanged, once for each question one may ask of it.
 
     - `no_entanglement`: the circuit without its entangling gates. Does entanglement help?
@@ -96,13 +122,22 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
       that never learns do as well as a layer that does?
     - `no_quantum`: the circuit taken out, nothing in its place but the features themselves; where the circuit
       stands beside a skip, the skip alone. Is there anything for a circuit to do?
+    - `fourier`: a trained linear map of the circuit's own trigonometric features, see `FourierLayer`. Does
+      the circuit do better than the function class that its embedding gives it?
+    - `fourier_random`: the same of as many features with random frequencies. Does it need just these?
+    - `compute_matched`: two linear layers that multiply as often as a simulation of the circuit does. What
+      could its seconds have bought?
+    - `frozen_classical`, only with an `example`: the trained weights before the circuit, frozen as they
+      start. Does the circuit learn, or do they?
 
+    A circuit that embeds its inputs in another way than as angles has no `fourier` and no `fourier_random`.
     Everything classical starts from the same weights as in `model`, which is left as it was. An amplitude
     embedding, which writes the data into a state as a whole, and swaps stay where entanglement is removed.
 
     Args:
         model: Any module that holds at least one `QuantumLayer` and has run once (so that shapes are known).
         seed: Fixes the weights of the exchanged parts.
+        example: A batch as the model takes it, for `frozen_classical`: it shows what comes before a circuit.
 
     Raises:
         ValueError: The model holds no `QuantumLayer`, or has not run yet.
@@ -112,27 +147,38 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
     if not names:
         rule = "hold at least one QuantumLayer"
         raise ValueError(checks.message("model", rule, type(model).__name__, "There is nothing to exchange."))
-    return {name: control(model, name, seed=seed) for name in names}
+    found = {name: control(model, name, seed=seed) for name in names}
+    for name in MORE_CONTROLS if example is not None else MORE_CONTROLS[:-1]:
+        with contextlib.suppress(NotImplementedError):
+            found[name] = control(model, name, seed=seed, example=example)
+    return found
 
 
 def control_names(model: nn.Module) -> tuple[str, ...]:
-    """What `controls` has of this model; nothing where it holds no `QuantumLayer`."""
+    """Those of `CONTROLS` that this model has; nothing where it holds no `QuantumLayer`."""
     if not any(isinstance(module, QuantumLayer) for module in model.modules()):
         return ()
     trained = any(weight.requires_grad for weight in quantum_parameters(model))
-    names = ("no_entanglement", "frozen_random", "classical", "classical_trained", "no_quantum")
-    return tuple(name for name in names if not (trained and name == "classical_trained"))
+    return tuple(name for name in CONTROLS if not (trained and name == "classical_trained"))
 
 
-def control(model: nn.Module, name: str, *, seed: int = 0) -> nn.Module:
+def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None = None) -> nn.Module:
     """One of `controls`, where the others are not wanted in memory.
 
     Raises:
         ValueError: The model has none of that name, or has not run yet.
-        NotImplementedError: As `controls`.
+        NotImplementedError: As `controls`, or the model has no part for it; the message says why.
     """
-    checks.choice("control", name, control_names(model))
+    names = control_names(model)
+    checks.choice("control", name, (*names, *MORE_CONTROLS) if names else ())
     found = copy.deepcopy(model)
+    if name == "frozen_classical":
+        return _freeze_before_circuits(found, example)
+    if name.startswith("fourier"):
+        random = name == "fourier_random"
+        return _exchange(found, lambda layer, i: _fourier(layer, seed * 1000 + i, random=random))
+    if name == "compute_matched":
+        return _exchange(found, lambda layer, i: _matched(layer, seed * 1000 + i))
     if name == "no_entanglement":
         drop: Any = circuits.drop_entanglement  # PennyLane types a transform by what it is applied to
         return _exchange(found, lambda layer, i: layer.with_qnode(drop(layer.qnode)))
@@ -169,7 +215,10 @@ def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of every circuit in `model`, or of what stands in a circuit's place: trained alike."""
+    """The weights of every circuit in `model`, or of the `ClassicalLayer`s in their place: trained alike.
+
+    A `FourierLayer` and a `MatchedLayer` train as linear layers do, with the rate of the classical weights.
+    """
     found = [each for each in model.modules() if _is_circuit(each) or isinstance(each, ClassicalLayer)]
     return [weight for module in found for weight in module.parameters()]
 
@@ -216,6 +265,53 @@ def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
 
 def _bypass(layer: QuantumLayer, index: int) -> Bypass:
     return Bypass(*_sizes(layer)).train(layer.training)
+
+
+def _fourier(layer: QuantumLayer, seed: int, *, random: bool) -> FourierLayer:
+    _sizes(layer)
+    return FourierLayer(layer, random=random, seed=seed).to(_place(layer)).train(layer.training)
+
+
+def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
+    n_features, n_outputs = _sizes(layer)
+    inputs = torch.zeros(n_features)
+    tape = qp.workflow.construct_tape(layer.qnode, level="device")(**layer._arguments(inputs))
+    n_multiplications = sum(4 * 2 ** (len(tape.wires) + len(gate.wires)) for gate in tape.operations)
+    twin = MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
+    return twin.to(_place(layer)).train(layer.training)
+
+
+def _place(layer: QuantumLayer) -> Tensor:
+    """A tensor with the layer's dtype and device."""
+    return next(layer.parameters(), torch.zeros(()))
+
+
+def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Module:
+    """`model`, changed in place: the trained weights that a circuit's inputs depend on are frozen."""
+    if example is None:
+        rule, step = "be a batch of the model's inputs for frozen_classical", "Give example=images[:1]."
+        raise ValueError(checks.message("example", rule, example, step))
+    twin, seen = copy.deepcopy(model).eval(), []
+    for layer in twin.modules():
+        if isinstance(layer, QuantumLayer):
+            layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    twin.zero_grad()
+    with torch.enable_grad():
+        called(twin, example)
+        for inputs in seen:
+            if inputs.requires_grad:
+                inputs.sum().backward(retain_graph=True)
+    of_circuits = {id(weight) for weight in quantum_parameters(twin)}
+    before = []
+    for weight, reached in zip(model.parameters(), twin.parameters(), strict=True):
+        if reached.grad is not None and id(reached) not in of_circuits:
+            before.append(weight)
+    if not before:
+        rule, step = "have trained weights before its circuit", "Leave the control frozen_classical out."
+        raise NotImplementedError(checks.message("model", rule, type(model).__name__, step))
+    for weight in before:
+        weight.requires_grad_(False)
+    return model
 
 
 def _sizes(layer: QuantumLayer) -> tuple[int, int]:

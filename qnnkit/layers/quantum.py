@@ -185,14 +185,14 @@ class QuantumLayer(qp.qnn.TorchLayer):
         if not isinstance(inputs, Tensor) or not inputs.ndim or not inputs.shape[-1]:
             raise _no_features(inputs)
         n_features, kind, weights = inputs.shape[-1], inputs.device.type, self._weights()
-        dtype = next((weight.dtype for weight in weights.values()), torch.float32)
+        dtype, casts = next(iter(weights.values()), inputs).dtype, autocasts(kind)
         if not dtype == inputs.dtype == torch.float32:
             dtype = torch.promote_types(torch.promote_types(inputs.dtype, dtype), torch.float32)
         surrounding = inputs.dtype if inputs.is_floating_point() else dtype
-        if autocasts(kind) and inputs.dtype != torch.float64:  # which autocast passes by
+        if casts and inputs.dtype != torch.float64:  # which autocast passes by
             surrounding = torch.get_autocast_dtype(kind)
         try:
-            with torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext():
+            with torch.autocast(kind, enabled=False) if casts else contextlib.nullcontext():
                 outputs = self._measured(inputs, weights, dtype)
         except Exception as error:
             if self.n_features not in (None, n_features):
@@ -203,20 +203,22 @@ class QuantumLayer(qp.qnn.TorchLayer):
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
         if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
             self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
-        return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
+        surrounding = outputs.dtype if is_complex else surrounding
+        is_same = outputs.dtype == surrounding and outputs.device == inputs.device
+        return outputs if is_same else outputs.to(inputs.device, surrounding)
 
     def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The outputs, computed in `dtype` by the program or else by the QNode's own device."""
         if dtype == torch.float32 and autograd_must() and rounds(inputs.device.type):
             dtype = torch.float64  # torch itself goes back, and would round there
-        rows = inputs.to(dtype)
+        rows = inputs if inputs.dtype == dtype else inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
         is_empty = not rows.numel()
         if is_empty:  # one sample has the form of the outputs: bits, angles, and amplitudes of norm 1
             rows = torch.cat([rows, torch.eye(1, rows.shape[-1], dtype=rows.dtype, device=rows.device)])
         call = self._call(rows, {name: weight.to(rows) for name, weight in weights.items()})
         outputs = self._of_call(call, rows) if isinstance(call, Call) else self._on_own_device(call, rows)
-        axis = int(self.qnode.shots.has_partitioned_shots)  # these come first
+        axis = 1 if self.qnode.shots and self.qnode.shots.has_partitioned_shots else 0  # these come first
         if is_empty:
             outputs = torch.atleast_1d(outputs).narrow(axis, 0, 0)
         if inputs.ndim > 2 or (inputs.ndim == 2 and not outputs.ndim):  # as TorchLayer
@@ -225,13 +227,13 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def _of_call(self, call: Call, rows: Tensor) -> Tensor:
         """The outputs of programs."""
-        keep, batch = not self.gradient_checkpointing, len(rows) if rows.ndim == 2 else None
-        (program, arguments, size), *others = call.parts
-        if not others and call.finish is None and size in (None, batch):
+        keep, batch = not self.gradient_checkpointing, rows.shape[0] if rows.ndim == 2 else None
+        if call.finish is None and call.parts[0][2] in (None, batch):
+            [(program, arguments, _)] = call.parts
             values = program.shaped(program(*arguments, keep=keep), as_list=call.as_list)
             if batch is None:
                 return values[0]
-            return values if len(values) == batch else values.expand(batch, *values.shape[1:])
+            return values if values.shape[0] == batch else values.expand(batch, *values.shape[1:])
         results = []
         for program, arguments, size in call.parts:
             values = program.shaped(program(*arguments, keep=keep), as_list=True)
@@ -335,7 +337,7 @@ def _columns(values: Any, x: Tensor) -> Tensor:
     """What a QNode returns for inputs `x`, in their precision; of several measurements, a column a number."""
     if not isinstance(values, Tensor):
         values = torch.hstack(
-            [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else list(values)
+            [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else values
         )
     return values.to(x.dtype.to_complex() if values.is_complex() else x.dtype)
 

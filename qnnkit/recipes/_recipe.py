@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import importlib
@@ -53,8 +54,9 @@ class Recipe:
 
     @property
     def sentence(self) -> str:
-        """What it is about."""
-        return (inspect.getdoc(self.code) or "").split("\n\n")[0].replace("\n", " ")
+        """What it is about; of a shipped one its module is not imported for it."""
+        told = ast.get_docstring(ast.parse(self.source)) if self.shipped else inspect.getdoc(self.code)
+        return (told or "").split("\n\n")[0].replace("\n", " ")
 
     @cached_property
     def digest(self) -> str:
@@ -98,8 +100,7 @@ class Recipe:
         made = self.Settings.of(given)
         again = made.override()
         for name in self.Settings.model_fields:
-            first, second = getattr(made, name), getattr(again, name)
-            if first != second:
+            if (first := getattr(made, name)) != (second := getattr(again, name)):
                 rule, step = f"leave `{name}` as it is when it is read again", "Mend its validator."
                 raise self.refusal("Settings", rule, f"{first!r}, then {second!r}", step)
         return made
@@ -149,11 +150,18 @@ class Recipe:
             return tuple(self._own_controls(settings, splits, seed))
         return layers.control_names(self.build(settings, splits, seed))
 
+    def more_control_names(self) -> tuple[str, ...]:
+        """Controls that are trained only where they are named."""
+        from qnnkit import layers
+
+        return () if hasattr(self.code, "controls") else layers.MORE_CONTROLS
+
     def require_control(self, name: str, names: Collection[str]) -> None:
         """Raises ValueError where there is no such control."""
         if not names:
             rule, step = "be left out for a net without a QuantumLayer to exchange", "Set controls=()."
             raise ValueError(checks.message("controls", rule, name, step))
+        names = (*names, *self.more_control_names())
         checks.choice("control", name, names, "The run's own net, hybrid, is trained with any of them.")
 
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
@@ -167,7 +175,8 @@ class Recipe:
         if not hasattr(self.code, "controls"):
             net = self._called(settings, splits, seed)
             self.require_control(name, layers.control_names(net))
-            made = layers.control(net, name, seed=seed)
+            with self.located_errors():
+                made = layers.control(net, name, seed=seed, example=splits.example())
             self._require_exchanged(name, made, splits)
             return made
         found = self._own_controls(settings, splits, seed)
@@ -188,13 +197,10 @@ class Recipe:
 
         seen: list[nn.Module] = []
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
-        try:
-            with _seeded(0), layers.evaluating(net), self.located_errors():
-                layers.called(net, splits.example())
-        finally:
-            hook.remove()
+        with hook, _seeded(0), layers.evaluating(net), self.located_errors():
+            layers.called(net, splits.example())
         inside, asked = set(net.modules()), set(seen)
-        stand_ins = [each for each in inside if isinstance(each, layers.ClassicalLayer | layers.Bypass)]
+        stand_ins = [each for each in inside if isinstance(each, layers.STAND_INS)]
         left = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
         if left or not asked.issuperset(stand_ins):
             rule = "exchange every circuit of the net"

@@ -173,14 +173,19 @@ def train_all(
     run: Run,
     on_row: Callable[[dict[str, Any]], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Trains what is not trained yet; yields the final row of each net and seed, those finished before first.
+) -> list[dict[str, Any]]:
+    """Trains what is not trained yet; the final row of each net and seed, those finished before first.
 
-    The loop that 03_train shows, as a function; arguments and errors are those of `training`.
+    The loop that 03_train shows, as a function; arguments and errors are those of `training`, but that
+    `on_row` gets each final row, "test", too.
     """
     with training(run, on_row, on_warning) as untrained:
-        yield from run.tested().values()
-        yield from map(_train, untrained)
+        finals = list(run.tested().values())
+        for one in untrained:
+            finals.append(_train(one))
+            if on_row and is_main():
+                on_row(finals[-1])
+    return finals
 
 
 def _train(one: Training) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import steps
-from qnnkit.simulator.array_api import Array, exactly, rounds
+from qnnkit.simulator.array_api import Array, exactly, rounds, xp
 
 
 def autograd_must() -> bool:
@@ -83,7 +83,7 @@ class Run(torch.autograd.Function):
             to = steps.Gradients(part if needed[0] else None, to_matrices)
             for step in reversed(steps_):
                 flowing = step.backward(flowing, tape.pop(), built, to)
-            to_rows.append(0 * part if to.columns is None else to.columns)
+            to_rows.append(xp(part).zeros_like(part) if to.columns is None else to.columns)
         to_row = tensor_of(joined(to_rows)) if needed[0] else None
         if to_matrices is not None and way is program.mixed:
             to_matrices = [each.numpy() for each in to_matrices]
@@ -106,7 +106,7 @@ def in_chunks(columns: Array, n: int) -> Array:
 
 def joined(parts: Sequence[Array]) -> Array:
     """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
-    rows = [part.swapaxes(-1, -2).reshape(samples_of(part), part.shape[-2]) for part in parts]
+    rows = [p.T if p.ndim == 2 else p.swapaxes(1, 2).reshape(samples_of(p), p.shape[1]) for p in parts]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 

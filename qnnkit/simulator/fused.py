@@ -77,12 +77,6 @@ class Fused:
         items, self.shared_angles, self.row_angles = fusion.items(circuit, self.on_rows)
         self.sampled: dict[tuple, Any] = {}
         """By what is measured: the same circuit under a finite number of shots."""
-        self.used = None
-        """Columns of the rows that some angle depends on, where not all do: others may be NaN."""
-        used = self.row_angles[0].any(axis=1)
-        if not used.all():
-            self.used = self._put(np.flatnonzero(used))
-            self.row_angles = self.row_angles[0][used], self.row_angles[1]
         self.plan = fusion.plan(items, self.n_wires, len(self.row_angles[1]), given=self.prepared is not None)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
@@ -192,37 +186,45 @@ class Fused:
             amplitudes: Of the first state, of shape (batch, n) or (n,), if that is an argument.
             keep: Whether states may be kept for the way back; else they are computed again there.
         """
-        rows = self.none if rows is None else rows if self.used is None else rows.index_select(1, self.used)
+        rows = self.none if rows is None else rows
         vector = self.none[0] if vector is None else vector
-        by_torch = autograd_must()
-        is_plain = not by_torch and self.device.type == "cpu" and _is_plain(rows) and _is_plain(vector)
-        if not is_plain or self._is_large(vector, rows):
-            vector, rows = _reduced(vector, self.periods[0]), _reduced(rows, self.periods[1])
         if self.prepared is not None:
             a = (amplitudes if self.is_given else self.fixed).reshape(-1, self.n_amplitudes)
             a = torch.cat([a.real, a.imag], 1) if a.is_complex() else a
             height = max(len(rows), len(a))
             rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
-        if by_torch:
+        if autograd_must():
             return self.plain(rows, vector)
-        given = self.given(rows.detach(), vector.detach().reshape(-1), is_plain)
+        given = self.given(rows.detach(), vector.detach().reshape(-1))
         if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
             return Run.apply(self, given, keep, rows, vector)
         return tensor_of(self.compute(*given, None)[0])
 
     def keeps_digits(self, rows: Tensor, vector: Tensor | None) -> bool:
         """Whether angles are small, or are sums of numbers that can be reduced to one period."""
-        if None not in self.periods or self.device.type != "cpu":
+        if None not in self.periods or not self._is_plain(rows, vector):
             return True
-        vector = self.none[0] if vector is None else vector
-        return not (_is_plain(rows) and _is_plain(vector) and self._is_large(vector, rows))
+        return not self._is_large(rows.detach().numpy(), vector.detach().numpy())
 
-    def _is_large(self, vector: Tensor, rows: Tensor) -> bool:
+    def _is_plain(self, rows: Tensor, vector: Tensor) -> bool:
+        """Whether NumPy can read the numbers, and nobody follows torch's operations, as fake tensors do."""
+        kinds = Tensor, torch.nn.Parameter
+        is_own = type(rows) in kinds and type(vector) in kinds and not (rows.is_neg() or vector.is_neg())
+        return self.device.type == "cpu" and is_own and not torch._C._len_torch_dispatch_stack()
+
+    def _is_large(self, rows: np.ndarray, vector: np.ndarray) -> bool:
         """Whether some angle may be large: read off the numbers that it is computed from."""
-        for each, limit in zip((vector, rows), self.limits, strict=True):
-            if each.numel() and not np.maximum.reduce(np.abs(each.detach().numpy()), axis=None) <= limit:
+        angles = rows if self.prepared is None else rows[:, : len(self.row_angles[0])]
+        for numbers, limit in zip((vector.ravel(), angles.ravel()), self.limits, strict=True):
+            if not (numbers.dot(numbers) <= limit**2 or np.abs(numbers).max() <= limit):  # the first is quick
                 return True
         return False
+
+    def _reduced(self, columns: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """The same angles within one period; amplitudes behind them stay."""
+        angles, rest = columns.tensor_split([len(self.row_angles[0])])
+        angles = _reduced(angles, self.periods[1])
+        return torch.cat([angles, rest]) if len(rest) else angles, _reduced(vector, self.periods[0])
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
@@ -247,32 +249,34 @@ class Fused:
         each: list[Tensor] = list(part if kind == "probs" else part[..., 0] for part, (kind, _, _) in parts)
         return tuple(each) if len(each) > 1 else each[0]
 
-    def given(self, rows: Tensor, vector: Tensor, is_plain: bool) -> tuple[Any, Sequence[Array], Array]:
+    def given(self, rows: Tensor, vector: Tensor) -> tuple[Any, Sequence[Array], Array]:
         """What runs a batch, `far`, `mixed` or `near`; its parts, in columns; the vector, as that takes it.
 
-        Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of shape (n, samples), or
-        (chunks, n, samples).
+        Angles are no longer large. Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of
+        shape (n, samples), or (chunks, n, samples).
         """
-        columns, n = rows.t(), rows.shape[0]
-        is_plain = is_plain and self.mixed is not None
-        takes_chunks = is_plain and self.near is not None
-        if takes_chunks and n * self.state_bytes <= SMALL_BYTES:
+        columns, n, is_plain = rows.t(), rows.shape[0], self._is_plain(rows, vector)
+        if not is_plain or self._is_large(rows.numpy(), vector.numpy()):
+            columns, vector = self._reduced(columns, vector)
+        way = (self.near or self.mixed or self.far) if is_plain else self.far
+        if way is self.near and n * self.state_bytes <= SMALL_BYTES:
             most = ONE_THREAD // 4 ** (self.n_wires + 1)
             if n_chunks := 1 if n <= most else chunks(n, -(-n // most)):
-                return self.near, (in_chunks(columns.numpy(), n_chunks),), vector.numpy().copy()
+                return way, (in_chunks(columns.numpy(), n_chunks),), vector.numpy().copy()
         vector, threads = vector.clone(), torch.get_num_threads()  # it may change before the way back
         size, fewest = CACHE_BYTES * threads, FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
         parts = columns.split(max(fewest, size // self.state_bytes), dim=1)
-        if takes_chunks and threads > 1:
+        if way is self.near and threads > 1:
             least = max(FEWEST_CHUNKS, 2 * threads)
             parts = [in_chunks(part, chunks(part.shape[1], least, threads) or 1) for part in parts]
-        return (self.mixed, parts, vector.numpy()) if is_plain else (self.far, parts, vector)
+        return (self.far, parts, vector) if way is self.far else (self.mixed, parts, vector.numpy())
 
     def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch, which autograd can follow."""
-        (matrices, _), state, columns = self.matrices.forward(vector.reshape(-1)), None, rows.t()
+        columns, vector = self._reduced(rows.t(), vector.reshape(-1))
+        (matrices, _), state = self.matrices.forward(vector), None
         for step in self.steps:
             state = step.run(state, columns, matrices)
         assert state is not None  # a program has steps
@@ -334,12 +338,6 @@ def chunks(samples: int, fewest: int, threads: int = 1) -> int:
     """The fewest chunks of as many samples each, if possible as many for each thread; 0 for none."""
     few = range(fewest, samples // FEWEST_COLUMNS + 1)
     return min((n for n in few if samples % n == 0), key=lambda n: (n % threads != 0, n), default=0)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether its memory holds its numbers, and nobody follows torch's operations, as fake tensors do."""
-    is_own = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_neg()
-    return is_own and not torch._C._len_torch_dispatch_stack()
 
 
 def memory(device: torch.device) -> tuple[int, int]:

@@ -129,12 +129,15 @@ def _before(
         if not item.permutes or isinstance(item.form, Turn):
             return None
         both = tuple(sorted({*wires, *item.wires}))
-        states, target = np.arange(2 ** len(both)), np.argmax(np.abs(item.form), axis=0)
-        places = states_of([both.index(wire) for wire in item.wires], len(both))
-        local = local_states(item.wires, both)
-        after = states - places[local] + places[target[local]]
+        after = _renamed(item.wires, np.argmax(np.abs(item.form), axis=0), both)
         wires, rates = both, rates[local_states(wires, both)][after]
     return wires, rates
+
+
+def _renamed(wires: Sequence[int], to: np.ndarray, among: Sequence[int]) -> np.ndarray:
+    """For each basis state of `among`, the one in which state i of `wires` has become to[i]."""
+    local, places = local_states(wires, among), states_of([among.index(w) for w in wires], len(among))
+    return np.arange(2 ** len(among)) - places[local] + places[to[local]]
 
 
 def items(
@@ -221,15 +224,13 @@ class Permutation:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """(index, phases), each of shape (2**n_wires,)."""
-        states = np.arange(2**self.n_wires)
-        index, phases = states, np.ones(len(states), dtype=complex)
+        wires, index = range(self.n_wires), np.arange(2**self.n_wires)
+        phases = np.ones(len(index), dtype=complex)
         for item in self.items:
             assert isinstance(item.form, np.ndarray)
             source = np.argmax(np.abs(item.form), axis=1)  # of each local state
-            local = local_states(item.wires, range(self.n_wires))
-            of_wires = states_of(item.wires, self.n_wires)
-            old = states - of_wires[local] + of_wires[source[local]]
-            turn = item.form[np.arange(len(source)), source][local]
+            old = _renamed(item.wires, source, wires)
+            turn = item.form[np.arange(len(source)), source][local_states(item.wires, wires)]
             index, phases = index[old], turn * phases[old]
         return index, phases
 

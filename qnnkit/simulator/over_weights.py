@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.circuit import angles, apart, assembled, circuit, cut, parts
+from qnnkit.simulator.circuit import angles, apart, assembled, cut, parts
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.queueing import queue, transformed
@@ -42,33 +41,28 @@ class OverWeights(Fused):
     """
 
     def __init__(self, qnode: qp.QNode, weight_shapes: Mapping[str, tuple[int, ...]], n_features: int):
-        self.weight_shapes, self.n_features = dict(weight_shapes), n_features
-        shapes, kinds, wires = [(n_features,), *weight_shapes.values()], set(), qnode.device.wires
-        n = sum(map(math.prod, shapes))
+        self.weight_shapes, self.n_features, kinds = dict(weight_shapes), n_features, set()
+        shapes = [(n_features,), *weight_shapes.values()]
 
-        def record(row: Sequence[Tensor]) -> Sequence[Any]:
-            features, *weights = cut(row[0], shapes)
+        def gates(row: Tensor) -> list[tuple[str, Any]]:
+            features, *weights = cut(row, shapes)
             given = {"inputs": features} if n_features else {}
             tape, _ = queue(qnode, given | dict(zip(weight_shapes, weights, strict=True)))
             [self.tape], finish = transformed(qnode, tape)
             if finish is not None:
                 raise NotFusable("a transform of it computes with the measured values")
-            return self.tape.operations
+            return parts(self.tape.operations, kinds)
 
         def numbers(row: Tensor) -> list[Any]:
-            gates = [gate for _, gate in parts(record([row]), kinds)]
-            return [angles(gates)[0], *(gate.data[0] for gate in gates[: self.is_given])]
+            found = [gate for _, gate in gates(row)]
+            return [angles(found)[0], *(gate.data[0] for gate in found[: self.is_given])]
 
+        n = sum(map(math.prod, shapes))
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1
         with apart():
-            own = assembled(parts(record([one]), kinds), self.tape.measurements, wires, kinds)
+            own = assembled(gates(one), self.tape.measurements, qnode.device.wires, kinds)
         self._numbers_of = torch.func.vmap(numbers)
-        self.is_affine = False
-        """Whether the angles are an affine map of a row."""
-        with contextlib.suppress(NotFusable), apart():
-            if not own.is_given:
-                own, self.is_affine = circuit(record, [(n,)], self.tape.measurements, wires), True
-        super().__init__(own, np.ones(own.matrix.shape[1]), torch.float64)
+        super().__init__(own, np.ones(len(own.offset)), torch.float64)
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
@@ -80,6 +74,6 @@ class OverWeights(Fused):
         flat = [weights[name].flatten(1) for name in self.weight_shapes]
         n = len(flat[0]) if flat else len(inputs)
         rows = torch.cat([inputs.expand(n, -1), *flat], dim=1).to(self.device, self.dtype)
-        numbers, *amplitudes = [rows] if self.is_affine else self._numbers_of(rows)
+        numbers, *amplitudes = self._numbers_of(rows)
         values = self.shaped(super().__call__(numbers, None, *amplitudes))
         return values if len(values) == n else values.expand(n, *values.shape[1:])

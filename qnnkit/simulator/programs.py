@@ -88,12 +88,6 @@ class Programs:
             rows: Inputs of shape (batch, n_features) or (n_features,).
             weights: By name; of the dtype and device of `rows`.
         """
-        if (tracing := torch._C._get_tracing_state()) is not None:
-            torch._C._set_tracing_state(None)  # torch.jit compares with a second trace
-            try:
-                self.program_for(rows, weights)
-            finally:
-                torch._C._set_tracing_state(tracing)
         reason = own_device(self.qnode) if self._methods.hold() else "its device was changed"
         if reason is None and self.qnode.shots and not self._samples(rows):
             reason = "it has a finite number of shots"
@@ -223,24 +217,21 @@ class Programs:
         return Call(parts, as_list, finish)
 
     def _sampled(self, tapes: Sequence[Any], finish: Any, rows: Tensor, as_list: bool) -> Call:
-        """Programs for the exact distributions of the tapes, and shots of them."""
-        parts, finishes = [], []
-        for tape in tapes:
-            exact, measurements, recombine = diagonal(tape)
-            program, given, batch = self._part(exact, rows)
-            key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
-            if key not in program.sampled:
-                program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
-            program.sampled[key].generator = self.generator
-            parts.append((program.sampled[key], given, batch))
-            finishes.append(recombine)
-        self.last = parts[0][0]
+        """A program for the exact distribution of the tape, and shots of it."""
+        if len(tapes) > 1:
+            raise NotFusable("its transforms make several circuits with a finite number of shots")
+        exact, measurements, recombine = diagonal(tapes[0])
+        program, given, batch = self._part(exact, rows)
+        key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
+        if key not in program.sampled:
+            program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
+        self.last = program.sampled[key]
+        self.last.generator = self.generator
 
-        def results(found: Sequence[Any]) -> Any:
-            found = tuple(recombine(each) for recombine, each in zip(finishes, found, strict=True))
-            return found[0] if finish is None else finish(found)
+        def results(found: Any) -> Any:
+            return recombine(found[0]) if finish is None else finish((recombine(found[0]),))
 
-        return Call(parts, as_list, results)
+        return Call([(self.last, given, batch)], as_list, results)
 
     def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
         """The program of a tape, and what it takes at this call.
@@ -292,10 +283,8 @@ def arguments(program: Fused, made: Structure, rows: Tensor) -> tuple[Tensor | N
     numbers = [leaf for leaf in made.leaves if not isinstance(leaf, Tensor)]  # all in one copy
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
     dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
-    leaves = [
-        leaf.to(rows.device, dtypes[leaf.is_complex()]) if isinstance(leaf, Tensor) else next(plain)
-        for leaf in made.leaves
-    ]
+    each = (next(plain) if isinstance(leaf, float) else leaf for leaf in made.leaves)
+    leaves = [leaf.to(rows.device, dtypes[leaf.is_complex()]) for leaf in each]
     pairs = list(zip(leaves, made.batched, strict=True))[program.is_given :]
     own, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
     return _piled(own, (made.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
@@ -313,12 +302,12 @@ def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
 
 def own_device(qnode: qp.QNode) -> str | None:
     """Why a QNode runs on its own device, whatever it queues; None where a program may run."""
-    device = qnode.device
+    device, own = qnode.device, vars(qnode)
     if qp.capture.enabled():
         return "program capture is enabled"
     if device.name not in EXACT_DEVICES:
         return "only that device knows what it computes"
-    if type(qnode) is not qp.QNode or {"construct", "_impl_call"} & vars(qnode).keys():
+    if type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
         return "the QNode was customised"
     if type(device).__name__ not in DEVICE_CLASSES or not _methods_of(type(device)).isdisjoint(vars(device)):
         return "the device was customised"
@@ -326,8 +315,8 @@ def own_device(qnode: qp.QNode) -> str | None:
         return f"its gradients are asked for by diff_method={qnode.diff_method}"
     if qnode.gradient_kwargs and qnode.diff_method not in ("backprop", "adjoint"):
         return f"it has gradient_kwargs={qnode.gradient_kwargs}"
-    if other := {k: v for k, v in qnode.execute_kwargs.items() if k not in SPEED and v is not None}:
-        return f"it has the options {other}"
+    if any(map(qnode.execute_kwargs.get, other := qnode.execute_kwargs.keys() - SPEED)):
+        return f"it has the options { {name: qnode.execute_kwargs[name] for name in other} }"
     return None
 
 

@@ -132,6 +132,8 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iufc":
             raise NotFusable(f"a gate takes a {type(leaf).__name__}")
         leaf = torch.as_tensor(leaf)
+    if leaf.is_complex() and not isinstance(made.operations[-1], qp.StatePrep):
+        raise NotFusable("an angle of it is complex")
     is_batched = leaf.ndim == ndim + 1
     if (is_batched and made.batch not in (None, len(leaf))) or leaf.ndim > ndim + 1:
         raise NotFusable("its gates have batches of different sizes")
@@ -358,12 +360,11 @@ class Methods:
     """
 
     def __init__(self, kinds: Iterable[type]):
-        pairs = [(kind, name) for kind in set(kinds) for name in METHODS if hasattr(kind, name)]
-        self.kinds, self.names = [kind for kind, _ in pairs], [name for _, name in pairs]
-        self.found = list(map(getattr, self.kinds, self.names))
+        self.kinds = list(set(kinds))
+        own = ([name for name in METHODS if hasattr(kind, name)] for kind in self.kinds)
+        self.getters = [operator.attrgetter("__class__", *names) for names in own]
+        self.found = list(map(operator.call, self.getters, self.kinds))
 
     def hold(self) -> bool:
         """Whether nobody has exchanged one; about a microsecond."""
-        return all(
-            map(operator.is_, map(getattr, self.kinds, self.names, itertools.repeat(None)), self.found)
-        )
+        return list(map(operator.call, self.getters, self.kinds)) == self.found

@@ -1,0 +1,247 @@
+"""The `fourier` control spans a circuit's function class; what lies outside is refused with the reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, Quanv2d, circuits, controls
+from qnnkit.layers import FourierLayer, control, count_parameters, fourier_fit
+from tests.toys import linear, uniform
+
+AGREEMENT = 1e-6
+"""Between a circuit and the map fitted to it, at inputs that the fit has not seen."""
+
+
+def layer_of(function, shapes: dict, n_features: int, n_wires: int = 3, device: str = "default.qubit"):
+    weights = {name: uniform(*shape, seed=5, top=2 * np.pi) for name, shape in shapes.items()}
+    layer = QuantumLayer(qp.QNode(function, qp.device(device, wires=n_wires + 1, seed=None)), shapes, weights)
+    layer(uniform(2, n_features, seed=1, top=0.9))
+    return layer
+
+
+def shipped(ansatz: str) -> QuantumLayer:
+    qnode, shapes = circuits.build(ansatz, n_qubits=3, n_layers=2)
+    layer = QuantumLayer(qnode, shapes, {"weights": uniform(*shapes["weights"], top=2 * np.pi)})
+    layer(torch.zeros(1, 3))
+    return layer
+
+
+def random_circuit(n_wires: int, seed: int):
+    """Encoding gates of several kinds and slopes between entangling layers, uploaded again at random."""
+
+    def circuit(inputs, weights):
+        draw = np.random.default_rng(seed)
+        for layer in range(2):
+            qp.StronglyEntanglingLayers(weights[layer : layer + 1], wires=range(n_wires))
+            for wire in range(n_wires):
+                angle = draw.choice([0.5, 1, 2]) * inputs[..., wire] + draw.normal()
+                gate = draw.choice([qp.RX, qp.RY, qp.RZ, qp.PhaseShift])
+                if layer == 0 or draw.random() < 0.5:
+                    gate(angle + (weights[0, 0, 0] if draw.random() < 0.5 else 0), wires=wire)
+            if n_wires > 1 and draw.random() < 0.5:
+                qp.CRY(inputs[..., 0], wires=[0, 1])
+        qp.StronglyEntanglingLayers(weights[2:], wires=range(n_wires))
+        return [qp.expval(qp.Z(wire)) for wire in range(n_wires)]
+
+    return layer_of(circuit, {"weights": (3, n_wires, 3)}, n_wires, n_wires)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("n_wires", [1, 2, 3, 4])
+def test_fitted_map_is_the_circuit(n_wires, seed):
+    twin, difference = fourier_fit(random_circuit(n_wires, seed))
+    assert difference < AGREEMENT and not twin.is_sampled
+
+
+def test_fitted_map_takes_the_place_of_the_layer():
+    layer = random_circuit(2, 0)
+    twin, _ = fourier_fit(layer)
+    inputs = uniform(3, 7, 2, seed=9, top=6.0)
+    torch.testing.assert_close(twin(inputs), layer(inputs), rtol=0, atol=1e-5)
+    assert twin(inputs).dtype == torch.float32
+
+
+def test_without_a_feature_no_map_is_the_circuit():
+    """The witness of the test above: leave out one frequency, and the difference is seen."""
+    layer = random_circuit(2, 0)
+    twin = FourierLayer(layer.double())
+    rows = uniform(600, 2, seed=3, top=4 * np.pi, dtype=torch.float64)
+    features, values = twin.features(rows).detach(), layer(rows).detach()
+    for kept in (torch.arange(features.shape[1]), torch.arange(features.shape[1]) != 1):
+        solution = torch.linalg.lstsq(features[:, kept], values, driver="gelsd").solution
+        worst = (features[:, kept] @ solution - values).abs().max()
+        assert (worst < AGREEMENT) == bool(torch.as_tensor(kept).all() or kept.dtype != torch.bool)
+
+
+N_FEATURES = {  # on 3 wires with 2 layers: each wire's rotation is uploaded once or twice
+    "strongly_entangling": 3**3,
+    "hardware_efficient": 3**3,
+    "random": 3**3,
+    "data_reuploading": 5**3,
+}
+
+
+@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+def test_numbers_of_features(ansatz):
+    layer = shipped(ansatz)
+    assert FourierLayer(layer).linear.in_features == N_FEATURES[ansatz]
+    assert fourier_fit(layer)[1] < AGREEMENT
+
+
+def encoded(gate):
+    def circuit(inputs, weights):
+        gate(inputs)
+        qp.StronglyEntanglingLayers(weights, wires=range(3))
+        return [qp.expval(qp.Z(0)), qp.expval(qp.X(1) @ qp.Y(2))]
+
+    return circuit
+
+
+INSIDE = {
+    "arccos": lambda x: [qp.RY(torch.arccos(x[..., i]), i) for i in range(3)],
+    "products": lambda x: qp.IQPEmbedding(x, wires=range(3)),
+    "even": lambda x: qp.RX(x[..., 0] ** 2, 0),
+    "evolution": lambda x: (qp.Hadamard(0), qp.ApproxTimeEvolution(qp.Z(0) @ qp.X(1), x[..., 0], 1)),
+    "measured": lambda x: (qp.RX(x[..., 0], 0), qp.cond(qp.measure(0), qp.RY)(x[..., 1], 1)),
+    "power": lambda x: (qp.pow(qp.RY(x[..., 0], 0), 2), qp.adjoint(qp.RX(x[..., 1], 1))),
+    "three angles": lambda x: qp.CRot(x[..., 0], 0.3, 2 * x[..., 1], wires=[0, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_kinds_of_embeddings(kind):
+    layer = layer_of(encoded(INSIDE[kind]), {"weights": (1, 3, 3)}, 3)
+    twin, difference = fourier_fit(layer)
+    assert difference < AGREEMENT
+    rows = uniform(4, 3, seed=2, top=0.9).requires_grad_()
+    ours, theirs = (torch.autograd.grad(net(rows).sum(), rows)[0] for net in (twin, layer))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_noise_changes_the_map_not_the_features():
+    def circuit(inputs, weights):
+        qp.RX(inputs[..., 0], 0)
+        qp.DepolarizingChannel(0.1, 0)
+        qp.RY(weights[0], 0)
+        return [qp.expval(qp.Z(0))]
+
+    assert fourier_fit(layer_of(circuit, {"weights": (1,)}, 1, 1, "default.mixed"))[1] < AGREEMENT
+
+
+def branching(x):
+    if x.sum() > 0:
+        qp.RX(x[..., 0], 0)
+
+
+OUTSIDE = {
+    "amplitudes": (lambda x: qp.AmplitudeEmbedding(x[..., :2], 0, normalize=True), "AmplitudeEmbedding"),
+    "branch": (branching, "list of gates depends"),
+    "nothing": (lambda x: None, "no gate reads the inputs"),
+    "statistic": (lambda x: qp.RX(x.mean(), 0), "one angle for each sample"),
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_other_embeddings_are_refused_with_the_reason(kind):
+    gate, reason = OUTSIDE[kind]
+    with pytest.raises(NotImplementedError, match=reason):
+        FourierLayer(layer_of(encoded(gate), {"weights": (1, 3, 3)}, 3))
+
+
+def test_trained_embeddings_and_variances_are_refused():
+    def scaled(inputs, weights):
+        qp.RX(weights[0] * inputs[..., 0], 0)
+        return [qp.expval(qp.Z(0))]
+
+    def variance(inputs, weights):
+        qp.RX(inputs[..., 0] + weights[0], 0)
+        return [qp.var(qp.Z(0))]
+
+    for function, reason in ((scaled, "weights multiply the inputs in RX"), (variance, "not linear")):
+        layer = layer_of(function, {"weights": (1,)}, 1, 1)
+        with pytest.raises(NotImplementedError, match=reason):
+            FourierLayer(layer)
+        with pytest.raises(NotImplementedError, match=reason):
+            control(layer, "fourier")
+        assert "fourier" not in controls(layer)
+
+
+def test_large_spectra_are_sampled_and_not_fitted():
+    layer = layer_of(
+        lambda inputs, weights: (
+            qp.AngleEmbedding(inputs, wires=range(9)),
+            qp.BasicEntanglerLayers(weights, wires=range(9)),
+            [qp.expval(qp.Z(0))],
+        )[-1],
+        {"weights": (1, 9)}, 9, 9,
+    )  # fmt: skip
+    one, same, other = (FourierLayer(layer, seed=seed) for seed in (0, 0, 1))
+    assert one.is_sampled and one.linear.in_features == 6561
+    assert set(one.frequencies.unique().tolist()) == {-1, 0, 1}
+    assert torch.equal(one.frequencies, same.frequencies) and not torch.equal(
+        one.frequencies, other.frequencies
+    )
+    with pytest.raises(NotImplementedError, match="6,561"):
+        fourier_fit(layer)
+
+
+def test_random_frequencies_have_the_spread_of_the_circuits_own():
+    layer = random_circuit(3, 1)
+    own, drawn = FourierLayer(layer), FourierLayer(layer, random=True, seed=3)
+    assert own.frequencies.shape == drawn.frequencies.shape
+    assert (drawn.frequencies[0] == 0).all() and not torch.equal(own.frequencies, drawn.frequencies)
+    spreads = [each.frequencies.square().mean(0).sqrt() for each in (own, drawn)]
+    torch.testing.assert_close(*spreads, rtol=0.25, atol=0)
+
+
+# --- as controls ----------------------------------------------------------------------------------------
+
+
+class Hybrid(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = linear(5, 3), linear(3, 2)
+        self.aside = linear(5, 2)
+        self.circuit = shipped("strongly_entangling")
+
+    def forward(self, inputs):
+        return self.last(self.circuit(self.first(inputs))) + self.aside(inputs)
+
+
+def test_more_controls():
+    model, example = Hybrid(), uniform(4, 5)
+    outputs = model(example)
+    found = controls(model, example=example)
+    assert list(found)[-4:] == ["fourier", "fourier_random", "compute_matched", "frozen_classical"]
+    for name in ("fourier", "fourier_random"):
+        assert count_parameters(found[name])["classical"] == 18 + 8 + 12 + 27 * 3
+    frozen = {
+        name for name, weight in found["frozen_classical"].named_parameters() if not weight.requires_grad
+    }
+    assert frozen == {"first.weight", "first.bias"}
+    assert torch.equal(found["frozen_classical"](example), outputs)
+    # 3 rotations and, in each of 2 layers, 3 of three angles and 3 entangling gates on two of three wires
+    n_multiplications = 4 * (3 * 2**4 + 2 * (3 * 2**4 + 3 * 2**5))
+    n_hidden = n_multiplications // (3 + 3)
+    assert found["compute_matched"].circuit[0].weight.shape == (n_hidden, 3)
+    for name, other in found.items():
+        other(example).sum().backward()
+        moved = [weight for weight in other.parameters() if weight.requires_grad]
+        assert all(weight.grad.abs().max() > 0 for weight in moved), name
+    assert "frozen_classical" not in controls(model)
+    with pytest.raises(ValueError, match="example"):
+        control(model, "frozen_classical")
+    with pytest.raises(NotImplementedError, match="before its circuit"):
+        control(model.circuit, "frozen_classical", example=uniform(2, 3))
+
+
+def test_fourier_of_a_frozen_quanvolution_is_trained():
+    model = Quanv2d(1, "random", trainable=False)
+    model(uniform(1, 1, 4, 4))
+    fourier = control(model, "fourier")
+    assert count_parameters(fourier) == {"quantum": 0, "classical": 81 * 4, "frozen": 0}
+    assert fourier(uniform(1, 1, 4, 4)).shape == model(uniform(1, 1, 4, 4)).shape
