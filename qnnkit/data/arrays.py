@@ -305,7 +305,7 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
         if any(isinstance(each, str) for each in np.asarray(values, dtype=object).ravel()[:100]):
             step = (
                 "Words become numbers by pandas: labels, names = pandas.factorize(words, sort=True), then "
-                "data.arrays(..., labels, classes=names); or pandas.get_dummies(table, dtype=float) for inputs."
+                "data.arrays(..., labels, classes=names); for inputs, pandas.get_dummies(table, dtype=float)."
             )
         raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
     if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
