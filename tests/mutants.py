@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),
     ("batch/table.py", "status.number - 1 + epoch", "status.number + epoch", "batch"),
-    ("batch/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
+    ("runs/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
     (
         "batch/engine.py",
         "self.tries[run.id] <= self.config.retries",

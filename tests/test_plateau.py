@@ -93,7 +93,7 @@ def test_the_published_decay():
 def test_gradients_are_those_of_default_qubit():
     observables = qp.Z(1), qp.Projector([0] * 3, wires=range(3))
     measure = lambda: [qp.expval(observable) for observable in observables]  # noqa: E731
-    program = plateau.program("data_reuploading", measure, n_qubits=3, n_layers=2)
+    program = plateau._program("data_reuploading", measure, n_qubits=3, n_layers=2)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
     weights = plateau.draw("uniform", (2, 3, 3), 2, generator)

@@ -193,7 +193,8 @@ def test_of_a_circuit_that_is_partly_frozen_only_the_rest_is_told():
 def test_the_coloured_circuit_shows_every_gate(values):
     layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
     gates = gradients.gates(layer)
-    figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5}, chosen=0)
+    figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5})
+    plots.outlines(figure, 0)
     boxes = [patch for axis in figure.axes for patch in axis.patches if patch.get_zorder() == 4]
     assert len(boxes) == 9
     assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
@@ -206,7 +207,8 @@ def test_gates_of_every_form_are_drawn():
     forms = [("Hadamard", (0,), 0), ("IsingXX", (0, 2), 0), ("CRX", (2, 0), 1), ("CZ", (0, 1), 1)]
     forms += [("CNOT", (2, 1), 1), ("Toffoli", (0, 1, 2), 2), ("MottonenStatePreparation", (), 0)]
     gates = [gradients.Gate(*form, (i,), False, True) for i, form in enumerate(forms)]
-    figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size", chosen=1)
+    figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size")
+    plots.outlines(figure, 1)
     assert [weights for weights, _ in figure.boxes] == [(0,), (1,), (1,), (2,), (5,), (6,)]
     names = {text.get_text() for text in figure.axes[0].texts}
     assert names == {"0", "1", "2", "Hadamard", "IsingXX", "RX", "Toffoli", "Mottone…"}

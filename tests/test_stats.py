@@ -128,7 +128,7 @@ SAME = "which says nothing of how seeds differ; train more seeds."
                                  "the 9 points that would matter."),
         # The same accuracies in another order: nothing but the pairing changes, and with it what is shown.
         (HIGH, [0.91, 0.92, 0.90], None, "undecided", NONE + "+4.0 points (95 % interval -2.6 to +10.6, "
-            "p = 0.120, 3 seeds). With 80 % power 3 seeds show 8.6 points, and 57 show 1 point."),
+            "p = 0.120, 3 seeds). Detectable with 80 % power: 8.6 points by 3 seeds, 1 point by 57."),
         ([0.901, 0.9, 0.899], [0.9, 0.901, 0.8995], None, "equivalent", "hybrid and classical are equivalent "
             "within 1 point, p = 0.002 of the two one-sided tests: +0.0 points (95 % interval -0.3 to +0.2, "
             "p = 0.808, 3 seeds)."),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,20 +154,17 @@ def fit(table: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    line = ["depth", "observable", "initialisation"]
-    rows = []
-    alive = table[table["resampled"].map(np.min) > 0]
-    for key, some in alive.sort_values("n_qubits", kind="stable").groupby(line, sort=False):
-        qubits = tuple(some["n_qubits"])
+    line, rows = ["depth", "observable", "initialisation"], []
+    alive = table.loc[table["resampled"].map(np.min) > 0].sort_values(by="n_qubits", kind="stable")
+    for _, some in alive.groupby(line, sort=False):
+        about, qubits = some[line].iloc[0].to_dict(), tuple(some["n_qubits"])
         if len(set(qubits)) < 2:
             continue
-        random = [random_circuit(n_qubits, key[1]) for n_qubits in qubits]
+        random = [random_circuit(n_qubits, about["observable"]) for n_qubits in qubits]
         low, high = map(float, np.quantile(_rates(qubits, list(some["resampled"])), INTERVAL))
         rate, reference = (float(_rates(qubits, of)) for of in (some["variance"], random))
         found = {"rate": rate, "low": low, "high": high, "qubits": qubits, "reference": reference}
-        rows.append(
-            dict(zip(line, key, strict=True)) | found | {"verdict": verdict(rate, low, high, reference)}
-        )
+        rows.append(about | found | {"verdict": verdict(rate, low, high, reference)})
     return pd.DataFrame(rows, columns=[*line, "rate", "low", "high", "qubits", "reference", "verdict"])
 
 
@@ -194,28 +191,18 @@ def _rates(qubits: Sequence[int], variances: Any) -> np.ndarray:
 # --- one size -------------------------------------------------------------------------------------
 
 
-def _of_size(
-    circuit: str,
-    n_qubits: int,
-    depth: int | str,
-    observables: Sequence[str],
-    initialisations: Sequence[str],
-    n: int,
-    embedding: str | None,
-    seed: int,
-) -> Iterator[dict[str, Any]]:
+def _of_size(circuit, n_qubits, depth, observables, initialisations, n, embedding, seed) -> Iterator[dict]:
+    """The rows of one number of qubits and one depth; the arguments are those of `scan`."""
     layers, programs = n_layers(depth, n_qubits), {}
     measured = {
         "local": lambda: qp.expval(qp.Z(n_qubits // 2)),
         "global": lambda: qp.expval(qp.Projector([0] * n_qubits, wires=range(n_qubits))),
     }
-    given = {"n_qubits": n_qubits, "n_layers": layers, "embedding": embedding, "seed": seed}
+    measure = lambda: [measured[each]() for each in observables]  # noqa: E731
     for initialisation in initialisations:
         mirrored = initialisation in circuits.MIRRORED
         if mirrored not in programs:
-            programs[mirrored] = program(
-                circuit, lambda: [measured[each]() for each in observables], mirrored=mirrored, **given
-            )
+            programs[mirrored] = _program(circuit, measure, n_qubits, layers, embedding, seed, mirrored)
         own: OverWeights = programs[mirrored]
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(seed)
@@ -229,10 +216,10 @@ def _of_size(
             torch.set_num_threads(before)
         seconds = time.perf_counter() - start
         rng = np.random.default_rng((seed, n_qubits, layers))
+        size = {"n_qubits": n_qubits, "depth": str(depth), "n_layers": layers}
         for observable, gradient in zip(observables, gradients, strict=True):
-            line = {"n_qubits": n_qubits, "depth": str(depth), "n_layers": layers, "observable": observable}
-            line |= {"initialisation": initialisation, "n": n, "seconds": seconds}
-            yield line | _summed_up(gradient.numpy(), rng)
+            about = size | {"observable": observable, "initialisation": initialisation, "n": n}
+            yield about | _summed_up(gradient.numpy(), rng) | {"seconds": seconds}
 
 
 def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Generator) -> Tensor:
@@ -241,16 +228,7 @@ def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Gen
     return torch.stack([start(torch.zeros(*shape, dtype=torch.float64), generator) for _ in range(n)])
 
 
-def program(
-    circuit: str,
-    measure: Callable[[], Any],
-    *,
-    n_qubits: int,
-    n_layers: int,
-    embedding: str | None = None,
-    seed: int = 0,
-    mirrored: bool = False,
-) -> OverWeights:
+def _program(circuit, measure, n_qubits, n_layers, embedding=None, seed=0, mirrored=False) -> OverWeights:
     """A circuit of `CIRCUITS` of which each row has weights of its own, and inputs where it embeds any.
 
     Args:

@@ -84,8 +84,9 @@ def _begin(run: Run, facts: Mapping[str, Any]) -> Run:
 def _resume(folder: Path, named: Recipe | None, begun: Settings, given: dict[str, Any]) -> Run:
     """A run that has begun, with the placement that is asked for now, and more epochs."""
     asked = _asked_by_chain(folder)
-    begun = begun.override(**{name: asked[name] for name in begun.places() if asked.get(name)})
     begun = begun.with_paths(workspace.located)
+    if elsewhere := {name: asked[name] for name in begun.places() if asked.get(name)}:
+        begun = begun.override(**elsewhere)
     if named is not None and begun.source is None:
         _refuse_other_recipe(folder, named, begun)
     given = {name: value for name, value in asked.items() if name in PLACEMENT} | given

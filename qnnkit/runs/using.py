@@ -20,9 +20,9 @@ from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
-from qnnkit.runs.nets import trained
 from qnnkit.runs.rows import facts
-from qnnkit.runs.trainings import tested
+from qnnkit.runs.state import look
+from qnnkit.runs.trainings import tested, trained
 from qnnkit.tasks import pictures
 
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
@@ -161,8 +161,9 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     folder = workspace.place(folder)
     about = workspace.read_json(folder / ABOUT)
     if not isinstance(about, dict):
-        rule, step = "hold a trained net", "Finish the run: its 04_analyze writes model/."
-        raise FileNotFoundError(checks.message("folder", rule, str(folder), step))
+        run = folder.parent if folder.name in ("model", "adapter") else folder
+        step = f"It is {look(run).state}. Finish the run: its 04_analyze writes model/."
+        raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     named = None if recipe is None else recipes.find(recipe)
     config = settings_of(about["settings"], named)
     if named is not None and config.source is None:
@@ -257,8 +258,11 @@ def _rows_of(file: str | Path, about: Data) -> np.ndarray:
     """
     import pandas as pd
 
+    path = pictures.place(file)
+    with path.open(errors="replace") as lines:
+        mark = max(",;\t", key=lines.readline().count)
     try:
-        table = pd.read_csv(pictures.place(file), sep=None, engine="python", header=None)
+        table = pd.read_csv(path, sep=mark, header=None)
     except (OSError, ValueError) as error:
         step = f"It says: {words.first_line(error)}."
         raise ValueError(checks.message("inputs", "be tables", str(file), step)) from None

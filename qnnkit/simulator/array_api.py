@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,6 @@ def outer(gradient: Array, state: Array) -> Array:
 
 def picked(state: Array, rows: Array) -> Array:
     return state.index_select(-2, rows) if isinstance(state, Tensor) else state[..., rows, :]
-
-
-def stacked(arrays: Sequence[Array]) -> Array:
-    return np.array(arrays) if isinstance(arrays[0], np.ndarray) else torch.stack(list(arrays))
 
 
 def add_product(target: Array, a: Array, b: Array, sign: int) -> None:

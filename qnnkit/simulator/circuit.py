@@ -202,7 +202,7 @@ def apart() -> Iterator[None]:
 def is_elementary(operation: Operator) -> bool:
     """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
     template = type(operation).__module__.startswith("pennylane.templates")
-    if isinstance(operation, qp.StatePrep | qp.GlobalPhase):
+    if isinstance(operation, qp.StatePrep | qp.GlobalPhase | qp.QubitUnitary | qp.DiagonalQubitUnitary):
         return True  # a global phase would be decomposed into nothing
     if not operation.has_matrix or template:
         return not operation.has_decomposition
@@ -218,10 +218,6 @@ def elementary(operation: Operator, kinds: set[type]) -> Iterator[Operator]:
     if is_elementary(operation):
         yield operation
         return
-    if isinstance(operation, qp.QubitUnitary | qp.DiagonalQubitUnitary) and not is_unitary(
-        constant(operation)
-    ):
-        raise NotFusable(f"the matrix of {operation.name} is not unitary")
     for each in operation.decomposition():
         yield from elementary(each, kinds)
 
@@ -290,8 +286,6 @@ def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:
     if not isinstance(data, Tensor):
         state = np.asarray(operation.state_vector()).ravel()
         return Prepared(on, state, np.iscomplexobj(state))
-    if data.shape[-1] != 2 ** len(on):
-        raise NotFusable("its amplitudes are not those of all its wires' states")
     return Prepared(on, None, data.is_complex())
 
 
@@ -324,10 +318,6 @@ SAME = 1e-9
 """Largest deviation that counts as rounding."""
 
 
-class NotAffine(NotFusable):
-    """Something is computed of the numbers that is no sum, product or quotient."""
-
-
 class _Rational(TorchFunctionMode):
     """Refuses every other function of what vmap runs over."""
 
@@ -335,7 +325,7 @@ class _Rational(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = func.__self__.__name__ if name == "__get__" else name
         if name not in RATIONAL and (_depends(args) or _depends(list((kwargs or {}).values()))):
-            raise NotAffine(f"{NOT_AFFINE} (`{name}`)")
+            raise TakeApart(name, f"{NOT_AFFINE} (`{name}`)")
         return func(*args, **(kwargs or {}))
 
 
@@ -353,7 +343,7 @@ def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np
         n: Length of the vector.
 
     Raises:
-        NotAffine: It computes something else than sums, products and quotients.
+        TakeApart: It computes something else than sums, products and quotients.
     """
     generator = torch.Generator().manual_seed(0)
     random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from qnnkit.simulator.array_api import Array, stacked, xp
+from qnnkit.simulator.array_api import Array, xp
 from qnnkit.simulator.fusion import Block
 from qnnkit.simulator.gates import EXACT, real_form
 
@@ -96,6 +96,7 @@ class Matrices:
             for j in range(len(factors) - 1, 0, -1):
                 to_products.append(factors[j].T @ to_products[-1])
             # d re / d angle = im, d im / d angle = -re, row by row
+            stacked = xp(gradient).stack
             product, to_product = stacked(products), stacked(to_products[::-1])
             to_angles = to_product[:, :size] * product[:, size:]
             to_angles -= to_product[:, size:] * product[:, :size]

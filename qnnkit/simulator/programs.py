@@ -217,24 +217,21 @@ class Programs:
         return Call(parts, as_list, finish)
 
     def _sampled(self, tapes: Sequence[Any], finish: Any, rows: Tensor, as_list: bool) -> Call:
-        """Programs for the exact distributions of the tapes, and shots of them."""
-        parts, finishes = [], []
-        for tape in tapes:
-            exact, measurements, recombine = diagonal(tape)
-            program, given, batch = self._part(exact, rows)
-            key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
-            if key not in program.sampled:
-                program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
-            program.sampled[key].generator = self.generator
-            parts.append((program.sampled[key], given, batch))
-            finishes.append(recombine)
-        self.last = parts[0][0]
+        """A program for the exact distribution of the tape, and shots of it."""
+        if len(tapes) > 1:
+            raise NotFusable("its transforms make several circuits with a finite number of shots")
+        exact, measurements, recombine = diagonal(tapes[0])
+        program, given, batch = self._part(exact, rows)
+        key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
+        if key not in program.sampled:
+            program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
+        self.last = program.sampled[key]
+        self.last.generator = self.generator
 
-        def results(found: Sequence[Any]) -> Any:
-            found = tuple(recombine(each) for recombine, each in zip(finishes, found, strict=True))
-            return found[0] if finish is None else finish(found)
+        def results(found: Any) -> Any:
+            return recombine(found[0]) if finish is None else finish((recombine(found[0]),))
 
-        return Call(parts, as_list, results)
+        return Call([(self.last, given, batch)], as_list, results)
 
     def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
         """The program of a tape, and what it takes at this call.
@@ -286,10 +283,8 @@ def arguments(program: Fused, made: Structure, rows: Tensor) -> tuple[Tensor | N
     numbers = [leaf for leaf in made.leaves if not isinstance(leaf, Tensor)]  # all in one copy
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
     dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
-    leaves = [
-        leaf.to(rows.device, dtypes[leaf.is_complex()]) if isinstance(leaf, Tensor) else next(plain)
-        for leaf in made.leaves
-    ]
+    each = (next(plain) if isinstance(leaf, float) else leaf for leaf in made.leaves)
+    leaves = [leaf.to(rows.device, dtypes[leaf.is_complex()]) for leaf in each]
     pairs = list(zip(leaves, made.batched, strict=True))[program.is_given :]
     own, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
     return _piled(own, (made.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]

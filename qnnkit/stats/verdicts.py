@@ -117,8 +117,8 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         least, needed = f"{score.factor * row['detectable']:.{score.digits}f}{unit}", row["seeds_needed"]
         more = f"{needed:,.0f}" if math.isfinite(needed) else "more than 10,000"
         return (
-            f"No significant difference between {name} and {other}: {numbers} With 80 % power {n} seeds show "
-            f"{least}, and {more} show {margin}."
+            f"No significant difference between {name} and {other}: {numbers} Detectable with 80 % "
+            f"power: {least} by {n} seeds, {margin} by {more}."
         )
     less = f" It is less than the {margin} that would matter." if within else ""
     return f"{name} did {row['verdict']} than {other}: {numbers}{less}"
