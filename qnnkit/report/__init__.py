@@ -1,8 +1,9 @@
 """What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
 
+from qnnkit.report.batch_page import analyze_batch, write_batch_page
 from qnnkit.report.run import finish, judge, scores, summary, table
 from qnnkit.report.shown import mistakes, preview
-from qnnkit.report.study import Study, analyze_batch, read_study, write_batch_page
+from qnnkit.report.study import Study, read_study
 from qnnkit.report.tables import by_group, comparisons, forest, frame_of, headline, means, metrics, verdict
 from qnnkit.report.verify import verify as verify_run
 

@@ -1,33 +1,27 @@
-"""A study: the finished runs of a batch as one table, its files, and its page."""
+"""A study: the finished runs of a batch as one table, and its files."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import html
+import itertools
 import json
-import math
-import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from qnnkit import checks, stats, workspace
-from qnnkit.report import page
-from qnnkit.report.tables import COSTS, COVERED, KEYS, comparisons, means, metrics, show, verdict
-from qnnkit.runs import Run, find_notebook, frame, launch, state, sums
-from qnnkit.runs import rows as reading
+from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
+from qnnkit.runs import Run, state, sums
+from qnnkit.runs import rows as files
 from qnnkit.runs.folder import settings_of, settled
-from qnnkit.runs.lock import alone
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NOTEBOOK = "06_study"
 _NO_MODEL = ("train_fraction", "seed", "n_seeds", "min_difference")
 """Settings that vary within a model."""
 _LENGTHS = ("epochs", "warmup_epochs", "patience")
@@ -126,55 +120,44 @@ def read_study(folder: str | Path) -> Study:
         FileNotFoundError: No batch is there.
         ValueError: Its batch.json is damaged.
     """
+
     folder = workspace.place(folder)
     name, score, planned = _plan(folder)
     same = _within_models([each.settings for each in planned])
+    frames, curves, behind, moved, margins = [], [], [], [], []
     left_out: dict[str, str] = {}
-    moved, notes, behind = [], Counter[str](), []
-    chosen: dict[str, dict[str, Any]] = {}
-    margins = []
+    notes: Counter[str] = Counter()
     for each in planned:
         try:
-            run, identity, own = _usable(each.folder, score)
+            run, rows, identity, own = _usable(each.folder, score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            left_out[each.id] = (
-                str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            )
+            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            left_out[each.id] = why
             continue
         settings = run.config.model_dump(mode="json")
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
-        changed = {key: value for key, value in each.settings.items() if now[key] != value}
-        if changed:
-            told = (f"{key} {show(now[key])} instead of {show(value)}" for key, value in changed.items())
-            moved.append(f"Run {run.folder.name} has left the batch's plan: {', '.join(told)}.")
+        left = [key for key, value in each.settings.items() if now[key] != value]
+        if left:
+            told = ", ".join(f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left)
+            moved.append(f"Run {run.folder.name} has left the batch's plan: {told}.")
         varied = {key: value for key, value in now.items() if key not in same}
         about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}
-        chosen[str(each.folder)] = about | {"nets": run.nets, "seeds": run.seeds}
+        frames.append(rows.assign(**about))
+        curves.append(run.epochs().assign(**about))
         margins += [run.config.min_difference] if run.config.min_difference else []
         behind.append(identity)
         notes.update(own)
-    told = (f"Data of {n} of {len(behind)} run{'s' * (len(behind) > 1)}: {note}" for note, n in notes.items())
-    watched = f"validation_{score.on_validation}"
-    columns = [
-        *KEYS,
-        "seed",
-        *(each.name for each in metrics(score)),
-        watched,
-        *COSTS,
-        "epochs",
-        "best_epoch",
-        "n_test",
-        "run",
-        "data",
-    ]
-    curves = _of_models(frame(chosen, "epoch"), chosen, ["epoch", watched]).dropna(subset=watched)
+    watched, n = f"validation_{score.on_validation}", len(behind)
+    names = ["seed", *(each.name for each in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
+    learned = _joined(curves, ["seed", "epoch", watched]).dropna(subset=watched)
+    learned = learned.rename(columns={watched: "validation"})
+    told = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
+    table = _joined(frames, [*names, "n_test", "run", "data"])
     return Study(
         folder,
         name,
-        _of_models(frame(chosen), chosen, columns).drop_duplicates([*KEYS, "seed"], ignore_index=True),
-        curves.rename(columns={watched: "validation"}).drop_duplicates(
-            [*KEYS, "seed", "epoch"], keep="last", ignore_index=True
-        ),
+        table.drop_duplicates([*KEYS, "seed"], ignore_index=True),
+        learned.drop_duplicates([*KEYS, "seed", "epoch"], keep="last", ignore_index=True),
         len(planned),
         left_out,
         hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12],
@@ -205,15 +188,15 @@ def _plan(folder: Path) -> tuple[str, stats.Score, list[state.State]]:
         raise ValueError(f"Batch `{path}` is damaged ({type(error).__name__}: {error}). {step}") from None
 
 
-def _usable(folder: Path, score: stats.Score) -> tuple[Run, str, list[str]]:
-    """A finished run, what identifies its settings and results, and the notes on its data.
+def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, list[str]]:
+    """A finished run, its rows, what identifies its settings and results, and the notes on its data.
 
     Raises:
         ValueError: Why it cannot be in the table.
     """
 
     def read(name: str) -> dict[str, Any] | None:
-        content = reading.content(folder, name)
+        content = files.content(folder, name)
         try:
             found = None if content is None else json.loads(content)
         except ValueError:
@@ -222,66 +205,46 @@ def _usable(folder: Path, score: stats.Score) -> tuple[Run, str, list[str]]:
             raise ValueError(f"its {name} is damaged.")
         return found
 
-    result, config, metrics_ = (
-        read("result.json"),
-        read("config.json"),
-        reading.content(folder, "metrics.jsonl"),
-    )
+    result, config, logged = read("result.json"), read("config.json"), files.content(folder, "metrics.jsonl")
     if result is None:
         raise ValueError("it has not finished.")
-    if config is None or metrics_ is None:
+    if config is None or logged is None:
         raise ValueError(f"its {'config.json' if config is None else 'metrics.jsonl'} is missing.")
-    hashed = hashlib.sha256(metrics_).hexdigest()
-    kept = sums.parse((reading.content(folder, sums.FILE) or b"").decode(errors="replace"))
+    hashed = hashlib.sha256(logged).hexdigest()
+    kept = sums.parse((files.content(folder, sums.FILE) or b"").decode(errors="replace"))
     if kept.get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
-    run = Run(folder, settled(folder, settings_of(config)))
+    run = Run(files.work(folder), settled(folder, settings_of(config)))
     if run.score != score:
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
-    tests = frame(folder)
-    for net in run.nets:
-        for seed in run.seeds:
-            of_net = tests[(tests["net"] == net) & (tests["seed"] == seed)] if len(tests) else tests
-            value = (
-                of_net[f"test_{score.name}"].iloc[-1]
-                if f"test_{score.name}" in of_net and len(of_net)
-                else math.nan
-            )
-            if not math.isfinite(value):
-                raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
+    rows, provenance = frame_of(run), read("provenance.json") or {}
+    tested = rows.dropna(subset=[score.name]).set_index(["net", "seed"]).index
+    for net, seed in itertools.product(run.nets, run.seeds):
+        if (net, seed) not in tested:
+            raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
     said = json.dumps([result.get("nets"), result.get("verdicts")], sort_keys=True)
     identity = f"{result.get('config_digest') or run.asked.digest()} {hashed} "
     identity += hashlib.sha256(said.encode()).hexdigest()
-    notes = (read("provenance.json") or {}).get("notes")
-    return run, identity, list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
+    notes = provenance.get("notes")
+    notes = list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
+    return run, rows.assign(data=provenance.get("data"), run=folder.name), identity, notes
 
 
-def _of_models(rows: pd.DataFrame, chosen: Mapping[str, Any], columns: Sequence[str]) -> pd.DataFrame:
-    """Rows of `runs.frame` by model, as the batch lists them, then net, fraction and the rest."""
+def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
+    """The rows of all runs by model, as the batch lists them, then by net, fraction, seed and epoch."""
     import pandas as pd
 
-    names = list(dict.fromkeys([*KEYS, "seed", *columns]))
-    if not len(rows):
-        return pd.DataFrame(columns=pd.Index(names))
-    asked = [
-        row.net in chosen[row.folder]["nets"] and row.seed in chosen[row.folder]["seeds"]
-        for row in rows.itertuples()
-    ]
-    rows = rows[asked].rename(columns=lambda name: name.removeprefix("test_"))
-    rows = rows.assign(
-        **{key: [chosen[each][key] for each in rows["folder"]] for key in ("model", "train_fraction")}
-    )
-    rows = rows.reindex(columns=names)
-    words = ("model", "net", "run", "data")
-    rows[[*rows.columns.difference(words)]] = rows[[*rows.columns.difference(words)]].apply(
-        pd.to_numeric, errors="coerce"
-    )
-    places = {"model": list(dict.fromkeys(each["model"] for each in chosen.values()))}
-    places["net"] = list(dict.fromkeys([*MAIN_NETS, *rows["net"]]))
-    order = [*KEYS, "seed", *(["epoch"] if "epoch" in names else [])]
+    columns = pd.Index([*KEYS, *names])
+    if not frames:
+        return pd.DataFrame(columns=columns)
+    rows = pd.concat([each.reindex(columns=columns) for each in frames], ignore_index=True)
+    order = {"model": rows["model"].unique().tolist(), "net": [*MAIN_NETS, *rows["net"].unique()]}
     return rows.sort_values(
-        order, key=lambda one: one.map(places[one.name].index) if one.name in places else one, kind="stable"
-    ).reset_index(drop=True)
+        [*KEYS, *names[: 1 + ("epoch" in names)]],
+        key=lambda one: one.map(order[one.name].index) if one.name in order else one,
+        kind="stable",
+        ignore_index=True,
+    )
 
 
 def _label(recipe: str, settings: Mapping[str, Any]) -> str:
@@ -301,200 +264,3 @@ def _within_models(runs: Sequence[Mapping[str, Any]]) -> Collection[str]:
         return len({repr([(name, run[name]) for name in run if name not in omitted]) for run in runs})
 
     return same | {*_OF_NETS} if models({*same, *_OF_NETS}) == models(same) else same
-
-
-# --- the page ----------------------------------------------------------------------------------------------
-
-
-def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
-    """Executes 06_study on what has finished of a batch: its page, and the files in `study/`.
-
-    A batch without a finished run gets a page with its table alone.
-
-    Args:
-        folder: The batch's; a relative one is meant from the workspace.
-        again: Also where the page already shows what the runs have come to.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        FileNotFoundError: No batch is there.
-        ValueError: Its batch.json is damaged, or the notebook has no parameter `train`.
-        NotebookError: The notebook stopped; the page has the table, and what an earlier one drew.
-        BlockingIOError: Another process makes the page.
-        OSError: A file cannot be written.
-    """
-    folder = workspace.place(folder)
-    study = read_study(folder)
-    if not again and _is_of(study):
-        return folder / "report.html"
-    with alone(folder, "study"):
-        try:
-            if len(study.frame):
-                values = {"run_dir": str(folder), "train": False}
-                launch(find_notebook(NOTEBOOK), folder / f"{NOTEBOOK}.ipynb", values)
-        finally:
-            if not _is_of(study):
-                write_batch_page(folder)
-    return folder / "report.html"
-
-
-def write_batch_page(folder: str | Path) -> Path:
-    """Writes report.html into the folder of a batch, whatever its runs have come to; returns its path.
-
-    Below the table it shows 06_study as it has been executed so far, if `runs.launch` is executing it for
-    this folder; else the last executed copy, if it shows the same runs.
-
-    Args:
-        folder: The batch's; a relative one is meant from the workspace.
-
-    Raises:
-        FileNotFoundError: No batch is there.
-        ValueError: Its batch.json is damaged.
-        OSError: The page cannot be written.
-    """
-    study = read_study(folder)
-    table, failed = runs_table(study), Counter(study.left_out.values())
-    notebook = page.executed(study.folder / f"{NOTEBOOK}.ipynb") or _copy(study)
-    compared = comparisons(study.frame, study.score, study.min_difference)[0] if len(study.frame) else None
-    content = page.render(
-        "batch.html",
-        title=f"{study.name}: {study.planned} run{'s' * (study.planned != 1)}",
-        counts=", ".join(f"{n} {each}" for each, n in Counter(table["state"]).items()),
-        table=_sortable(_linked(study, table)),
-        verdict="No run has finished yet." if compared is None else verdict(compared),
-        failed=[f"{n} run{'s' * (n > 1)}: {why}" for why, n in failed.items()],
-        covered=COVERED,
-        study=study,
-        files=[(path.name, quote(f"study/{path.name}")) for path in _files(study)],
-        copy=notebook and f"{NOTEBOOK}.ipynb",
-        digest=_digest(study),
-        body=page.body(notebook) if notebook else page.Body("", []),
-    )
-    workspace.write_bytes(study.folder / "report.html", content.encode())
-    return study.folder / "report.html"
-
-
-def runs_table(study: Study) -> pd.DataFrame:
-    """One row per run of a batch: its settings as they are now, state, test scores, costs, errors."""
-    import pandas as pd
-
-    rows, score = [], study.score
-    found: Any = (
-        means(study.frame.assign(model=study.frame["run"]), score) if len(study.frame) else pd.DataFrame()
-    )
-    for each in state.of_batch(study.folder):
-        config = reading.facts(each.folder, "config.json")
-        about = {name: config.get(name, value) for name, value in each.settings.items()}
-        why = study.left_out.get(each.id)
-        stands = "unfinished" if each.state == "finished" and why else each.state
-        row = {"run": each.id, **{name: show(value) for name, value in about.items()}, "state": stands}
-        of_run = found[found["model"] == each.folder.name] if len(found) else found
-        for net in of_run.to_dict("records"):
-            ends = (net[score.name], net[f"{score.name}_low"], net[f"{score.name}_high"])
-            mean, _, interval = score.with_interval(*ends).partition(" ")
-            row |= {
-                f"{net['net']}, {score.column}": mean,
-                f"{net['net']}, 95 % interval": interval.strip("()"),
-            }
-        own = of_run[of_run["net"].isin(MAIN_NETS)] if len(of_run) else of_run
-        if len(own):
-            validation: Any = study.frame[
-                (study.frame["run"] == each.folder.name) & study.frame["net"].isin(MAIN_NETS)
-            ]
-            row[f"{score.validation_word}, mean"] = score.tell(
-                validation[f"validation_{score.on_validation}"].mean()
-            )
-            row |= {
-                "circuit weights": f"{own['quantum'].iloc[0]:,.0f}",
-                "other weights": f"{own['classical'].iloc[0]:,.0f}",
-            }
-            row["s / epoch"] = f"{own['seconds_per_epoch'].iloc[0]:.2f}"
-        criteria = reading.facts(each.folder, "result.json").get("criteria") if stands == "finished" else ()
-        said = [
-            f"{one['criterion']}: {one['sentence'].partition(':')[0]}."
-            for one in criteria or ()
-            if isinstance(one, dict)
-        ]
-        row["notes"] = " ".join(
-            [*filter(None, [each.error, why if each.state == "finished" else None]), *said]
-        )
-        rows.append(row)
-    table = pd.DataFrame(rows, columns=None if rows else pd.Index(["run", "state", "notes"])).fillna("")
-    return table[[*(name for name in table if name != "notes"), "notes"]]
-
-
-def _linked(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """The table as HTML: all of it escaped, and links to the report and the notebooks of each run.
-
-    Relative and quoted, so that a folder cannot pass for another kind of address ("javascript:").
-    """
-    linked = table.map(html.escape).rename(columns=lambda name: html.escape(str(name)))
-    runs, notebooks = [], []
-    for each, name in zip(state.of_batch(study.folder), linked["run"], strict=True):
-        here = reading.work(each.folder)
-
-        def link(path: Path, text: str, kept: Path = each.folder, here: Path = here) -> str:
-            address = os.path.relpath(kept / path.relative_to(here), study.folder)
-            return f'<a href="{quote(Path(address).as_posix())}">{text}</a>'
-
-        report = here / "report.html"
-        runs.append(link(report, name) if report.is_file() else name)
-        copies = [
-            path for path in sorted((here / "notebooks").glob("*.ipynb")) if ".running." not in path.name
-        ]
-        notebooks.append(
-            " ".join(link(path, html.escape(path.name.removesuffix(".ipynb"))) for path in copies)
-        )
-    return linked.assign(run=runs, notebooks=notebooks)
-
-
-def _sortable(table: pd.DataFrame) -> str:
-    """A table that sorts and searches; the script it needs is in the page."""
-    from itables import to_html_datatable
-    from itables.javascript import generate_init_offline_itables_html
-    from itables.options import dt_bundle
-
-    made = to_html_datatable(
-        table,
-        connected=False,
-        allow_html=True,
-        showIndex=False,
-        display_logo_when_loading=False,
-        text_in_header_can_be_selected=False,  # a click on it sorts
-        maxBytes=0,
-        lengthMenu=[25, 100, 500],
-        table_id="runs",
-        classes="compact nowrap",
-        layout={"topStart": None, "topEnd": "search", "bottomStart": "info", "bottomEnd": "paging"},
-    )
-    return (
-        generate_init_offline_itables_html(dt_bundle).partition("<div")[0] + made
-    )  # then words on notebooks
-
-
-def _files(study: Study) -> list[Path]:
-    """Those in `study/` that are of these very runs: each names the runs behind it."""
-    found = sorted((study.folder / "study").glob("*.*"))
-    return [path for path in found if path.is_file() and study.stamp.encode() in path.read_bytes()]
-
-
-def _digest(study: Study) -> str:
-    """What the page says of the runs, in short."""
-    said = [study.stamp, *study.notes, runs_table(study).to_csv()]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
-
-
-def _copy(study: Study) -> Path | None:
-    """The executed 06_study, if it shows these very runs."""
-    path = study.folder / f"{NOTEBOOK}.ipynb"
-    known = path.is_file() and study.stamp in path.read_text(encoding="utf-8")
-    return path if known else None
-
-
-def _is_of(study: Study) -> bool:
-    """Whether the page shows these runs as they are, and 06_study below them where any has finished."""
-    path = study.folder / "report.html"
-    whole = not len(study.frame) or _copy(study) is not None
-    return whole and path.is_file() and f"<!-- {_digest(study)} -->" in path.read_text(encoding="utf-8")

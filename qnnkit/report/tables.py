@@ -81,6 +81,8 @@ def frame_of(run: runs.Run) -> pd.DataFrame:
     )
     for name in {*(each.name for each in metrics(run.score)), *COSTS, "n_test"} - {*found}:
         found[name] = math.nan
+    numbers = [each.name for each in metrics(run.score)] + [*COSTS, "n_test"]
+    found[numbers] = found[numbers].apply(pd.to_numeric, errors="coerce")
     return found.assign(model=run.config.title, data=run.folder.name).reset_index(drop=True)
 
 

@@ -1,0 +1,183 @@
+"""The page of a batch: a table of its runs that sorts and searches, then the executed 06_study."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from qnnkit import stats, workspace
+from qnnkit.report import page
+from qnnkit.report.study import Study, read_study
+from qnnkit.report.tables import COVERED, comparisons, means, show, verdict
+from qnnkit.runs import find_notebook, launch, state
+from qnnkit.runs import rows as files
+from qnnkit.runs.lock import alone
+from qnnkit.settings import MAIN_NETS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOTEBOOK = "06_study"
+
+
+def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
+    """Executes 06_study on what has finished of a batch: its page, and the files in `study/`.
+
+    A batch without a finished run gets a page with its table alone.
+
+    Args:
+        folder: The batch's; a relative one is meant from the workspace.
+        again: Also where the page already shows what the runs have come to.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+        ValueError: Its batch.json is damaged, or the notebook has no parameter `train`.
+        NotebookError: The notebook stopped; the page has the table, and what an earlier one drew.
+        BlockingIOError: Another process makes the page.
+        OSError: A file cannot be written.
+    """
+    folder = workspace.place(folder)
+    study = read_study(folder)
+    if not again and _is_of(study):
+        return folder / "report.html"
+    with alone(folder, "study"):
+        try:
+            if len(study.frame):
+                values = {"run_dir": str(folder), "train": False}
+                launch(find_notebook(NOTEBOOK), folder / f"{NOTEBOOK}.ipynb", values)
+        finally:
+            if not _is_of(study):
+                write_batch_page(folder)
+    return folder / "report.html"
+
+
+def write_batch_page(folder: str | Path) -> Path:
+    """Writes report.html into the folder of a batch, whatever its runs have come to; returns its path.
+
+    Below the table it shows 06_study as it has been executed so far, if `runs.launch` is executing it for
+    this folder; else the last executed copy, if it shows the same runs.
+
+    Args:
+        folder: The batch's; a relative one is meant from the workspace.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+        ValueError: Its batch.json is damaged.
+        OSError: The page cannot be written.
+    """
+    study = read_study(folder)
+    table, failed = runs_table(study), Counter(study.left_out.values())
+    notebook = page.executed(study.folder / f"{NOTEBOOK}.ipynb") or _copy(study)
+    compared = comparisons(study.frame, study.score, study.min_difference)[0] if len(study.frame) else None
+    content = page.render(
+        "batch.html",
+        title=f"{study.name}: {study.planned} run{'s' * (study.planned != 1)}",
+        counts=", ".join(f"{n} {each}" for each, n in Counter(table["state"]).items()),
+        table=_sortable(_linked(study, table)),
+        verdict="No run has finished yet." if compared is None else verdict(compared),
+        failed=[f"{n} run{'s' * (n > 1)}: {why}" for why, n in failed.items()],
+        covered=COVERED,
+        study=study,
+        copy=notebook and f"{NOTEBOOK}.ipynb",
+        digest=_digest(study),
+        body=page.body(notebook) if notebook else page.Body("", []),
+    )
+    workspace.write_bytes(study.folder / "report.html", content.encode())
+    return study.folder / "report.html"
+
+
+def runs_table(study: Study) -> pd.DataFrame:
+    """One row per run of a batch: its settings as they are now, state, test scores, costs, errors."""
+    import pandas as pd
+
+    rows, score = [], study.score
+    for each in state.of_batch(study.folder):
+        config, why = files.facts(each.folder, "config.json"), study.left_out.get(each.id)
+        finished = each.state == "finished"
+        criteria = files.facts(each.folder, "result.json").get("criteria") if finished and not why else None
+        judged = [one for one in criteria or () if isinstance(one, dict)]
+        said = [f"{one['criterion']}: {one['sentence'].partition(':')[0]}." for one in judged]
+        rows.append(
+            {"run": each.id, "folder": each.folder.name}
+            | {name: show(config.get(name, value)) for name, value in each.settings.items()}
+            | {"state": "unfinished" if finished and why else each.state}
+            | {"notes": " ".join([*filter(None, [each.error, finished and why]), *said])}
+        )
+    table = pd.DataFrame(rows, columns=None if rows else pd.Index(["run", "folder", "state", "notes"]))
+    notes, places = table.pop("notes"), table.pop("folder")
+    own: Any = study.frame[study.frame["net"].isin(MAIN_NETS)]
+    of_runs = means(study.frame.assign(model=study.frame["run"]), score) if len(study.frame) else study.frame
+    for net, of_net in of_runs.groupby("net", sort=False):
+        cells = of_net.set_index("model").apply(_cell, axis="columns", args=(score,))
+        for part, head in enumerate((score.column, "95 % interval")):
+            table[f"{net}, {head}"] = places.map(cells.str[part])
+    costs = {"quantum": "circuit weights", "classical": "other weights", "seconds_per_epoch": "s / epoch"}
+    heads = {f"validation_{score.on_validation}": f"{score.validation_word}, mean", **costs}
+    forms = [score.tell, "{:,.0f}".format, "{:,.0f}".format, "{:.2f}".format]
+    for (name, head), form in zip(heads.items(), forms, strict=True):
+        table[head] = places.map(own.groupby("run")[name].mean().map(form))
+    return table.assign(notes=notes).astype(object).fillna("")
+
+
+def _cell(row: Any, score: stats.Score) -> list[str]:
+    """The mean of a row of `means`, and its interval."""
+    told = score.with_interval(row[score.name], row[f"{score.name}_low"], row[f"{score.name}_high"])
+    return [told.partition(" ")[0], told.partition(" ")[2].strip("()")]
+
+
+def _linked(study: Study, table: pd.DataFrame) -> pd.DataFrame:
+    """The table as HTML: all of it escaped; a run leads to its report, or to the notebook that it failed in.
+
+    Relative and quoted, so that a folder cannot pass for another kind of address ("javascript:").
+    """
+    linked = table.map(html.escape).rename(columns=lambda name: html.escape(str(name)))
+    names = []
+    for each, name in zip(state.of_batch(study.folder), linked["run"], strict=True):
+        here = files.work(each.folder)
+        found = [here / "report.html", *sorted((here / "notebooks").glob("*.failed.ipynb"))]
+        path = next((path for path in found if path.is_file()), None)
+        address = path and os.path.relpath(each.folder / path.relative_to(here), study.folder)
+        names.append(f'<a href="{quote(Path(address).as_posix())}">{name}</a>' if address else name)
+    return linked.assign(run=names)
+
+
+def _sortable(table: pd.DataFrame) -> str:
+    """A table that sorts and searches; the script it needs is in the page."""
+    from itables import to_html_datatable
+    from itables.javascript import generate_init_offline_itables_html
+    from itables.options import dt_bundle
+
+    layout = {"topStart": None, "topEnd": "search", "bottomStart": "info", "bottomEnd": "paging"}
+    options: Any = {"maxBytes": 0, "lengthMenu": [25, 100, 500], "table_id": "runs", "layout": layout}
+    options |= {"display_logo_when_loading": False, "text_in_header_can_be_selected": False}  # a click sorts
+    script = generate_init_offline_itables_html(dt_bundle).partition("<div")[0]  # then words on notebooks
+    return script + to_html_datatable(
+        table, connected=False, allow_html=True, showIndex=False, classes="compact nowrap", **options
+    )
+
+
+def _digest(study: Study) -> str:
+    """What the page says of the runs, in short."""
+    said = [study.stamp, *study.notes, runs_table(study).to_csv()]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def _copy(study: Study) -> Path | None:
+    """The executed 06_study, if it shows these very runs."""
+    path = study.folder / f"{NOTEBOOK}.ipynb"
+    return path if path.is_file() and study.stamp in path.read_text(encoding="utf-8") else None
+
+
+def _is_of(study: Study) -> bool:
+    """Whether the page shows these runs as they are, and 06_study below them where any has finished."""
+    path = study.folder / "report.html"
+    whole = not len(study.frame) or _copy(study) is not None
+    return whole and path.is_file() and f"<!-- {_digest(study)} -->" in path.read_text(encoding="utf-8")
