@@ -59,11 +59,7 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
                 **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
                 "seconds_per_epoch": row["seconds_per_epoch"],
                 **{name: _known(row[name]) for name in more},
-                **{
-                    name: of_net[name].tolist()
-                    for name in SPREADS
-                    if of_net.get(name, of_net["net"]).notna().all() and name in of_net
-                },
+                **{name: of_net[name].tolist() for name in SPREADS if name in of_net.dropna(axis="columns")},
             }
         )
     return rows
@@ -236,24 +232,20 @@ def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened:
 
 def _spent(run: Run, frame: pd.DataFrame) -> dict[str, Any]:
     """Time, money and bytes, for provenance.json."""
-    peaks = frame.get("peak_memory", [None] * len(frame))
-    names = [f"{net}, seed {seed}" for net, seed in zip(frame["net"], frame["seed"], strict=True)]
-    hours, price = float(frame["hours"].sum()), run.config.price_per_hour
+    rows, price = frame.to_dict("records"), run.config.price_per_hour
+    hours = math.fsum(row["hours"] for row in rows if row["hours"] > 0)  # NaN is not
     return {
         "seeds": list(run.seeds),
         "training_hours": hours,
         "cost_estimate": None if price is None else hours * price,
-        "peak_memory": {name: _known(peak) for name, peak in zip(names, peaks, strict=True)},
+        "peak_memory": {f"{row['net']}, seed {row['seed']}": _known(row["peak_memory"]) for row in rows},
     }
 
 
 def _against_base(run: Run) -> dict[str, Any] | None:
-    """The run's own adapter, first seed, as its task compares it with the base, and a `sentence`.
+    """The run's own adapter, first seed, as its task compares it with the base; None without an adapter.
 
-    Computed where the run was trained, if that can compute here.
-
-    Returns:
-        See `tasks.Language.beside_base`; None for a run without an adapter.
+    Computed where the run was trained, if that can compute here; see `tasks.Language.beside_base`.
     """
     final = run.tested().get((run.nets[0], run.config.seed))
     compare = getattr(run.task, "beside_base", None)
@@ -263,17 +255,7 @@ def _against_base(run: Run) -> dict[str, Any] | None:
         place = device.choose(str(run.provenance.get("device", "cpu")))
     except ValueError:  # trained on another machine
         place = device.choose("cpu")
-    found = compare(trained(run).to(place), run.splits, final["test_loss"])
-    loss, perplexity, speeds = found["loss"], found["perplexity"], found["tokens_per_second"]
-    before, after = (
-        f"{loss[when]:.3f} nats per token (perplexity {perplexity[when]:.1f})" for when in ("before", "after")
-    )
-    merged = f"{speeds['merged']:,.0f} once merged" if speeds["merged"] else "cannot be merged"
-    return found | {
-        "sentence": f"Test loss of the base alone: {before}; with the {run.nets[0]} adapter, first seed: "
-        f"{after}. Tokens per second with the adapter: {speeds['adapted']:,.0f}; {merged} ({place}, one text "
-        "at a time)."
-    }
+    return compare(trained(run).to(place), run.splits, final["test_loss"]) | {"device": str(place)}
 
 
 def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = b"") -> str:
@@ -291,7 +273,7 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
         controls={net: CONTROLS.get(net, "a control of the recipe's own") for net in controls},
         smoothing=getattr(run.task, "label_smoothing", 0),
         facts=_facts(run),
-        notes=_notes(run, result),
+        notes=_notes(run),
         notebooks=_notebooks(run),
         body=shown,
     )
@@ -311,10 +293,10 @@ def _facts(run: Run) -> list[str]:
     return [*facts, f"{config.epochs} epochs, batches of {config.batch_size}"]
 
 
-def _notes(run: Run, result: dict[str, Any]) -> list[str]:
-    """What else is to be known: of the adapter, settings of single nets, gradients, data, place, machine."""
+def _notes(run: Run) -> list[str]:
+    """What else is to be known: of settings of single nets, gradients, data, place, machine."""
     provenance, rows = run.provenance, run.rows("metrics")
-    said = [result["adapter"]["sentence"]] if result["adapter"] else []
+    said = []
     if single := run.config.net_settings:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
