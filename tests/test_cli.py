@@ -267,6 +267,27 @@ def finish(folder, **settings):
     return begun
 
 
+@pytest.mark.parametrize(("sign", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("command", [("train",), ("run", "--notebooks", "03_train")], ids=["train", "run"])
+def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, command, sign, status):
+    words = (
+        *command,
+        *["--recipe", "folder_quanv", "--run-dir", "run", "--only", "hybrid", "--epochs", "999999"],
+    )
+    small = "data_dir=pictures", "n_seeds=1", "stride=8", "hidden=2", "threads=1", "gradient_samples=0"
+    process = forked.start("qnnkit", *words, *(w for s in small for w in ("--set", s)), log=home / "log")
+    while len(runs.rows.trainings(runs.rows.read(home / "run"), "epoch", None)) < 2:
+        assert process.poll() is None, (home / "log").read_text()
+        time.sleep(0.1)
+    os.kill(process.pid, sign)
+    assert process.wait(60) == status
+    told = re.findall(r"Stopped.*", (home / "log").read_text())
+    assert len(told) == 1 and re.match(
+        r"Stopped in net hybrid, seed 0, after \d+ of 999999 epochs\.", told[0]
+    )
+    assert list((home / "run" / "checkpoints").rglob("checkpoint-*"))
+
+
 def test_a_finished_run_is_only_printed(qnnkit, pictures):
     begun = finish("run")
     shutil.rmtree(pictures)  # not needed any more

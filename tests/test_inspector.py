@@ -163,6 +163,27 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     assert shown(fresh) == shown(inspector), "the pictures are of what is chosen"
 
 
+def test_what_is_chosen_while_pictures_are_drawn_is_drawn_next(trained):
+    async def kernel() -> Inspector:
+        inspector = Inspector(trained)
+        panel, draw = inspector.panel, inspector.panel.views.redraw
+
+        def while_another_moves(choice):
+            if choice.shift == 1.0:
+                other = threading.Thread(target=setattr, args=(panel.shift, "value", 2.0))
+                other.start()
+                other.join()
+            return draw(choice)
+
+        panel.views.redraw = while_another_moves
+        panel.shift.value = 1.0
+        await asyncio.sleep(0)
+        return inspector
+
+    inspector = asyncio.run(kernel())
+    assert inspector.choice.shift == inspector.panel.shift.value == 2.0
+
+
 # --- what is drawn ----------------------------------------------------------------------------------
 
 

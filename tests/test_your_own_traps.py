@@ -139,17 +139,6 @@ def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
     assert found[0][0] != found[1][0] and found[1][1] == pytest.approx(2 * found[0][1])
 
 
-def test_what_a_neighbour_imports_by_a_dot_counts(home):  # noqa: F811
-    (home / "pkg").mkdir()
-    (home / "pkg" / "__init__.py").write_text("from .inner import height\n")
-    (home / "pkg" / "inner.py").write_text("height = 1\n")
-    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport pkg\n", 1))
-    before = recipes.find("mine.py")
-    assert sorted(before.neighbours) == ["pkg/__init__.py", "pkg/inner.py"]
-    (home / "pkg" / "inner.py").write_text("height = 2\n")
-    assert recipes.find("mine.py").digest != before.digest
-
-
 def test_the_kit_beside_a_recipe_is_no_neighbour_and_modules_of_others_are_not_replaced(home):  # noqa: F811
     (home / "qnnkit").mkdir()
     (home / "qnnkit" / "__init__.py").write_text("raise RuntimeError('another checkout')\n")
@@ -173,17 +162,23 @@ def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  
         recipes.find("mine.py")
 
 
-def test_a_folder_that_python_knows_by_a_link_is_the_recipes_own(home, tmp_path_factory):  # noqa: F811
+def test_what_a_recipe_imports_by_a_dot_or_by_a_link_to_its_folder_counts(home, tmp_path_factory):  # noqa: F811
     link = tmp_path_factory.mktemp("elsewhere") / "link"
     link.symlink_to(home)
     sys.path.insert(0, str(link))  # as of a script that was started by the link
     (home / "pkg").mkdir()
+    (home / "pkg" / "__init__.py").write_text("from .inner import number\n")
+    (home / "pkg" / "inner.py").write_text("number = 0\n")
     (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1))
+    digests = set()
     for number in (1, 2):
-        (home / "near.py").write_text(f"number = {number}\n")
-        (home / "pkg" / "__init__.py").write_text(f"number = {number}\n")
-        code = recipes.find("mine.py").code
-        assert code.near.number == code.pkg.number == number
+        for place in ("near.py", "pkg/inner.py"):
+            (home / place).write_text(f"number = {number}\n")
+            recipe = recipes.find("mine.py")
+            digests.add(recipe.digest)
+        assert recipe.code.near.number == recipe.code.pkg.number == number
+        assert sorted(recipe.neighbours) == ["near.py", "pkg/__init__.py", "pkg/inner.py"]
+    assert len(digests) == 4
 
 
 def trained(home):  # noqa: F811

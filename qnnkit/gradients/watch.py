@@ -68,7 +68,7 @@ class Watch:
         self.values: list[Tensor] = []
         """One vector per observed update: norms of the parameters' gradients; then, of the entries that are
         looked at, the gradients, the weights before and the weights after."""
-        self._pending = torch.empty(0)
+        self._pending, self._views = torch.empty(0), []
 
     def _name_parts(self, model: nn.Module, groups: Sequence[Any]) -> None:
         """Which parameters belong to which layer and group, and which of their entries are looked at."""
@@ -115,18 +115,25 @@ class Watch:
             gradients = [_plain(weight) for weight in self.parameters]
             norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
             # In one piece, which is a copy: clipping and the step are about to change what is looked at.
-            entries = [*self._entries(gradients), *self._entries(self.parameters)]
+            entries = [*self._entries(gradients), *self._weights()]
             self._pending = torch.cat([norms, *entries])
 
     def after(self, step: int) -> None:
         """Looks at the weights once more, which `step` (counted from 1 over the whole training) has moved."""
         with torch.no_grad():
-            self.values.append(torch.cat([self._pending, *self._entries(self.parameters)]))
+            self.values.append(torch.cat([self._pending, *self._weights()]))
             self.steps.append(step)
 
-    def _entries(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-        for tensor, k in zip(tensors, self.strides, strict=True):
-            yield tensor.detach().reshape(-1)[::k]
+    def _entries(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        flat = (tensor.detach().reshape(-1) for tensor in tensors)
+        return [tensor if k == 1 else tensor[::k] for tensor, k in zip(flat, self.strides, strict=True)]
+
+    def _weights(self) -> list[Tensor]:
+        """Views of the weights' entries, made once: the net stays where it is until the watch is loaded."""
+        if not self._views and not all(weight.is_contiguous() for weight in self.parameters):
+            return self._entries(self.parameters)  # some are copies, and do not follow their weights
+        self._views = self._views or self._entries(self.parameters)
+        return self._views
 
     def state(self) -> dict[str, Any] | None:
         """What an unfinished epoch has shown, for a checkpoint."""
@@ -134,7 +141,7 @@ class Watch:
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Takes up what `state` gave; None, or that of other weights, begins the epoch without any."""
-        self.steps, self.values = [], []
+        self.steps, self.values, self._views = [], [], []
         if state is not None and state["values"].shape[1] == self.width:
             values = state["values"].to(self.parameters[0].device)
             self.steps, self.values = list(state["steps"]), list(values)

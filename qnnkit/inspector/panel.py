@@ -158,7 +158,8 @@ class Panel:
             return
         self.showing = True
         try:
-            self._show(self._wanted(refresh))
+            asked = Choice(**{name: each.value for name, each in self.inputs.items()})
+            self._show(self._wanted(asked, refresh), asked)
         except Exception as error:  # whatever becomes of a folder while someone looks at it
             self._set(self.inspector.choice)
             why = " ".join(str(error).split()) or type(error).__name__
@@ -166,10 +167,9 @@ class Panel:
         finally:
             self.showing = False
 
-    def _wanted(self, refresh: bool) -> Choice:
+    def _wanted(self, new: Choice, refresh: bool) -> Choice:
         """What the widgets are set to; of another net or layer its newest epoch and largest gradient."""
-        new, old = Choice(**{name: each.value for name, each in self.inputs.items()}), self.inspector.choice
-        source = self.inspector.source
+        old, source = self.inspector.choice, self.inspector.source
         if refresh:
             source.refresh()
             self.views = Views(source)
@@ -180,7 +180,8 @@ class Panel:
         first = views.first_choice(source, new.net, new.seed, layer)
         return replace(first, image=new.image, shift=new.shift)
 
-    def _show(self, choice: Choice) -> None:
+    def _show(self, choice: Choice, asked: Choice | None = None) -> None:
+        """Draws a choice; widgets are left alone where they ask for it: a person may have moved on."""
         source, pngs, said = self.inspector.source, self.views.redraw(choice), self.views.says(choice)
         sentences = views.sentences(source, choice)
         net, epochs = source.net(choice.net, choice.seed), source.training(choice.net, choice.seed).epochs
@@ -196,9 +197,10 @@ class Panel:
             (self.epoch, [(str(epoch) if epoch else "as it is", epoch) for epoch in epochs]),
         ):
             if list(widget.options) != options:
-                widget.options = options
+                widget.options, asked = options, None
             widget.disabled = len(options) < 2
-        self._set(choice)
+        if choice != asked:
+            self._set(choice)
         self.moved.value = self.views.moved(choice) if weights else ""
         self.said.value = html.escape(said, quote=False)
         self._say(sentences)

@@ -70,8 +70,13 @@ def texts_of(file: str, module: str = "") -> tuple[str, dict[str, str]]:
         raise RecipeError(f"Recipe `{path}`{f', line {line}' if line else ''}: {told}") from None
     finder = ModuleFinder([str(root)], excludes=["qnnkit"])  # the kit is no neighbour, wherever it lies
     finder.import_hook(module) if module else finder.run_script(file)
-    found = {Path(each.__file__) for each in finder.modules.values() if each.__file__} - {path}
-    return source, {each.relative_to(root).as_posix(): _read(each) for each in sorted(found)}
+    for name in finder.badmodules:
+        if (root / f"{name.replace('.', '/')}.py").is_file():  # no Python any more: its import says so
+            sys.modules.pop(name, None)
+    modules = {name: getattr(each, "__file__", None) for name, each in finder.modules.items()}
+    files = {Path(each or root / f"{name}.py") for name, each in modules.items()}
+    found = [each for each in sorted(files - {path}) if each.is_file()]  # one may have a built-in's name
+    return source, {each.relative_to(root).as_posix(): _read(each) for each in found}
 
 
 def _read(path: Path) -> str:

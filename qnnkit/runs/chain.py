@@ -122,6 +122,9 @@ def run_notebooks(
                     launch(source, run.notebook(name), given, asked_of_kernels(run))
                 except KeyboardInterrupt:
                     raise Stopped(_stopped(run, name)) from None
+                except SystemExit as ended:  # of a signal
+                    ended.add_note(_stopped(run, name))
+                    raise
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
         if run.result is None and NOTEBOOKS[-1] in names:
             raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")

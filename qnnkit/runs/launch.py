@@ -17,6 +17,7 @@ import qnnkit
 from qnnkit import checks, warm, workspace
 from qnnkit.device import launch_environment
 from qnnkit.runs.folder import without_places
+from qnnkit.train.stop import SIGNALS
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "int": int,
@@ -211,7 +212,7 @@ def _manager(variables: Mapping[str, str], begun: list[Any]) -> type:
 
 @contextlib.contextmanager
 def _heard_between_tasks() -> Iterator[None]:
-    """SIGINT and SIGTERM do what they did, but never inside a task of the loop that waits for a kernel.
+    """Signals do what they did, but never inside a task of the loop that waits for a kernel.
 
     A task that was cut there would be raised again while the kernel is being ended, and leave it running.
     """
@@ -219,7 +220,7 @@ def _heard_between_tasks() -> Iterator[None]:
 
     loop, before = ensure_event_loop(), {}
     if threading.current_thread() is threading.main_thread() and not loop.is_running():
-        found: Any = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        found: Any = {number: signal.getsignal(number) for number in SIGNALS}
         before = {number: handler for number, handler in found.items() if callable(handler)}
     with contextlib.suppress(NotImplementedError):  # Windows
         for number, handler in before.items():

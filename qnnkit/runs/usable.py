@@ -21,7 +21,7 @@ def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
     from qnnkit.measure import placement
     from qnnkit.recipes import made
-    from qnnkit.runs.nets import build
+    from qnnkit.runs.trainings import build
 
     config = run.config
     _require_runs(run, made(config, run.splits, "", config.seed, bare=True))
