@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import device, gradients, layers, plots, stats, workspace
@@ -26,6 +27,12 @@ SPREADS = {
     "tokens_per_second": ("tokens / s in training", ",.0f"),
 }
 """What is told of language models with an interval over seeds -> as people read it, and how it is written."""
+
+COSTS_BOUND = {
+    "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
+    "max_epoch_seconds": ("seconds_per_epoch", fmean, 1, "s an epoch"),
+}
+"""Bound of success on a cost -> its column, what counts over seeds, and the factor and unit for people."""
 
 
 def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]:
@@ -117,55 +124,33 @@ def judge(run: Run) -> list[dict[str, Any]]:
         Rows of `criterion`, `bound`, `measured` (over seeds: the mean, of memory the largest), `low` and
         `high` of a score (its 95 % interval), `met` (None where it cannot be judged) and `sentence`.
     """
-    frame, score = frame_of(run), run.score
+    frame, score, rows = frame_of(run), run.score, []
     own: Any = frame[frame["net"] == run.nets[0]]
-    columns = {
-        score.criterion: score.name,
-        "max_memory_gb": "peak_memory",
-        "max_epoch_seconds": "seconds_per_epoch",
-    }
-    rows = []
     for name in BOUNDS:
-        bound, column = getattr(run.config, name), columns.get(name)
-        row = {"criterion": name, "bound": bound, "measured": None, "low": None, "high": None, "met": None}
+        bound, of_score = getattr(run.config, name), name == score.criterion
+        column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
+        values, why = own[column].dropna().tolist(), ""
         if bound is None:
             continue
-        values = own[column].dropna().tolist() if column in own else []
-        if column is None:
-            row["sentence"] = (
-                f"not judged: nets are compared by {score.word}, which {score.criterion} bounds."
-            )
-        elif not len(own) or len(values) < len(own):
-            why = (
-                f"this run did not record its {column.replace('_', ' ')}"
-                if len(own)
-                else "nothing is trained"
-            )
-            row["sentence"] = f"not judged: {why}."
-        elif name == score.criterion:
+        if not of_score and name not in COSTS_BOUND:
+            why = f"nets are compared by {score.word}, which {score.criterion} bounds"
+        elif len(values) < len(own) or not len(own):
+            why = f"{column.replace('_', ' ')} is not recorded" if len(own) else "nothing is trained"
+        row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
+        if why:
+            rows.append(row | {"sentence": f"not judged: {why}."})
+            continue
+        row["measured"] = measured = of_seeds(values) / factor
+        told, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
+        row["met"] = score.reaches(measured, bound) if of_score else measured <= bound
+        if of_score:
             found = score.interval(values, own["n_test"])
-            row |= {"measured": found.mean, "met": score.reaches(found.mean, bound)}
             row |= {"low": _known(found.low), "high": _known(found.high)}
-            ends = (
-                f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})" if found.known else ""
-            )
-            told = (
-                f"test {score.word} {score.with_unit(found.mean, beside=bound)}{ends}",
-                score.with_unit(bound),
-            )
-        else:
-            memory = name == "max_memory_gb"
-            measured = max(values) / 1e9 if memory else sum(values) / len(values)
-            row |= {"measured": measured, "met": measured <= bound}
-            told = (
-                (f"{measured:.2f} GB of memory", f"{bound:g} GB")
-                if memory
-                else (f"{measured:.3g} s an epoch", f"{bound:g} s")
-            )
-        if row["met"] is not None:
-            word = "at least" if name == score.criterion and score.larger else "at most"
-            row["sentence"] = f"{'pass' if row['met'] else 'fail'}: {told[0]}, {word} {told[1]} wanted."
-        rows.append(row)
+            told = f"test {score.word} {score.with_unit(measured, beside=bound)}"
+            if found.known:
+                told += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
+            limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
+        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {told}, {limit} wanted."})
     return rows
 
 
