@@ -81,8 +81,8 @@ MEMORY, SECONDS = ("max_memory_gb", "peak_memory"), ("max_epoch_seconds", "secon
 @pytest.mark.parametrize(
     ("bounded", "bound", "values", "measured", "told"),
     [
-        (MEMORY, 4, [1e9, 3.5e9], 3.5, "pass: 3.50 GB of memory, at most 4 GB wanted."),
-        (MEMORY, 3, [1e9, 3.5e9], 3.5, "fail: 3.50 GB of memory, at most 3 GB wanted."),
+        (MEMORY, 4, [1e9, 3.5e9], 3.5, "pass: 3.5 GB of memory, at most 4 GB wanted."),
+        (MEMORY, 3, [1e9, 3.5e9], 3.5, "fail: 3.5 GB of memory, at most 3 GB wanted."),
         (SECONDS, 90, [60, 100], 80, "pass: 80 s an epoch, at most 90 s wanted."),
         (SECONDS, 0.5, [0.6, 1.0], 0.8, "fail: 0.8 s an epoch, at most 0.5 s wanted."),
     ],
@@ -99,7 +99,7 @@ def test_what_cannot_be_judged_says_so(tmp_path):
     run = run_with(tmp_path, [{"test_accuracy": 0.95}], max_memory_gb=4, max_epoch_seconds=1)
     row = only(run, "max_memory_gb")
     assert row["met"] is None and row["measured"] is None
-    assert row["sentence"] == "not judged: this run did not record its peak memory."
+    assert row["sentence"] == "not judged: peak memory is not recorded."
     untrained = runs.Run(workspace.make_folder(tmp_path / "other"), recipes.settings("digits_quanv"))
     untrained.note_provenance(nets=["hybrid"])
     assert [row["met"] for row in report.judge(untrained)] == [None, None]

@@ -148,7 +148,7 @@ def test_the_margin_may_be_given_to_a_finished_run(begin):
     again = runs.Run(run.folder, run.config.override(min_difference=0.1))
     result = report.finish(again)
     assert result["verdict"].startswith("The circuit is not shown to help.")
-    assert "0.1 points by" in result["verdict"] and result["min_difference"] == 0.1
+    assert ", 0.1 points by " in result["verdict"] and result["min_difference"] == 0.1
 
 
 def test_what_else_the_page_says_of_nets_and_their_numbers(begin):

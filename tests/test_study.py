@@ -378,13 +378,6 @@ def test_of_a_loss_the_least_is_better_and_no_interval_is_below_what_it_can_be(s
         assert image.text["Title"].startswith("Test loss")
 
 
-def test_a_difference_of_shares_is_at_most_100_points(space, undrawn):
-    space.write("a", {"hybrid": [0.9, 0.2], "classical": [0.1, 0.6]})
-    table = execute(space.folder)["compared"]
-    assert table[["low", "high"]].to_numpy().tolist() == [[-1, 1]]
-    assert "-100.0 & +100.0" in (space.folder / "study" / "comparisons.tex").read_text()
-
-
 def test_a_run_of_another_score_is_left_out(space, undrawn):
     recall = {"hybrid": [0.5, 0.6, 0.7], "classical": [0.4, 0.41, 0.45]}
     space.write("clip", recall, recipe="digits_clip", score=stats.RECALL)
@@ -568,15 +561,6 @@ def test_the_study_file_trains_as_many_as_it_says():
 
 
 # --- the verdict -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("p", [0.05, 0.3, 1.0, math.nan])
-@pytest.mark.parametrize("gap", [-0.4, 0.0, 0.4])
-def test_the_verdict_claims_nothing_that_the_corrected_test_does_not_show(space, monkeypatch, gap, p):
-    """Also where p of the comparison alone, half of it here, would."""
-    space.write("a", {"hybrid": [0.5, 0.6 + gap], "classical": [0.5, 0.6]})
-    monkeypatch.setitem(stats.decide.__globals__, "holm", lambda found: [p] * len(found))
-    assert "0 better, 0 worse, 0 equivalent, 1 undecided of 1." in report.verdict(space.compared()[0])
 
 
 def test_the_verdict_on_nothing():

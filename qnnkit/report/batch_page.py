@@ -109,7 +109,7 @@ def runs_table(study: Study) -> pd.DataFrame:
             {"run": each.id, "folder": each.folder.name}
             | {name: show(config.get(name, value)) for name, value in each.settings.items()}
             | {"state": "unfinished" if finished and why else each.state}
-            | {"notes": " ".join([*filter(None, [each.error, finished and why]), *said])}
+            | {"notes": " ".join([*filter(None, [each.error, why if finished else ""]), *said])}
         )
     table = pd.DataFrame(rows, columns=None if rows else pd.Index(["run", "folder", "state", "notes"]))
     notes, places = table.pop("notes"), table.pop("folder")

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import device, gradients, layers, plots, stats, workspace
@@ -26,6 +27,12 @@ SPREADS = {
     "tokens_per_second": ("tokens / s in training", ",.0f"),
 }
 """What is told of language models with an interval over seeds -> as people read it, and how it is written."""
+
+COSTS_BOUND = {
+    "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
+    "max_epoch_seconds": ("seconds_per_epoch", fmean, 1, "s an epoch"),
+}
+"""Bound of success on a cost -> its column, what counts over seeds, and the factor and unit for people."""
 
 
 def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]:
@@ -59,11 +66,7 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
                 **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
                 "seconds_per_epoch": row["seconds_per_epoch"],
                 **{name: _known(row[name]) for name in more},
-                **{
-                    name: of_net[name].tolist()
-                    for name in SPREADS
-                    if of_net.get(name, of_net["net"]).notna().all() and name in of_net
-                },
+                **{name: of_net[name].tolist() for name in SPREADS if name in of_net.dropna(axis="columns")},
             }
         )
     return rows
@@ -121,55 +124,33 @@ def judge(run: Run) -> list[dict[str, Any]]:
         Rows of `criterion`, `bound`, `measured` (over seeds: the mean, of memory the largest), `low` and
         `high` of a score (its 95 % interval), `met` (None where it cannot be judged) and `sentence`.
     """
-    frame, score = frame_of(run), run.score
+    frame, score, rows = frame_of(run), run.score, []
     own: Any = frame[frame["net"] == run.nets[0]]
-    columns = {
-        score.criterion: score.name,
-        "max_memory_gb": "peak_memory",
-        "max_epoch_seconds": "seconds_per_epoch",
-    }
-    rows = []
     for name in BOUNDS:
-        bound, column = getattr(run.config, name), columns.get(name)
-        row = {"criterion": name, "bound": bound, "measured": None, "low": None, "high": None, "met": None}
+        bound, of_score = getattr(run.config, name), name == score.criterion
+        column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
+        values, why = own[column].dropna().tolist(), ""
         if bound is None:
             continue
-        values = own[column].dropna().tolist() if column in own else []
-        if column is None:
-            row["sentence"] = (
-                f"not judged: nets are compared by {score.word}, which {score.criterion} bounds."
-            )
-        elif not len(own) or len(values) < len(own):
-            why = (
-                f"this run did not record its {column.replace('_', ' ')}"
-                if len(own)
-                else "nothing is trained"
-            )
-            row["sentence"] = f"not judged: {why}."
-        elif name == score.criterion:
+        if not of_score and name not in COSTS_BOUND:
+            why = f"nets are compared by {score.word}, which {score.criterion} bounds"
+        elif len(values) < len(own) or not len(own):
+            why = f"{column.replace('_', ' ')} is not recorded" if len(own) else "nothing is trained"
+        row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
+        if why:
+            rows.append(row | {"sentence": f"not judged: {why}."})
+            continue
+        row["measured"] = measured = of_seeds(values) / factor
+        told, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
+        row["met"] = score.reaches(measured, bound) if of_score else measured <= bound
+        if of_score:
             found = score.interval(values, own["n_test"])
-            row |= {"measured": found.mean, "met": score.reaches(found.mean, bound)}
             row |= {"low": _known(found.low), "high": _known(found.high)}
-            ends = (
-                f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})" if found.known else ""
-            )
-            told = (
-                f"test {score.word} {score.with_unit(found.mean, beside=bound)}{ends}",
-                score.with_unit(bound),
-            )
-        else:
-            memory = name == "max_memory_gb"
-            measured = max(values) / 1e9 if memory else sum(values) / len(values)
-            row |= {"measured": measured, "met": measured <= bound}
-            told = (
-                (f"{measured:.2f} GB of memory", f"{bound:g} GB")
-                if memory
-                else (f"{measured:.3g} s an epoch", f"{bound:g} s")
-            )
-        if row["met"] is not None:
-            word = "at least" if name == score.criterion and score.larger else "at most"
-            row["sentence"] = f"{'pass' if row['met'] else 'fail'}: {told[0]}, {word} {told[1]} wanted."
-        rows.append(row)
+            told = f"test {score.word} {score.with_unit(measured, beside=bound)}"
+            if found.known:
+                told += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
+            limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
+        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {told}, {limit} wanted."})
     return rows
 
 
@@ -236,24 +217,20 @@ def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened:
 
 def _spent(run: Run, frame: pd.DataFrame) -> dict[str, Any]:
     """Time, money and bytes, for provenance.json."""
-    peaks = frame.get("peak_memory", [None] * len(frame))
-    names = [f"{net}, seed {seed}" for net, seed in zip(frame["net"], frame["seed"], strict=True)]
-    hours, price = float(frame["hours"].sum()), run.config.price_per_hour
+    rows, price = frame.to_dict("records"), run.config.price_per_hour
+    hours = math.fsum(row["hours"] for row in rows if row["hours"] > 0)  # NaN is not
     return {
         "seeds": list(run.seeds),
         "training_hours": hours,
         "cost_estimate": None if price is None else hours * price,
-        "peak_memory": {name: _known(peak) for name, peak in zip(names, peaks, strict=True)},
+        "peak_memory": {f"{row['net']}, seed {row['seed']}": _known(row["peak_memory"]) for row in rows},
     }
 
 
 def _against_base(run: Run) -> dict[str, Any] | None:
-    """The run's own adapter, first seed, as its task compares it with the base, and a `sentence`.
+    """The run's own adapter, first seed, as its task compares it with the base; None without an adapter.
 
-    Computed where the run was trained, if that can compute here.
-
-    Returns:
-        See `tasks.Language.beside_base`; None for a run without an adapter.
+    Computed where the run was trained, if that can compute here; see `tasks.Language.beside_base`.
     """
     final = run.tested().get((run.nets[0], run.config.seed))
     compare = getattr(run.task, "beside_base", None)
@@ -263,17 +240,7 @@ def _against_base(run: Run) -> dict[str, Any] | None:
         place = device.choose(str(run.provenance.get("device", "cpu")))
     except ValueError:  # trained on another machine
         place = device.choose("cpu")
-    found = compare(trained(run).to(place), run.splits, final["test_loss"])
-    loss, perplexity, speeds = found["loss"], found["perplexity"], found["tokens_per_second"]
-    before, after = (
-        f"{loss[when]:.3f} nats per token (perplexity {perplexity[when]:.1f})" for when in ("before", "after")
-    )
-    merged = f"{speeds['merged']:,.0f} once merged" if speeds["merged"] else "cannot be merged"
-    return found | {
-        "sentence": f"Test loss of the base alone: {before}; with the {run.nets[0]} adapter, first seed: "
-        f"{after}. Tokens per second with the adapter: {speeds['adapted']:,.0f}; {merged} ({place}, one text "
-        "at a time)."
-    }
+    return compare(trained(run).to(place), run.splits, final["test_loss"]) | {"device": str(place)}
 
 
 def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = b"") -> str:
@@ -291,7 +258,7 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
         controls={net: CONTROLS.get(net, "a control of the recipe's own") for net in controls},
         smoothing=getattr(run.task, "label_smoothing", 0),
         facts=_facts(run),
-        notes=_notes(run, result),
+        notes=_notes(run),
         notebooks=_notebooks(run),
         body=shown,
     )
@@ -311,10 +278,10 @@ def _facts(run: Run) -> list[str]:
     return [*facts, f"{config.epochs} epochs, batches of {config.batch_size}"]
 
 
-def _notes(run: Run, result: dict[str, Any]) -> list[str]:
-    """What else is to be known: of the adapter, settings of single nets, gradients, data, place, machine."""
+def _notes(run: Run) -> list[str]:
+    """What else is to be known: of settings of single nets, gradients, data, place, machine."""
     provenance, rows = run.provenance, run.rows("metrics")
-    said = [result["adapter"]["sentence"]] if result["adapter"] else []
+    said = []
     if single := run.config.net_settings:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()

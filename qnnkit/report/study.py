@@ -238,7 +238,10 @@ def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
     if not frames:
         return pd.DataFrame(columns=columns)
     rows = pd.concat([each.reindex(columns=columns) for each in frames], ignore_index=True)
-    order = {"model": rows["model"].unique().tolist(), "net": [*MAIN_NETS, *rows["net"].unique()]}
+    order: dict[Any, list[str]] = {
+        "model": rows["model"].unique().tolist(),
+        "net": [*MAIN_NETS, *rows["net"].unique()],
+    }
     return rows.sort_values(
         [*KEYS, *names[: 1 + ("epoch" in names)]],
         key=lambda one: one.map(order[one.name].index) if one.name in order else one,

@@ -70,20 +70,14 @@ def frame_of(run: runs.Run) -> pd.DataFrame:
     """
     import pandas as pd
 
-    found = runs.frame(run, settings=["train_fraction"])
-    if not len(found):
-        return pd.DataFrame(columns=pd.Index([*KEYS, "seed", run.score.name, "n_test"]))
+    numbers = [*(each.name for each in metrics(run.score)), *COSTS, "n_test", "hours", "peak_memory"]
+    found: Any = runs.frame(run, settings=["train_fraction"])
     found = found.rename(columns=lambda name: name.removeprefix("test_"))
-    known = found["net"].isin(run.nets) & found["seed"].isin(run.seeds)
-    places = {net: place for place, net in enumerate(run.nets)}
-    found = found[known].sort_values(
-        ["net", "seed"], key=lambda one: one.map(lambda each: places.get(each, each))
-    )
-    for name in {*(each.name for each in metrics(run.score)), *COSTS, "n_test"} - {*found}:
-        found[name] = math.nan
-    numbers = [each.name for each in metrics(run.score)] + [*COSTS, "n_test"]
+    found = found.reindex(columns=[*dict.fromkeys([*KEYS, "seed", *found, *numbers])])
     found[numbers] = found[numbers].apply(pd.to_numeric, errors="coerce")
-    return found.assign(model=run.config.title, data=run.folder.name).reset_index(drop=True)
+    found = found[found["net"].isin(run.nets) & found["seed"].isin(run.seeds)]
+    found = found.assign(model=run.config.title, data=run.folder.name, place=found["net"].map(run.nets.index))
+    return found.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
 
 
 def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
