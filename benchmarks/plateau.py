@@ -7,7 +7,6 @@ per qubit in factors of two.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -23,30 +22,27 @@ QUBITS, N = range(2, 13, 2), 200
 
 
 @functools.cache
-def scans() -> dict[str, list[plateau.Row]]:
-    """Circuit -> what its scan measured."""
+def scans() -> pd.DataFrame:
+    """What the scans of all circuits measured."""
     options: dict[str, Any] = {"initialisations": list(circuits.INITIALISATIONS), "n": N}
-    return {
+    found = {
         circuit: plateau.scan(circuit, qubits=list(QUBITS), depths=["1n"], **options)
         for circuit in circuits.ANSAETZE
     }
+    return pd.concat(found, names=["circuit"]).reset_index("circuit")
 
 
 def variances() -> list[dict[str, Any]]:
-    return [
-        {"circuit": circuit, **{name: value for name, value in row.as_dict().items() if name != "seconds"}}
-        | {"random_circuit": plateau.random_circuit(row.n_qubits, row.observable)}
-        for circuit, rows in scans().items()
-        for row in rows
+    table = scans().drop(columns=["seconds", "resampled"])
+    random = [
+        plateau.random_circuit(*size) for size in zip(table["n_qubits"], table["observable"], strict=True)
     ]
+    return table.assign(random_circuit=random).to_dict("records")
 
 
 def rates() -> list[dict[str, Any]]:
-    return [
-        {"circuit": circuit, **dataclasses.asdict(fit)}
-        for circuit, rows in scans().items()
-        for fit in plateau.fit(rows)
-    ]
+    fits = {circuit: plateau.fit(rows) for circuit, rows in scans().groupby("circuit", sort=False)}
+    return pd.concat(fits, names=["circuit"]).reset_index("circuit").to_dict("records")
 
 
 def table(rates: pd.DataFrame) -> str:

@@ -41,10 +41,32 @@ def write_pages(app):
     for name in PARTS:
         lines = [f"# {name}", "```{eval-rst}", f".. automodule:: qnnkit.{name}", "   :members:", "```"]
         (api / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (api / "settings_of_recipes.md").write_text(settings_page(), encoding="utf-8")
     for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
         (notebooks / path.name).write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def settings_page():
+    """Every setting with its default and meaning: those of all recipes, then what each recipe changes."""
+    common = qnnkit.Settings.model_fields
+    lines = ["# Every setting", "", "`qnnkit recipes NAME` prints those of one recipe.", ""]
+    lines += ["## All recipes", "", *rows(common)]
+    for name, recipe in qnnkit.RECIPES.items():
+        fields = recipe.Settings.model_fields
+        same = [key for key in common if fields[key].get_default() == common[key].get_default()]
+        lines += ["", f"## {name}", "", *rows({k: v for k, v in fields.items() if k not in same})]
+    return "\n".join(lines) + "\n"
+
+
+def rows(fields):
+    """A table of settings."""
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    for name, field in fields.items():
+        default = str(field.get_default(call_default_factory=True)).replace("|", "\\|")
+        lines.append(f"| `{name}` | `{default}` | {(field.description or '').replace('|', chr(92) + '|')} |")
+    return lines
 
 
 def as_rst(app, what, name, obj, options, lines):

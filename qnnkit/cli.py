@@ -154,19 +154,19 @@ def train(
             tell(placed.sentence)
 
         def show(row: dict[str, Any]) -> None:
-            if row["event"] == "epoch":
+            if row["event"] in ("epoch", "test"):
                 tell(runs.epoch_line(begun, row))
 
-        before = len(begun.tested())
-        for final in runs.train_all(begun, on_row=show, on_warning=tell):
-            if is_main():
-                tell(runs.epoch_line(begun, final))
+        before = begun.tested()
+        for final in before.values() if is_main() else ():
+            show(final)
+        runs.train_all(begun, on_row=show, on_warning=tell)
         written = any((begun.folder / name).exists() for name in ("model", "adapter"))
         tested = begun.tested()
         if (
             is_main()
             and (begun.nets[0], begun.config.seed) in tested
-            and (len(tested) > before or not written)
+            and (len(tested) > len(before) or not written)
         ):
             tell(f"The trained net is in {runs.export(begun)}.")
 
@@ -288,13 +288,11 @@ def new(
 
 @app.command(name="recipes")
 def list_recipes() -> None:
-    """List the recipes that are shipped, by name, data and what each is about."""
+    """List the recipes that are shipped, by name and what each is about."""
     from qnnkit import recipes
 
     for name, recipe in recipes.RECIPES.items():
-        usual = recipe.Settings()
-        data, epochs = getattr(usual, "dataset", "its own"), usual.epochs
-        typer.echo(f"{name:<24} {data:<15} {epochs:>3} epochs  {recipe.sentence}")
+        typer.echo(f"{name:<24} {recipe.sentence}")
     typer.echo("\nMinutes on this machine: qnnkit plan --recipe NAME.")
     typer.echo("A copy to edit: qnnkit new mine.py --like NAME.")
 
@@ -364,9 +362,8 @@ def sample(
 @app.command()
 def report(
     run_dir: Annotated[Path, Argument(help="Folder of a finished run, or of a batch.")],
-    verify: Annotated[bool, Option("--verify", help="Hash files, settings and data anew.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Compare files and data with their hashes.")] = False,
     recipe: Recipe = None,
-    paper: Annotated[Path | None, Option(metavar="DIR", help="Of a batch: LaTeX, PDF figures.")] = None,
 ) -> None:
     """Execute 04_analyze of a finished run again, which writes its report; or only verify the run.
 
@@ -375,17 +372,17 @@ def report(
     from qnnkit import report as reports
     from qnnkit import runs
 
-    is_batch, step = (workspace.place(run_dir) / "batch.json").exists(), "Name the folder of a"
+    is_batch = (workspace.place(run_dir) / "batch.json").exists()
     if verify and is_batch:
-        raise ValueError(f"Option --verify must be given a run, but `{run_dir}` is a batch. {step} run.")
-    if paper is not None and not is_batch:
-        raise ValueError(f"Option --paper must be given a batch, but `{run_dir}` is none. {step} batch.")
+        raise ValueError(
+            f"Option --verify must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
+        )
     if is_batch and recipe is not None:
-        raise ValueError(f"Option --recipe must be given a run, but `{run_dir}` is a batch. {step} run.")
+        raise ValueError(
+            f"Option --recipe must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
+        )
     if is_batch:
-        show_batch(workspace.place(run_dir), again=paper is None)
-        if paper is not None:
-            typer.echo(f"Paper: {reports.write_paper(run_dir, paper)}")
+        show_batch(workspace.place(run_dir))
         return
     begun = _begun(run_dir, recipe)
     if begun.result is None:
@@ -393,10 +390,10 @@ def report(
     if not verify:
         print_result(begun, runs.chain.analyze(begun))
         return
-    findings = reports.verify_run(begun)
-    for finding in findings:
-        typer.echo({True: "ok    ", False: "WRONG ", None: "      "}[finding.ok] + finding.sentence)
-    raise typer.Exit(int(any(finding.ok is False for finding in findings)))
+    found = reports.verify_run(begun)
+    for name, result in found.items():
+        typer.echo(f"{name}: {result}")
+    raise typer.Exit(int(any(result.startswith("FAILED") for result in found.values())))
 
 
 @app.command()
@@ -431,7 +428,6 @@ def merge(
 def _begun(run_dir: Path, recipe: str | None = None) -> Any:
     """A run that is there already."""
     from qnnkit import runs
-    from qnnkit.runs import status
 
-    status.read(run_dir)  # says what the folder must hold
+    runs.state.of_run(run_dir)  # says what the folder must hold
     return runs.open_run(run_dir, recipe)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, workspace
-from qnnkit.settings import MAIN_NETS
+from qnnkit.settings import MAIN_NETS, listed
 
 
 def asked_for(
@@ -46,7 +46,7 @@ def controls_of(only: str) -> list[str]:
         >>> controls_of("hybrid, classical")
         ['classical']
     """
-    names = _listed(only)
+    names = listed(only)
     if not {*names} & {*MAIN_NETS}:
         usual = "no_entanglement, frozen_random, classical, no_quantum, or the recipe's own"
         step = (
@@ -63,14 +63,9 @@ def require_own_net(only: str | None, net: str) -> None:
     Example:
         >>> require_own_net("hybrid,classical", "hybrid")
     """
-    if only is not None and net not in _listed(only):
+    if only is not None and net not in listed(only):
         why = "its net holds a circuit" if net == MAIN_NETS[0] else "its net holds no circuit"
         raise ValueError(checks.message("--only", f"name {net}, as {why}", only, f"Write --only {net}."))
-
-
-def _listed(text: str) -> list[str]:
-    """The names in a text such as "hybrid, classical"."""
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def refuse_with(option: str, given: Mapping[str, Any]) -> None:
@@ -146,8 +141,6 @@ def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
             value = text
         if isinstance(value, int | float | dict) and kind is not None and kind.is_text(name):
             value = text  # tokenizer=123 is the folder of that name
-        if isinstance(value, str) and kind is not None and kind.is_list(name, value):
-            value = _listed(value.strip("()[]"))  # controls=classical,no_quantum
         _require_setting("Option --set", name, value)
         if values.get(name, value) != value:
             step = "Leave all but one out."

@@ -265,7 +265,7 @@ def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLa
             stack.enter_context(layer.register_forward_hook(hook))
         logits = torch.cat([model(part.to(weight.device)).cpu() for part in images.split(IMAGES)])
     n, right = len(labels), int((logits.argmax(-1) == labels.cpu()).sum())
-    low, high = stats.wilson(right, n)
+    low, high = stats.clopper_pearson(right, n)
     return Robustness(condition, strength, right / n, low, high, 0.0, n, time.perf_counter() - start)
 
 

@@ -23,6 +23,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_validator,
 )
 
 from qnnkit import checks
@@ -146,6 +147,9 @@ class Settings(Base):
     net_settings: tuple[str, ...] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
 
+    min_difference: float | None = Field(default=None, gt=0)
+    """The least difference that matters (points, nats); None: 1 point, or 1 % of a loss. May differ later."""
+
     # --- where and how it is computed ---
     device: str = "auto"
     """Torch device: auto (measured), cpu, cuda, cuda:N, mps. Placement: may differ when a run is resumed."""
@@ -172,6 +176,14 @@ class Settings(Base):
 
     source: ClassVar[Any] = None
     """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, given: Any) -> Any:
+        """A text where a list is wanted, such as "classical, no_quantum", is the list of its words."""
+        if not isinstance(given, dict):
+            return given
+        return {name: listed(each) if cls._is_list(name, each) else each for name, each in given.items()}
 
     @field_validator("validation_fraction", "test_fraction", "train_fraction")
     @classmethod
@@ -309,11 +321,12 @@ class Settings(Base):
         return bool(types & {str, Path}) and not types & {int, float, bool}
 
     @classmethod
-    def is_list(cls, name: str, text: str) -> bool:
-        """Whether a text given for a setting is a list of values, not a word that the setting knows."""
+    def _is_list(cls, name: str, value: Any) -> bool:
+        """Whether a value given for a setting is a text for a list, not a word that the setting knows."""
         members = _members(cls.model_fields[name].annotation) if name in cls.model_fields else ()
         words = [word for each in members if get_origin(each) is Literal for word in get_args(each)]
-        return text not in words and any(get_origin(each) in (tuple, list) for each in members)
+        is_list = any(get_origin(each) in (tuple, list) for each in members) and str not in members
+        return isinstance(value, str) and is_list and value not in words
 
     @classmethod
     def describe(cls, name: str) -> str:
@@ -321,8 +334,10 @@ class Settings(Base):
         return (cls.model_fields[name].description or "").replace("\n", " ")
 
 
-CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
+BOUNDS = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
 """Bounds of success."""
+CRITERIA = (*BOUNDS, "min_difference")
+"""How a result is judged: they may be given to a finished run, whose report is then written again."""
 PLACEMENT = (
     *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
     *("micro_batch", "gradient_checkpointing", "on_oom", "validate_every_steps", "gradient_samples"),
@@ -380,6 +395,16 @@ def _parts(words: str) -> tuple[str, str, Any]:
 def _text(path: str | Path) -> str:
     """A path as `workspace.portable` writes it: `Path` drops the `./` of what lies in the workspace."""
     return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
+
+
+def listed(text: str) -> list[str]:
+    """The words of a text such as "hybrid, classical".
+
+    Example:
+        >>> listed("(hybrid, classical)"), listed("()")
+        (['hybrid', 'classical'], [])
+    """
+    return [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
 
 
 def types_of(annotation: Any) -> set[Any]:

@@ -25,9 +25,16 @@ OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of what was imp
 OPTIONS += ("-o", "faulthandler_timeout=120")  # a test that waits for ever has noticed, too
 # file of the kit, old text (which stands there once), new text, files of tests
 MUTANTS = (
-    ("stats.py", "(1 + level) / 2, n - 1", "(1 + level) / 2, n", "stats"),
-    ("stats.py", "2 * float(t.sf(", "float(t.sf(", "stats"),
-    ("stats.py", "right * (n - right) / n", "right * (n - right)", "stats"),
+    ("stats/intervals.py", "(1 + level) / 2, n - 1", "(1 + level) / 2, n", "stats"),
+    ("stats/intervals.py", "2 * float(t.sf(", "float(t.sf(", "stats"),
+    ("stats/intervals.py", "right + 1, n - right)", "right, n - right)", "stats"),
+    ("stats/intervals.py", "margin - abs(found.difference)", "margin + abs(found.difference)", "stats"),
+    (
+        "stats/intervals.py",
+        "middle = statistics.fmean(logs) + variance / 2",
+        "middle = statistics.fmean(logs)",
+        "stats",
+    ),
     ("circuits.py", "wires[1:] + wires[:1]", "wires[1:] + wires[1:2]", "circuits"),
     ("circuits.py", "side = (first + layer) % 2", "side = layer % 2", "circuits"),
     (
@@ -170,11 +177,11 @@ MUTANTS = (
         "like.parameters()).dtype) / 256",
         "models features",
     ),
-    ("data/text_files.py", "group, size = [], 0", "group = []", "text"),
-    ("data/captioned_files.py", 'side if known == "any" else known', "side", "captions"),
-    ("data/captioned_files.py", "if len(members) == 1", "if members", "captions"),
+    ("data/text.py", "group, size = [], 0", "group = []", "text"),
+    ("data/captions.py", 'side if known == "any" else known', "side", "captions"),
+    ("data/captions.py", "if len(members) == 1", "if members", "captions"),
     ("data/chats.py", 'message.get("weight") != 0', "True", "text"),
-    ("data/music_blocks.py", "covered - start if", "covered - start + 1 if", "music_data"),
+    ("data/music.py", "covered - start if", "covered - start + 1 if", "music_data"),
     (
         "data/splits.py",
         'keyed_generator("train_fraction", seed, *key)',
@@ -183,7 +190,7 @@ MUTANTS = (
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),
     ("batch/table.py", "status.number - 1 + epoch", "status.number + epoch", "batch"),
-    ("batch/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
+    ("runs/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
     (
         "batch/engine.py",
         "self.tries[run.id] <= self.config.retries",
@@ -198,8 +205,8 @@ MUTANTS = (
     ),
     ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
     (
-        "runs/forking.py",
-        '!= source.provenance.get("data", run.splits.fingerprint())',
+        "runs/opening.py",
+        '!= known.get("data", run.splits.fingerprint())',
         "is None",
         "your_own_traps runs",
     ),

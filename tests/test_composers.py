@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from qnnkit import adapters, report, runs, stats, tasks
-from qnnkit.data import music_files, music_tokens
+from qnnkit.data import music_tokens
+from qnnkit.data.music import collect, of_steps
 from qnnkit.models import causal_lm
 from tests.toys import by_composer
 
@@ -71,7 +72,7 @@ def test_music_is_trained_written_drawn_and_heard(base):
     report.preview(base)
     picture, *sounds = report.mistakes(base, 1)
     assert {path.stem for path in (base.folder / "figures").iterdir()} >= {"01_rolls", "05_music"}
-    [written], _ = music_files.collect(base.folder / "music" / "1.mid")
+    [written], _ = collect(base.folder / "music" / "1.mid")
     assert written.score.note_num() > 0
     assert (base.folder / "model" / "model.safetensors").exists() and picture is not None
     [html] = [sound.data for sound in sounds]
@@ -157,7 +158,7 @@ def test_nets_on_several_bases_stand_without_one(pair):
 
 
 def test_adapters_of_several_runs_play_in_turn(pair, base):
-    prompt, model = music_files.of_steps([[60], [64], [67]] * 4), causal_lm(base.folder / "model")
+    prompt, model = of_steps([[60], [64], [67]] * 4), causal_lm(base.folder / "model")
     tokens = music_tokens.tokenizer(base.folder / "model")
     for run, name in zip(pair, ("bach", "mozart"), strict=True):
         model = adapters.load(model, run.folder / "adapter", name)

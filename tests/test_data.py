@@ -20,13 +20,13 @@ from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from PIL import Image
 
 from qnnkit import data, recipes
-from qnnkit.data import DATASETS, ImageSet, ImageSplits, images, kind, load, places, write_sample
+from qnnkit.data import DATASETS, ImageSet, ImageSplits, images, kind, load, places
 from qnnkit.data.batches import _Rows
-from qnnkit.data.captioned_files import listing
+from qnnkit.data.captions import listing
 from qnnkit.data.images import read
 from qnnkit.data.splits import SPLITS, split_rows
 from qnnkit.settings import Settings
-from tests.toys import fill, idx_bytes, noise, places_of, put, refused
+from tests.toys import fill, idx_bytes, noise, put, refused
 
 
 def folder_of(root: Path, classes: str = "ab", n: int = 6, size: tuple[int, ...] = (8, 8)) -> Path:
@@ -77,8 +77,6 @@ def small(name: str, folder: Path) -> dict[str, Path]:
 
 OWN_TEST = ("mnist", "fashion_mnist", "kmnist", "ahcd")
 """Datasets that bring their own test part."""
-NEED_ROOT = set(DATASETS) - {"digits", "digit_captions", *OWN_TEST}
-"""Datasets that lie nowhere unless it is said."""
 BY_NAME = ("class_folder", "flat_folder")
 """Datasets of files, which are split by the hashes of their names."""
 
@@ -288,9 +286,9 @@ def test_digits_are_rescaled_and_take_no_root(tmp_path: Path) -> None:
         ("train_fraction", "digits", {"train_fraction": 1.5}),
         ("label_pattern", "digits", {"label_pattern": r"(\d)"}),
         ("download", "digits", {"download": True}),
-        ("option", "digits", {"imagesize": 8}),
+        ("imagesize", "digits", {"imagesize": 8}),
         ("dataset", "digit", {}),
-        *(("root", name, {"root": nothing}) for name in sorted(NEED_ROOT) for nothing in (None, "")),
+        ("root", "npz", {"root": ""}),
     ],
 )
 def test_arguments_that_are_refused(argument: str, name: str, options: dict[str, Any]) -> None:
@@ -367,31 +365,6 @@ def test_every_image_is_used_or_told(tmp_path: Path, names: str, n_used: int, to
     for side in ("validation", "test"):
         there = any(re.match(rf"{side[:3]}\w*/a", name.lower()) for name in paths)
         assert not there or all(each.lower().startswith(side[:3]) for each in splits.split(side).sources)
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_a_file_more_or_less_moves_only_itself(tmp_path: Path, name: str) -> None:
-    names = [
-        f"{'ab'[i % 2]}/{i}.png" if name == "class_folder" else f"{i:03}_0{i % 2}.png" for i in range(100)
-    ]
-    fill(tmp_path / "all", names)
-
-    def placed() -> dict[str, str]:
-        return places_of(load(name, root=tmp_path / "all"))
-
-    before = placed()
-    counts = {part: sum(each == part for each in before.values()) for part in SPLITS}
-    assert counts["test"] == pytest.approx(20, abs=12) and counts["validation"] == pytest.approx(20, abs=12)
-    for gone in names[::9]:
-        (tmp_path / "all" / gone).unlink()
-    after = placed()
-    assert len(after) == 88 and after == {each: before[each] for each in after}
-    fill(tmp_path / "all", names)
-    assert placed() == before
-    (tmp_path / "all").rename(tmp_path / "around")
-    (tmp_path / "all").mkdir()
-    (tmp_path / "around").rename(tmp_path / "all" / "data")
-    assert placed() == {f"data/{each}": part for each, part in before.items()}, "a folder around is no name"
 
 
 def test_mixed_sizes_are_resized_and_said_once(tmp_path: Path) -> None:
@@ -554,48 +527,6 @@ def test_too_much_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load("class_folder", root=tmp_path, image_size=4).image_size == (4, 4)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_sample_loads_back_with_equal_pixels(tmp_path: Path, channels: int) -> None:
-    splits = load("digits", grey=channels == 1)
-    there = write_sample(splits, tmp_path / "new" / "sample", per_class=6, seed=3)
-    assert there == tmp_path / "new" / "sample" and list(there.parent.iterdir()) == [there]
-    record = json.loads((there / "sample.json").read_text())
-    assert record["fingerprint"] == splits.fingerprint() and (record["per_class"], record["seed"]) == (6, 3)
-    back = load("class_folder", root=there)
-    assert back.classes == splits.classes and back.channels == channels and back.notes == ()
-    originals, rows = all_rows(splits), all_rows(back)
-    for name, sources in record["sources"].items():
-        assert len(set(sources)) == len(rows) / 10 == 6 and set(sources) <= set(splits.train.sources)
-        for number, source in enumerate(sources):
-            assert rows[f"{name}/{number:04d}.png"].equal(originals[source])
-
-    def taken(folder: str, **options: int) -> set[str]:
-        sample = write_sample(splits, tmp_path / folder, **options)
-        return set().union(*json.loads((sample / "sample.json").read_text())["sources"].values())
-
-    assert len(taken("every", per_class=10**6)) == len(splits.train)  # as many as there are
-    few = taken("few", per_class=2, seed=3)
-    assert few < set().union(*record["sources"].values()) and few != taken("other", per_class=2, seed=4)
-
-
-def test_a_sample_overwrites_nothing(tmp_path: Path) -> None:
-    splits = load("digits")
-    (tmp_path / "empty").mkdir()
-    write_sample(splits, tmp_path / "empty", per_class=1)
-    (tmp_path / "file").write_text("mine")
-    for taken in ("empty", "file"):
-        with refused("folder", FileExistsError):
-            write_sample(splits, tmp_path / taken, per_class=2)
-    assert len(list(tmp_path.rglob("*.png"))) == 10 and (tmp_path / "file").read_text() == "mine"
-    with refused("per_class"):
-        write_sample(splits, tmp_path / "x", per_class=0)
-    for bad in ("..", "a/b", ""):
-        odd = ImageSplits("x", splits.train, splits.validation, splits.test, (bad, *splits.classes[1:]))
-        with refused("splits"):
-            write_sample(odd, tmp_path / "x", per_class=1)
-    assert not (tmp_path / "x").exists()
-
-
 # --- names with accents: a Mac writes them apart (NFD), Colab and Linux as one (NFC) ------------------------
 
 
@@ -627,8 +558,7 @@ def test_captions_find_images_whose_names_are_written_another_way(tmp_path):
         folder = fill(tmp_path / here, [unicodedata.normalize(here, name)])
         content = [{"image": unicodedata.normalize(there, name), "captions": ["a cup"]}]
         (folder / "captions.json").write_text(json.dumps(content))
-        with places.open_place(folder) as place:
-            assert list(listing(place).captions.values()) == [("a cup",)]
+        assert list(listing(places.open_place(folder)).captions.values()) == [("a cup",)]
 
 
 def test_names_that_a_mac_takes_for_one_are_refused(tmp_path):

@@ -9,13 +9,10 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
-import requests
 
 from qnnkit.data import load, public
-from qnnkit.data.fetch import _retrieve, download
-from qnnkit.data.text_files import documents
+from qnnkit.data.text import documents
 from tests import toys
 from tests.toys import archive, idx_files, no_workspace
 
@@ -67,59 +64,35 @@ def store(monkeypatch, tmp_path) -> Path:
     return no_workspace(monkeypatch, tmp_path)
 
 
-CONTENT = np.random.default_rng(0).bytes(2_000_000)
-RIGHT = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
-
-
-def refused(url: str, path: Path) -> str:
-    with toys.refused("download", OSError) as told:
-        download(url, path, RIGHT)
-    assert str(path) in str(told.value) and not path.exists()
-    return str(told.value)
-
-
-def test_a_file_comes_once_with_a_bar(server, tmp_path, capsys):
-    server.files["x.bin"] = CONTENT
-    for _ in range(2):
-        download(f"{server.url}x.bin", tmp_path / "in" / "x.bin", RIGHT)
-        assert (tmp_path / "in" / "x.bin").read_bytes() == CONTENT
-    assert server.asked == ["x.bin"]
-    assert [path.name for path in (tmp_path / "in").iterdir()] == ["x.bin"]
-    assert "100%" in capsys.readouterr().err
-    (tmp_path / "in" / "x.bin").write_bytes(CONTENT[:-1])  # damaged since
-    download(f"{server.url}x.bin", tmp_path / "in" / "x.bin", f"md5:{hashlib.md5(CONTENT).hexdigest()}")
-    assert (tmp_path / "in" / "x.bin").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("cut.bin", "IncompleteRead"),
-        ("wrong.bin", "does not match the known hash"),
-        ("nowhere.bin", "404"),
-        ("http://127.0.0.1:1/x.bin", "Connection refused"),
-    ],
-)
-def test_what_does_not_come_whole_is_refused_and_leaves_nothing(server, tmp_path, name, reason):
-    server.files |= {"cut.bin": CONTENT, "wrong.bin": CONTENT[::-1]}
-    server.cuts = [700_000] if name == "cut.bin" else []
-    folder = tmp_path / "in"
-    assert reason in refused(name if "://" in name else server.url + name, folder / "x.bin")
-    assert not folder.exists() or not [*folder.iterdir()]
-
-
-def test_an_answer_that_is_refused_is_closed(server, tmp_path):
-    with pytest.raises(requests.HTTPError, match="404") as told:
-        _retrieve(f"{server.url}nowhere.bin", tmp_path / "x.bin", RIGHT)
-    assert told.value.response.raw.closed
-
-
-def test_a_dataset_is_fetched_only_when_asked(server, tmp_path, store, monkeypatch):
+@pytest.fixture
+def files(server, monkeypatch) -> dict[str, bytes]:
+    """The four files of a small MNIST, which the server gives."""
     files = idx_files(suffix=".gz")
     server.files |= files
     sums = {name: f"md5:{hashlib.md5(each).hexdigest()}" for name, each in files.items()}
     entry = public.PUBLIC["mnist"] | {"address": server.url, "files": sums}
     monkeypatch.setitem(public.PUBLIC, "mnist", entry)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("cut", "IncompleteRead"), ("wrong", "does not match"), ("no", "404")],
+)
+def test_what_does_not_come_whole_is_refused_and_leaves_nothing(server, files, store, kind, reason):
+    first = next(iter(files))
+    server.files[first] = files[first][::-1] if kind == "wrong" else files[first]
+    server.cuts = [70] if kind == "cut" else []
+    server.files.pop(first if kind == "no" else None, None)
+    with toys.refused("download", OSError) as told:
+        load("mnist", download=True)
+    assert reason in str(told.value) and str(store / "mnist" / first) in str(told.value)
+    assert not [*store.glob("mnist/*")]
+    server.files[first] = files[first]
+    assert len(load("mnist", download=True).test) == 40
+
+
+def test_a_dataset_is_fetched_only_when_asked(server, files, tmp_path, store, monkeypatch):
     with pytest.raises(FileNotFoundError, match="set download to true"):
         load("mnist")
     assert server.asked == [] and not store.exists()

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from qnnkit.data.captioned_files import listing
+from qnnkit.data.captions import listing
 from qnnkit.data.places import open_place
-from qnnkit.data.text_files import documents
+from qnnkit.data.text import documents
 from tests.toys import refused
 
 PAGE = (Path(__file__).parents[1] / "docs" / "formats.md").read_text()
@@ -161,16 +161,12 @@ def test_captions(tmp_path, form):
     inside = "with images in it" in form
     written(tmp_path, files | ({} if inside else {f"{folder}{name}": "" for name in SAID}))
 
-    def read():
-        with open_place(tmp_path) as place:
-            return listing(place)
-
     if wanted == REFUSED:
         with refused("root") as told:
-            read()
+            listing(open_place(tmp_path))
         assert says in str(told.value)
         return
-    made = read()
+    made = listing(open_place(tmp_path))
     assert {member.base: said for member, said in made.captions.items()} == wanted
     assert made.sides == SIDES.get(form, ("any", "any"))
     assert made.contents == ({name: name.encode() for name in PAIR} if inside else {})

@@ -91,7 +91,7 @@ def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained, look
     row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
     kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
     assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
-    np.testing.assert_array_equal(views.gradients_of(inspector.source, choice), kept)
+    np.testing.assert_array_equal(views.gradients_of(inspector.source, choice).to_numpy(), kept)
     panel = inspector.panel
     weight = (inspector.choice.weight + 5) % 12
     assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == {"gradients", "circuit"}
@@ -163,6 +163,27 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     assert shown(fresh) == shown(inspector), "the pictures are of what is chosen"
 
 
+def test_what_is_chosen_while_pictures_are_drawn_is_drawn_next(trained):
+    async def kernel() -> Inspector:
+        inspector = Inspector(trained)
+        panel, draw = inspector.panel, inspector.panel.views.redraw
+
+        def while_another_moves(choice):
+            if choice.shift == 1.0:
+                other = threading.Thread(target=setattr, args=(panel.shift, "value", 2.0))
+                other.start()
+                other.join()
+            return draw(choice)
+
+        panel.views.redraw = while_another_moves
+        panel.shift.value = 1.0
+        await asyncio.sleep(0)
+        return inspector
+
+    inspector = asyncio.run(kernel())
+    assert inspector.choice.shift == inspector.panel.shift.value == 2.0
+
+
 # --- what is drawn ----------------------------------------------------------------------------------
 
 
@@ -206,13 +227,14 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     model, train = batch.source.net("hybrid", 0).model, run.splits.train
     loss = run.task(model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
-    found = views.gradients_of(batch.source, batch.choice)[0]
-    np.testing.assert_allclose(found, [np.nan, np.nan, *expected.tolist()], rtol=6e-4)
+    found = views.gradients_of(batch.source, batch.choice)
+    assert found.columns.tolist()[1:3] == ["fixed[1]", "turned[0]"]
+    np.testing.assert_allclose(found.to_numpy(), [[np.nan, np.nan, *expected.tolist()]], rtol=6e-4)
     list(runs.train_all(run))
     batch.panel.refresh.click()
     [row] = run.rows("gradients")
     kept = next(each for each in row["layers"] if each["layer"] == "circuit")["gradient"]
-    found = views.gradients_of(batch.source, batch.choice)
+    found = views.gradients_of(batch.source, batch.choice).to_numpy()
     assert np.isnan(found[:, :2]).all() and (found[:, 2:] == np.array(kept)).all()
 
 
@@ -379,9 +401,9 @@ def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "ep')
     inspector = Inspector(copied)
     panel = inspector.panel
-    assert "Damaged lines of gradients.jsonl that were left out: 1." in panel.message.value
+    assert "Damaged lines of gradients.jsonl that were skipped: 1." in panel.message.value
     assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == set()
-    assert "this could not be drawn: Argument `n_weights` must be" in panel.message.value
+    assert "this could not be drawn: Argument `names` must be" in panel.message.value
     assert (inspector.choice.epoch, panel.epoch.value) == (2, 2)
     path.write_text(before)
     panel.refresh.click()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qnnkit import cli, layers, measure, recipes, report, runs, tasks
-from qnnkit.runs import placing, status
+from qnnkit.runs import placing, state
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -127,7 +127,7 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     assert final["tokens_per_second"] == pytest.approx(predicted / final["seconds_per_epoch"])
     epoch = base.epochs().iloc[0].to_dict()
     assert f", {predicted / epoch['seconds']:,.0f} tokens/s" in runs.epoch_line(base, epoch)
-    assert status.read(base.folder).counted == "tokens"
+    assert state.of_run(base.folder).counted == "tokens"
     begun, counts = report.preview(base)
     assert begun["from"].str.contains("ann|bob").all() and begun["tokens"].between(1, 15).all()
     assert counts.loc["train", "tokens"] == len(base.splits.train) * 16
@@ -142,7 +142,7 @@ def test_adapters_stand_beside_controls_of_as_many_weights(adapted):
     assert trains["vera"] == pytest.approx(3000, rel=0.01)
     assert trains["lora"] in (2048, 4096), "a rank of 1 or 2: none is nearer"
     assert finals["quantum"]["hybrid"] > 0 == finals["quantum"]["lora"]
-    assert len(report.verdicts(report.summary(adapted), adapted.score)) == 4
+    assert len(adapted.result["comparisons"]) == 4
     table, _ = report.mistakes(adapted, 1)
     assert list(table) == ["given", "the base writes", "the net writes"]
 
@@ -196,14 +196,14 @@ def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted,
     assert found["loss"] == {"before": pytest.approx(expected, abs=1e-5), "after": test}
     assert min(found["tokens_per_second"].values()) > 0
     page = adapted.report.read_text()
-    assert found["sentence"].split("perplexity")[0] in page
+    assert "Against the base alone" in page and f"<td>{found['loss']['before']:.3f}</td>" in page
     table = report.scores(report.summary(adapted))
     assert table["tokens / s in training"].str.replace(",", "").astype(float).gt(0).all()
     validation = adapted.finals().set_index("net")["validation_loss"]
     told = "validation loss (nats / token)"
     assert table[told].tolist() == [f"{validation[net]:.3f}" for net in adapted.nets]
     rows = [{"net": "a", "validation_loss": [1.0, 2.0, 3.0]}, {"net": "b"}]
-    assert report.scores(rows)[told].tolist() == ["2.000 (0.000 to 4.484)", ""]
+    assert report.scores(rows)[told].tolist() == ["2.000 (0.399 to 11.255)", ""]
     assert base.result["adapter"] is None and "validation loss" in page
 
 

@@ -344,13 +344,15 @@ def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, mo
 def test_on_another_machine_or_asked_something_else_it_decides_anew(tiny, monkeypatch):
     monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
     first, raced = runs.placed(tiny()), counted(monkeypatch)
+    assert runs.placed(tiny()) == first and first.threads == 2 and raced == [], "as it did"
     assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: nothing else to choose from")
-    assert runs.placed(tiny()) == first and first.threads == 2 and raced == [], "and goes on as it did"
-    monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
-    runs.placed(tiny())
-    assert len(raced) == 1 and note(tiny())["machine"] == {"name": "another"}
     runs.placed(tiny())
     assert len(raced) == 1
+    monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
+    runs.placed(tiny())
+    assert len(raced) == 2 and note(tiny())["machine"] == {"name": "another"}
+    runs.placed(tiny())
+    assert len(raced) == 2
 
 
 def test_what_is_finished_is_left_as_it_is(tiny, monkeypatch):

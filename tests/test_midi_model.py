@@ -18,8 +18,8 @@ import torch
 from matplotlib import pyplot
 
 from qnnkit import report, runs, tasks
-from qnnkit.data.midi_events import BOS, EOS, EVENTS, SIZES, WIDTH, MidiEvents
-from qnnkit.data.music_blocks import Transposition, blocks, music
+from qnnkit.data.midi_events import BOS, EOS, EVENTS, VALUES, WIDTH, MidiEvents
+from qnnkit.data.music import Transposition, blocks, music
 from qnnkit.data.tokens import IGNORED
 from tests import toys
 
@@ -66,7 +66,8 @@ KNOWN = [
 def test_known_ids(version, n, name, first):
     events = MidiEvents(version)
     assert len(events) == n
-    assert (events.kinds[name] if name in events.kinds else events.tokens[name].start) == first
+    kinds = dict(zip(EVENTS[version], events.tokens["kind"], strict=True))
+    assert (kinds[name] if name in kinds else events.tokens[name].start) == first
 
 
 SMALL = [
@@ -128,11 +129,11 @@ CASES = {
     ),
     "a longer note than can be told": (midi, 1, [track(*HELD)], {"ends of notes after 2,047 16ths": 1}),
     "bends": (midi, 1, [track(*NOTE, (0, [0xE0, 0, 70]))], {"pitch bends": 1}),
-    "5/8 and 3/32": (
+    "5/8, 3/32 and 3/256": (
         midi,
         1,
-        [track((0, [0xFF, 0x58, 4, 5, 3, 24, 8]), (0, [0xFF, 0x58, 4, 3, 5, 24, 8]), *NOTE)],
-        {"time signatures": 1},
+        [track(*[(0, [0xFF, 0x58, 4, n, unit, 24, 8]) for n, unit in ((5, 3), (3, 5), (3, 8))], *NOTE)],
+        {"time signatures": 2},
     ),
     "twenty programs, one after another": (
         midi,
@@ -155,8 +156,8 @@ def test_what_a_file_has_comes_back_or_is_counted(case, version):
     make, kind, tracks, expected = CASES[case]
     events, score = MidiEvents(version), make(kind, *tracks)
     ids, lost = events.encode(score)
-    if version == "v1" and case == "5/8 and 3/32":
-        expected = {"time signatures": 2}
+    if version == "v1" and case == "5/8, 3/32 and 3/256":
+        expected = {"time signatures": 3}
     assert lost == expected
     back = events.decode(ids)
     if "notes" not in "".join(expected):
@@ -212,19 +213,19 @@ def test_only_rows_of_the_format_can_be_drawn():
     for _ in range(40 * WIDTH):
         scores = events.allowed(ids, torch.randn(3, len(events), generator=generator))
         ids = torch.cat([ids, torch.multinomial(scores.softmax(1), 1, generator=generator)], 1)
+    kinds = dict(enumerate(EVENTS["v2"], start=3))
     for row in ids.view(-1, WIDTH).tolist():
-        kind = {token: kind for kind, token in events.kinds.items()}.get(row[0])
-        names = EVENTS["v2"].get(kind, ())
-        assert row[0] in (BOS, EOS) or kind
+        assert row[0] in (BOS, EOS, *kinds)
+        names = ("time1", "time2", "track", *EVENTS["v2"][kinds[row[0]]]) if row[0] in kinds else ()
         assert all(token in events.tokens[name] for name, token in zip(names, row[1:], strict=False))
         assert row[1 + len(names) :] == [0] * (7 - len(names))
-    assert {row[0] for row in ids.view(-1, WIDTH).tolist()} == {*events.kinds.values(), BOS}
+    assert {row[0] for row in ids.view(-1, WIDTH).tolist()} == {*kinds, BOS}
 
 
 def test_a_version_that_nobody_published_is_refused():
     with toys.refused("version", ValueError):
         MidiEvents("v3")
-    assert sum(SIZES["v2"].values()) == 3406 - 3 - 6
+    assert sum(map(len, VALUES["v2"].values())) == 3406
 
 
 # --- the nets
@@ -257,7 +258,7 @@ def test_logits_are_those_of_the_definition(net):
 def test_generating_from_a_cache_gives_what_the_whole_gives(net, n):
     events = net.config.events
     ids = torch.randint(9, 3406, (1, n), generator=torch.Generator().manual_seed(2))
-    ids[:, ::WIDTH] = events.kinds["note"]
+    ids[:, ::WIDTH] = 3
     given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     written = net.generate(input_ids=ids, max_new_tokens=21, logits_processor=[events.allowed], **given)
     whole = ids
@@ -322,7 +323,7 @@ def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events(
     part = blocks([("a/b", events.encode(score)[0])], events, 10 * WIDTH)
     predicted = part.input_ids[part.labels != IGNORED].tolist()
     assert predicted == [token for token in ids[WIDTH:] if token != 0]
-    assert {*part.input_ids[:, 0].tolist()} <= {BOS, *events.kinds.values()}
+    assert {*part.input_ids[:, 0].tolist()} <= {BOS, *range(3, 9)}
     assert (part.labels[:, :WIDTH] == IGNORED).all(), "nothing is before the first event"
 
 

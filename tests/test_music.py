@@ -12,8 +12,7 @@ from torch import nn
 
 from qnnkit import recipes
 from qnnkit.adapters import adapt
-from qnnkit.data.music_blocks import music
-from qnnkit.data.music_files import collect, of_steps
+from qnnkit.data.music import collect, music, of_steps
 from qnnkit.data.music_tokens import writing
 from qnnkit.models.blocks import seeded
 from qnnkit.tasks import Music, continue_piece, evaluate, synthesise

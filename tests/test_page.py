@@ -64,6 +64,15 @@ def test_a_section_that_shows_nothing_is_left_out(notebook):
     assert [name for _, name in page.body(path).sections] == ["Prose alone", "Losses"]
 
 
+def test_a_section_that_is_on_top_of_the_page_is_not_shown_twice(notebook):
+    top = code("1", says("the verdict"), tags=[page.ON_TOP])
+    path = notebook(
+        new_markdown_cell("## Verdict"), top, code("2"), new_markdown_cell("## Curves"), code("3", says("0"))
+    )
+    assert [name for _, name in page.body(path).sections] == ["Curves"]
+    assert "verdict" not in page.body(path).html
+
+
 @pytest.mark.parametrize("status", ["running", "pending"])
 def test_a_notebook_that_still_runs_ends_before_the_section_that_does(notebook, status):
     path = notebook(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pennylane as qp
 import pytest
@@ -33,15 +31,15 @@ def one_layer(monkeypatch):
 def test_a_product_circuit_has_the_variance_of_its_closed_form(one_layer):
     """Of prod cos^2(t_i / 2): sin^2(t) / 4 is 1/8 on average, cos^4(t / 2) 3/8. Of cos t: sin^2 t is 1/2."""
     found = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=2000, embedding=None)
-    for row in found:
+    for row in found.itertuples():
         n = row.n_qubits
         exact = {"local": 1 / 2, "global": (1 / 8) * (3 / 8) ** (n - 1)}[row.observable]
         assert row.variance == pytest.approx(exact, rel=0.1)
         assert row.low < exact < row.high and row.low < row.variance < row.high
         assert (row.n_weights, row.n_dead) == (n, n - 1 if row.observable == "local" else 0)
-    rates = {fit.observable: fit for fit in plateau.fit(found)}
+    rates = {fit.observable: fit for fit in plateau.fit(found).itertuples()}
     assert rates["global"].low < np.log2(8 / 3) < rates["global"].high
-    assert rates["local"].low < 0 < rates["local"].high and not rates["local"].agrees
+    assert rates["local"].low < 0 < rates["local"].high and rates["local"].verdict.startswith("slower than")
 
 
 @pytest.mark.parametrize("n_qubits", [1, 2, 3])
@@ -65,18 +63,21 @@ def test_the_reference_is_that_of_random_unitaries(n_qubits):
 
 def published(deep_qubits, shallow_qubits, n, width):
     found = plateau.scan("hardware_efficient", qubits=deep_qubits, depths=("10n",), n=n)
-    for row in found:
+    for row in found.itertuples():
         reference = plateau.random_circuit(row.n_qubits, row.observable)
         assert row.variance == pytest.approx(reference, rel=0.2)
-    deep = {fit.observable: fit for fit in plateau.fit(found)}
-    assert deep["global"].agrees and deep["global"].high - deep["global"].low < width
+    deep = {fit.observable: fit for fit in plateau.fit(found).itertuples()}
+    assert deep["global"].low <= deep["global"].reference <= deep["global"].high
+    assert (
+        deep["global"].verdict == "as in random circuits" and deep["global"].high - deep["global"].low < width
+    )
     assert deep["global"].low > 1.5  # with every qubit a factor of nearly 3 or more is lost
     shallow = plateau.scan(
         "hardware_efficient", qubits=shallow_qubits, depths=(2,), n=n, observables=("local",)
     )
-    [fit] = plateau.fit(shallow)
+    [fit] = plateau.fit(shallow).itertuples()
     assert fit.low < 0 < fit.high  # no decay at all, once the light cone fits
-    assert fit.high < 0.2 < deep["local"].low and not fit.agrees
+    assert fit.high < 0.2 < deep["local"].low and fit.verdict.startswith("slower than")
 
 
 def test_the_published_decay_on_few_qubits():
@@ -92,7 +93,7 @@ def test_the_published_decay():
 def test_gradients_are_those_of_default_qubit():
     observables = qp.Z(1), qp.Projector([0] * 3, wires=range(3))
     measure = lambda: [qp.expval(observable) for observable in observables]  # noqa: E731
-    program = plateau.program("data_reuploading", measure, n_qubits=3, n_layers=2)
+    program = plateau._program("data_reuploading", measure, n_qubits=3, n_layers=2)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
     weights = plateau.draw("uniform", (2, 3, 3), 2, generator)
@@ -116,26 +117,25 @@ def test_chunks_change_nothing(monkeypatch):
     for size in (2**29, 1):
         monkeypatch.setattr(plateau, "BYTES", size)
         scans.append(plateau.scan(qubits=(2,), depths=(2,), n=5))
-    for one, other in zip(*scans, strict=True):
-        assert [getattr(one, key) for key in KEYS] == pytest.approx([getattr(other, key) for key in KEYS])
+    for key in KEYS:
+        assert scans[0][key].tolist() == pytest.approx(scans[1][key].tolist())
 
 
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
 def test_every_initialisation(initialisation):
     given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
     found, again = (plateau.scan("data_reuploading", **given) for _ in range(2))
-    assert [row.observable for row in found] == ["local", "global"]
-    for row in found:
+    assert found["observable"].tolist() == ["local", "global"]
+    for row in found.itertuples():
         assert 0 < row.low < row.variance < row.high and row.initialisation == initialisation
         assert row.n_weights == 36 and row.n == 20 and row.n_layers == 4
-        assert "resampled" not in json.loads(json.dumps(row.as_dict()))
-    assert [row.variance for row in again] == [row.variance for row in found]
+    assert again["variance"].tolist() == found["variance"].tolist()
 
 
 def test_identity_blocks_on_the_zero_state_are_dead_throughout():
     found = plateau.scan(qubits=(2, 3), depths=(2,), n=5, initialisations=("identity_block",), embedding=None)
-    assert {(row.variance, row.n_dead == row.n_weights) for row in found} == {(0, True)}
-    assert plateau.fit(found) == []
+    assert (found["variance"] == 0).all() and (found["n_dead"] == found["n_weights"]).all()
+    assert plateau.fit(found).empty
 
 
 PAIRED = {"initialisations": ("identity_block",)}
@@ -160,13 +160,14 @@ def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch, argument, gi
 @pytest.mark.parametrize(
     ("rate", "low", "high", "told"),
     [
-        (0.1, -0.1, 0.3, "0.10 factors of 2 from the variance (95 % interval -0.10 to 0.30; random"),
-        (0.5, 0.4, 0.6, "slower than"),
-        (1.4, 1.3, 1.5, "faster than"),
-        (1.0, 0.9, 1.1, "as in random circuits"),
-        (-0.2, -0.3, 0.0, "does not fall"),
+        (0.1, -0.1, 0.3, "slower than in random circuits"),
+        (0.5, 0.4, 0.6, "slower than in random circuits"),
+        (0.91, 0.90, 0.92, "as in random circuits"),  # within 10 %, which a few qubits do not fix
+        (1.09, 1.08, 1.10, "as in random circuits"),
+        (1.4, 1.3, 1.5, "faster than in random circuits"),
+        (1.3, 0.9, 1.7, "as in random circuits"),
+        (-0.2, -0.3, 0.0, "does not vanish"),
     ],
 )
 def test_what_a_fit_says(rate, low, high, told):
-    fit = plateau.Fit("2", "local", "small", rate, low, high, (2, 4, 6), 1.0)
-    assert told in fit.sentence and fit.agrees == ("as in" in told)
+    assert plateau.verdict(rate, low, high, reference=1.0) == told

@@ -12,7 +12,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from qnnkit import cli, runs, tasks
-from qnnkit.data import music_files, music_tokens
+from qnnkit.data import music_tokens
+from qnnkit.data.music import of_midi, of_steps
 from qnnkit.runs import export
 from qnnkit.runs.using import prediction_lines, predictor
 from qnnkit.tasks import pictures
@@ -30,7 +31,7 @@ def home(tmp_path, monkeypatch):
 
 def trained(recipe, **settings):
     run = runs.open_run("runs/one", recipe, **TINY, **settings)
-    list(runs.train_all(run))
+    runs.train_all(run)
     export(run)
     return run
 
@@ -151,7 +152,7 @@ def test_an_adapter_goes_on_with_a_text(written, home):
     run = runs.open_run(
         "runs/two", "text_adapter", **TINY | settings, adapter_weights=300, targets=["q_proj"]
     )
-    list(runs.train_all(run))
+    runs.train_all(run)
     export(run)
     (home / "other.txt").unlink()
     [row] = runs.predict("runs/two", ["a dog"])
@@ -164,7 +165,7 @@ def test_a_piece_is_gone_on_with(home, monkeypatch, tokens):
     monkeypatch.setattr("qnnkit.tasks.music.MOST_TOKENS", 400)
     for composer, first in (("ann", 60), ("bob", 48)):
         for i in range(8):
-            score = music_files.of_steps([[first + (step + i) % 7] for step in range(64)])
+            score = of_steps([[first + (step + i) % 7] for step in range(64)])
             score.tracks[0].program, score.tempos = 40, [symusic.Tempo(0, 87)]
             (home / "pieces" / composer).mkdir(parents=True, exist_ok=True)
             score.dump_midi(home / "pieces" / composer / f"{i}.mid")
@@ -174,13 +175,13 @@ def test_a_piece_is_gone_on_with(home, monkeypatch, tokens):
     [row] = runs.predict("runs/one", [begun])
     assert (row["input"], row["file"]) == (str(begun), str(home / "begun.continued.mid"))
     assert row["tokens_per_second"] > 0 and ("events_per_second" in row) == (tokens != "remi")
-    before, after = (music_files.of_midi(Path(each).read_bytes()) for each in (begun, row["file"]))
+    before, after = (of_midi(Path(each).read_bytes()) for each in (begun, row["file"]))
     assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
     assert round(after.tempos[0].qpm) == 87
     found = runs.evaluate("runs/one", begun)
     tokenizer = music_tokens.tokenizer(home / "runs/one/model")
     written = music_tokens.writing(tokenizer)
-    ids = written.encode(music_files.of_midi(begun.read_bytes()))[0]
+    ids = written.encode(of_midi(begun.read_bytes()))[0]
     n = sum(token != written.pad for token in ids[written.width :])  # and the end, but no beginning
     assert n > 2 * 32 and (found["tokens"], found["score"]) == (n, "loss")
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))

@@ -17,9 +17,9 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-from qnnkit.data import archives, fetch, load, places, text_files
-from qnnkit.data.music_files import collect
-from qnnkit.data.text_files import documents
+from qnnkit.data import archives, places
+from qnnkit.data.music import collect
+from qnnkit.data.text import SUFFIXES, documents
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +78,15 @@ def file(name: str, content: bytes) -> Callable[[Path], Path]:
     return make
 
 
+def halved(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    def cut(folder: Path) -> Path:
+        path = make(folder)
+        os.truncate(path, path.stat().st_size // 2)
+        return path
+
+    return cut
+
+
 SIX = 6 * 2**30
 STEPS = json.dumps({"a": [[60]] * 400_000}).encode()  # 2.4 MB
 REFUSED = {
@@ -95,6 +104,11 @@ REFUSED = {
         zipped(**{f"a{i}": bytes(1_900_000) for i in range(20)}), documents, "38,000,000 bytes"
     ),
     "zip, cut": (file("a.zip", b"PK\x03\x04"), documents, "a whole archive"),
+    "zip, cut in half": (halved(zipped(**{"a.txt": os.urandom(9_000)})), documents, "a whole archive"),
+    "tgz, cut in half": (halved(tarred("a.txt", n=99)), documents, "a whole archive"),
+    "tgz of no bytes": (file("a.tgz", b""), documents, "a whole archive"),
+    "zip, empty": (zipped(), documents, "The archive is empty"),
+    "zip, of folders alone": (zipped(**{"a/": b""}), documents, "The archive is empty"),
     "text of more than allowed": (file("a.txt", b"a" * 2_100_000), documents, "4 GiB"),
     "several texts of more than allowed": (
         zipped(**{f"a{i}__txt": b"a" * 1_200_000 for i in range(2)}), documents, "4 GiB"
@@ -170,7 +184,7 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
             info = tarfile.TarInfo(f"odd{kind.decode()}.txt")
             info.type, info.linkname = kind, "a.txt"
             archive.addfile(info)
-    read = ", ".join(text_files.SUFFIXES)
+    read = ", ".join(SUFFIXES)
     suffixes = f"Left out 3 files that are no text ({read}): c, cover.pdf, deep/notes.docx."
     assert documents(folder)[1] == [suffixes]
     odd = "Left out 3 links or devices: odd2.txt, odd3.txt, odd6.txt."
@@ -225,13 +239,6 @@ def test_an_object_replaced_at_equal_size_is_copied_again(monkeypatch):
             assert documents(url)[0][0].text == "one"
         Bucket.objects["b/texts/0.txt"] = b"two"
         assert documents(url)[0][0].text == "two"
-    copied = fetch.local("bucket://b/texts")
+    copied = places.local("bucket://b/texts")
     before = (copied / "1.txt").stat().st_ino
-    assert (fetch.local("bucket://b/texts") / "1.txt").stat().st_ino == before
-
-
-def test_a_folder_of_images_on_a_bucket(monkeypatch):
-    fsspec.register_implementation("bucket", Bucket, clobber=True)
-    monkeypatch.setattr(Bucket, "objects", {})
-    with pytest.raises(FileNotFoundError, match="existing folder or file"):
-        load("class_folder", root="bucket://b/nothing")
+    assert (places.local("bucket://b/texts") / "1.txt").stat().st_ino == before

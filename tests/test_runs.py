@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import data, gradients, runs, workspace
+from qnnkit import data, gradients, report, runs, train, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
@@ -61,7 +61,7 @@ def once(pictures, tmp_path_factory):
     def of(epochs):
         settings = {**TINY, "data_dir": str(pictures), "epochs": epochs}
         run = runs.open_run(tmp_path_factory.mktemp("once") / "run", "folder_quanv", **settings)
-        list(runs.train_all(run))
+        runs.train_all(run)
         return run
 
     return of
@@ -187,12 +187,12 @@ def test_a_net_that_cannot_be_built_begins_no_run(tiny, tmp_path, settings, word
 def test_a_run_is_trained_on_one_dataset(pictures, tiny, tmp_path):
     own = shutil.copytree(pictures, tmp_path / "own")
     run = tiny(data_dir=str(own), epochs=1)
-    assert len(list(runs.train_all(run))) == 2
+    assert len(runs.train_all(run)) == 2
     Image.new("L", (6, 6)).save(own / "above" / "later.png")
     with pytest.raises(ValueError, match=r"trained on other data than `.*own` holds"):
-        list(runs.train_all(runs.open_run(run.folder)))
+        runs.train_all(runs.open_run(run.folder))
     (own / "above" / "later.png").unlink()
-    assert len(list(runs.train_all(runs.open_run(run.folder)))) == 2
+    assert len(runs.train_all(runs.open_run(run.folder))) == 2
 
 
 def test_a_run_begun_on_a_mac_goes_on_on_colab(tiny, tmp_path):
@@ -205,10 +205,10 @@ def test_a_run_begun_on_a_mac_goes_on_on_colab(tiny, tmp_path):
     with data.places.names_in(None):
         older = tiny("older", data_dir=str(mac), epochs=1)
     for run in (older, tiny("newer", data_dir=str(mac), epochs=1)):
-        list(runs.train_all(runs.open_run(run.folder)))
+        runs.train_all(runs.open_run(run.folder))
         moved = runs.open_run(run.folder, "folder_quanv", data_dir=str(colab), epochs=2)
         assert moved.config.data_dir == str(colab) and moved.splits.fingerprint() == run.provenance["data"]
-        assert len(list(runs.train_all(moved))) == 2
+        assert len(runs.train_all(moved)) == 2
     assert older.provenance["data"] != run.provenance["data"]
     fill(colab / "caf\u00e9", ["one more.png"], size=(6, 6))
     with pytest.raises(ValueError, match="was trained on other data than"):
@@ -378,7 +378,7 @@ def same(one, other):
 def test_every_net_is_trained_once(tiny):
     run, epochs, before, threads = tiny(n_seeds=2, threads=1), [], torch.get_num_threads(), set()
     note = each_epoch(lambda row: (epochs.append(row), threads.add(torch.get_num_threads())))
-    finals = list(runs.train_all(run, on_row=note))
+    finals = runs.train_all(run, on_row=note)
     assert threads == {1} and torch.get_num_threads() == before
     pairs = [("hybrid", 0), ("classical", 0), ("hybrid", 1), ("classical", 1)]
     assert [(row["net"], row["seed"]) for row in finals] == pairs
@@ -393,7 +393,7 @@ def test_every_net_is_trained_once(tiny):
 
     content = (run.folder / "metrics.jsonl").read_bytes()
     again = runs.open_run(run.folder)
-    assert list(runs.train_all(again, on_row=each_epoch(epochs.append))) == finals
+    assert runs.train_all(again, on_row=each_epoch(epochs.append)) == finals
     assert len(epochs) == 8 and (run.folder / "metrics.jsonl").read_bytes() == content
     told = json.loads((run.folder / "provenance.json").read_text())
     assert told["data"] == run.splits.fingerprint() and told["device"] == "cpu"
@@ -408,14 +408,14 @@ def test_a_notebook_that_is_stopped_shows_one_sentence_and_goes_on(tiny, once, c
 
     shell = InteractiveShell()
     shell.user_ns |= {"runs": runs, "run": tiny(epochs=3), "stop": stop}
-    done = shell.run_cell("finals = list(runs.train_all(run, on_row=stop))")
+    done = shell.run_cell("finals = runs.train_all(run, on_row=stop)")
     assert isinstance(done.error_in_exec, KeyboardInterrupt)
     shown = capsys.readouterr()
     assert (shown.out + shown.err).strip() == (
         "Stopped in net hybrid, seed 0, after 2 of 3 epochs. "
         "Run this again to go on from here: nothing is trained twice."
     )
-    shell.run_cell("finals = list(runs.train_all(run))").raise_error()
+    shell.run_cell("finals = runs.train_all(run)").raise_error()
     straight = once(3).finals()["test_loss"].tolist()
     assert [final["test_loss"] for final in shell.user_ns["finals"]] == straight
 
@@ -438,7 +438,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(tiny):
     controls["epochs"] = 1
     first, second, other = tiny("a", **controls), tiny("b", **controls), tiny("c", seed=1, **controls)
     for run in (first, second, other):
-        list(runs.train_all(run))
+        runs.train_all(run)
     assert same(outcome(first), outcome(second))
     assert len(outcome(first)[0]) == 8 + 4  # epochs and tests, and the gradients of the epochs
     losses = [
@@ -462,8 +462,7 @@ KILLED = """
                 seen.append(event)
                 if seen.count(event) == moment[1] and event == moment[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
-            for final in runs.train_all(run, on_row=lambda row: happens(row["event"])):
-                happens("net")
+            runs.train_all(run, on_row=lambda row: happens(row["event"]))
             os._exit(0)
         assert os.waitpid(process, 0)[1] == signal.SIGKILL, moment
 """
@@ -472,20 +471,20 @@ KILLED = """
 def test_killed_within_and_between_nets_ends_in_the_same_numbers(tiny, once):
     """Killed in the first net, between the first two, in the last epoch of the second, then left in peace."""
     killed = tiny(epochs=3)
-    moments = [("epoch", 2), ("net", 1), ("epoch", 3)]
+    moments = [("epoch", 2), ("test", 1), ("epoch", 3)]
     done = forked.python(KILLED, killed.folder, json.dumps(moments))
     assert done.returncode == 0, done.stderr
     assert [row["net"] for row in killed.rows("metrics") if row["event"] == "test"] == ["hybrid"]
-    list(runs.train_all(killed))
+    runs.train_all(killed)
     assert same(outcome(killed), outcome(once(3)))
 
 
 def test_a_full_disk_while_training_loses_nothing_that_was_written(tiny, once):
     run = tiny()
     with room_for(4096), pytest.raises(OSError, match=r"Cannot write .*Free some space"):
-        list(runs.train_all(run))  # a checkpoint is larger than that
+        runs.train_all(run)  # a checkpoint is larger than that
     assert {path.name for path in run.folder.rglob(".*")} <= {".begin.lock", ".train.lock"}
-    list(runs.train_all(runs.open_run(run.folder)))
+    runs.train_all(runs.open_run(run.folder))
     assert same(outcome(run), outcome(once(2)))
 
 
@@ -494,7 +493,7 @@ def test_rows_that_the_file_has_lost_are_told_by_the_checkpoint(trained, once):
     path = run.folder / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[1] + lines[2][: len(lines[2]) // 2])
-    list(runs.train_all(run))
+    runs.train_all(run)
     assert sorted(map(repr, outcome(run)[0])) == sorted(map(repr, outcome(once(2))[0]))
 
 
@@ -509,7 +508,7 @@ def test_a_damaged_file_of_a_run_is_named_and_stays(trained, name):
     content = files(run.folder)
     with pytest.raises(ValueError, match=rf"{name}` is damaged .*delete it and run the same command again"):
         runs.finished(runs.open_run(run.folder))
-        list(runs.train_all(run))
+        runs.train_all(run)
     after = files(run.folder)
     assert {file: there for file, there in after.items() if file in content} == content
 
@@ -538,10 +537,10 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained, tmp_path):
     assert runs.fork(more.folder, tmp_path / "fork").config == more.config  # something is left to train
 
     epochs = []
-    finals = list(runs.train_all(more, on_row=each_epoch(epochs.append)))
+    finals = runs.train_all(more, on_row=each_epoch(epochs.append))
     assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(finals) == 2
     assert more.epochs().groupby("net")["epoch"].apply(list).tolist() == [[1, 2, 3, 4]] * 2
-    assert list(runs.train_all(more, on_row=each_epoch(epochs.append))) == finals and len(epochs) == 4
+    assert runs.train_all(more, on_row=each_epoch(epochs.append)) == finals and len(epochs) == 4
 
 
 def test_a_result_that_is_missing_is_made_again(tiny, monkeypatch):
@@ -562,7 +561,7 @@ def test_a_result_that_is_missing_is_made_again(tiny, monkeypatch):
 def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
     begun = tiny()
     asked = runs.open_run(begun.folder, device="cpu", save_every_steps=7, threads=2, trackers=["mlflow"])
-    for name, value in chain.placement_for_kernels(asked).items():
+    for name, value in chain.asked_of_kernels(asked).items():
         monkeypatch.setenv(name, value)
     assert runs.open_run(begun.folder).config == asked.config
     assert runs.open_run(begun.folder, threads=3).config.threads == 3
@@ -591,9 +590,9 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(trained, tmp_path)
     run = runs.fork(source.folder, tmp_path / "fork", **given)
     assert run.config == source.config.override(**given)
     epochs = []
-    list(runs.train_all(run, on_row=each_epoch(epochs.append)))
+    runs.train_all(run, on_row=each_epoch(epochs.append))
     assert [row["epoch"] for row in epochs] == [3, 3] and epochs[0]["learning_rate"] < 0.001
-    assert run.provenance["forked"]["from"] == str(source.folder)
+    assert run.provenance["forked"]["of"] == source.provenance["begun"]
     assert run.provenance["forked"]["changed"]["learning_rate"] == {"from": 0.01, "to": 0.001}
     assert {
         name: content for name, content in files(source.folder).items() if not name.startswith(".")
@@ -602,12 +601,39 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(trained, tmp_path)
     assert again.config == run.config and len(again.finals()) == 2  # the same command opens it again
 
 
+def test_the_command_of_a_fork_opens_it_in_a_copied_workspace(trained, tmp_path, monkeypatch):
+    runs.fork(trained.folder, tmp_path / "fork", epochs=3)
+    copied = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copied")
+    again = runs.fork(copied / "run", copied / "fork", epochs=3)
+    assert again.folder == copied / "fork" and again.config.epochs == 3
+    with refused("--fork"):
+        runs.fork(copied / "run", copied / "fork", epochs=4)
+
+
+def test_what_a_fork_cost_is_counted_from_the_fork(once, tmp_path):
+    run = runs.fork(once(2).folder, tmp_path / "fork", epochs=3)
+    runs.train_all(run)
+    report.finish(run)
+    own = sum(row["seconds"] for row in run.rows("metrics") if row["event"] == "epoch" and row["epoch"] == 3)
+    assert run.provenance["training_hours"] == pytest.approx(own / 3600) and len(run.epochs()) == 6
+
+
+def test_a_finish_reads_each_file_once(trained, monkeypatch):
+    seen, opened = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path.name) or opened(path))
+    report.finish(trained)
+    assert seen.count("provenance.json") <= 3 and seen.count("metrics.jsonl") == 1, "it writes facts twice"
+
+
 def test_a_fork_in_the_middle_of_an_epoch_with_another_batch_size(tiny, tmp_path):
     source = tiny(epochs=2, save_every_steps=1)
-    for _ in runs.train_all(source):
-        break  # the hybrid net alone
+    with runs.training(source) as untrained:
+        one = next(untrained)
+        model = runs.build(source, one.net, one.seed)
+        loaders, kept = one.prepare(model)
+        train.fit(model, source.task, loaders, one.config, **kept)  # the hybrid net alone
     run = runs.fork(source.folder, tmp_path / "fork", epochs=3, batch_size=7, optimizer="sgd")
-    assert len(list(runs.train_all(run))) == 2
+    assert len(runs.train_all(run)) == 2
     assert run.epochs().groupby("net")["epoch"].apply(list).tolist() == [[1, 2, 3]] * 2
 
 
@@ -641,11 +667,11 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tiny, holder, monke
     process = holder(run.folder, "train")
     content = files(run.folder)
     with pytest.raises(BlockingIOError, match=rf"is in use by process {process.pid} on .*same command again"):
-        list(runs.train_all(run))
+        runs.train_all(run)
     assert files(run.folder) == content
     process.kill()  # as a machine that runs out of memory does: nobody tidies up
     process.wait()
-    assert len(list(runs.train_all(run))) == 2
+    assert len(runs.train_all(run)) == 2
     holder(run.folder, "chain")
     for work in (lambda: runs.run_notebooks(run), lambda: runs.open_run(run.folder, epochs=9)):
         with pytest.raises(BlockingIOError, match="is in use"):
@@ -681,13 +707,13 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, m
             raise Killed
 
     with pytest.raises(Killed):
-        list(runs.train_all(open_(first), on_row=each_epoch(kill)))
+        runs.train_all(open_(first), on_row=each_epoch(kill))
     settings = runs.open_run(first / "runs" / "a").asked.digest()  # what result.json keeps of them
     first.rename(second)
     if where == "outside":
         place_of(first).rename(place_of(second))
         with pytest.raises(FileNotFoundError, match="`data_dir` must be an existing folder"):
-            list(runs.train_all(runs.open_run(second / "runs" / "a")))
+            runs.train_all(runs.open_run(second / "runs" / "a"))
         moved = open_(second)  # given anew
     elif where == "absolute":
         with pytest.warns(UserWarning, match="is no longer there; the run's data in"):
@@ -698,7 +724,7 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, m
     assert moved.asked.digest() == settings
     before = [path.name for path in moved.checkpoints("hybrid", 0).glob("checkpoint-*")]
     assert before  # what the killed one had
-    list(runs.train_all(moved))
+    runs.train_all(moved)
     assert losses(moved) == losses(once(3))
     assert (
         runs.open_run(second / "runs" / "a", data_dir=str(place_of(second))).tested().keys()
@@ -729,7 +755,7 @@ def test_drafts_of_the_dead_are_cleared_and_others_stay(trained):
         path.touch()
     for path in (elsewhere[1], earlier[1]):  # nobody has been writing them since two days
         os.utime(path, (time.time() - 2 * 86400,) * 2)
-    list(runs.train_all(run))
+    runs.train_all(run)
     assert not any(path.exists() for path in drafts) and all(path.exists() for path in others)
 
 
@@ -812,7 +838,7 @@ def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
         """
         from pathlib import Path
         told = {"count": count, "rate": rate, "name": name, "cwd": str(Path.cwd()), "ip": ip}
-        names = ("QNNKIT_PROBE", "QNNKIT_MINE", "QNNKIT_PLACEMENT")
+        names = ("QNNKIT_PROBE", "QNNKIT_MINE", "QNNKIT_ASKED")
         Path("told.json").write_text(json.dumps(told | {name: os.environ.get(name) for name in names}))
         """,
     )
@@ -821,12 +847,12 @@ def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
     monkeypatch.setattr(launching, "launch_environment", lambda: {"QNNKIT_PROBE": "1", "QNNKIT_MINE": "1"})
     monkeypatch.delenv("QNNKIT_PROBE", raising=False)
     monkeypatch.setenv("QNNKIT_MINE", "my own")
-    monkeypatch.setenv("QNNKIT_PLACEMENT", "the outer run's")  # as in a notebook that begins another run
+    monkeypatch.setenv("QNNKIT_ASKED", "the outer run's")  # as in a notebook that begins another run
     environment = dict(os.environ)
     output = tmp_path / "out" / "copy.ipynb"
     output.parent.mkdir()
     output.with_suffix(".failed.ipynb").write_text("of an earlier try")
-    inner = {"QNNKIT_PLACEMENT": "the inner run's"}
+    inner = {"QNNKIT_ASKED": "the inner run's"}
     assert runs.launch(source, output, {"count": 5, "rate": 0.5}, inner) == output
     told = json.loads((here / "told.json").read_text())
     ip = Path(told.pop("ip"))  # Jupyter's own lie in the current folder, where two at once take the same
@@ -839,6 +865,26 @@ def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
     assert source.read_bytes() == before_source
     counts = [cell.execution_count for cell in nbformat.read(output, 4).cells]
     assert len(counts) == 4 and all(counts)  # the cells and the injected parameters ran
+
+
+def test_what_is_shared_names_no_folder_of_this_machine(notebook, tmp_path, monkeypatch, tiny):
+    home = tmp_path / "person" / "work"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("QNNKIT_HOME", str(home))
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    told = f"print({str(home / 'runs' / 'a')!r}, {str(tmp_path / 'person' / 'data')!r})"
+    output = runs.launch(notebook(told), home / "copy.ipynb", {"name": str(home / "images")})
+    text = output.read_text()
+    assert "./runs/a ~/data" in text and 'name = \\"./images\\"' in text and str(home) not in text
+    with pytest.raises(runs.NotebookError):
+        runs.launch(notebook(told, "1 / 0"), output, {})
+    assert str(tmp_path / "person") not in output.with_suffix(".failed.ipynb").read_text()
+    run, lines = tiny(), []
+    chain.logged(run, lines.append)(f"Report: {home / 'report.html'}")
+    run.note_provenance(machine={"workspace": str(home)})
+    assert lines == [f"Report: {home / 'report.html'}"], "a person is told where"
+    for name in ("run.log", "provenance.json"):
+        assert str(home) not in (run.folder / name).read_text()
 
 
 def test_a_notebook_that_stops(notebook, tmp_path):
@@ -876,6 +922,7 @@ def test_a_copy_beside_the_workspace_comes_before_the_kits_own(tmp_path, monkeyp
     mine.mkdir()
     (mine / "03_train.ipynb").write_text("{}")
     assert runs.find_notebook("03_train") == mine / "03_train.ipynb"
+    assert launching.replaced(runs.NOTEBOOKS) == ["03_train"]
     assert runs.find_notebook("04_analyze") == kits / "04_analyze.ipynb"
     with pytest.raises(FileNotFoundError, match=f"but is '03_trian'. Put one into `{mine}`"):
         runs.find_notebook("03_trian")
@@ -896,7 +943,7 @@ def test_what_the_chain_passes_is_what_the_notebooks_declare(tiny, name):
 
 def test_runs_are_one_table(tiny, tmp_path):
     one, two = tiny("one", hidden=2, epochs=1), tiny("two", hidden=3, epochs=1)
-    finals = [list(runs.train_all(run)) for run in (one, two)]
+    finals = [runs.train_all(run) for run in (one, two)]
     [first, *_] = [row for row in one.rows("metrics") if row["event"] == "epoch"]
     one.log("metrics", first)  # as a kill between a row and its checkpoint leaves it
     table = runs.frame([one.folder, two.folder, tmp_path / "nothing"])
@@ -914,7 +961,9 @@ def test_runs_are_one_table(tiny, tmp_path):
     with Mirror(two.folder, remote):
         pass
     stored = runs.frame([remote])
-    assert stored.drop(columns="folder").equals(runs.frame([two.folder]).drop(columns="folder"))
+    names = ["folder", "run"]
+    assert stored.drop(columns=names).equals(runs.frame([two.folder]).drop(columns=names))
+    assert table.equals(runs.frame([one, two.folder, tmp_path / "nothing"])), "a run as its folder"
 
 
 @pytest.mark.parametrize("place", ["/", "~", "."])

@@ -38,7 +38,7 @@ OTHERS = {
     "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
-    "min_recall": 0.85, "max_loss": 2.5,
+    "min_recall": 0.85, "max_loss": 2.5, "min_difference": 0.02,
 }  # fmt: skip
 # Where a recipe has that value already.
 OTHER_YET = {
@@ -133,7 +133,6 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("schedule", "cosin", "`schedule` must be 'constant', 'cosine' or 'linear', but is 'cosin'"),
         ("precision", "float64", "`precision` must be 'float32', 'bfloat16' or 'float16', but is 'float64'"),
         ("augmentation", "flip", "`augmentation` must be 'none' or 'affine', but is 'flip'"),
-        ("controls", "classical", "`controls` must be"),
         ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
         ("seed", -1, "`seed` must be greater than or equal to 0, but is -1"),
         ("seed", 2**31, "`seed` must be less than 2147483648"),
@@ -208,6 +207,22 @@ def test_settings_of_a_users_own():
     assert Mine.describe("weights") == "Where they lie." and Mine.describe("name") == ""
     with pytest.raises(ValueError, match=r"Argument `shape` must be .* but is 'x'"):
         Mine.of({"shape": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("classical", ("classical",)),
+        ("classical, no_quantum", ("classical", "no_quantum")),
+        ("()", ()),
+        ("all", "all"),
+    ],
+)
+def test_a_list_may_be_given_as_its_words(text, names):
+    """From a YAML file or a cell as from --set."""
+    assert Settings.of({"controls": text}).controls == names
+    assert Mine.of({"shape": "5, 6", "name": "a, b"}).name == "a, b", "a text stays one"
+    assert Mine.of({"shape": "5, 6"}).shape == (5, 6)
 
 
 def test_settings_alone_name_no_recipe():

@@ -14,9 +14,11 @@ import torch
 
 from qnnkit import cli, runs, workspace
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import journal, lock, status, watching
+from qnnkit.runs import journal, lock, state, watching
+from qnnkit.runs import rows as rows_of
 from qnnkit.runs.journal import Journal
-from qnnkit.runs.status import Status, read
+from qnnkit.runs.state import State
+from qnnkit.runs.state import of_run as read
 from qnnkit.train import Moment
 from tests import forked
 from tests.toys import each_epoch, refused
@@ -31,7 +33,7 @@ def test_a_training_tells_how_it_stands(tmp_path):
     before = read(run.folder)
     list(runs.train_all(run, on_row=each_epoch(lambda row: seen.append(read(run.folder)))))
     steps = math.ceil(len(run.splits.train) / 32)
-    assert (before.state, before.net) == ("not begun", None)
+    assert (before.state, before.net) == ("waiting", None)
     assert {one.state for one in seen} == {"running"} and len(seen) == 4
     first, last = seen[0], seen[-1]
     assert (first.net, first.number, first.of, first.epochs) == ("hybrid", 1, 2, 2)
@@ -44,7 +46,7 @@ def test_a_training_tells_how_it_stands(tmp_path):
         assert 1e8 < row["peak_memory"] < 1e11
         assert row["peak_memory"] == pytest.approx(row["peak_ram"], rel=0.01)  # on a CPU the two are one
     end = read(run.folder)
-    assert end.state == "finished" and (end.net, end.epoch) == ("no_quantum", 2)
+    assert end.state == "trained" and (end.net, end.epoch) == ("no_quantum", 2)
 
 
 def test_an_interrupted_training_has_stopped_and_keeps_its_peak(tmp_path):
@@ -54,13 +56,13 @@ def test_an_interrupted_training_has_stopped_and_keeps_its_peak(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(runs.train_all(run, on_row=each_epoch(stop)))
+        runs.train_all(run, on_row=each_epoch(stop))
     assert read(run.folder).state == "stopped"
     [begun] = [row for row in run.rows("metrics") if row["event"] == "begin"]
     run.log("metrics", begun | {"peak_memory": 10**12})
-    finals = list(runs.train_all(run))
+    finals = runs.train_all(run)
     assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net alone
-    assert read(run.folder).state == "finished"
+    assert read(run.folder).state == "trained"
 
 
 # --- what is written ---------------------------------------------------------------------------------------
@@ -70,7 +72,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         fake = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 1e9 + self.now)
-        for module in (journal, status):
+        for module in (journal, state):
             monkeypatch.setattr(module, "time", fake)
 
 
@@ -229,7 +231,7 @@ def test_all_nets_tested_it_has_finished_and_once_it_is_extended_it_has_not(tmp_
     for net in "hybrid", "b", "c", "d", "e":
         assert read(tmp_path).state == "stopped"
         trained_before(tmp_path, net, 0, epochs=4)
-    assert read(tmp_path).state == "finished"
+    assert read(tmp_path).state == "trained"
     workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": 12})
     assert read(tmp_path).state == "stopped"
     with lock.alone(tmp_path, "train"):
@@ -237,14 +239,14 @@ def test_all_nets_tested_it_has_finished_and_once_it_is_extended_it_has_not(tmp_
     assert found.state == "running" and found.seconds_left_run > 4 * found.seconds_left_net
     for net in "hybrid", "b", "c", "d", "e":
         trained_before(tmp_path, net, 0, epochs=12)
-    assert read(tmp_path).state == "finished"
+    assert read(tmp_path).state == "trained"
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]\n", '{"time": "now", "event": "begin"}\n', "null\n"])
 def test_a_damaged_file_is_no_status(tmp_path, damaged):
     planted(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(damaged)
-    assert read(tmp_path).state == "not begun"
+    assert read(tmp_path).state == "waiting"
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]", '{"nets": 3}'])
@@ -277,6 +279,44 @@ def test_a_mirrored_run_is_read_where_it_is_mirrored(tmp_path):
     assert read(remote).state == "stopped", "its last row is old"
 
 
+def test_a_followed_run_is_read_once_and_a_replaced_one_again(tmp_path, monkeypatch):
+    run, read_bytes = rows_of.Followed(planted(tmp_path)), []
+    assert [row["event"] for row in run.look()] == ["begin", "step", "step"] and run.look() == []
+    workspace.append_line(tmp_path / "metrics.jsonl", {"event": "epoch", "net": "hybrid", "seed": 0})
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"event": "epoch", "net": "b"')  # a kill, or a look amid a write
+    parse = workspace.parse_lines
+    monkeypatch.setattr(workspace, "parse_lines", lambda added: read_bytes.append(len(added)) or parse(added))
+    assert [row["event"] for row in run.look()] == ["epoch"] and read_bytes[0] < 60
+    workspace.append_line(tmp_path / "metrics.jsonl", {"event": "test", "net": "b", "seed": 0})
+    assert [row["event"] for row in run.look()] == ["test"] and len(run.rows) == 5
+    planted(tmp_path)  # as a mirror does it
+    assert len(run.look()) == len(run.rows) == 3
+
+
+@pytest.mark.parametrize("row", [{"net": "b", "seed": 0, "epoch": 1}, {"event": "epoch", "epoch": 1}, {}])
+def test_a_row_without_an_event_or_a_net_is_none(tmp_path, row):
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
+    run.log("metrics", row)
+    assert run.rows("metrics") == rows_of.read(run.folder) == [] and read(run.folder).state == "waiting"
+    assert len(run.epochs()) == len(run.finals()) == 0
+
+
+def test_a_run_that_has_failed_says_why_and_where(tmp_path):
+    (planted(tmp_path) / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "03_train.failed.ipynb").touch()
+    state.write_failure(tmp_path, "failed", "It diverged.")
+    found = read(tmp_path)
+    assert (found.state, found.error) == ("failed", "It diverged.")
+    assert found.notebook == tmp_path / "notebooks" / "03_train.failed.ipynb"
+    with lock.alone(tmp_path, "chain"):
+        (tmp_path / "notebooks" / "03_train.running.ipynb").touch()
+        found = read(tmp_path)
+        assert (found.state, found.doing) == ("running", "03_train"), "somebody has started it again"
+    (tmp_path / "result.json").write_text("{}")
+    assert read(tmp_path).state == "finished"
+
+
 # --- what is shown -----------------------------------------------------------------------------------------
 
 
@@ -293,7 +333,7 @@ def test_a_line_of_words(tmp_path):
         assert "running (last sign 1 min 40 s ago)" in watching.line(old)
         gpu = read(planted(tmp_path, device="cuda:0", device_memory=8_000_000_000))
         assert watching.line(gpu).endswith("  cuda:0 8.00 GB")
-    assert watching.line(Status(tmp_path, "not begun")) == f"{tmp_path.name}  not begun"
+    assert watching.line(State(tmp_path, "waiting")) == f"{tmp_path.name}  waiting"
 
 
 def test_watching_ends_with_the_training_and_says_each_line_once(tmp_path):
@@ -358,10 +398,12 @@ def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
             planted(places[1])
         elif len(said) == 3:
             finish(places[1])
-            workspace.write_json(places[2] / "failed.json", {"state": "failed"})
+            workspace.write_json(places[2] / "failed.json", {"state": "failed", "error": "Odd."})
 
     found = runs.watch(tmp_path, echo, every=0.01)
-    assert [status.state for status in found] == ["finished", "finished", "stopped"]
+    assert [status.state for status in found] == ["finished", "finished", "failed"] and said[-1].endswith(
+        "failed: Odd."
+    )
     workspace.write_json(tmp_path / "batch.json", {"name": "b"})
     with pytest.raises(ValueError, match="must hold a list of runs"):
         runs.watch(tmp_path)
@@ -401,7 +443,7 @@ def test_a_run_that_nobody_works_on_is_not_waited_for_ever(tmp_path, monkeypatch
     (tmp_path / "config.json").write_text("{}")
     for work in ("chain", "train"):
         (tmp_path / f".{work}.lock").touch()  # as a kill leaves it
-    assert [status.state for status in runs.watch(tmp_path, str, every=0.01)] == ["not begun"]
+    assert [status.state for status in runs.watch(tmp_path, str, every=0.01)] == ["waiting"]
 
 
 def test_the_lines_on_a_terminal(tmp_path, monkeypatch):

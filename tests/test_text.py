@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from qnnkit.data import tokenizers
-from qnnkit.data.text import encoded, text
-from qnnkit.data.text_files import SUFFIXES, Document, documents
+from qnnkit.data.text import SUFFIXES, Document, documents, encoded, text
 from qnnkit.data.tokens import IGNORED
 from tests.toys import pack, real, refused
 
@@ -114,15 +112,6 @@ def test_what_a_part_is_tested_on_stands_in_the_test_of_the_whole(shakespeare):
         assert len(said) > 2 and all(speech in written(whole, name) for speech in said[:-1])
 
 
-def test_a_document_in_two_splits_is_told(tmp_path):
-    records = [{"text": f"The same words as number {i % 5}, long enough for a block."} for i in range(60)]
-    notes = text(jsonl(tmp_path / "a.jsonl", records), **SMALL).notes
-    (told,) = [note for note in notes if note.startswith("Duplicates")]
-    assert re.match(
-        r"Duplicates: (\d+) of \1 documents of validation and test stand in an earlier split", told
-    )
-
-
 # --- blocks ------------------------------------------------------------------------------------------------
 
 
@@ -160,41 +149,20 @@ def where(splits, marks: list[str]) -> dict[str, str]:
     return {mark: name for mark in marks for name in SPLITS if mark in texts[name]}
 
 
-@pytest.mark.parametrize("form", ["files", "records", "one file"])
 @pytest.mark.parametrize("gone", [0, 31, 59])
-def test_a_document_more_or_less_moves_no_other(form, gone, tmp_path):
-    """Of a file that is cut into documents, those near the cut may be cut elsewhere."""
+def test_a_speech_more_or_less_moves_documents_near_it_alone(gone, tmp_path):
     marks = [f"Number {i:02d}." for i in range(60)]
-    words = [
-        f"{mark} " + "So shaken as we are, so wan with care. " * (5 + i % 7) for i, mark in enumerate(marks)
-    ]
+    words = [f"{mark} " + "So shaken as we are, so wan. " * (5 + i % 7) for i, mark in enumerate(marks)]
 
-    def load(name, chosen):
-        root = tmp_path / name
-        if form == "files":
-            root.mkdir()
-            for i in chosen:
-                (root / f"{i}.txt").write_text(words[i])
-        elif form == "records":
-            jsonl(root := tmp_path / f"{name}.jsonl", [{"text": words[i]} for i in chosen])
-        else:
-            (root := tmp_path / f"{name}.txt").write_text("\n\n".join(words[i] for i in chosen))
-        return load_from(root)
+    def sides(chosen):
+        (tmp_path / "a.txt").write_text("\n\n".join(words[i] for i in chosen))
+        splits = text(tmp_path, sequence_length=2, vocabulary=257, validation_fraction=0.3, test_fraction=0.3)
+        return where(splits, marks)
 
-    def load_from(root):
-        return text(root, sequence_length=2, vocabulary=257, validation_fraction=0.3, test_fraction=0.3)
-
-    before = where(load("before", range(60)), marks)
-    after = where(load("after", [i for i in range(60) if i != gone]), marks)
-    if form == "files":  # a folder around everything does not count
-        (tmp_path / "around").mkdir()
-        (tmp_path / "before").rename(tmp_path / "around" / "books")
-        assert where(load_from(tmp_path / "around"), marks) == before
+    before, after = sides(range(60)), sides([i for i in range(60) if i != gone])
     moved = [mark for mark in marks if mark != marks[gone] and before[mark] != after[mark]]
-    assert len(before) == 60 and len(after) == 59
-    assert len(moved) <= (12 if form == "one file" else 0)
-    if form == "one file":  # a split begins where documents do: what is far away stays
-        assert all(abs(marks.index(mark) - gone) < 25 for mark in moved)
+    assert len(before) == 60 and len(after) == 59 and len(moved) <= 12
+    assert all(abs(marks.index(mark) - gone) < 25 for mark in moved)
 
 
 def test_another_file_moves_no_document(tmp_path):
@@ -377,9 +345,7 @@ def test_text_that_is_refused(tmp_path, name, content):
         ("part", {"part": "HAMLET"}),
         ("part", {"part": "("}),
         ("sequence_length", {"sequence_length": 1}),
-        ("test_fraction", {"validation_fraction": 0.5, "test_fraction": 0.5}),
         ("vocabulary", {"vocabulary": 256}),
-        ("root", {"root": "none.txt"}),
         ("root", {"root": "{}/none"}),
         ("tokenizer", {"tokenizer": "{}/none"}),
         ("sequence_length", {"tokenizer": "{}/short"}),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from qnnkit import runs
-from qnnkit.runs.status import read
+from qnnkit.runs.state import of_run as read
 from qnnkit.train import vitals
 
 GB = 10**9

@@ -13,7 +13,8 @@ from torch import nn
 
 from qnnkit import QuantumLayer, gradients, runs, train
 from qnnkit.gradients import Watch, faults
-from qnnkit.gradients.faults import of_inputs, of_weights
+from qnnkit.gradients.one_batch import of_inputs
+from qnnkit.gradients.reach import slopes
 from qnnkit.settings import Settings
 from tests.nets import family
 from tests.toys import each_epoch
@@ -146,7 +147,7 @@ def test_steps_are_blamed_before_noise_is():
     [circuit] = [each for each in row["layers"] if "step" in each]
     assert (
         0.3 < np.median(circuit["step"]) < 0.6
-        and "limit: 0.3 radians where the gradient" in row["warnings"][0]
+        and "limit: 0.3 radians, as its gradient cannot" in row["warnings"][0]
     )
     circuit["step"] = [0.29] * 12
     assert kinds(told(row)) == {"Noise"}
@@ -170,7 +171,7 @@ def test_a_gradient_that_is_lost_on_the_way_is_not_blamed_on_the_circuit():
     assert row["warnings"] == []
     [circuit] = [each for each in row["layers"] if "step" in each]
     earlier, thrown = copy.deepcopy(row) | {"epoch": 0}, copy.deepcopy(row) | {"epoch": 0}
-    size = np.median(circuit["norm"]) / math.sqrt(8)
+    peak = max(circuit["norm"]) / math.sqrt(8)
     last = next(each for each in thrown["layers"] if each["layer"].startswith("last"))
     next(each for each in thrown["groups"] if each["group"] == "classical")["ratio"][0] = 55.0
     last["ratio"][0], norms = 55.0, circuit["norm"]
@@ -178,11 +179,11 @@ def test_a_gradient_that_is_lost_on_the_way_is_not_blamed_on_the_circuit():
     [alone], [after], [late] = told(row), told(row, earlier), told(row, earlier | {"epoch": 1})
     assert "multiplied by zero" in alone and "cut the way from it to the loss" not in alone and late == alone
     assert kinds([after]) == {"No gradient"} and "multiplied by zero" not in after
-    assert f"{size:.2g} for a weight in an earlier epoch" in after
+    assert f"{peak:.2g} for a weight in another step" in after
     assert "cut the way from it to the loss" in after
     circuit["norm"] = [*norms[:3], *[1e-9] * 9]  # within the epoch
     [sentence] = told(row)
-    assert kinds([sentence]) == {"Vanishing"} and "in another step of this epoch" in sentence
+    assert kinds([sentence]) == {"Vanishing"} and "in another step" in sentence
     assert "initialisation=" not in sentence
     circuit["norm"] = [1e-9] * 12
     assert "initialisation=" in told(row)[0]
@@ -325,7 +326,7 @@ def test_derivatives_of_the_outputs_against_each_output_by_itself():
     weights = list(circuit.parameters())
     parts = [torch.autograd.grad(value, weights, retain_graph=True)[0] for value in circuit(rows).flatten()]
     exact = float(torch.stack(parts).square().mean().sqrt())
-    assert of_weights(circuit, rows) == pytest.approx(exact, rel=0.3)
+    assert float(slopes(circuit, rows, mixtures=64).square().mean().sqrt()) == pytest.approx(exact, rel=0.1)
 
 
 def test_a_vanishing_and_an_exploding_gradient():

@@ -140,7 +140,7 @@ def test_a_task_may_count_tokens_of_data_that_do_not(home: Path) -> None:
     assert text != RECIPE
     (home / "mine.py").write_text(text)
     [final] = runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY))
-    assert "tokens_per_second" not in final and runs.status.read("runs/one").counted == "tokens"
+    assert "tokens_per_second" not in final and runs.state.of_run("runs/one").counted == "tokens"
 
 
 def test_a_fork_goes_on_from_nets_of_the_same_shape_alone(home: Path) -> None:

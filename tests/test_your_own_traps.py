@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from qnnkit import layers, recipes, report, runs
-from qnnkit.report import sentences
 from tests import forked
 from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
 
@@ -103,6 +102,29 @@ def test_all_that_a_cell_makes_of_a_recipe_counts(home):  # noqa: F811
     assert [name for name, digest in found.items() if digest == first] == ["nothing, in another kernel"]
 
 
+FACTORY = """
+from qnnkit import data, recipes
+from torch import nn
+
+def make(n):
+    class Made:
+        def load(self, settings):
+            return data.arrays(settings, [[0.0]] * 30, [0.0] * 30)
+
+        def build(self, settings, splits, seed):
+            return nn.Linear(n, 1)
+
+    return Made
+
+digests = [recipes.find(make(n)).digest for n in (3, 4, 3)]
+print(digests[0] == digests[2] != digests[1])
+"""
+
+
+def test_what_a_factory_was_given_counts(home):  # noqa: F811
+    assert in_notebooks([FACTORY]) == ["True"]
+
+
 def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
     text = RECIPE.replace("import qnnkit\n", "import qnnkit\nimport neighbour\n", 1)
     text = text.replace("np.sin(3 * t)", "neighbour.height * t")
@@ -117,25 +139,15 @@ def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
     assert found[0][0] != found[1][0] and found[1][1] == pytest.approx(2 * found[0][1])
 
 
-def test_what_a_neighbour_imports_by_a_dot_counts(home):  # noqa: F811
-    (home / "pkg").mkdir()
-    (home / "pkg" / "__init__.py").write_text("from .inner import height\n")
-    (home / "pkg" / "inner.py").write_text("height = 1\n")
-    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport pkg\n", 1))
-    before = recipes.find("mine.py")
-    assert sorted(before.neighbours) == ["pkg/__init__.py", "pkg/inner.py"]
-    (home / "pkg" / "inner.py").write_text("height = 2\n")
-    assert recipes.find("mine.py").digest != before.digest
-
-
 def test_the_kit_beside_a_recipe_is_no_neighbour_and_modules_of_others_are_not_replaced(home):  # noqa: F811
     (home / "qnnkit").mkdir()
     (home / "qnnkit" / "__init__.py").write_text("raise RuntimeError('another checkout')\n")
     assert recipes.find("mine.py").neighbours == {}
-    (home / "statistics.py").write_text("x = 1\n")
-    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport statistics\n", 1))
-    with pytest.raises(recipes.RecipeError, match=r"`statistics.py` beside it has the name of another"):
-        recipes.find("mine.py")
+    for name, where in (("statistics", "/"), ("time", "of Python")):
+        (home / f"{name}.py").write_text("x = 1\n")
+        (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", f"import qnnkit\nimport {name}\n", 1))
+        with pytest.raises(recipes.RecipeError, match=rf"`{name}` beside it has the name of .* \({where}"):
+            recipes.find("mine.py")
 
 
 def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  # noqa: F811
@@ -146,21 +158,27 @@ def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  
         spec = importlib.machinery.PathFinder.find_spec(name, sys.path)
         assert spec is not None and not Path(spec.origin).is_relative_to(home)
     (home / "mine.py").write_text("import yaml\n" + recipe.source)
-    with pytest.raises(recipes.RecipeError, match=r"`yaml.py` beside it has the name of another module \(/"):
+    with pytest.raises(recipes.RecipeError, match=r"`yaml` beside it has the name of another module \(/"):
         recipes.find("mine.py")
 
 
-def test_a_folder_that_python_knows_by_a_link_is_the_recipes_own(home, tmp_path_factory):  # noqa: F811
+def test_what_a_recipe_imports_by_a_dot_or_by_a_link_to_its_folder_counts(home, tmp_path_factory):  # noqa: F811
     link = tmp_path_factory.mktemp("elsewhere") / "link"
     link.symlink_to(home)
     sys.path.insert(0, str(link))  # as of a script that was started by the link
     (home / "pkg").mkdir()
+    (home / "pkg" / "__init__.py").write_text("from .inner import number\n")
+    (home / "pkg" / "inner.py").write_text("number = 0\n")
     (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1))
+    digests = set()
     for number in (1, 2):
-        (home / "near.py").write_text(f"number = {number}\n")
-        (home / "pkg" / "__init__.py").write_text(f"number = {number}\n")
-        code = recipes.find("mine.py").code
-        assert code.near.number == code.pkg.number == number
+        for place in ("near.py", "pkg/inner.py"):
+            (home / place).write_text(f"number = {number}\n")
+            recipe = recipes.find("mine.py")
+            digests.add(recipe.digest)
+        assert recipe.code.near.number == recipe.code.pkg.number == number
+        assert sorted(recipe.neighbours) == ["near.py", "pkg/__init__.py", "pkg/inner.py"]
+    assert len(digests) == 4
 
 
 def trained(home):  # noqa: F811
@@ -190,14 +208,6 @@ def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(ho
     np.savez("more.npz", inputs=np.full((4, 3), 0.5, np.float32), targets=np.ones(4, np.float32))
     found = runs.evaluate("runs/one", "more.npz", recipe="mine.py")
     assert (found["samples"], found["score"]) == (4, "r2") and np.isfinite(found["r2"])
-
-
-def test_noise_that_was_not_measured_is_not_said_to_be_low(home):  # noqa: F811
-    for name, batch_size, measured in (("one", 64, False), ("two", 2, True)):
-        run = runs.open_run(f"runs/{name}", "mine.py", controls=[], **TINY, batch_size=batch_size)
-        list(runs.train_all(run))
-        [said] = [each for each in sentences.of_gradients(run) if "gradient" in each]
-        assert ("Its noise was not measured" in said) == (not measured), said
 
 
 def test_a_fork_never_touches_what_is_there(home):  # noqa: F811

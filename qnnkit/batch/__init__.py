@@ -2,6 +2,7 @@
 
 from qnnkit.batch.batch_file import BatchConfig, read_config
 from qnnkit.batch.engine import batch_folder, run_batch
-from qnnkit.batch.state import Outcome, frame, read
+from qnnkit.runs.state import frame
+from qnnkit.runs.state import of_batch as read
 
-__all__ = ["BatchConfig", "Outcome", "batch_folder", "frame", "read", "read_config", "run_batch"]
+__all__ = ["BatchConfig", "batch_folder", "frame", "read", "read_config", "run_batch"]

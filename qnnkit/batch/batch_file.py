@@ -259,11 +259,11 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         ValueError: A value breaks its rule.
         OSError: Its data_dir is no folder.
     """
-    from qnnkit.runs.usable import checked
+    from qnnkit.runs.resolve import resolve
 
     given = {**config.settings, **varied}
     recipe = recipes.find(given.pop("recipe", config.recipes[0]))
-    run = checked(recipe, given)
+    run = resolve(recipe, given)
     if run.batch_size == "auto":  # runs of one study could settle on different numbers
         step = "Name a number; qnnkit run --set batch_size=auto finds one."
         raise ValueError(checks.message("batch_size", "be a number in a batch", "auto", step))

@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 
 from qnnkit import workspace
-from qnnkit.batch import batch_file, cluster, search, state, task
+from qnnkit.batch import batch_file, cluster, search, task
 from qnnkit.batch.batch_file import BatchConfig, Planned
-from qnnkit.batch.state import Outcome
 from qnnkit.batch.table import Shown, shown
-from qnnkit.runs import Run, finished, reading
+from qnnkit.runs import Run, finished, rows, state
+from qnnkit.runs.state import State
 
 TICK = 0.2  # seconds between two looks at the workers, while no run ends
 LOOK = 1.0  # seconds between two looks at the folders of the runs
@@ -31,7 +31,7 @@ def run_batch(
     folder: str | Path | None = None,
     scheduler: Any = None,
     echo: Callable[[str], None] | None = None,
-) -> list[Outcome]:
+) -> list[State]:
     """Runs what a batch file, or a dictionary of the same keys, asks for and has not finished yet.
 
     Called again, or after a kill at any moment, it goes on.
@@ -73,7 +73,7 @@ def run_batch(
                 except OSError as error:  # the others can still be run
                     told.line(str(error))
             Crew(config, batch, pool, told).finish(given)
-    return state.read(batch)
+    return state.of_batch(batch)
 
 
 def batch_folder(config: BatchConfig, folder: str | Path | None = None) -> Path:
@@ -83,7 +83,7 @@ def batch_folder(config: BatchConfig, folder: str | Path | None = None) -> Path:
 
 def _mirror(run: Planned) -> None:
     """Brings Drive what it lacks of a run that has finished here, as `qnnkit run` does."""
-    folder = reading.work(run.folder)
+    folder = rows.work(run.folder)
     remote = workspace.remote_of(folder)
     if remote and (folder / "result.json").exists() and not (remote / "result.json").exists():
         finished(Run(folder, run.config))
@@ -148,7 +148,7 @@ class Crew:
         workspace.write_json(self.batch / state.SESSION, {"id": self.session, "pruned": sorted(self.pruned)})
 
     def _is_mine(self) -> bool:
-        return reading.facts(self.batch, state.SESSION).get("id") == self.session
+        return rows.facts(self.batch, state.SESSION).get("id") == self.session
 
     def _require_mine(self) -> None:
         if not self._is_mine():

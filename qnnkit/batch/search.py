@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import workspace
-from qnnkit.batch import batch_file, state
+from qnnkit.batch import batch_file
 from qnnkit.batch.batch_file import BatchConfig, Planned, Range
-from qnnkit.runs import reading
+from qnnkit.runs import rows, state
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import Score
 
@@ -199,6 +199,6 @@ class Study(Listed):
         """What the run's own net came to on validation."""
         return [
             row
-            for row in reading.rows(run.folder)
+            for row in rows.read(run.folder)
             if row.get("event") == event and row.get("net") in MAIN_NETS and self.watched in row
         ]

@@ -10,20 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qnnkit.batch import state
 from qnnkit.batch.batch_file import Planned
-from qnnkit.batch.state import Outcome
-from qnnkit.runs import reading
+from qnnkit.runs import rows as files
+from qnnkit.runs import state
+from qnnkit.runs.state import STATES, State
 from qnnkit.runs.watching import live
 from qnnkit.words import duration
-
-if TYPE_CHECKING:
-    from qnnkit.runs import Status
-
-STATES = ("running", "failed", "waiting", "pruned", "finished")
-"""What comes first is shown where not all fits."""
 
 
 class Shown:
@@ -37,8 +31,8 @@ class Shown:
 
     def __init__(self, batch: Path, echo: Callable[[str], None], draw: Callable[[str], Any] | None = None):
         self.batch, self.line, self.draw = batch, echo, draw
-        self.states = {each.id: each.state for each in state.read(batch)}
-        self.known: dict[str, Outcome] = {}  # finished, and looked at
+        self.states = {each.id: each.state for each in state.of_batch(batch)}
+        self.known: dict[str, State] = {}  # finished, and looked at
         self.begun: dict[str, float] = {}  # when the runs that run now began
         self.fresh: set[str] = set()  # of these, which began at their first epoch
         self.took: list[float] = []  # seconds of whole runs
@@ -46,7 +40,7 @@ class Shown:
     def begin(self, run: Planned) -> None:
         """A run begins, or goes on."""
         self.begun[run.id] = time.monotonic()
-        if reading.content(run.folder, "metrics.jsonl") is None:
+        if files.content(run.folder, "metrics.jsonl") is None:
             self.fresh.add(run.id)
 
     def end(self, run: Planned, how: str) -> None:
@@ -57,11 +51,11 @@ class Shown:
 
     def update(self, running: Iterable[Planned], waiting: int, slots: int) -> None:
         """Tells how the batch stands."""
-        found = {run.id: state.status(run.folder) for run in running}
-        busy = {id_: each if each and each.state != "stopped" else None for id_, each in found.items()}
-        outcomes = state.read(self.batch, self.known)
+        ours = {run.id for run in running}
+        outcomes = state.of_batch(self.batch, self.known)
         self.known = {each.id: each for each in outcomes if each.state == "finished"}
-        outcomes = [replace(each, state="running") if each.id in busy else each for each in outcomes]
+        busy = {each.id: each for each in outcomes if each.id in ours}
+        outcomes = [replace(each, state="running") if each.id in ours else each for each in outcomes]
         ages = {id_: time.monotonic() - self.begun[id_] for id_ in busy}
         rest = left([(ages[id_], status) for id_, status in busy.items()], self.took, waiting, slots)
         if self.draw is not None:
@@ -94,8 +88,8 @@ def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
 
 
 def picture(
-    outcomes: Collection[Outcome],
-    busy: Mapping[str, Status | None],
+    outcomes: Collection[State],
+    busy: Mapping[str, State],
     ages: Mapping[str, float],
     rest: tuple[str, float] | None,
     rows: int,
@@ -109,8 +103,8 @@ def picture(
             "run": each.id,
             "settings": _settings(each),
             "state": each.state,
-            "now at": now_at(each.folder, busy[each.id]) if each.id in busy else "",
-            "trained": f"{100 * trained(busy.get(each.id), each.state):.0f} %",
+            "now at": now_at(busy[each.id]) if each.id in busy else "",
+            "trained": f"{100 * trained(each):.0f} %",
             "validation": "" if each.validation is None else each.score.with_unit(each.validation),
             "time": duration(ages[each.id]) if each.id in ages else "",
         }
@@ -123,26 +117,24 @@ def picture(
     return "\n".join([*lines, summary(outcomes, rest)])
 
 
-def now_at(folder: Path, status: Status | None) -> str:
+def now_at(found: State) -> str:
     """What a run does now: the notebook, and in its training the net, seed and epoch."""
-    notebooks = sorted(path.name for path in (reading.work(folder) / "notebooks").glob("*.ipynb"))
-    running = [name.split(".")[0] for name in notebooks if name.endswith(".running.ipynb")]
-    if running == ["03_train"] and status is not None and status.epoch is not None:
-        return f"{status.net} seed {status.seed} epoch {status.epoch}/{status.epochs}"
-    return running[-1] if running else "" if notebooks else "starting"
+    if found.doing == "03_train" and found.epoch is not None:
+        return f"{found.net} seed {found.seed} epoch {found.epoch}/{found.epochs}"
+    return found.doing or "starting"
 
 
-def trained(status: Status | None, how: str) -> float:
+def trained(found: State) -> float:
     """Share of all epochs of all nets and seeds of a run."""
-    if how == "finished" or (status is not None and status.state == "finished"):
+    if found.state in ("finished", "trained"):
         return 1.0
-    if status is None or not (status.number and status.of):
+    if not (found.number and found.of):
         return 0.0
-    epoch = (status.epoch or 1) - 1 + (status.step or 0) / (status.steps or 1)
-    return min(1.0, (status.number - 1 + epoch / (status.epochs or 1)) / status.of)
+    epoch = (found.epoch or 1) - 1 + (found.step or 0) / (found.steps or 1)
+    return min(1.0, (found.number - 1 + epoch / (found.epochs or 1)) / found.of)
 
 
-def summary(outcomes: Collection[Outcome], rest: tuple[str, float] | None) -> str:
+def summary(outcomes: Collection[State], rest: tuple[str, float] | None) -> str:
     """How many runs stand where, and how long the rest takes."""
     counts = Counter(each.state for each in outcomes)
     told = [f"{counts[name]} {name}" for name in STATES if counts[name] or name == "finished"]
@@ -152,7 +144,7 @@ def summary(outcomes: Collection[Outcome], rest: tuple[str, float] | None) -> st
 
 
 def left(
-    running: Collection[tuple[float, Status | None]], took: list[float], waiting: int, slots: int
+    running: Collection[tuple[float, State]], took: list[float], waiting: int, slots: int
 ) -> tuple[str, float] | None:
     """How long until the last run ends, "about" or "at least"; None while nothing tells.
 
@@ -163,7 +155,7 @@ def left(
         waiting: Runs that have not begun.
         slots: Runs at a time.
     """
-    trainings = [(age, (status and status.seconds_left_run) or 0.0) for age, status in running]
+    trainings = [(age, found.seconds_left_run or 0.0) for age, found in running]
     known = took or [age + rest for age, rest in trainings if rest]
     if not known:
         return None
@@ -174,7 +166,7 @@ def left(
     return ("about" if took else "at least", longest) if longest >= 1 else None
 
 
-def _settings(outcome: Outcome) -> str:
+def _settings(outcome: State) -> str:
     shown = {
         key: f"{each:.4g}" if isinstance(each, float) else each for key, each in outcome.settings.items()
     }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qnnkit import warm, workspace
-from qnnkit.batch import state
+from qnnkit.runs import state
 
 LOOK = 0.5  # seconds between two looks at whether a run is still wanted
 GRACE = 90.0  # seconds that a run has to write its checkpoint and end

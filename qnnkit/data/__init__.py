@@ -11,15 +11,14 @@ from qnnkit import checks
 from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
 from qnnkit.data.cache import uncached
 from qnnkit.data.captions import captions, digit_captions
-from qnnkit.data.folders import class_folder, flat_folder
+from qnnkit.data.folders import class_folder, flat_folder, sample_files
 from qnnkit.data.hub import hub_images
-from qnnkit.data.images import split_stack
 from qnnkit.data.kinds import Captions, Images, Music, Text, of
-from qnnkit.data.music_blocks import music
+from qnnkit.data.music import music
 from qnnkit.data.public import ahcd, fashion_mnist, kmnist, mnist
-from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
 from qnnkit.data.text import text
+from qnnkit.settings import SPLITTING
 
 _LOADERS: tuple[Callable[..., Splits], ...] = (
     *(digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd, npz),
@@ -54,16 +53,12 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         >>> len(splits.test), len(load("digits", test_fraction=0.1, train_fraction=0.1).train)
         (180, 126)
     """
+    loader = _loader(name)
     for option, value in options.items():
-        if takes(name, option):
-            continue
-        others = [other for other in DATASETS if takes(other, option)]
-        if not others:
-            known = {each for loader in DATASETS.values() for each in _options(loader)}
-            checks.choice("option", option, sorted(known))
-        rule, step = f"be left out for {name!r}", f"Leave it out; it is for {', '.join(others)}."
-        raise ValueError(checks.message(option, rule, value, step))
-    splits = _loader(name)(**{"root": None, **options})
+        if option not in (own := _options(loader)):
+            step = f"Leave it out; the options are {', '.join(sorted(own))}."
+            raise ValueError(checks.message(option, f"be left out for {name!r}", value, step))
+    splits = loader(**{"root": None, **options})
     return splits.keep(train_fraction, options.get("split_seed", 0))
 
 
@@ -74,9 +69,8 @@ def kind(name: str) -> str:
         >>> kind("digits")
         'images'
     """
-    return (
-        "images" if name.startswith(HUB) else _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
-    )
+    _loader(name)
+    return _KINDS.get(name, "images")
 
 
 def takes(name: str, option: str) -> bool:
@@ -96,16 +90,14 @@ def _loader(name: str) -> Callable[..., Splits]:
 
 
 def _options(loader: Callable[..., Splits]) -> set[str]:
-    names = set(inspect.signature(loader).parameters)
+    names = {*inspect.signature(loader).parameters, "train_fraction"}  # which `load` sees to itself
     if "options" in names:  # those of all images, handed on
-        splitting = list(inspect.signature(split_stack).parameters)[3:]  # not its name, images and top
-        names |= {"image_size", "grey", *splitting}
-    return names - {"options"} | {"train_fraction"}  # which `load` sees to itself
+        names |= {"image_size", "grey", *SPLITTING}
+    return names - {"options"}
 
 
 __all__ = [
     "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
     "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "fashion_mnist", "flat_folder",
     "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files", "takes", "text", "uncached",
-    "write_sample",
 ]  # fmt: skip

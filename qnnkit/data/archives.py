@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -51,6 +49,11 @@ def store() -> Path:
     return Path(cache).expanduser() / "qnnkit" / "datasets"
 
 
+def shelf_of(kind: str, name: str) -> Path:
+    """The folder in `store()` of one archive or address."""
+    return store() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+
+
 def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]) -> list[str]:
     """What `make` gave when it filled `folder`: it is called for another `version` (plain values) alone.
 
@@ -58,8 +61,8 @@ def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]
     """
     from filelock import FileLock
 
-    locks = workspace.make_folder(store() / "locks")  # files stay: a lock on a deleted file excludes nobody
-    with FileLock(locks / hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]):
+    lock = shelf_of("locks", str(folder.absolute()))  # stays: a lock on a deleted file excludes nobody
+    with FileLock(workspace.make_folder(lock.parent) / lock.name):
         record = workspace.read_json(folder / "record.json") or {}
         if record.get("version") != version:
             with workspace.whole_folder(folder) as draft:
@@ -79,32 +82,28 @@ def unpacked(path: Path) -> tuple[Path, list[str]]:
             land outside of the folder.
         OSError: The disk is full or read-only.
     """
-    status, name = path.stat(), os.fsencode(path.resolve())
-    folder = store() / "unpacked" / hashlib.sha256(name).hexdigest()[:16]
+    status, folder = path.stat(), shelf_of("unpacked", str(path.resolve()))
     version = [status.st_size, status.st_mtime_ns]
     return folder / "files", kept(folder, version, lambda draft: _unpack(path, draft / "files"))
 
 
 def _unpack(path: Path, folder: Path) -> list[str]:
     """Writes all visible files; gives the names of links and devices."""
-    left_out, total, n_files, parents = [], 0, 0, set()
+    left_out, n_files, parents = [], 0, set()
     try:
-        for number, (name, size, kind, source) in enumerate(_members(path), start=1):
-            total += size
-            _require_bounds(path, number, size, total)
-            inside = _inside(path, name)
-            if not is_visible(inside):
+        for name, kind, source in _bounded(path):
+            if not is_visible(name):
                 continue
             if kind == "link":
-                left_out.append(inside)
+                left_out.append(name)
                 continue
-            parent = inside if kind == "folder" else inside.rpartition("/")[0]
+            parent = name if kind == "folder" else name.rpartition("/")[0]
             if parent not in parents:
                 (folder / parent).mkdir(parents=True, exist_ok=True)
                 parents.add(parent)
             if kind == "file":
                 n_files += 1
-                with source() as content, open(f"{folder}/{inside}", "xb") as file:  # noqa: PTH123  faster
+                with source() as content, open(f"{folder}/{name}", "xb") as file:  # noqa: PTH123  faster
                     shutil.copyfileobj(content, file, 2**20)
     except (FileExistsError, NotADirectoryError) as error:
         step = "Make the archive again, from one folder; on a Mac, capital letters make no other name."
@@ -120,6 +119,19 @@ def _unpack(path: Path, folder: Path) -> list[str]:
     return left_out
 
 
+def _bounded(path: Path) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Each member's path inside, with `/`, its kind, and what opens it; refused where too much or outside."""
+    total = 0
+    for number, (name, size, kind, source) in enumerate(_members(path), start=1):
+        total += size
+        _require_bounds(path, number, size, total)
+        parts = PurePosixPath(name.replace("\\", "/")).parts
+        if ".." in parts or parts[:1] == ("/",):
+            step = "Nothing was read: make the archive again, from inside the folder."
+            raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
+        yield "/".join(parts), kind, source
+
+
 def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], Any]]]:
     """Name, size, kind ("file", "folder", or "link": devices, too), and what opens a file.
 
@@ -130,15 +142,15 @@ def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], Any]]]:
             infos = archive.infolist()
             _require_bounds(path, len(infos), 0, sum(info.file_size for info in infos))
             for info in infos:
-                kind = "link" if stat.S_ISLNK(info.external_attr >> 16) else "file"
-                kind = "folder" if info.is_dir() else kind
-                yield info.filename, info.file_size, kind, partial(archive.open, info)
+                is_link = stat.S_ISLNK(info.external_attr >> 16)
+                kind = "folder" if info.is_dir() else "link" if is_link else "file"
+                yield info.filename, info.file_size, kind, lambda info=info: archive.open(info)
     else:
         with tarfile.open(path, tarinfo=_Header) as archive:
             for info in archive:
                 archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]  they take memory
                 kind = "folder" if info.isdir() else "file" if info.isreg() else "link"
-                yield info.name, info.size, kind, partial(archive.extractfile, info)
+                yield info.name, info.size, kind, lambda info=info: archive.extractfile(info)
 
 
 class _Header(tarfile.TarInfo):
@@ -154,16 +166,6 @@ class _Header(tarfile.TarInfo):
 def is_visible(name: str) -> bool:
     """Whether no part of a path is one of those that systems and editors hide."""
     return not any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
-
-
-def _inside(path: Path, name: str) -> str:
-    """A member's path with `/`, if it stays inside the folder that the archive is unpacked in."""
-    clean = name.replace("\\", "/")
-    parts = PurePosixPath(clean).parts
-    if ".." in parts or re.match(r"/|[A-Za-z]:", clean):
-        step = "Nothing was read: make the archive again, from inside the folder."
-        raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
-    return "/".join(parts)
 
 
 def _require_bounds(path: Path, n_files: int, size: int, total: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +12,15 @@ import numpy as np
 import torch
 
 from qnnkit import checks, words
-from qnnkit.data import fetch
 from qnnkit.data.folders import SIDES
 from qnnkit.data.images import Parts, split_arrays
-from qnnkit.data.places import MAX_BYTES, first, left_out, refusal
+from qnnkit.data.places import MAX_BYTES, first, left_out, local, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 from qnnkit.settings import SPLITTING
 
-NAMES = (("images", "labels"), ("x", "y"), ("inputs", "targets"))
-"""What samples and labels may be called in a file, in small or capital letters; with train, test or the like
-before or behind them (`test_images`, `y_train`), they are of that split."""
+NAMES = {"images": 0, "x": 0, "inputs": 0, "labels": 1, "y": 1, "targets": 1}
+"""What samples (0) and labels (1) may be called in a file, in small or capital letters; with train, test or
+the like before or behind them (`test_images`, `y_train`), they are of that split."""
 
 
 def digits(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -62,13 +60,14 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or what is in it does not fit together.
     """
-    sides, classes, notes = from_file(fetch.local(root))
+    sides, classes, notes = from_file(local(root))
     if "train" not in sides:
         raise refusal("hold images and labels to train on", first([*sides]), "Name them images and labels.")
     parts = {side: (pixels(images), labels) for side, (images, labels) in sides.items()}
     names, parts = classes_of(classes, parts)
     parts = parts if len(parts) > 1 else {"any": parts["train"]}
-    return split_arrays("npz", parts, names, notes=notes, **options)
+    splits = split_arrays("npz", parts, names, **options)
+    return replace(splits, notes=(*notes, *splits.notes))
 
 
 def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
@@ -92,17 +91,19 @@ def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
         step = f"It cannot be read ({words.first_line(error)}): save it again with np.savez, without objects."
         raise refusal("be a whole .npz file", str(path), step) from None
     shapes = {name: array.shape for name, array in arrays.items()}
-    classes, named, parts = arrays.pop("classes", None), {name.lower(): name for name in arrays}, {}
-    for word, side in {"": "train", **SIDES}.items():
-        for form, pair in itertools.product((f"{{}}_{word}", f"{word}_{{}}"), NAMES):
-            keys = [form.format(name).strip("_") for name in pair]
-            if side not in parts and {*keys} <= {*named}:
-                samples, labels = (arrays.pop(named.pop(key)) for key in keys)
-                parts[side] = samples, labels
-    if not parts:
+    classes, names = arrays.pop("classes", None), {side: {} for side in SPLITS}
+    for name in arrays:
+        said = name.lower().split("_")
+        side = next((SIDES[each] for each in said if each in SIDES), "train")
+        role = NAMES.get("_".join(each for each in said if each not in SIDES))
+        names[side].setdefault(role, name)
+    pairs = {side: (each[0], each[1]) for side, each in names.items() if {0, 1} <= {*each}}
+    if not pairs:
         step = "Name the arrays images and labels (and test_images and test_labels)."
         raise refusal("hold arrays of images and labels", shapes, step)
-    return parts, classes, left_out({"arrays of other names": [*arrays]})
+    used = {name for pair in pairs.values() for name in pair}
+    notes = left_out({"arrays of other names": [name for name in arrays if name not in used]})
+    return {side: (arrays[x], arrays[y]) for side, (x, y) in pairs.items()}, classes, notes
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
@@ -125,30 +126,28 @@ def pixels(images: np.ndarray) -> np.ndarray:
 def classes_of(named: np.ndarray | None, parts: Parts) -> tuple[tuple[str, ...], Parts]:
     """The names of the classes, and the parts with labels that index them."""
     parts = {
-        side: (samples, each.reshape(-1) if each.shape[1:] == (1,) else each)
+        side: (samples, each[:, 0] if each.shape[1:] == (1,) else each)
         for side, (samples, each) in parts.items()
     }
     labels = [each for _, each in parts.values()]
     if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
         forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
         raise refusal("hold labels of shape (n,), whole numbers or names", forms, "Convert them first.")
-    known = np.unique(np.concatenate(labels))
-    if named is None:
-        named, wrong = known, known[known < 0] if known.dtype.kind == "i" else known[:0]
-    elif named.ndim != 1:
+    if named is not None and named.ndim != 1:
         step = 'Save one name each, such as np.array(["cat", "dog"]).'
         raise refusal("hold classes of shape (n_classes,)", {"classes": named.shape}, step)
-    else:
-        is_text = known.dtype.kind == "U"
-        occurring, known = known, named.astype(str) if is_text else np.arange(len(named))
-        wrong = occurring[~np.isin(occurring, known)]
-    if len(wrong):
+    known = occurring = np.unique(np.concatenate(labels))
+    if named is not None:
+        known = named.astype(str) if occurring.dtype.kind == "U" else np.arange(len(named))
+    is_wrong = ~np.isin(occurring, known) | (occurring < 0 if occurring.dtype.kind == "i" else False)
+    if is_wrong.any():
         step = "Correct these labels, or leave their images out."
-        raise refusal("hold labels of 0 or above that classes name", first([*map(str, wrong)]), step)
+        value = first([*map(str, occurring[is_wrong])])
+        raise refusal("hold labels of 0 or above that classes name", value, step)
     order = np.argsort(known)
-    return tuple(map(str, named.tolist())), {
-        side: (images, order[np.searchsorted(known, labels, sorter=order)])
-        for side, (images, labels) in parts.items()
+    return tuple(map(str, (known if named is None else named).tolist())), {
+        side: (samples, order[np.searchsorted(known, labels, sorter=order)])
+        for side, (samples, labels) in parts.items()
     }
 
 
@@ -303,6 +302,11 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
         tensor = torch.as_tensor(values).detach().cpu()
     except (ValueError, TypeError, RuntimeError) as error:
         rule, step = "be numbers of one shape a sample", f"It says: {words.first_line(error)}."
+        if any(isinstance(each, str) for each in np.asarray(values, dtype=object).ravel()[:100]):
+            step = (
+                "Words become numbers by pandas: labels, names = pandas.factorize(words, sort=True), then "
+                "data.arrays(..., labels, classes=names); for inputs, pandas.get_dummies(table, dtype=float)."
+            )
         raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
     if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
         step = "Give three samples or more, one for each split; of complex ones, both parts as numbers."

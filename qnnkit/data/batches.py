@@ -37,14 +37,8 @@ class DictBatches(DataLoader):
         seed: int = 0,
     ) -> None:
         self.rows = _Rows(draw, seed if shuffle else None)
-        super().__init__(
-            self.rows,
-            batch_size,
-            collate_fn=_as_it_is,
-            generator=keyed_generator(
-                seed
-            ),  # each pass draws one number, which would otherwise move the global state
-        )
+        own = keyed_generator(seed)  # each pass draws one number, which would else move the global state
+        super().__init__(self.rows, batch_size, collate_fn=_as_it_is, generator=own)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses samples and order of the next pass; the same name as on a loader of Accelerate."""
@@ -73,11 +67,9 @@ class _Rows(Dataset):
 
     def set_epoch(self, epoch: int) -> None:
         self.tensors = self.draw(epoch)
-        n = len(self)
-        shuffled = self.seed is not None
-        self.order = (
-            torch.randperm(n, generator=keyed_generator(self.seed, epoch)) if shuffled else torch.arange(n)
-        )
+        self.order = torch.arange(len(self))
+        if self.seed is not None:
+            self.order = torch.randperm(len(self), generator=keyed_generator(self.seed, epoch))
 
     def __len__(self) -> int:
         named = isinstance(self.tensors, Mapping)

@@ -1,28 +1,31 @@
-"""Images with captions: your own, or those of a labelled dataset put into words."""
+"""Images with captions: your own, in every common form, or those of a labelled dataset put into words."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from qnnkit import checks
-from qnnkit.data import fetch, tokenizers
+from qnnkit.data import chats, places, tokenizers
 from qnnkit.data.arrays import digits
 from qnnkit.data.batches import keyed_generator
-from qnnkit.data.cache import stacked
-from qnnkit.data.captioned_files import listing
-from qnnkit.data.images import split, stack_files
-from qnnkit.data.places import open_place
+from qnnkit.data.folders import SIDES, left_out
+from qnnkit.data.images import split, stack_files, stacked
+from qnnkit.data.places import Member, Place, first, open_place, refusal
 from qnnkit.data.public import mnist
+from qnnkit.data.records import ABOUT, SUFFIXES, Reader, single_list
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
@@ -148,33 +151,23 @@ def captions(
         ValueError: There is no caption file, it cannot be understood, no image of it can be read, or too few
             can be split.
     """
-    with open_place(fetch.local(root)) as place:
-        found = listing(place)
-        files = [(side, 0, member.name) for side, member in zip(found.sides, found.captions, strict=True)]
-        form: dict[str, Any] = {"image_size": image_size, "grey": grey}
-        wanted = {"dataset": "captions", **form, "sides": found.sides}
-        inside = found.contents
-
-        def read(name: str) -> bytes:
-            return inside[name] if name in inside else place.read(name)
-
-        make = partial(stack_files, read, files, (), **form)
-        stack = stacked(list(found.captions), wanted, make)
+    place = open_place(root)
+    found = listing(place)
+    files = [(side, 0, member.name) for side, member in zip(found.sides, found.captions, strict=True)]
+    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
+    wanted = {"dataset": "captions", **form, "sides": found.sides}
+    make = partial(stack_files, lambda name: found.contents.get(name) or place.read(name), files, (), **form)
+    stack = stacked(found.captions, wanted, make)
+    stack = replace(stack, notes=(*found.notes, *stack.notes))
     by_name = {member.name: texts for member, texts in found.captions.items()}
-
-    def gather(rows: np.ndarray) -> CaptionSet:
-        sources = tuple(stack.sources[row] for row in rows)
-        return CaptionSet(stack.tensor(rows), tuple(by_name[name] for name in sources), sources)
-
-    sets, notes = split(stack, gather, found.top, **options)
-    return _with_tokens("captions", sets, tokenizer, sequence_length, (*found.notes, *stack.notes, *notes))
+    parts, notes = split(stack, found.top, **options)
+    sets = [CaptionSet(x.images, tuple(by_name[name] for name in x.sources), x.sources) for x in parts]
+    return _with_tokens("captions", sets, tokenizer, sequence_length, notes)
 
 
 def digit_captions(
     root: str | Path | None = None,
     *,
-    dataset: str = "digits",
-    templates: Sequence[str] = TEMPLATES,
     tokenizer: Any = None,
     sequence_length: int | None = None,
     **options: Any,
@@ -182,42 +175,258 @@ def digit_captions(
     """Handwritten digits with captions such as "a photo of the digit three", on the splits of their dataset.
 
     Args:
-        root: Where MNIST lies; left out for "digits".
-        dataset: "digits", which lie inside scikit-learn, or "mnist".
-        templates: Sentences with {} for the digit; each is a caption, and a prompt for zero-shot.
+        root: None takes the digits inside scikit-learn; a folder or archive, those of MNIST in it.
         tokenizer: As in `captions`.
         sequence_length: As in `captions`; as long as the longest caption by default, where one is trained.
         options: Those of the dataset: `image_size`, `split_seed`, `validation_fraction` and so on.
-
-    Raises:
-        ValueError: A template has no {}, or as of the dataset.
     """
-    if lacking := [template for template in templates if template.count("{}") != 1] or not templates:
-        step = "Write one such as 'a photo of {}'."
-        raise ValueError(checks.message("templates", "hold one {} for the digit each", lacking, step))
-    loaders: dict[str, Any] = {"digits": digits, "mnist": mnist}
-    splits: ImageSplits = loaders[checks.choice("dataset", dataset, loaders)](root, **options)
-    prompts = tuple(tuple(template.format(name) for template in templates) for name in DIGITS)
+    splits: ImageSplits = (mnist if root else digits)(root, **options)
+    prompts = tuple(tuple(template.format(name) for template in TEMPLATES) for name in DIGITS)
     if sequence_length is None and tokenizer is None:
         texts = [text for each in prompts for text in each]
         sequence_length = max(map(len, tokenizers.of_captions(None, texts)(texts)["input_ids"]))
-    sets = []
-    for part in map(splits.split, SPLITS):
-        said = tuple(prompts[label] for label in part.labels.tolist())
-        sets.append(CaptionSet(part.images, said, part.sources, part.labels))
-    made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, sequence_length, splits.notes)
-    return replace(made, classes=splits.classes, prompts=prompts)
+    sets = [
+        CaptionSet(
+            part.images, tuple(prompts[label] for label in part.labels.tolist()), part.sources, part.labels
+        )
+        for part in map(splits.split, SPLITS)
+    ]
+    name, more = f"{splits.name}_captions", {"classes": splits.classes, "prompts": prompts}
+    return _with_tokens(name, sets, tokenizer, sequence_length, splits.notes, **more)
 
 
 def _with_tokens(
     name: str,
     sets: Sequence[CaptionSet],
     wanted: Any,
-    sequence_length: int | None,
+    length: int | None,
     notes: tuple[str, ...],
+    **more: Any,
 ) -> CaptionSplits:
     texts = [part.texts()[0] for part in sets]
-    tokenizer = tokenizers.of_captions(wanted, texts[0], sequence_length)
+    tokenizer = tokenizers.of_captions(wanted, texts[0], length)
     losses = tokenizers.losses(tokenizer, [text for part in texts for text in part])
-    train, validation, test = sets
-    return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *losses))
+    return CaptionSplits(name, *sets, tokenizer=tokenizer, notes=(*notes, *losses), **more)
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+IMAGE = ("image", "file_name", "filename", "image_name", "image_path", "image_file", "file", "filepath")
+IMAGE += ("path", "img", "img_path")
+CAPTION = ("captions", "caption", "text", "texts", "sentences", "sentence", "raw", "prompt", "description")
+CAPTION += ("comment", "title", "conversations")
+SPLIT = ("split", "subset", "partition")
+"""What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
+EXAMPLE = 'Write one such as [{"image": "cat.jpg", "captions": ["a cat", "a cat on a mat"]}].'
+TOKENS = (".token", ".token.txt")
+"""How Flickr's tables without a header end."""
+SPLITS_OF_RECORDS = SIDES | {"restval": "train"}
+"""What a record's split may be; Karpathy's "restval" is of COCO's validation part and trained on."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images that are there and have captions."""
+
+    captions: dict[Member, tuple[str, ...]]
+    """In the order of the files."""
+    sides: tuple[str, ...]
+    """Of each image: "any" where no column, folder or file's name says train, validation or test."""
+    top: str
+    """The folder that all files of captions lie in, with a `/` at its end; or ""."""
+    notes: tuple[str, ...]
+    contents: dict[str, bytes]
+    """Images inside of tables, by name."""
+
+
+def listing(place: Place) -> Listing:
+    """The images of a place that its files of captions name, with their captions.
+
+    Raises:
+        ValueError: There is no such file, one cannot be understood, or no image of them is there.
+    """
+    reader, find = Reader(place), _finder(place)
+    captions: dict[Member, list[str]] = {}
+    sides: dict[Member, str] = {}
+    contents: dict[str, bytes] = {}
+    files, missing, empty = {}, {}, []
+    for file, where, record, side in _records(place, reader):
+        files[file] = None
+        image, texts, split = _fields(where, record, reader)
+        about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
+        name, content = about.get("path") or where.replace(", row ", "/"), about.get("bytes")
+        if content is not None:
+            contents[name], member = content, Member(name, len(content), zlib.crc32(content))
+        else:
+            member = find(name, file.name[: -len(file.base)])
+        if member is None:
+            missing[name] = None
+            continue
+        if split is not None and not (side := SPLITS_OF_RECORDS.get(str(split).strip().lower(), "")):
+            step = f"Known are {', '.join(SPLITS_OF_RECORDS)}: rename it, or leave the column out."
+            raise refusal("name a known split in every record", f"{where} with {split!r}", step)
+        known = sides.get(member, "any")
+        if "any" not in (known, side) and known != side:
+            step = f"{member.name} has captions in {known} too: leave one out."
+            raise refusal("name each image on one side", where, step)
+        sides[member] = side if known == "any" else known
+        said = captions.setdefault(member, [])
+        for text in texts:
+            fits = isinstance(text, str) and text.strip()
+            (said if fits else empty).append(" ".join(text.split()) if fits else member.name)
+    whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
+    bare = [member.name for member, texts in captions.items() if not texts]
+    bare += [each.name for each in place.members if each.is_image and each not in captions]
+    names = first([file.name for file in files]) or str(place.path)
+    if not whole:
+        value = f"{names} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
+        step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
+        if missing:
+            step = f"Put the images beside it, or into images/, such as {first(list(missing), 1)}."
+        raise refusal("hold images that have a caption", value, step)
+    folders = {file.name[: -len(file.base)] for file in files}
+    top = folders.pop() if len(folders) == 1 else ""
+    placed = [sides[member] for member in whole]
+    if set(placed) == {"any"}:  # or each image's folder says it
+        inner = [_side(member.name[len(top) :].partition("/")[0]) for member in whole]
+        placed = inner if "any" not in inner and len(set(inner)) > 1 else placed
+    is_split = "train" in placed  # something must be left to train on
+    lost = [member.name for member, side in zip(whole, placed, strict=True) if is_split and side == "any"]
+    why = {
+        f"images of {names} that are not there": list(missing),
+        "captions that were empty or no text": empty,
+        "images that are in no part": lost,
+    }
+    read = (*(file.base.lower() for file in files), *ABOUT)
+    notes = [*places.left_out(why), *left_out(place, {"without a caption": bare}, read)]
+    if not is_split and (split := sorted({*sides.values()} - {"any"})):
+        notes.append(f"Splits are drawn: all captions are of {', '.join(split)}, and none of train.")
+    placed = tuple(placed if is_split else ["any"] * len(whole))
+    return Listing(whole, placed, top, (*notes, *reader.notes), contents)
+
+
+def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Any, str]]:
+    """(File, where in it, record, side) of everything that names an image and its captions.
+
+    Files that are called captions or metadata, with more behind it as COCO has it; where there are none, the
+    text file beside each image; without these, all files of records.
+    """
+    tables = [each for each in place.members if each.base.lower() not in ABOUT and not each.is_image]
+    named = [each for each in tables if re.match("(captions|metadata).*[.]", each.base.lower())]
+    files = [each for each in named if each.base.lower().endswith((*SUFFIXES, ".txt"))]
+    texts = {_stem(each.name): each for each in tables if each.base.lower().endswith(".txt") and not files}
+    beside = [(each, texts.get(_stem(each.name))) for each in place.members if each.is_image]
+    beside = [(image, text) for image, text in beside if text is not None]
+    if not files and not beside:
+        files = [each for each in tables if each.base.lower().endswith((*SUFFIXES, *TOKENS))]
+    if not files and not beside:
+        rule = f"hold a file of captions (captions or metadata with {', '.join(SUFFIXES)})"
+        raise refusal(rule, str(place.path), EXAMPLE)
+    for file in files:
+        for where, record in reader.records(file.name, _listed):
+            yield file, where, record, _side_of(file)
+    for image, file in beside:
+        yield file, file.name, {"image": image.base, "captions": reader.text(file.name).splitlines()}, "any"
+
+
+def _listed(content: Any, reader: Reader) -> Any:
+    """Records out of a JSON object: COCO's, one with a list of records, or image -> captions."""
+    if not isinstance(content, dict):
+        return content
+    if not all(isinstance(content.get(key), list) for key in ("images", "annotations")):
+        records = single_list(content, reader)
+        return records if records != [content] else [{"image": k, "captions": v} for k, v in content.items()]
+    try:  # as cocodataset.org gives them: images by number, and a record for each caption
+        by_id = {image.pop("id"): image | {"captions": []} for image in content.pop("images")}
+        for each in content.pop("annotations"):
+            by_id[each.pop("image_id")]["captions"].append(each.pop("caption", None))
+            reader.unused(each)
+    except (KeyError, TypeError, AttributeError) as error:
+        value, step = f"one without {error}", "Download it again: cocodataset.org has it whole."
+        raise refusal("hold annotations of its images, by `id` and `image_id`", value, step) from None
+    reader.unused(content)
+    return list(by_id.values())
+
+
+def _fields(where: str, record: Any, reader: Reader) -> tuple[Any, list[Any], Any]:
+    """The image, the captions and the split that a record names."""
+    image, captions, split, others = _roles(tuple(record)) if isinstance(record, dict) else [()] * 4
+    if not image or not isinstance(record[image[0]], str | dict):
+        value = f"{where} with {json.dumps(record, ensure_ascii=False, default=str)[:80]}"
+        raise refusal("name an image in every record or row of its captions", value, EXAMPLE)
+    reader.unused(others)
+    texts = [text for key in captions for text in _texts(record[key], reader)]
+    return record[image[0]], texts, record[split[0]] if split else None
+
+
+@functools.lru_cache
+def _roles(keys: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Which keys name the image, the captions and the split; and those of which nothing is made."""
+    plain = {key: re.sub(r"[ _#-]?\d+$", "", key.strip().lower()) for key in keys}
+    roles: list[tuple[str, ...]] = []
+    for aliases, most in ((IMAGE, 1), (CAPTION, None), (SPLIT, 1)):
+        alias = next((each for each in aliases if each in plain.values()), None)
+        roles.append(tuple(key for key in keys if plain[key] == alias)[:most])
+    return [*roles, tuple(key for key in keys if not any(key in role for role in roles))]
+
+
+def _texts(value: Any, reader: Reader) -> Iterator[Any]:
+    """The captions in a value: a text, a list of such, a record of one, or the answers of a chat."""
+    if isinstance(value, str) and value.startswith(('["', "['")):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+            value = ast.literal_eval(value)  # a list in a table
+    if isinstance(value, dict) and {"from", "role"} & set(value):
+        if chats.ROLES.get(str(value.get("from", value.get("role"))).lower()) == "assistant":
+            yield value.get("value", value.get("content"))
+    elif isinstance(value, dict):
+        name = next((key for key in CAPTION if key in value), None)
+        reader.unused(f"{key} of captions" for key in value if key != name)
+        yield from _texts(value.get(name), reader)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each, reader)
+    else:
+        yield value
+
+
+def _finder(place: Place) -> Callable[[str, str], Member | None]:
+    """Finds the file of a name in or near a folder, or else the only image called so.
+
+    The name may differ in case then, or lack its suffix.
+    """
+    exact = {member.name: member for member in place.members}
+    alike: dict[str, list[Member]] = {}
+    for member in place.members:
+        bare = _stem(member.base).lower() if member.is_image else member.base
+        for name in {member.base, member.base.lower(), bare}:
+            alike.setdefault(name, []).append(member)
+
+    def find(image: str, folder: str) -> Member | None:
+        clean = places.plain(image.strip().replace("\\", "/").removeprefix("./"))
+        clean = re.sub(r"(\.\w+)#\d+$", r"\1", clean)  # Flickr numbers the captions of an image
+        for name in (folder + clean, f"{folder}images/{clean}"):
+            if name in exact:
+                return exact[name]
+        base = clean.rpartition("/")[2]
+        names = (alike.get(name, ()) for name in (base, base.lower(), _stem(base).lower()))
+        return next((members[0] for members in names if len(members) == 1), None)
+
+    return find
+
+
+def _side(*names: str) -> str:
+    """The side that the first of these names, in any letters; a number may follow, as in val2017."""
+    sides = (SIDES.get(re.sub(r"[\d_-]+$", "", name.lower())) for name in names)
+    return next(filter(None, sides), "any")
+
+
+@functools.lru_cache
+def _side_of(file: Member) -> str:
+    """The side that a file's folder or name says: val/metadata.csv, captions_val2017.json."""
+    above = file.name[: -len(file.base)].rstrip("/").rpartition("/")[2]
+    return _side(above, *re.split("[^a-z]+", _stem(file.base).lower()))
+
+
+def _stem(name: str) -> str:
+    """A path without its suffix."""
+    return re.sub(r"\.[^./]+$", "", name)

@@ -1,20 +1,23 @@
-"""Your own images in files: the class and the side of each, by the folder it lies in or by its name."""
+"""Your own images in files: the class and the side of each, by its folder or by its name; and samples."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from qnnkit import checks
-from qnnkit.data import fetch, places
-from qnnkit.data.cache import stacked
-from qnnkit.data.images import split_stack, stack_files
-from qnnkit.data.places import LINKS, Level, Member, Place, first, natural, open_place, refusal
+import torch
+
+from qnnkit import checks, workspace
+from qnnkit.data import places
+from qnnkit.data.batches import keyed_generator
+from qnnkit.data.images import form_of, split_stack, stack_files, stacked
+from qnnkit.data.places import LINKS, Member, Place, around, first, natural, open_place, refusal
 from qnnkit.data.splits import ImageSplits
 
 SIDES = {
@@ -26,45 +29,30 @@ SIDES = {
 LAST_NUMBER = r"(\d+)$"
 """The label in a file's name where no other pattern is given: the whole number before the suffix."""
 
-Classes = dict[str, list[Member]]
-"""Class -> its images, both in natural order."""
+
+class Labelled(NamedTuple):
+    """An image file, its class, and its side: "any" where the place has no sides."""
+
+    side: str
+    label: str
+    file: Member
+    inner: str
+    """The folders that it lies in, below that of its side."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The labelled images of a place."""
+    """The labelled images of a place, side by side and class by class, as people count."""
 
-    sides: dict[str, Classes]
-    """By side: "any" where the place has no sides."""
+    images: tuple[Labelled, ...]
     top: str
     """The folder around everything that archives often have, with a `/` at its end; or ""."""
-    bases: tuple[str, ...] = ("",)
-    """The folder of each split, with a `/` at its end; or `top`."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """Sentences on what was left out."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, as people count."""
-        return tuple(sorted({name for each in self.sides.values() for name in each}, key=natural))
-
-    @property
-    def files(self) -> list[tuple[str, int, Member]]:
-        """Side, label and file of each image."""
-        number = {name: label for label, name in enumerate(self.classes)}
-        found = []
-        for side, classes in self.sides.items():
-            for name in sorted(classes, key=natural):
-                found += [(side, number[name], member) for member in classes[name]]
-        return found
-
-    def inside(self, depth: int) -> list[str]:
-        """The folders of images that are deeper than so many folders in those of the splits."""
-        names = [(member.name, base) for _, _, member in self.files for base in self.bases]
-        deep = [
-            name for name, base in names if name.startswith(base) and name[len(base) :].count("/") > depth
-        ]
-        return sorted({name.rpartition("/")[0] for name in deep}, key=natural)
+        return tuple(sorted({each.label for each in self.images}, key=natural))
 
 
 def by_folder(place: Place) -> Layout:
@@ -75,23 +63,22 @@ def by_folder(place: Place) -> Layout:
     Raises:
         ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
     """
-    top = outermost(place, lambda _, inner: inner.folders and not inner.images)
-    bases = _bases(place, top, lambda level: level.folders)
-    sides, others = _labelled(place, bases, lambda rest: rest.partition("/")[0] if "/" in rest else None)
-    for base, side in bases.items():
-        for name in place.level(base.rstrip("/")).folders:
-            sides[side].setdefault(name, [])
-    for side, classes in sides.items():
-        if len(classes) < 2 or not all(classes.values()):
-            counts = sorted((f"{len(images):,} in {name!r}" for name, images in classes.items()), key=natural)
-            rule = (
-                f"hold {'images in every class folder' if len(classes) > 1 else 'two or more class folders'}"
-            )
+    bases, top, _ = _bases(place, 1)
+    images, others = _labelled(place, bases, lambda rest: rest.partition("/")[0] if "/" in rest else None)
+    counts = {side: Counter(each.label for each in images if each.side == side) for side in bases.values()}
+    for folder in place.folders:
+        base, _, name = folder.rpartition("/")
+        if (base := f"{base}/" if base else "") in bases:
+            counts[bases[base]][name] += 0
+    for side, of_class in counts.items():
+        if len(of_class) < 2 or not all(of_class.values()):
+            folders = "images in every class folder" if len(of_class) > 1 else "two or more class folders"
             under = "<class>/" if side == "any" else f"{side}/<class>/"
-            step = f"Images found: {first(counts) or 'no folder'}. Put them in {under} there."
-            raise refusal(rule, str(place.path), " ".join([step, *left_out(place, {})]))
-    layout = _layout(place, sides, top, bases, {"that lie in no class folder": others})
-    inner = layout.inside(1)
+            told = first(sorted((f"{n:,} in {name!r}" for name, n in of_class.items()), key=natural))
+            step = f"Images found: {told or 'no folder'}. Put them in {under} there."
+            raise refusal(f"hold {folders}", str(place.path), " ".join([step, *left_out(place, {})]))
+    layout = _layout(place, images, top, {"that lie in no class folder": others})
+    inner = sorted({each.file.name.rpartition("/")[0] for each in images if "/" in each.inner}, key=natural)
     note = f"Images in folders inside a class folder are of that class: {first(inner)}."
     return replace(layout, notes=(*layout.notes, *[note] * bool(inner)))
 
@@ -114,41 +101,30 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
         found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
         return found[1] if found else None
 
-    top = outermost(place, lambda outer, _: not outer.images)
-    bases, notes = _bases(place, top, lambda level: level.images), []
-    if len(bases) > 1 and place.level(top.rstrip("/")).images:
-        notes = [f"Folders {', '.join(bases)} are not taken as splits: images are next to them."]
-        bases = {top: "any"}
-    sides, others = _labelled(place, bases, label)
-    if not any(sides.values()):
+    bases, top, notes = _bases(place, 0)
+    images, others = _labelled(place, bases, label)
+    if not images:
         if not others:
             hints = ["Put them there, or in its folders train/ and test/.", *left_out(place, {})]
             raise refusal("hold images", str(place.path), " ".join(hints))
         step = f"No name fits, such as {others[0]!r}: write one whose first group is the label."
         raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
     outside = [name for name in others if not name.startswith(tuple(bases))]
-    inside = [name for name in others if name.startswith(tuple(bases))]
-    why = f"whose names do not fit label_pattern {pattern.pattern}"
-    layout = _layout(place, sides, top, bases, {why: inside, "that lie outside of the sides": outside})
+    unfit = [name for name in others if name not in {*outside}]
+    why = {
+        f"whose names do not fit label_pattern {pattern.pattern}": unfit,
+        "that lie outside of the sides": outside,
+    }
+    layout = _layout(place, images, top, why)
     return replace(layout, notes=(*notes, *layout.notes))
 
 
 def of(place: Place, label_pattern: str | None = None) -> Layout:
-    """The classes of a place: by name with a pattern; without, by folder or else by name."""
-    if label_pattern is not None:
-        return by_name(place, label_pattern)
-    try:
-        layout = by_folder(place)
-    except ValueError as refused:
-        with contextlib.suppress(ValueError):
-            layout = by_name(place, None)
-            if not layout.inside(0):  # else classes in folders that are wrong
-                return layout
-        raise refused from None
-    if {name.lower() for name in layout.classes} <= set(SIDES):  # rather sides than classes
-        with contextlib.suppress(ValueError):
-            return by_name(place, None)
-    return layout
+    """The classes of a place: by name with a pattern, or where none lies in a folder inside; or by folder."""
+    bases, top, _ = _bases(place, 0)
+    folders = {each.name.rpartition("/")[0] for each in place.members if each.is_image}
+    is_flat = {f"{folder}/" if folder else "" for folder in folders} <= {top, *bases}
+    return by_name(place, label_pattern) if label_pattern is not None or is_flat else by_folder(place)
 
 
 def left_out(
@@ -160,31 +136,52 @@ def left_out(
     return tuple(places.left_out(groups | {"files that are no images": others, LINKS: place.left_out}))
 
 
+def _bases(place: Place, depth: int) -> tuple[dict[str, str], str, list[str]]:
+    """Folder of each side, with a `/` at its end -> side; the folder around all; and a note.
+
+    Sides hold images `depth` folders below; without them all is of one folder.
+    """
+    names = [each.name for each in place.members if each.is_image]
+    top = around(name for name in names if name.count("/") >= depth)
+    inside = [name[len(top) :].split("/") for name in names if name.startswith(top)]
+    heads = {path[0] for path in inside if len(path) > 1}
+    named = {head: SIDES[head.lower()] for head in heads if head.lower() in SIDES}
+    held = {path[0] for path in inside if (len(path) > 2 if depth else len(path) == 2)} & named.keys()
+    order = sorted(held, key=lambda head: [*SIDES.values()].index(named[head]))
+    bases = {f"{top}{head}/": named[head] for head in order}
+    if "train" not in bases.values() or len({*named.values()}) < 2:
+        return {top: "any"}, top, []
+    if not depth and any(len(path) == 1 for path in inside):
+        told = f"Folders {', '.join(bases)} are not taken as splits: images are next to them."
+        return {top: "any"}, top, [told]
+    return bases if len({*bases.values()}) > 1 else dict.fromkeys(bases, "any"), top, []
+
+
 def _labelled(
     place: Place, bases: dict[str, str], label: Callable[[str], str | None]
-) -> tuple[dict[str, Classes], list[str]]:
-    """Side -> class -> its images, and the names of images that are of none."""
-    sides: dict[str, Classes] = {side: {} for side in bases.values()}
-    left_out = []
+) -> tuple[list[Labelled], list[str]]:
+    """The images of a class, in order, and the names of those that are of none."""
+    images, others = [], []
     for member in place.members:
         if member.is_image:
             base = next((base for base in bases if member.name.startswith(base)), None)
-            name = None if base is None else label(member.name[len(base) :])
-            if base is not None and name:
-                sides[bases[base]].setdefault(name, []).append(member)
+            inner = member.name[len(base or "") :]
+            if base is not None and (name := label(inner)):
+                images.append(Labelled(bases[base], name, member, inner.rpartition("/")[0]))
             else:
-                left_out.append(member.name)
-    return sides, left_out
+                others.append(member.name)
+    sides, keys = [*bases.values()], {each.label: natural(each.label) for each in images}
+    return sorted(images, key=lambda each: (sides.index(each.side), keys[each.label])), others
 
 
-def _layout(
-    place: Place, sides: dict[str, Classes], top: str, bases: dict[str, str], why: dict[str, list[str]]
-) -> Layout:
-    layout = Layout(sides, top, tuple(bases), left_out(place, why))
-    for side, classes in sides.items():
-        if missing := [name for name in layout.classes if name not in classes]:
+def _layout(place: Place, images: list[Labelled], top: str, why: dict[str, list[str]]) -> Layout:
+    layout = Layout(tuple(images), top, left_out(place, why))
+    there = {(each.side, each.label) for each in images}
+    for side in {each.side: None for each in images}:
+        if missing := [name for name in layout.classes if (side, name) not in there]:
             step = f"Missing there: {first(missing)}. Add images of these, or leave the classes out."
-            raise refusal("hold the same classes on all its sides", f"{len(classes)} in {side}/", step)
+            n = len(layout.classes) - len(missing)
+            raise refusal("hold the same classes on all its sides", f"{n} in {side}/", step)
     alike: dict[str, list[str]] = {}
     for name in layout.classes:
         key = re.sub(r"(?<!\d)0+(?=\d)|[\s_-]+", "", name.casefold())
@@ -192,27 +189,6 @@ def _layout(
     twins = [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
     note = f"Classes with nearly equal names count as different ones: {first(twins)}."
     return replace(layout, notes=(*layout.notes, *[note] * bool(twins)))
-
-
-def outermost(place: Place, goes_on: Callable[[Level, Level], object]) -> str:
-    """The innermost folder around everything: while one holds a single folder, and `goes_on`."""
-    top, level = "", place.level("")
-    while len(level.folders) == 1:
-        inner = place.level(top + level.folders[0])
-        if not goes_on(level, inner):
-            break
-        top, level = f"{top}{level.folders[0]}/", inner
-    return top
-
-
-def _bases(place: Place, top: str, holds: Callable[[Level], object]) -> dict[str, str]:
-    """Folder of each side, with a `/` at its end -> side; all of `top` where there are no sides."""
-    named = {f"{top}{name}/": SIDES.get(name.lower()) for name in place.level(top.rstrip("/")).folders}
-    bases = {base: side for base, side in named.items() if side and holds(place.level(base.rstrip("/")))}
-    if "train" not in bases.values() or len({*named.values()} - {None}) < 2:
-        return {top: "any"}
-    ordered = sorted(bases, key=lambda base: list(SIDES.values()).index(bases[base]))
-    return {base: bases[base] if len({*bases.values()}) > 1 else "any" for base in ordered}
 
 
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -239,7 +215,8 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
         FileNotFoundError, NotADirectoryError: There is no such folder.
         ValueError: There are no classes, one class, an empty class, or too few images to split.
     """
-    return _load("class_folder", root, by_folder, {}, **options)
+    place = open_place(root)
+    return _load("class_folder", place, by_folder(place), {}, **options)
 
 
 def flat_folder(
@@ -261,31 +238,75 @@ def flat_folder(
         FileNotFoundError, NotADirectoryError: There is no such folder.
         ValueError: The pattern is wrong or fits no name, or there are too few images to split.
     """
-    find = partial(by_name, label_pattern=label_pattern)
-    return _load("flat_folder", root, find, {"label_pattern": label_pattern}, **options)
-
-
-def _load(
-    name: str,
-    root: str | Path | None,
-    find: Callable[[Place], Layout],
-    wanted: dict[str, Any],
-    *,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    **options: Any,
-) -> ImageSplits:
-    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
-    place = open_place(fetch.local(root))
-    layout = find(place)
-    n_classes, n_images = len(layout.classes), len(layout.files)
-    if "label_pattern" in wanted and 3 * n_classes > n_images:
+    place = open_place(root)
+    layout = by_name(place, label_pattern)
+    if 3 * (n_classes := len(layout.classes)) > (n_images := len(layout.images)):
         step = f"Some of them: {first([*layout.classes])}. Write one whose first group is the label."
         rule = "find three images or more of each label"
         value = f"{n_classes:,} labels in {n_images:,} images"
         raise ValueError(checks.message("label_pattern", rule, value, step))
-    files = [(side, label, member.name) for side, label, member in layout.files]
+    return _load("flat_folder", place, layout, {"label_pattern": label_pattern}, **options)
+
+
+def _load(name: str, place: Place, layout: Layout, wanted: dict[str, Any], **options: Any) -> ImageSplits:
+    form = form_of(options)
+    number = {label: number for number, label in enumerate(layout.classes)}
+    files = [(each.side, number[each.label], each.file.name) for each in layout.images]
     make = partial(stack_files, place.read, files, layout.classes, **form)
-    stack = stacked([each for _, _, each in layout.files], {"dataset": name, **form, **wanted}, make)
+    stack = stacked([each.file for each in layout.images], {"dataset": name, **form, **wanted}, make)
     stack = replace(stack, notes=(*layout.notes, *stack.notes))
     return split_stack(name, stack, top=layout.top, **options)
+
+
+def sample_files(
+    source: str | Path, folder: str | Path, *, per_class: int, seed: int = 0, pattern: str | None = None
+) -> Path:
+    """Copies `per_class` image files of each class, with their names, and writes `sample.json`.
+
+    Where the source has train/ and test/, or validation/, each of them is sampled. A smaller sample with the
+    same seed is part of a larger one. Nothing is overwritten, and the folder appears whole or not at all.
+    `sample.json` has notes on what was left out and on classes that have fewer files than were asked for.
+
+    Args:
+        source: Folder, archive or URL of images: class folders, or one folder with the label in the names.
+        folder: Where the sample goes; absent or empty, and not inside `source`.
+        per_class: How many files of each class; a class that has fewer gives all it has.
+        seed: Chooses which.
+        pattern: The label in a file's name, as `label_pattern` of `flat_folder`. None takes class folders, or
+            the last number of the name where all images lie in one folder (or in those of the sides).
+
+    Raises:
+        FileExistsError: Something is in `folder`.
+        ValueError: `per_class` is below 1, or `folder` lies in `source`.
+        OSError: The files cannot be read or written.
+    """
+    checks.positive("per_class", per_class)
+    place, folder = open_place(source), Path(folder).expanduser().absolute()
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        rule = "be absent or an empty folder"
+        raise FileExistsError(checks.message("folder", rule, str(folder), "Choose another name."))
+    if place.path.is_dir() and place.path.resolve() in folder.resolve().parents:
+        rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
+        raise ValueError(checks.message("folder", rule, str(folder), "Choose a place next to it."))
+    layout = of(place, pattern)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in layout.images:
+        groups.setdefault((each.side, each.label), []).append(each.file.name)
+    files, fewer, counts = [], [], {side: {} for side, _ in groups}
+    for (side, name), members in groups.items():
+        order = torch.randperm(len(members), generator=keyed_generator("files", seed, side, name))
+        files += [members[row] for row in order[:per_class].sort().values.tolist()]
+        counts[side][name] = min(per_class, len(members))
+        if len(members) < per_class:
+            under = "" if side == "any" else f" in {side}/"
+            fewer.append(f"{name}{under} ({len(members):,} of {per_class:,})")
+    notes = [f"Classes with fewer files than were asked for: {first(fewer)}."] if fewer else []
+    record = {"source": str(source), "per_class": per_class, "seed": seed, "pattern": pattern}
+    record |= {"counts": counts, "notes": [*layout.notes, *notes], "files": files}
+    with workspace.whole_folder(folder) as draft:
+        for name in files:
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            (draft / name).write_bytes(place.read(name))
+        written = json.dumps(record, indent=2, ensure_ascii=False)
+        (draft / "sample.json").write_text(written, encoding="utf-8", errors="backslashreplace")
+    return folder

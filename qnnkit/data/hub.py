@@ -12,7 +12,7 @@ from typing import Any
 
 from qnnkit import checks, words
 from qnnkit.data.folders import SIDES
-from qnnkit.data.images import split_stack, stack_files
+from qnnkit.data.images import form_of, split_stack, stack_files
 from qnnkit.data.places import first, left_out, refusal
 from qnnkit.data.splits import ImageSplits
 
@@ -103,14 +103,7 @@ def quiet() -> Iterator[None]:
             bars.enable_progress_bar()
 
 
-def hub_images(
-    name: str,
-    root: str | Path | None = None,
-    *,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    **options: Any,
-) -> ImageSplits:
+def hub_images(name: str, root: str | Path | None = None, **options: Any) -> ImageSplits:
     """The images and class labels of a dataset on the Hub, in its first columns of these kinds.
 
     Splits called train, validation (or val) and test are kept; of a single one they are drawn. Other columns,
@@ -119,17 +112,14 @@ def hub_images(
     Args:
         name: As on the Hub; with a configuration as "name:configuration".
         root: Must be left out.
-        image_size: As in `class_folder`.
-        grey: As in `class_folder`.
         options: As in `class_folder`.
 
     Raises:
         ValueError: The dataset cannot be read, or holds no labelled images.
     """
     if root:
-        raise refusal(
-            "be left out for a dataset of the Hub", str(root), "Leave it out, or choose a dataset of files."
-        )
+        step = "Leave it out, or choose a dataset of files."
+        raise refusal("be left out for a dataset of the Hub", str(root), step)
     import datasets
 
     path, _, configuration = name.partition(":")
@@ -139,11 +129,10 @@ def hub_images(
         rule, reason = "be a dataset of the Hub that can be read", words.first_line(error)
         raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {reason}.")) from None
     features = next(iter(found.values())).features
-    columns = {
-        kind: next((key for key in features if isinstance(features[key], kind)), None)
-        for kind in (datasets.Image, datasets.ClassLabel)
-    }
-    image, label = columns.values()
+    kinds = (datasets.Image, datasets.ClassLabel)
+    image, label = (
+        next((key for key in features if isinstance(features[key], kind)), None) for kind in kinds
+    )
     if image is None or label is None:
         step = "Of text, write `to_json('a.jsonl')` and use the dataset text."
         rule = "hold a column of images and one of class labels"
@@ -165,6 +154,6 @@ def hub_images(
     why = {"splits": [side for side in found if side not in parts]}
     why["columns"] = [key for key in features if key not in (image, label)]
     why["images without a label"] = [source for _, _, source in unlabelled]
-    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
-    stack = stack_files(content, files, tuple(features[label].names), notes=left_out(why), **form)
+    classes = tuple(features[label].names)
+    stack = stack_files(content, files, classes, notes=left_out(why), **form_of(options))
     return split_stack(f"hub:{name}", stack, **options)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image, ImageOps
 
-from qnnkit import checks
-from qnnkit.data import duplicates
-from qnnkit.data.duplicates import Content
-from qnnkit.data.places import MAX_BYTES, first, refusal
-from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, split_rows
+from qnnkit import __version__, checks
+from qnnkit.data import cache
+from qnnkit.data.places import MAX_BYTES, Member, first, refusal
+from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -79,21 +81,43 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
 class Stack:
     """Images of one size and mode, not split yet."""
 
-    images: np.ndarray  # uint8, (n, height, width) or (n, height, width, 3)
-    labels: np.ndarray  # indices into the classes, int64, (n,)
+    whole: ImageSet
     sides: np.ndarray  # indices into SIDES, uint8, (n,)
-    sources: tuple[str, ...]
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
-    def tensor(self, rows: np.ndarray) -> torch.Tensor:
-        """Some of the images, uint8 (n, channels, height, width)."""
-        pixels = torch.from_numpy(self.images[rows])
-        return pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
+
+FORMAT = 3
+"""Of what is kept; another number when the same key is to mean other values."""
+
+
+def stacked(members: Iterable[Member], options: Mapping[str, object], make: Callable[[], Stack]) -> Stack:
+    """What `make` gives, read from `datasets/` of the workspace once it has been made; see `cache.kept`.
+
+    The key is over names, sizes and times of the files, and over the options.
+    """
+    digest = hashlib.sha256(repr((FORMAT, __version__, PIL.__version__, sorted(options.items()))).encode())
+    for member in members:
+        digest.update(repr((member.name, member.size, member.stamp)).encode())
+
+    def tensors() -> dict[str, torch.Tensor]:
+        stack = make()
+        texts = json.dumps([stack.whole.sources, stack.classes, stack.notes]).encode()
+        images, labels, sides = stack.whole.images, stack.whole.labels, torch.from_numpy(stack.sides)
+        texts = torch.frombuffer(bytearray(texts), dtype=torch.uint8)
+        return {"images": images, "labels": labels, "sides": sides, "texts": texts}
+
+    values = cache.kept("datasets", digest.hexdigest(), tensors, what="Images")
+    sources, classes, notes = map(tuple, json.loads(values["texts"].numpy().tobytes()))
+    return Stack(
+        ImageSet(values["images"], values["labels"], sources), values["sides"].numpy(), classes, notes
+    )
 
 
 File = tuple[str, int, str]
 """Side, label and source of an image."""
+Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
 
 
 def stack_files(
@@ -138,18 +162,14 @@ def stack_files(
         side, label = min(lacking)
         found = f"none in {classes[label] if classes else 'all'!r} ({side})"
         raise refusal("hold a readable image of every class", found, notes[-1])
-    return _stacked(list(pictures), list(pictures.values()), classes, notes, size, grey)
-
-
-Parts = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
+    return _of_one_form(pictures, list(pictures.values()), classes, notes, size, grey)
 
 
 def stack_arrays(
     parts: Parts,
     classes: tuple[str, ...],
     *,
-    image_size: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
     grey: bool | None = None,
     notes: Sequence[str] = (),
     prefix: str = "",
@@ -159,7 +179,7 @@ def stack_arrays(
     Args:
         parts: The arrays.
         classes: The name of each label.
-        image_size: As in `class_folder`.
+        image_size: As in `class_folder`; or (height, width).
         grey: As in `class_folder`.
         notes: What to tell before what happens here.
         prefix: Of the sources, `<prefix><side>/<row>`; without the side where there is only one.
@@ -167,19 +187,17 @@ def stack_arrays(
     Raises:
         ValueError: A part has not as many labels as images, or other sizes than the next.
     """
-    counts = {side: (len(images), len(labels)) for side, (images, labels) in parts.items()}
-    if uneven := {side: f"{n:,} images, {m:,} labels" for side, (n, m) in counts.items() if n != m}:
+    if uneven := [f"{len(x):,} images, {len(y):,} labels" for x, y in parts.values() if len(x) != len(y)]:
         raise refusal("hold a label for each image", uneven, "Get both from the same place.")
-    shapes = {side: images.shape[1:] for side, (images, _) in parts.items()}
-    if len(set(shapes.values())) > 1:
-        raise refusal("hold images of one size", shapes, "Resize them first.")
+    if len(shapes := {images.shape[1:] for images, _ in parts.values()}) > 1:
+        raise refusal("hold images of one size", sorted(shapes), "Resize them first.")
     files, pictures = [], []
     for side, (images, labels) in parts.items():
         before = prefix if len(parts) == 1 else f"{prefix}{side}/"
         files += [(side, label, f"{before}{row}") for row, label in enumerate(labels.tolist())]
         mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
         pictures += [Picture(pixels, size, mode) for pixels in images]
-    return _stacked(files, pictures, classes, notes, _as_size(image_size), grey)
+    return _of_one_form(files, pictures, classes, notes, _as_size(image_size), grey)
 
 
 def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -190,8 +208,8 @@ def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None
     return image_size, image_size
 
 
-def _stacked(
-    files: Sequence[File],
+def _of_one_form(
+    files: Iterable[File],
     pictures: Sequence[Picture],
     classes: tuple[str, ...],
     notes: Sequence[str],
@@ -212,59 +230,52 @@ def _stacked(
     if others := [picture.mode for picture in pictures if picture.mode != mode]:
         change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(others)))}"
         notes.append(f"Converted {len(others):,} of {total:,} images to {change}.")
-    images = np.stack([fit(picture.pixels, size, mode) for picture in pictures])
-    indices = np.array([SIDES.index(side) for side in sides], np.uint8)
-    return Stack(images, np.array(labels, np.int64), indices, sources, classes, tuple(notes))
+    images = np.empty((total, 1 if grey else 3, *size), np.uint8)
+    for row, picture in enumerate(pictures):
+        images[row] = fit(picture.pixels, size, mode).reshape(*size, -1).transpose(2, 0, 1)
+    whole = ImageSet(torch.from_numpy(images), torch.tensor(labels), sources)
+    return Stack(whole, np.array([SIDES.index(side) for side in sides], np.uint8), classes, tuple(notes))
 
 
-def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], **options: Any) -> ImageSplits:
+def form_of(options: dict[str, Any]) -> dict[str, Any]:
+    """What is asked of the form of images, `image_size` and `grey`, taken out of the options of a dataset."""
+    return {name: options.pop(name, None) for name in ("image_size", "grey")}
+
+
+def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], prefix: str = "", **options: Any) -> Any:
     """The dataset called `name`, of arrays: `stack_arrays`, then `split_stack`, each with its options."""
-    form = {key: options.pop(key) for key in ("image_size", "grey", "notes", "prefix") if key in options}
-    return split_stack(name, stack_arrays(parts, classes, **form), **options)
+    stack = stack_arrays(parts, classes, prefix=prefix, **form_of(options))
+    return split_stack(name, stack, **options)
 
 
-def split_stack(
-    name: str,
-    stack: Stack,
-    *,
-    top: str | None = None,
-    split_seed: int = 0,
-    validation_fraction: float = 0.2,
-    test_fraction: float = 0.2,
-) -> ImageSplits:
-    """The dataset called `name`, split by `split_rows`: its own parts where it brings them.
-
-    Where it brings a test part, `validation_fraction` is that of its training part and `test_fraction` is
-    unused. With `top`, the folder around everything, images are files, and the hashes of their names decide.
-    """
-
-    def gather(rows: np.ndarray) -> ImageSet:
-        sources = tuple(stack.sources[row] for row in rows)
-        return ImageSet(stack.tensor(rows), torch.from_numpy(stack.labels[rows]), sources)
-
+def split_stack(name: str, stack: Stack, **options: Any) -> ImageSplits:
+    """The dataset called `name`, split by `split` with its options."""
     if len(stack.classes) < 2:
         step = "A net needs something to tell apart: check the files, or label_pattern."
         raise refusal("hold two or more classes", list(stack.classes), step)
-    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    (train, validation, test), notes = split(stack, gather, top, split_seed=split_seed, **shares)
-    return ImageSplits(name, train, validation, test, stack.classes, notes=(*stack.notes, *notes))
+    sets, notes = split(stack, **options)
+    return ImageSplits(name, *sets, classes=stack.classes, notes=notes)
 
 
-def split(
-    stack: Stack, gather: Callable[[np.ndarray], Any], top: str | None, **options: Any
-) -> tuple[list[Any], list[str]]:
-    """What `gather` makes of the rows of train, validation and test; and notes on these."""
-    names = None if top is None else [source.removeprefix(top) for source in stack.sources]
-    rows = split_rows(stack.labels, stack.classes or ("",), names=names, sides=stack.sides, **options)
-    notes = []
+def split(stack: Stack, top: str | None = None, **options: Any) -> tuple[list[ImageSet], tuple[str, ...]]:
+    """The images of train, validation and test; and the notes, with those on splits.
+
+    Args:
+        stack: Its own parts are kept where it brings them. Where it brings a test part, `validation_fraction`
+            is that of its training part and `test_fraction` is unused.
+        top: The folder around everything where images are files: the hashes of their names decide then.
+        options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
+    """
+    whole, notes = stack.whole, list(stack.notes)
+    names = None if top is None else [source.removeprefix(top) for source in whole.sources]
+    labels, classes = whole.labels.numpy(), stack.classes or ("",)
+    rows = split_rows(labels, classes, names=names, sides=stack.sides, **options)
     if stack.sides.any() and SIDES.index("test") not in stack.sides:
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
+    every = whole.images.numpy()
     same = {
-        side: (
-            Content(np.ascontiguousarray(stack.images[i]).data, stack.sources[i], int(stack.labels[i]))
-            for i in chosen
-        )
+        side: ((every[i].data, whole.sources[i], int(labels[i])) for i in chosen)
         for side, chosen in zip(SPLITS, rows, strict=True)
     }
-    notes += duplicates.notes(same, "images", "pixel for pixel")
-    return [gather(chosen) for chosen in rows], notes
+    notes += duplicates(same, "images", "pixel for pixel")
+    return [whole.at(torch.from_numpy(chosen)) for chosen in rows], tuple(notes)

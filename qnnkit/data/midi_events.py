@@ -3,63 +3,71 @@
 A row begins with the kind of its event; the event's parameters follow in a fixed order, then padding. Time is
 in 16ths of a quarter: `time1` counts quarters since the event before, `time2` is the 16th within a quarter.
 The format is that of github.com/SkyTNT/midi-model, versions v1 and v2.
+
+Between a score and its rows, an event is a dictionary: its `kind`, its `time` in 16ths from the beginning,
+and a value for each parameter that `EVENTS` lists.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qnnkit import checks, workspace
 
-_WHEN = ("time1", "time2", "track")
 _V1 = {
-    "note": (*_WHEN, "duration", "channel", "pitch", "velocity"),
-    "patch_change": (*_WHEN, "channel", "patch"),
-    "control_change": (*_WHEN, "channel", "controller", "value"),
-    "set_tempo": (*_WHEN, "bpm"),
+    "note": ("duration", "channel", "pitch", "velocity"),
+    "patch_change": ("channel", "patch"),
+    "control_change": ("channel", "controller", "value"),
+    "set_tempo": ("bpm",),
 }
 _V2 = _V1 | {
-    "note": (*_WHEN, "channel", "pitch", "velocity", "duration"),
-    "time_signature": (*_WHEN, "nn", "dd"),
-    "key_signature": (*_WHEN, "sf", "mi"),
+    "note": ("channel", "pitch", "velocity", "duration"),
+    "time_signature": ("nn", "dd"),
+    "key_signature": ("sf", "mi"),
 }
 EVENTS = {"v1": _V1, "v2": _V2}
-"""Version -> kinds of events in the order of their tokens -> their parameters in the order of a row."""
-_SIZES = {"time1": 128, "time2": 16, "duration": 2048, "track": 128, "channel": 16, "pitch": 128}
-_SIZES |= {"velocity": 128, "patch": 128, "controller": 128, "value": 128}
-SIZES = {"v1": _SIZES | {"bpm": 256}, "v2": _SIZES | {"bpm": 384, "nn": 16, "dd": 4, "sf": 15, "mi": 2}}
-"""Version -> parameters in the order of their tokens -> how many values each has."""
+"""Version -> kinds of events in the order of their tokens -> their parameters in the order of a row.
+Each row has `time1`, `time2` and `track` before these."""
 PAD, BOS, EOS, WIDTH = 0, 1, 2, 8
+_MARKS = {"pad": (PAD,), "mark": (BOS, EOS)}
+_SHARED = {"time1": range(128), "time2": range(16), "duration": range(2048), "track": range(128)}
+_SHARED |= {"channel": range(16), "pitch": range(128), "velocity": range(128), "patch": range(128)}
+_SHARED |= {"controller": range(128), "value": range(128)}
+_SIGNS = {"nn": range(1, 17), "dd": (2, 4, 8, 16), "sf": range(-7, 8), "mi": range(2)}
+VALUES: dict[str, dict[str, Sequence[Any]]] = {
+    "v1": {**_MARKS, "kind": (*_V1,), **_SHARED, "bpm": (1, *range(1, 256))},
+    "v2": {**_MARKS, "kind": (*_V2,), **_SHARED, "bpm": (1, *range(1, 384)), **_SIGNS},
+}
+"""Version -> parameters in the order of their tokens -> the values that these stand for, in their order."""
+SYMUSIC = {
+    "time_signature": ("time_signatures", "TimeSignature", {"nn": "numerator", "dd": "denominator"}),
+    "key_signature": ("key_signatures", "KeySignature", {"sf": "key", "mi": "tonality"}),
+    "set_tempo": ("tempos", "Tempo", {"bpm": "qpm"}),
+    "patch_change": ("", "", {}),
+    "control_change": ("controls", "ControlChange", {"controller": "number", "value": "value"}),
+    "note": ("notes", "Note", {"duration": "duration", "pitch": "pitch", "velocity": "velocity"}),
+}
+"""Kinds, in their order at one time in one track -> list and class of symusic, parameters and its names."""
 FILE = "midi_events.json"
 DRUMS, GRID, TICKS = 9, 16, 480
 """Channel of drums; times in a quarter; ticks of a quarter in what is decoded."""
 STEP = 4
 """Tempos and values of controllers that change by less are left out, as they are for the published models."""
-_ORDER = ("time_signature", "key_signature", "set_tempo", "patch_change", "control_change", "note")
-"""Of events at one time in one track."""
+_SCALES = {frozenset((7 * key + i) % 12 for i in (0, 2, 4, 5, 7, 9, 11)): key for key in range(-5, 7)}
+"""Pitches of a major scale, C = 0 -> its sharps; flats are negative."""
+
+Event = dict[str, Any]
 
 
-class _Event(NamedTuple):
-    time: int  # in 16ths
-    track: int
-    order: int  # of its kind, in _ORDER
-    values: tuple[int, ...]  # those of its row, but for time and track
-
-    @property
-    def kind(self) -> str:
-        return _ORDER[self.order]
-
-
-@dataclass(frozen=True)
+@dataclass
 class MidiEvents:
     """The tokenizer of SkyTNT's `midi_model`.
 
@@ -71,12 +79,20 @@ class MidiEvents:
     """
 
     version: str = "v2"
-    width: ClassVar[int] = WIDTH
-    bos: ClassVar[int] = BOS
-    pad: ClassVar[int] = PAD
+    width, bos, pad = WIDTH, BOS, PAD  # of all
 
     def __post_init__(self) -> None:
         checks.choice("version", self.version, EVENTS)
+        self.values, self.tokens, first = VALUES[self.version], {}, 0
+        """Parameter -> its values; parameter -> the tokens of these."""
+        for name, values in self.values.items():
+            self.tokens[name] = range(first, first := first + len(values))
+        self.rows = {}
+        """Token of a kind -> the parameters in the eight places of its row."""
+        for token, names in zip(self.tokens["kind"], EVENTS[self.version].values(), strict=True):
+            self.rows[token] = ("kind", "time1", "time2", "track", *names, *["pad"] * WIDTH)[:WIDTH]
+        self.borders, self.pitches = self.tokens["kind"], self.tokens["pitch"]
+        """Tokens at which a block may begin; those of the pitches, drums' too, from the lowest on."""
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> MidiEvents | None:
@@ -92,41 +108,8 @@ class MidiEvents:
         content = {"model_type": "midi_model", "tokenizer": {"version": self.version}}
         workspace.write_json(Path(folder) / FILE, content)
 
-    @cached_property
-    def kinds(self) -> dict[str, int]:
-        """Kind of event -> its token."""
-        return {kind: EOS + 1 + i for i, kind in enumerate(EVENTS[self.version])}
-
-    @cached_property
-    def tokens(self) -> dict[str, range]:
-        """Parameter -> its tokens, from the value 0 on."""
-        first, found = EOS + 1 + len(self.kinds), {}
-        for name, size in SIZES[self.version].items():
-            found[name] = range(first, first := first + size)
-        return found
-
-    @cached_property
-    def rows(self) -> dict[int, tuple[range, ...]]:
-        """Token of a kind -> the tokens that each of the seven places behind it may have."""
-        padding = (range(PAD, PAD + 1),) * WIDTH
-        kinds = {self.kinds[kind]: names for kind, names in EVENTS[self.version].items()} | {BOS: (), EOS: ()}
-        return {
-            kind: (*(self.tokens[name] for name in names), *padding)[: WIDTH - 1]
-            for kind, names in kinds.items()
-        }
-
-    @cached_property
-    def borders(self) -> frozenset[int]:
-        """Tokens at which a block may begin: those of kinds, with which rows begin."""
-        return frozenset(self.kinds.values())
-
-    @property
-    def pitches(self) -> range:
-        """Tokens of the pitches, drums' too, from the lowest on."""
-        return self.tokens["pitch"]
-
     def __len__(self) -> int:
-        return max(tokens.stop for tokens in self.tokens.values())
+        return sum(map(len, self.values.values()))
 
     def encode(self, score: Any) -> tuple[list[int], Counter[str]]:
         """The tokens of a `symusic.Score`, between a row of BOS and one of EOS; and what they do not hold.
@@ -140,79 +123,56 @@ class MidiEvents:
             Tokens, 8 for each event; and what was left out -> how often.
         """
         lost: Counter[str] = Counter()
-        rows, beat, bpm = [self._row(BOS)], 0, 120
-        for event in _settled(sorted(self._events(score, lost))):
-            while event.time // GRID - beat >= _SIZES["time1"]:
-                rows.append(self._row(self.kinds["set_tempo"], (_SIZES["time1"] - 1, 0, 0, bpm)))
-                beat += _SIZES["time1"] - 1
-            when = (event.time // GRID - beat, event.time % GRID, event.track)
-            rows.append(self._row(self.kinds[event.kind], (*when, *event.values)))
-            beat = event.time // GRID
-            bpm = event.values[0] if event.kind == "set_tempo" else bpm
-        return [token for row in (*rows, self._row(EOS)) for token in row], +lost
+        events = [each for each in _events(score, self.values, lost) if self._holds(each, lost)]
+        events.sort(key=lambda each: (*_place(each), self._row(each, 0)))
+        ids, beat, bpm, most = [BOS, *[PAD] * (WIDTH - 1)], 0, 120, self.values["time1"][-1]
+        for event in _settled(events):
+            while (wait := event["time"] // GRID - beat) > most:
+                ids += self._row({"kind": "set_tempo", "time": 0, "track": 0, "bpm": bpm}, most)
+                beat += most
+            ids += self._row(event, wait)
+            beat, bpm = beat + wait, event.get("bpm", bpm)
+        return [*ids, EOS, *[PAD] * (WIDTH - 1)], +lost
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The `symusic.Score` of rows of tokens; what is no whole event of the format is passed over."""
-        from symusic import ControlChange, KeySignature, Note, Score, Tempo, TimeSignature, Track
+        import symusic
 
-        score: Any = Score(TICKS)
-        new: Any = Track
-        tracks, notes, programs, beat = defaultdict(new), defaultdict(list), Counter(), 0
-        kinds = {token: kind for kind, token in self.kinds.items()}
-        for row in zip(*[iter(ids)] * WIDTH, strict=False):
-            if row[0] not in kinds or not all(map(range.__contains__, self.rows[row[0]], row[1:])):
-                continue
-            kind = kinds[row[0]]
-            of = {
-                name: token - self.tokens[name].start
-                for name, token in zip(EVENTS[self.version][kind], row[1:], strict=False)
-            }
-            beat += of["time1"]
-            time = (beat * GRID + of["time2"]) * TICKS // GRID
-            key = of["track"], of.get("channel", 0), programs[of.get("channel", 0)]
-            if kind == "note":
-                notes[key].append((time, of["duration"] * TICKS // GRID, of["pitch"], of["velocity"]))
-            elif kind == "patch_change":
-                programs[of["channel"]] = of["patch"]
-            elif kind == "control_change":
-                tracks[key].controls.append(ControlChange(time, of["controller"], of["value"]))
-            elif kind == "set_tempo":
-                score.tempos.append(Tempo(time, float(max(1, of["bpm"]))))
-            elif kind == "time_signature":
-                score.time_signatures.append(TimeSignature(time, of["nn"] + 1, 2 ** (of["dd"] + 1)))
+        score: Any = symusic.Score(GRID)
+        tracks, programs = defaultdict(list), Counter()
+        for event in self._read(ids):
+            channel = event.get("channel", -1)
+            if event["kind"] == "patch_change":
+                programs[channel] = event["patch"]
             else:
-                score.key_signatures.append(KeySignature(time, of["sf"] - 7, of["mi"]))
-        for number, channel, program in sorted(notes):
-            track: Any = tracks[number, channel, program]
-            track.program, track.is_drum = program, channel == DRUMS
-            for note in _apart(sorted(notes[number, channel, program])):
-                track.notes.append(Note(*note))
-            score.tracks.append(track)
-        return score
+                tracks[event["track"], channel, programs[channel]].append(event)
+        for (_, channel, program), events in sorted(tracks.items(), key=itemgetter(0)):
+            of: Any = symusic.Track("", program, channel == DRUMS) if channel >= 0 else score
+            events.sort(key=lambda event: [event.get(name, -1) for name in ("time", *SYMUSIC["note"][2])])
+            for event in _apart(events):
+                field, name, names = SYMUSIC[event["kind"]]
+                getattr(of, field).append(getattr(symusic, name)(event["time"], *(event[n] for n in names)))
+            if channel >= 0 and of.notes:
+                score.tracks.append(of)
+        return score.resample(TICKS)
 
     def first_bars(self, ids: Sequence[int], n_bars: int) -> int:
         """How many of the tokens are before the end of the bar `n_bars`, of four quarters each."""
-        if len(ids) % WIDTH:  # in the midst of an event
-            return len(ids)
-        waits = torch.tensor(ids).view(-1, WIDTH)[:, 1] - self.tokens["time1"].start
+        waits = torch.tensor(ids[1::WIDTH]) - self.tokens["time1"].start
         after = (waits.clamp(min=0).cumsum(0) >= 4 * n_bars).nonzero()  # marks do not wait
         return WIDTH * int(after[0]) if len(after) else len(ids)
 
     def is_pitch(self, ids: Tensor) -> Tensor:
         """Which tokens are pitches of notes but drums, in rows of shape (n, length)."""
-        before = ids.roll(1, dims=1)  # the channel
-        return (
-            (ids >= self.pitches.start)
-            & (ids < self.pitches.stop)
-            & (before != self.tokens["channel"][DRUMS])
-        )
+        pitches, is_drum = self.pitches, ids.roll(1, dims=1) == self.tokens["channel"][DRUMS]
+        return (ids >= pitches.start) & (ids < pitches.stop) & ~is_drum
 
     def shifted(self, ids: Tensor, shift: Tensor) -> Tensor:
         """Rows with notes so many semitones, (n, 1), higher, and key signatures with them; drums stay."""
         new = ids + shift * self.is_pitch(ids)
         if "sf" not in self.tokens:
             return new
-        is_key = ids.roll(4, dims=1) == self.kinds["key_signature"]
+        is_key = ids.roll(4, dims=1) == self.tokens["kind"][-1]
         sharps = ids - self.tokens["sf"][7]
         key = (7 * (7 * sharps + shift)) % 12  # a semitone is seven fifths
         is_minor = ids.roll(-1, dims=1) == self.tokens["mi"][1]
@@ -226,143 +186,147 @@ class MidiEvents:
             ids: Rows so far, the last one maybe in part; of shape (batch, n).
             scores: Logits, of shape (batch, vocabulary).
         """
-        place, forbidden = ids.shape[1] % WIDTH, torch.ones_like(scores, dtype=torch.bool)
-        if place == 0:
-            forbidden[:, [*self.kinds.values()]] = False
-        else:
-            for i, kind in enumerate(ids[:, -place].tolist()):
-                these = self.rows[kind][place - 1]
-                forbidden[i, these.start : these.stop] = False
-        return scores.masked_fill(forbidden, -math.inf)
+        place, mask = ids.shape[1] % WIDTH, torch.full_like(scores, -torch.inf)
+        for row, begin in zip(mask, ids[:, -place].tolist(), strict=True):
+            tokens = self.tokens[self.rows.get(begin, ("pad",) * WIDTH)[place] if place else "kind"]
+            row[tokens.start : tokens.stop] = 0
+        return scores + mask
 
-    def _row(self, kind: int, values: Iterable[int] = ()) -> list[int]:
-        row = [kind, *(place[value] for place, value in zip(self.rows[kind], values, strict=False))]
-        return row + [PAD] * (WIDTH - len(row))
+    def _holds(self, event: Event, lost: Counter[str]) -> bool:
+        """Whether an event has a row; one that has none is counted in `lost`."""
+        names = ("kind", "track", *EVENTS[self.version].get(event["kind"], ()))
+        holds = all(event[name] in self.values[name] for name in names)
+        lost[event["kind"].replace("_", " ") + "s"] += not holds
+        return holds
 
-    def _events(self, score: Any, lost: Counter[str]) -> Iterator[_Event]:
-        """The events of a score, at times of its own; what does not fit is counted in `lost`."""
+    def _row(self, event: Event, wait: int) -> list[int]:
+        """The tokens of an event that comes so many quarters after the one before."""
+        event = event | {"time1": wait, "time2": event["time"] % GRID, "pad": PAD}
+        kind = self.tokens["kind"][self.values["kind"].index(event["kind"])]
+        return [self.tokens[name][self.values[name].index(event[name])] for name in self.rows[kind]]
 
-        def in_16ths(ticks: int) -> int:
-            return round(GRID * ticks / score.tpq)
-
-        def event(ticks: int, track: int, kind: str, *values: int) -> _Event:
-            return _Event(in_16ths(ticks), track, _ORDER.index(kind), values)
-
-        last, sizes, names = 0, SIZES[self.version], EVENTS[self.version]["note"][3:]
-        for tempo in sorted(score.tempos, key=lambda each: each.time):
-            bpm = min(int(60e6 / max(1, tempo.mspq)), sizes["bpm"] - 1)
-            if abs(bpm - last) < STEP:
-                lost[f"tempos that change by less than {STEP}"] += 1
-                continue
-            last = bpm
-            yield event(tempo.time, 0, "set_tempo", bpm)
-        for each in score.time_signatures:
-            beats, unit = each.numerator - 1, math.log2(each.denominator) - 1
-            if "nn" in sizes and beats in range(sizes["nn"]) and unit in range(sizes["dd"]):
-                yield event(each.time, 0, "time_signature", beats, int(unit))
-            else:
-                lost["time signatures"] += 1
-        tracks = _numbered(score, lost)
-        for number, (channel, first, track) in enumerate(tracks, start=1):
-            yield event(first, number, "patch_change", channel, track.program)
-            values: Counter[int] = Counter()
-            for each in sorted(track.controls, key=lambda each: each.time):
-                if abs(each.value - values[each.number]) < STEP:
-                    lost[f"control changes by less than {STEP}"] += 1
-                    continue
-                values[each.number] = each.value
-                yield event(each.time, number, "control_change", channel, each.number, each.value)
-            notes = _apart(
-                [
-                    (in_16ths(each.time), max(1, in_16ths(each.duration)), each.pitch, each.velocity)
-                    for each in sorted(track.notes, key=lambda each: each.time)
-                ]
-            )
-            for time, length, pitch, velocity in notes:
-                of = {"channel": channel, "pitch": pitch, "velocity": velocity}
-                of["duration"] = min(length, sizes["duration"] - 1)
-                yield _Event(time, number, _ORDER.index("note"), tuple(of[name] for name in names))
-                lost[f"ends of notes after {sizes['duration'] - 1:,} 16ths"] += of["duration"] != length
-            lost["notes of one time and pitch"] += len(track.notes) - len(notes)
-            lost["pitch bends"] += len(track.pitch_bends)
-            lost["lyrics"] += len(track.lyrics)
-        if "sf" not in sizes:
-            lost["key signatures"] += len(score.key_signatures)
-            return
-        for ticks, number, sharps, is_minor in _keys(score, tracks):
-            yield event(ticks, number, "key_signature", sharps + 7, is_minor)
+    def _read(self, ids: Sequence[int]) -> Iterator[Event]:
+        """The events of rows of tokens."""
+        beat = 0
+        for row in zip(*[iter(ids)] * WIDTH, strict=False):
+            places = [*zip(self.rows.get(row[0], ()), row, strict=False)]
+            if places and all(token in self.tokens[name] for name, token in places):
+                event = {name: self.values[name][self.tokens[name].index(token)] for name, token in places}
+                beat += event["time1"]
+                yield event | {"time": beat * GRID + event["time2"]}
 
 
-def _numbered(score: Any, lost: Counter[str]) -> list[tuple[int, int, Any]]:
+def _place(event: Event) -> tuple[int, int, int]:
+    return event["time"], event["track"], [*SYMUSIC].index(event["kind"])
+
+
+def _events(score: Any, values: dict[str, Sequence[Any]], lost: Counter[str]) -> Iterator[Event]:
+    """The events of a score, whether or not a row can hold them.
+
+    Args:
+        score: A `symusic.Score`.
+        values: Of each parameter; tempos and durations are cut at the largest.
+        lost: Counts what is left out.
+    """
+
+    def in_16ths(ticks: int) -> int:
+        return round(GRID * ticks / score.tpq)
+
+    def read(kind: str, of: Any, track: int = 0, **where: int) -> list[Event]:
+        field, _, names = SYMUSIC[kind]
+        return [
+            {"kind": kind, "time": in_16ths(each.time), "track": track, **where}
+            | {name: getattr(each, attribute) for name, attribute in names.items()}
+            for each in sorted(getattr(of, field), key=lambda each: each.time)
+        ]
+
+    tracks = _channels(score, lost)
+    tempos, keys = read("set_tempo", score), read("key_signature", score)
+    for event in tempos:
+        event["bpm"] = min(int(event["bpm"]), values["bpm"][-1])
+    if "sf" in values and not any(event["sf"] for event in keys):
+        keys = _keys(tracks)
+    yield from (*_changes("bpm", tempos, lost), *read("time_signature", score), *keys)
+    for number, (channel, first, track) in enumerate(tracks, start=1):
+        where = {"track": number, "channel": channel}
+        yield {"kind": "patch_change", "time": in_16ths(first), "patch": track.program, **where}
+        yield from _changes("value", read("control_change", track, **where), lost)
+        notes = read("note", track, **where)
+        for event in notes:
+            event["duration"] = max(1, in_16ths(event["duration"]))
+        most = values["duration"][-1]
+        for event in (apart := _apart(notes)):
+            lost[f"ends of notes after {most:,} 16ths"] += event["duration"] > most
+            yield event | {"duration": min(event["duration"], most)}
+        lost["notes of one time and pitch"] += len(notes) - len(apart)
+        lost.update({"pitch bends": len(track.pitch_bends), "lyrics": len(track.lyrics)})
+
+
+def _channels(score: Any, lost: Counter[str]) -> list[tuple[int, int, Any]]:
     """(Channel, when its program is set, track) of each track with notes, in the order of channels.
 
     Drums are on channel 9. Each other track has a channel of its own; where there are more, the one whose
     notes are over, or not begun.
     """
     spans: dict[int, list[tuple[int, int]]] = {channel: [] for channel in range(16)}
-    found = []
+    channels = []
     for track in (track for track in score.tracks if track.notes):
         begin, end = track.start(), track.end()
-        free = [
-            channel
-            for channel in sorted(spans.keys() - {DRUMS}, key=lambda each: (bool(spans[each]), each))
-            if all(end <= start or begin >= stop for start, stop in spans[channel])
-        ]
-        channel = DRUMS if track.is_drum else next(iter(free), None)
-        if channel is None or len(found) + 1 == _SIZES["track"]:
+        melodic = (each for each in spans if each != DRUMS)
+        free = [each for each in melodic if all(end <= a or b <= begin for a, b in spans[each])]
+        channel = DRUMS if track.is_drum else min(free, key=lambda each: bool(spans[each]), default=None)
+        if channel is None:
             lost["notes of tracks beyond 16 channels"] += len(track.notes)
             continue
-        found.append((channel, begin if spans[channel] else 0, track))
+        channels.append((channel, begin if spans[channel] else 0, track))
         spans[channel].append((begin, end))
-    return sorted(found, key=lambda each: each[0])
+    return sorted(channels, key=itemgetter(0))
 
 
-def _keys(score: Any, tracks: list[tuple[int, int, Any]]) -> list[tuple[int, int, int, int]]:
-    """(Time, track, sharps, whether minor) of each key signature: the score's, or those of its notes' key.
+def _keys(tracks: list[tuple[int, int, Any]]) -> list[Event]:
+    """Each track's signature of the key that a score's notes are in, for a score that names none.
 
-    A score with none but C major, which is what programs write that ask for no key, is looked at: are its
-    seven most frequent notes those of a major scale, each track has its key, and drums C major.
+    None and C major are one, as programs write that ask for no key. If the seven most frequent notes are
+    those of a major scale, each track has its key, and drums C major.
     """
-    told = [(each.time, 0, each.key, each.tonality) for each in score.key_signatures]
-    told = [each for each in told if -7 <= each[2] <= 7 and each[3] in (0, 1)]
-    if any(sharps for _, _, sharps, _ in told):
-        return told
-    count = Counter(
-        note.pitch % 12 for channel, _, track in tracks if channel != DRUMS for note in track.notes
-    )
-    common = count.most_common(7)
-    scale = {pitch for pitch, _ in common}
-    if sum(n for _, n in common) < 0.7 * count.total():
+    count = Counter(note.pitch % 12 for _, _, track in tracks if not track.is_drum for note in track.notes)
+    common = dict(count.most_common(7))
+    key = _SCALES.get(frozenset(common))
+    if key is None or sum(common.values()) < 0.7 * count.total():
         return []
-    for root in range(12):
-        if count and scale == {(root + step) % 12 for step in (0, 2, 4, 5, 7, 9, 11)}:
-            sharps = (7 * root + 5) % 12 - 5
-            return [
-                (0, number, 0 if channel == DRUMS else sharps, 0)
-                for number, (channel, _, _) in enumerate(tracks, start=1)
-            ]
-    return []
+    signature = {"kind": "key_signature", "time": 0, "mi": 0}
+    keys = (0 if channel == DRUMS else key for channel, _, _ in tracks)
+    return [signature | {"track": number, "sf": each} for number, each in enumerate(keys, start=1)]
 
 
-def _apart(notes: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """(Time, length, pitch, velocity) of notes in time; each ends where the next of its pitch begins."""
-    begins: dict[int, int] = {}
-    found = []
-    for time, length, pitch, velocity in reversed(notes):
-        length, begins[pitch] = min(length, begins.get(pitch, time + length) - time), time
-        if length > 0:
-            found.append((time, length, pitch, velocity))
-    return found[::-1]
-
-
-def _settled(events: Sequence[_Event]) -> list[_Event]:
-    """Events in order; what is set before the first note is at time 0, the last of what is set twice."""
-    first = next((event.time for event in events if event.kind == "note"), 0)
-    early, others = {}, []
+def _changes(name: str, events: list[Event], lost: Counter[str]) -> Iterator[Event]:
+    """Events in time whose value differs by `STEP` from the last one of the tempo or controller."""
+    last: Counter[Any] = Counter()
     for event in events:
-        if event.time > first or event.kind in ("note", "time_signature"):
-            others.append(event)
-            continue
-        of_channel = event.kind in ("patch_change", "control_change")
-        early[event.kind, event.track, event.values[:-1] if of_channel else ()] = event._replace(time=0)
-    return sorted([*early.values(), *others], key=lambda event: event[:3])
+        of = event.get("controller")
+        if abs(event[name] - last[of]) < STEP:
+            lost[f"{'tempo' if of is None else 'control'} changes by less than {STEP}"] += 1
+        else:
+            last[of] = event[name]
+            yield event
+
+
+def _apart(events: list[Event]) -> list[Event]:
+    """Events in time; a note now ends where the next of its pitch begins, if it has an end then."""
+    begins: dict[int, int] = {}
+    for event in (each for each in reversed(events) if "pitch" in each):
+        room = begins.get(event["pitch"], torch.inf) - event["time"]
+        event["duration"], begins[event["pitch"]] = min(event["duration"], room), event["time"]
+    return [event for event in events if event.get("duration") != 0]
+
+
+def _settled(events: list[Event]) -> list[Event]:
+    """Events in order; what is set before the first note is at time 0, the last of what is set twice."""
+    first = next((each["time"] for each in events if each["kind"] == "note"), 0)
+    settled: dict[Any, Event] = {}
+    for i, event in enumerate(events):
+        if event["time"] > first or event["kind"] in ("note", "time_signature"):
+            settled[i] = event
+        else:
+            settled[event["kind"], event["track"], event.get("controller")] = event | {"time": 0}
+    return sorted(settled.values(), key=_place)

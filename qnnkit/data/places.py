@@ -1,4 +1,4 @@
-"""Where a dataset's files are: a folder, an archive (unpacked once, see `archives`), or a single file."""
+"""Where a dataset's files are: a folder, an archive (see `archives`), a file, or an address, copied once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import os
 import re
 import stat
 import unicodedata
+import urllib.parse
+import urllib.request
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from qnnkit import checks
+from qnnkit import checks, words, workspace
 from qnnkit.data import archives
-from qnnkit.data.archives import ARCHIVES, MAX_BYTES, is_visible, refusal
+from qnnkit.data.archives import ARCHIVES, MAX_BYTES, is_visible, kept, refusal, shelf_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LINKS = "links or devices"
+TIMEOUT = 30.0
+"""Seconds without an answer after which an address counts as out of reach."""
+PLAIN = {"Accept-Encoding": "identity"}
+VOLATILE = ("name", "time", "atime", "ino", "nlink", "mode", "uid", "gid")
+"""What filesystems say of a file that may change while it does not; `time` is SFTP's last reading."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +44,7 @@ class Member:
 
     @property
     def is_image(self) -> bool:
-        return self.base.lower().endswith(SUFFIXES)
-
-
-@dataclass(frozen=True)
-class Level:
-    """What is directly in one folder, in natural order."""
-
-    folders: list[str]
-    files: list[Member]
-
-    @property
-    def images(self) -> list[Member]:
-        return [member for member in self.files if member.is_image]
+        return self.name.lower().endswith(SUFFIXES)
 
 
 _form: ContextVar[Literal["NFC", "NFD"] | None] = ContextVar("form", default="NFC")
@@ -79,20 +75,20 @@ class Place:
     Attributes:
         path: The folder or archive; of a single file, the folder that it is in.
         members: Every file, however deep, in natural order.
+        folders: The name of every folder.
         left_out: Names of links to nowhere or back to a folder above, of links in an archive, of devices.
 
     Example:
-        >>> with open_place(".") as place:
-        ...     isinstance(place.level("").folders, list)
+        >>> all(isinstance(member, Member) for member in open_place(".").members)
         True
     """
 
     def __init__(self, path: Path, folder: Path, left_out: list[str], only: str = "") -> None:
         self.path, self._folder, self.left_out = path, folder, [*left_out]
-        files, self._folders = {}, set()
+        files, self.folders = {}, set()
         for name, status in [(only, (folder / only).stat())] if only else self._walked(str(folder), "", ()):
             if status is None:
-                self._folders.add(plain(name))
+                self.folders.add(plain(name))
             else:
                 files[name] = Member(plain(name), status.st_size, status.st_mtime_ns)
         self.members = sorted(files.values(), key=lambda each: natural(each.name))
@@ -111,25 +107,14 @@ class Place:
                 name, status = above + entry.name, None
                 with contextlib.suppress(OSError):  # a link to nowhere, or to itself
                     status = entry.stat()
+                is_folder = status is not None and stat.S_ISDIR(status.st_mode)
                 if status is not None and stat.S_ISREG(status.st_mode):
                     yield name, status
-                elif (
-                    status is None
-                    or not stat.S_ISDIR(status.st_mode)
-                    or (entry.is_symlink() and os.path.realpath(entry.path) in trail)
-                ):
-                    self.left_out.append(name)
-                else:
+                elif is_folder and not (entry.is_symlink() and os.path.realpath(entry.path) in trail):
                     yield name, None
                     yield from self._walked(entry.path, f"{name}/", trail)
-
-    def level(self, name: str) -> Level:
-        above = f"{name}/" if name else ""
-        inside = [each[len(above) :] for each in self._folders if each.startswith(above)]
-        return Level(
-            sorted((each for each in inside if each and "/" not in each), key=natural),
-            [each for each in self.members if each.name == above + each.base],
-        )
+                else:
+                    self.left_out.append(name)
 
     def read(self, name: str) -> bytes:
         """All of one file.
@@ -148,18 +133,12 @@ class Place:
         others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
         return left_out({f"files that are no {what} ({', '.join(suffixes)})": others, LINKS: self.left_out})
 
-    def __enter__(self) -> Place:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
-
-
-def open_place(path: str | Path, single: tuple[str, ...] = ()) -> Place:
-    """The folder or archive at `path`; an archive is unpacked into the cache when it is first opened.
+def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
+    """The files at `root`; an archive is unpacked into the cache when it is first opened.
 
     Args:
-        path: On local disk.
+        root: A folder, an archive, or the address of one.
         single: Suffixes of files that are places of their own.
 
     Raises:
@@ -167,7 +146,7 @@ def open_place(path: str | Path, single: tuple[str, ...] = ()) -> Place:
         NotADirectoryError: A file is there that is no archive (ValueError if some files are allowed).
         ValueError: The archive is damaged, empty, too large, or a member would land outside of it.
     """
-    path = Path(path).expanduser()
+    path = local(root)
     if path.is_dir():
         return Place(path, path, [])
     if path.is_file() and path.name.lower().endswith(ARCHIVES):
@@ -179,6 +158,110 @@ def open_place(path: str | Path, single: tuple[str, ...] = ()) -> Place:
         raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
     rule, step = f"be a folder or end in {', '.join((*ARCHIVES, *single))}", "Choose another one."
     raise (ValueError if single else NotADirectoryError)(checks.message("root", rule, str(path), step))
+
+
+def local(root: str | Path | None) -> Path:
+    """Where `root` can be read on local disk.
+
+    A URL (`gs://`, `memory://`, `https://`, ...) is copied to `archives.store()` once, and again when what is
+    said of its files there has changed: names, sizes, times, etags. If the URL cannot be reached, the copy
+    from before is used, with a warning. Paths are returned as they are.
+
+    Raises:
+        ValueError: Nothing is given, what the URL needs is not installed, or a web address has no file name.
+        OSError: It cannot be reached, or nothing is there.
+    """
+    if not root:
+        raise refusal("say where the data lies", root, "Pass the path of its folder, archive or file.")
+    url = str(root)
+    if not workspace.is_url(url):
+        return Path(root).expanduser()
+    address = urllib.parse.urlsplit(url)
+    if address.scheme.lower() == "file":
+        return Path(urllib.request.url2pathname(address.path))
+    base = urllib.parse.unquote(address.path.rstrip("/").rpartition("/")[2]) or "files"
+    folder = shelf_of("copies", url)
+    try:
+        files, copy = (_on_web if address.scheme.lower() in ("http", "https") else _on_filesystem)(url, base)
+        kept(folder, {"from": url, "files": files}, copy)
+    except Exception as error:  # each filesystem has errors of its own
+        if str(error).startswith("Argument `"):
+            raise
+        reason = words.first_line(error)
+        if not (folder / "record.json").exists():
+            step = f"Copying failed ({reason}): check the connection, your rights and the space on disk."
+            raise OSError(checks.message("root", "be within reach", url, step)) from None
+        warnings.warn(f"`{url}` cannot be reached ({reason}); the copy from before is used.", stacklevel=3)
+    return folder / base
+
+
+Copied = tuple[dict[str, Any], Callable[[Path], None]]
+"""What an address says of each of its files, and what copies them into a folder."""
+
+
+def _on_web(url: str, base: str) -> Copied:
+    import requests
+
+    if "." not in base:
+        raise refusal("end in the name of a file", url, "Pass the address of an archive or of a single file.")
+    with requests.get(url, headers=PLAIN, stream=True, timeout=TIMEOUT) as reply:
+        reply.raise_for_status()
+        said = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified", "Content-Length")}
+    return {base: said}, lambda folder: fetch(url, folder / base, None)
+
+
+def _on_filesystem(url: str, base: str) -> Copied:
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as error:  # not installed; no such protocol
+        is_google = url.lower().startswith(("gs://", "gcs://"))
+        step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{words.first_line(error)}."
+        raise refusal("be an address whose filesystem is installed", url, step) from None
+    filesystem.invalidate_cache()  # what was listed before in this process may have changed
+    infos = {path: filesystem.info(path)} if filesystem.isfile(path) else filesystem.find(path, detail=True)
+    inside = {name: f"{base}/{name.removeprefix(path).lstrip('/')}".rstrip("/") for name in infos}
+    if not infos:
+        step = "Check the address, and that you may read there."
+        raise FileNotFoundError(checks.message("root", "be an existing folder or file", url, step))
+    if wrong := [name for name in inside.values() if ".." in name.split("/")]:
+        raise refusal("hold only names that stay inside it", wrong[0], "Rename it.")
+
+    def copy(folder: Path) -> None:
+        for name, target in inside.items():
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
+            filesystem.get_file(name, str(folder / target))
+
+    said = {
+        inside[name]: {key: str(info[key]) for key in sorted(info) if key not in VOLATILE}
+        for name, info in infos.items()
+    }
+    return said, copy
+
+
+def fetch(url: str, path: Path, checksum: str | None) -> None:
+    """Brings a file over HTTP by pooch: whole and checked, or not at all.
+
+    Args:
+        url: Its address.
+        path: Where it goes; a file that is there and has the checksum is not fetched again.
+        checksum: "md5:..." or "sha256:..." in hex, where it is known.
+
+    Raises:
+        OSError, ValueError: It cannot be reached; it is another file.
+    """
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")  # the bar shows how far it is
+    bring: Any = pooch.HTTPDownloader(True, 2**18, headers=PLAIN, timeout=TIMEOUT)
+    try:
+        pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
+    except OSError as error:
+        reply = getattr(error, "response", None)  # which requests leaves open, socket and all
+        if reply is not None:
+            reply.close()
+        raise
 
 
 def unpacked(content: bytes) -> bytes:
@@ -195,6 +278,21 @@ def unpacked(content: bytes) -> bytes:
     if not stream.eof or stream.unused_data:
         raise ValueError("larger than 4 GiB unpacked" if stream.unconsumed_tail else "cut short, or of parts")
     return whole
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def around(names: Iterable[str]) -> str:
+    """The innermost folder that all of these files lie in, with a `/` at its end; or "".
+
+    Example:
+        >>> around(["data/a/0.png", "data/b/0.png"]), around(["a.txt", "b/c.txt"])
+        ('data/', '')
+    """
+    folders = {name.rpartition("/")[0] for name in names}
+    common = os.path.commonpath(folders) if folders else ""
+    return f"{common}/" if common else ""
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

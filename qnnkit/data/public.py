@@ -16,11 +16,20 @@ import numpy as np
 import yaml
 
 from qnnkit import checks, words
-from qnnkit.data import fetch
 from qnnkit.data.archives import ARCHIVES, store
-from qnnkit.data.cache import stacked
-from qnnkit.data.images import Stack, split_stack, stack_arrays
-from qnnkit.data.places import Member, Place, first, left_out, natural, open_place, refusal, unpacked
+from qnnkit.data.images import Stack, form_of, split_stack, stack_arrays, stacked
+from qnnkit.data.places import (
+    Member,
+    Place,
+    fetch,
+    first,
+    left_out,
+    local,
+    natural,
+    open_place,
+    refusal,
+    unpacked,
+)
 from qnnkit.data.splits import ImageSplits
 
 _TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
@@ -28,27 +37,68 @@ PUBLIC: dict[str, dict[str, Any]] = yaml.safe_load(_TABLE)
 """Dataset -> its page, address, files with checksums, and what it needs, as the head of the file explains."""
 
 
-def obtain(name: str, root: str | Path | None, download: bool) -> Path:
-    """The folder or archive of a public dataset on local disk.
+def _load(
+    name: str,
+    root: str | Path | None,
+    download: bool,
+    pattern: str,
+    read: Callable[[bytes, str], np.ndarray],
+    classes: tuple[str, ...],
+    lowest: int = 0,
+    **options: Any,
+) -> ImageSplits:
+    """Images and labels out of four files, by `read(content, file's name)`; labels count from `lowest`.
 
-    Args:
-        name: Entry of PUBLIC.
-        root: Where it is; None looks where downloads go.
-        download: Whether to fetch into a folder what is not there; an archive is read as it is.
+    The groups of `pattern` are train or another word for test, and image or label.
+    """
+    place, form = _place(name, root, download), form_of(options)
+    files: dict[str, Member] = {}
+    others = []
+    for member in sorted(place.members, key=lambda each: (each.base.endswith(".gz"), natural(each.name))):
+        if fit := re.fullmatch(pattern, member.base, re.IGNORECASE):
+            side, kind = fit[1].lower(), fit[2].lower()
+            files.setdefault(f"{'train' if side == 'train' else 'test'} {kind}s", member)
+        else:
+            others.append(member.name)
+    parts = {side: (f"{side} images", f"{side} labels") for side in ("train", "test")}
+    if lacking := [part for pair in parts.values() for part in pair if part not in files]:
+        raise _missing(name, root, download, ", ".join(lacking))
+
+    def make() -> Stack:
+        arrays = {part: read(place.read(file.name), file.base) for part, file in files.items()}
+        for _, part in parts.values():
+            _require_within("labels", files[part].base, arrays[part], lowest, lowest + len(classes) - 1)
+        pairs = {side: (arrays[x], arrays[y].reshape(-1) - lowest) for side, (x, y) in parts.items()}
+        return stack_arrays(pairs, classes, **form)
+
+    stack = stacked(files.values(), {"dataset": name, **form}, make)
+    notes = left_out({f"files that are not of {name}": others})
+    return split_stack(name, replace(stack, notes=(*notes, *stack.notes)), **options)
+
+
+def _place(name: str, root: str | Path | None, download: bool) -> Place:
+    """The files of a public dataset; with `download`, what a folder lacks is fetched into it.
 
     Raises:
         FileNotFoundError: It is not there; the message says where to get it and how to ask.
         OSError: It cannot be fetched.
     """
-    path, files = fetch.local(root) if root else store() / name, PUBLIC[name]["files"]
+    path, files = local(root) if root else store() / name, PUBLIC[name]["files"]
     if download and (path.is_dir() or not (path.exists() or path.name.lower().endswith(ARCHIVES))):
         for file, checksum in files.items():
-            if not (root and any(path.rglob(f"{file.removesuffix('.gz')}*"))):  # yours are taken as they are
-                fetch.download(PUBLIC[name]["address"] + urllib.parse.quote(file), path / file, checksum)
+            if root and any(path.rglob(f"{file.removesuffix('.gz')}*")):  # yours are taken as they are
+                continue
+            url = PUBLIC[name]["address"] + urllib.parse.quote(file)
+            try:
+                fetch(url, path / file, checksum)
+            except (OSError, ValueError) as error:  # of requests; of a wrong checksum
+                step = f"Check the connection and try again, or put the file at {path / file} yourself."
+                rule, reason = "find the file at its address", {url: words.first_line(error)}
+                raise OSError(checks.message("download", rule, reason, step)) from None
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         raise _missing(name, root, download)
     inside = path / next(iter(files))  # an archive that is all of a dataset
-    return inside if len(files) == 1 and inside.is_file() else path
+    return open_place(inside if len(files) == 1 and inside.is_file() else path)
 
 
 def _missing(name: str, root: str | Path | None, download: bool, files: str = "") -> FileNotFoundError:
@@ -56,69 +106,24 @@ def _missing(name: str, root: str | Path | None, download: bool, files: str = ""
     ask = (
         "name an empty folder for download to fill" if download else "set download to true to have it fetched"
     )
-    step = f"Get the dataset from {PUBLIC[name]['page']}, or {ask}."
-    step = f"Missing there: {files}. {step}" if files else step
+    step = f"{files and f'Missing there: {files}. '}Get the dataset from {PUBLIC[name]['page']}, or {ask}."
     rule = f"name a folder or an archive with {PUBLIC[name]['needs']}"
     return FileNotFoundError(checks.message("root", rule, None if root is None else str(root), step))
 
 
-def _load(
-    name: str,
-    root: str | Path | None,
-    download: bool,
-    patterns: dict[tuple[str, str], str],
-    read: Callable[[Place, Member], np.ndarray],
-    classes: tuple[str, ...],
-    *,
-    lowest: int = 0,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    **options: Any,
-) -> ImageSplits:
-    """Images and labels by `read` from the files that fit `patterns`, (side, kind) -> regular expression.
-
-    Labels are counted from `lowest`.
-    """
-    place = open_place(obtain(name, root, download))
-    files, others = {}, []
-    for member in sorted(place.members, key=lambda each: (each.base.endswith(".gz"), natural(each.name))):
-        fits = [key for key in patterns if re.fullmatch(patterns[key], member.base, re.IGNORECASE)]
-        for key in fits:
-            files.setdefault(key, member)
-        others += [] if fits else [member.name]
-    if lacking := [" ".join(key) for key in patterns if key not in files]:
-        raise _missing(name, root, download, ", ".join(lacking))
-
-    def make() -> Stack:
-        parts = {}
-        for side in ("train", "test"):
-            labels = read(place, files[side, "labels"]).reshape(-1)
-            _require_within("labels", files[side, "labels"], labels, lowest, lowest + len(classes) - 1)
-            parts[side] = (read(place, files[side, "images"]), labels - lowest)
-        return stack_arrays(parts, classes, **form)
-
-    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
-    stack = stacked(list(files.values()), {"dataset": name, **form}, make)
-    notes = left_out({f"files that are not of {name}": others})
-    return split_stack(name, replace(stack, notes=(*notes, *stack.notes)), **options)
-
-
-def _require_within(what: str, file: Member, values: np.ndarray, lowest: int, highest: int) -> None:
+def _require_within(what: str, file: str, values: np.ndarray, lowest: int, highest: int) -> None:
     """Raises ValueError unless all values of a file lie in `lowest`..`highest`, naming the first others."""
     wrong = np.argwhere((values < lowest) | (values > highest))
     if len(wrong):
         rows = first([f"{values[tuple(at)]} in row {at[0]:,}" for at in wrong], 3)
-        rule = f"hold {what} in {lowest}..{highest}"
-        raise refusal(rule, {file.base: rows}, "Get the file again, or correct it.")
+        raise refusal(
+            f"hold {what} in {lowest}..{highest}", {file: rows}, "Get the file again, or correct it."
+        )
 
 
 # --- idx files ---------------------------------------------------------------------------------------------
 
-IDX = {
-    (side, kind): rf"{stem}-{kind}[-.]idx{axes}-ubyte(\.gz)?"
-    for side, stem in (("train", "train"), ("test", "t10k"))
-    for kind, axes in (("images", 3), ("labels", 1))
-}
+IDX = r"(train|t10k)-(image|label)s[-.]idx[13]-ubyte(\.gz)?"
 MNIST = tuple("0123456789")
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
@@ -164,12 +169,11 @@ def kmnist(root: str | Path | None = None, *, download: bool = False, **options:
     return _load("kmnist", root, download, IDX, _idx, KMNIST, **options)
 
 
-def _idx(place: Place, file: Member) -> np.ndarray:
+def _idx(content: bytes, file: str) -> np.ndarray:
     """The bytes of an idx file, (n, height, width) or (n,), after its header has been checked."""
     try:
-        content = place.read(file.name)
         content = unpacked(content) if content[:2] == b"\x1f\x8b" else content
-        axes = 3 if "idx3" in file.base.lower() else 1
+        axes = 3 if "idx3" in file.lower() else 1
         magic, *shape = np.frombuffer(content, ">u4", 1 + axes).tolist()
         size, n = math.prod(shape), len(content) - 4 - 4 * axes
         if magic != 0x800 + axes:  # bytes (08), and the number of axes
@@ -177,7 +181,7 @@ def _idx(place: Place, file: Member) -> np.ndarray:
         if n != size or not size:
             raise ValueError(f"{n:,} bytes instead of {size:,}")
     except ValueError as error:
-        raise refusal("hold whole idx files", {file.base: str(error)}, "Get the file again.") from None
+        raise refusal("hold whole idx files", {file: str(error)}, "Get the file again.") from None
     return np.frombuffer(content, np.uint8, offset=len(content) - size).reshape(shape)
 
 
@@ -188,11 +192,7 @@ LETTERS = (
     "dad", "tah", "zah", "ain", "ghain", "feh", "qaf", "kaf", "lam", "meem", "noon", "heh", "waw", "yeh",
 )  # fmt: skip
 SIDE = 32
-CSV = {
-    (side, kind): rf"csv{side}{kind[:5]}.*\.csv"
-    for side in ("train", "test")
-    for kind in ("images", "labels")
-}
+CSV = r"csv(train|test)(image|label).*\.csv"
 
 
 def ahcd(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
@@ -212,19 +212,18 @@ def ahcd(root: str | Path | None = None, *, download: bool = False, **options: A
     return _load("ahcd", root, download, CSV, _table, LETTERS, lowest=1, **options)
 
 
-def _table(place: Place, file: Member) -> np.ndarray:
+def _table(content: bytes, file: str) -> np.ndarray:
     """Labels, (n, 1), or images, uint8 (n, 32, 32), from a CSV of whole numbers without a header."""
     import pandas as pd
 
+    columns = SIDE * SIDE if "images" in file.lower() else 1
     try:
-        table = pd.read_csv(io.BytesIO(place.read(file.name)), header=None, dtype=np.int32).to_numpy()
+        table = pd.read_csv(io.BytesIO(content), header=None, dtype=np.int32).to_numpy()
     except (ValueError, OverflowError, UnicodeDecodeError) as error:  # pandas' own errors are ValueErrors
-        reason = words.first_line(error)[:80]
-        rule = "hold CSV files of whole numbers"
-        raise refusal(rule, file.name, f"It cannot be read ({reason}): get the file again.") from None
-    columns = SIDE * SIDE if "images" in file.base.lower() else 1
+        step = f"It cannot be read ({words.first_line(error)[:80]}): get the file again."
+        raise refusal("hold CSV files of whole numbers", file, step) from None
     if table.shape[1] != columns:
-        raise refusal(f"hold rows of {columns:,} numbers", {file.base: table.shape[1]}, "Get the file again.")
+        raise refusal(f"hold rows of {columns:,} numbers", {file: table.shape[1]}, "Get the file again.")
     if columns == 1:
         return table
     _require_within("pixels", file, table, 0, 255)

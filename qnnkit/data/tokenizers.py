@@ -91,9 +91,9 @@ def loaded(name: str | Path) -> Any:
     return tokenizer
 
 
-def with_chat_template(tokenizer: Any) -> list[str]:
-    """Gives a tokenizer without a chat template a plain one; a sentence on it, if it had none."""
-    if tokenizer.chat_template:
+def with_chat_template(tokenizer: Any, documents: Iterable[Any]) -> list[str]:
+    """Gives a tokenizer without a chat template a plain one if a document is a chat; and a sentence on it."""
+    if tokenizer.chat_template or not any(document.messages for document in documents):
         return []
     tokenizer.chat_template = PLAIN_CHAT
     return ["The tokenizer has no chat template: chats are written as `User:` and `Assistant:`."]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data import fetch, music_blocks, music_files, music_tokens, places, text_files, tokenizers
+from qnnkit.data import music_tokens, places, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, classes_of, from_file, pixels
 from qnnkit.data.folders import left_out
-from qnnkit.data.images import Stack, stack_arrays, stack_files
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits
-from qnnkit.data.text import encoded as encode
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+from qnnkit.data.images import stack_arrays, stack_files
+from qnnkit.data.music import blocks, collect, encoded
+from qnnkit.data.splits import SPLITS, ImageSplits
+from qnnkit.data.text import documents, not_packed, packed
+from qnnkit.data.tokens import TokenSplits
 
 
 def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
@@ -31,37 +31,20 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
     Raises:
         ValueError, OSError: It cannot be read, or there is no token to predict.
     """
-    blocks, notes = (_music if music_tokens.are_music(tokenizer) else _text)(root, tokenizer, length)
-    if not blocks.n_predicted:
+    if music_tokens.are_music(tokenizer):  # as the test split has them: every token but the first counts once
+        pieces, notes = collect(root)
+        written = music_tokens.writing(tokenizer)
+        rows, lost = encoded(pieces, written)
+        part = blocks(rows, written, length)
+    else:
+        found, notes = documents(root)
+        notes += tokenizers.with_chat_template(tokenizer, found)
+        part, left_out = packed(found, tokenizer, length, pads=True)
+        lost = not_packed(left_out)
+    if not part.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
-    parts = dict.fromkeys(SPLITS, blocks)
-    return TokenSplits(Path(root).name, **parts, tokenizer=tokenizer, notes=tuple(notes))
-
-
-def _text(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
-    documents, notes = text_files.documents(root)
-    if any(document.messages for document in documents):
-        notes += tokenizers.with_chat_template(tokenizer)
-    encoded = [(document.name, encode(document, tokenizer)) for document in documents]
-    answered = [(name, *both) for name, both in encoded if both is not None]
-    if n := len(encoded) - len(answered):
-        notes.append(f"Chats left out, without an answer to predict: {n:,}.")
-    sources = [name for name, ids, _ in answered for _ in range(len(ids))]  # of each token
-    rest = torch.full((-len(sources) % length,), IGNORED)
-    ids = torch.cat([*(ids for _, ids, _ in answered), rest.clamp(min=tokenizer.eos_token_id)])
-    labels = torch.cat([*(labels for *_, labels in answered), rest])
-    return TokenSet(ids.view(-1, length), labels.view(-1, length), tuple(sources[::length])), notes
-
-
-def _music(root: str | Path, tokenizer: Any, length: int) -> tuple[TokenSet, list[str]]:
-    """As the test split of `data.music` has them: every token of a piece but its first counts once."""
-    pieces, notes = music_files.collect(root)
-    written, rows, lost = music_tokens.writing(tokenizer), [], Counter[str]()
-    for piece in pieces:
-        ids, without = written.encode(piece.score)
-        rows.append((f"{piece.composer}/{piece.name}", ids))
-        lost += without
-    return music_blocks.blocks(rows, written, length), notes + music_blocks.not_held(lost)
+    parts: dict[str, Any] = dict.fromkeys(SPLITS, part)
+    return TokenSplits(Path(root).name, **parts, tokenizer=tokenizer, notes=(*notes, *lost))
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits | TensorSplits:
@@ -79,21 +62,24 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
     Raises:
         ValueError, OSError: A class is none of the net's, a shape is another, or nothing can be read.
     """
-    path = fetch.local(root)
+    path = places.local(root)
+    form = {"image_size": about.sizes.get("image_size"), "grey": about.sizes.get("channels") == 1}
     if path.suffix == ".npz":
-        sides, classes, notes = from_file(path)
+        sides, names, notes = from_file(path)
         samples, labels = sides.get("test") or next(iter(sides.values()))
         if about.classes:
-            classes, sides = classes_of(classes, {"any": (samples, labels)})
-            labels = _matched(classes, about.classes, notes)[sides["any"][1]]
+            names, sides = classes_of(names, {"any": (samples, labels)})
+            labels = _matched(names, about.classes, notes)[sides["any"][1]]
         if "image_size" not in about.sizes:
             return _tensors(path.name, samples, labels, about, tuple(notes))
-        form = {"image_size": tuple(about.image_size), "grey": about.channels == 1}
         stack = stack_arrays({"any": (pixels(samples), labels)}, about.classes, **form)
     else:
-        stack, notes = _images(path, about, pattern)
-    part = ImageSet(stack.tensor(np.arange(len(stack.labels))), torch.from_numpy(stack.labels), stack.sources)
-    parts: dict[str, Any] = dict.fromkeys(SPLITS, part)
+        place = places.open_place(path)
+        names, notes = _names(place, about.classes, pattern), [*left_out(place, {})]
+        labels = _matched([*names.values()], about.classes, notes).tolist()
+        files = [("any", label, name) for name, label in zip(names, labels, strict=True)]
+        stack = stack_files(place.read, files, about.classes, **form)
+    parts: dict[str, Any] = dict.fromkeys(SPLITS, stack.whole)
     return ImageSplits(path.name, **parts, classes=about.classes, notes=(*stack.notes, *notes))
 
 
@@ -117,22 +103,19 @@ def _matched(names: Sequence[str], classes: Sequence[str], notes: list[str]) -> 
         raise ValueError(checks.message("data", rule, places.first(unknown), step))
     if missing := [name for name in classes if name not in names]:
         notes.append(f"No sample is of class {places.first(missing)}.")
-    return np.array([list(classes).index(name) for name in names], np.int64)
+    number = {name: label for label, name in enumerate(classes)}
+    return np.array([number[name] for name in names], np.int64)
 
 
-def _images(root: Path, about: Any, pattern: str | None) -> tuple[Stack, list[str]]:
-    found = None if pattern is None else places.pattern("label_pattern", pattern)
-    place, names = places.open_place(root), {}
+def _names(place: places.Place, classes: Sequence[str], pattern: str | None) -> dict[str, str]:
+    """File -> its class: by a folder around it, or by its name."""
+    found, names = pattern and places.pattern("label_pattern", pattern), {}
     for name in [member.name for member in place.members if member.is_image]:
         *above, base = name.split("/")
-        match = None if found is None else found.search(base.rpartition(".")[0])
-        inner = [match[1]] if match else [*above[-1:], base]
-        names[name] = next((each for each in above if each in about.classes), inner[0])
+        match = found.search(base.rpartition(".")[0]) if found else None
+        other = match[1] if match else [*above[-1:], base][0]
+        names[name] = next((each for each in above if each in classes), other)
     if not names:
-        raise places.refusal("hold labelled samples", str(root), "Put images in folders named by class.")
-    notes = [*left_out(place, {})]
-    known = list(dict.fromkeys(names.values()))
-    labels = dict(zip(known, _matched(known, about.classes, notes).tolist(), strict=True))
-    form = {"image_size": tuple(about.image_size), "grey": about.channels == 1}
-    files = [("any", labels[each], name) for name, each in names.items()]
-    return stack_files(place.read, files, about.classes, **form), notes
+        step = "Put images in folders named by class."
+        raise places.refusal("hold labelled samples", str(place.path), step)
+    return names

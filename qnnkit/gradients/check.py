@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-import math
-import operator
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pennylane as qp
 import torch
@@ -18,6 +13,9 @@ from torch import Tensor, nn
 from qnnkit import checks, circuits, words
 from qnnkit.gradients.reach import circuits_of, weight_names
 from qnnkit.layers import EXACT_DEVICES, QuantumLayer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METHODS: dict[str, dict[str, Any]] = {
     "backprop": {},
@@ -31,59 +29,24 @@ METHODS: dict[str, dict[str, Any]] = {
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-7}
 """Largest error allowed by the precision of the layer. `default.qubit` reaches 1e-15 in float64, finite
 differences 1e-9; through `lightning.qubit` a float64 gradient was seen to come back good to 2e-8 only."""
-STEPS, LEARNING_RATE = 5, 0.1
-"""Of Adam, when a device is proved; each weight moves by tenths of a radian."""
-STEP_TOLERANCE = 1e-4
-"""Radians, for weights after those steps: Adam magnifies the error of a gradient that is nearly zero."""
+
+
+COLUMNS = (
+    *("layer", "method", "n_weights", "error", "worst", "tolerance", "passed", "seconds", "autograd_seconds"),
+    *("unavailable", "weights", "gradient", "autograd"),
+)
 
 
 class GradientError(ArithmeticError):
     """A layer's gradient disagrees with an independent method."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One layer's gradient by autograd, as training uses it, against one independent method."""
-
-    layer: str
-    method: str
-    n_weights: int
-    error: float
-    """Largest difference over the weights, relative to the largest gradient if that is above 1."""
-    worst: str
-    """The weight with that difference, such as "weights[0, 2, 1]"."""
-    tolerance: float
-    seconds: float
-    """Time of the independent method, for the given samples."""
-    autograd_seconds: float
-    weights: tuple[str, ...]
-    """Names of all weights."""
-    gradient: tuple[float, ...]
-    """Of each weight, by the independent method."""
-    autograd: tuple[float, ...]
-    """Of each weight, as training uses it."""
-    unavailable: str = ""
-    """Why the method cannot differentiate this circuit; nothing was compared then."""
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.unavailable) or self.error <= self.tolerance  # false for NaN too
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain values, for a table or a file; numbers that are not finite are None."""
-        plain = {
-            name: [_plain(each) for each in value] if isinstance(value, tuple) else _plain(value)
-            for name, value in asdict(self).items()
-        }
-        return plain | {"passed": self.passed}
-
-
-def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparison]:
+def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> pd.DataFrame:
     """Compares every circuit's gradient by autograd with the fused program's and PennyLane's four methods.
 
     The gradient is that of a fixed random combination of all outputs, at random inputs in [0, pi], with
-    respect to every weight of the layer. A circuit with a finite number of shots is looked at without: its
-    gradient is an estimate of the exact one's.
+    respect to every weight of the layer. Finite shots are ignored: the gradient with shots is an estimate of
+    the exact one.
 
     Args:
         model: Holds `QuantumLayer`s that have run once (so that the number of features is known).
@@ -91,106 +54,60 @@ def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparis
         seed: Fixes inputs and combination.
 
     Returns:
-        One row per layer and method; none for a model without circuits, or for a circuit without weights.
+        One row per layer and method, none for a circuit without weights, with the columns
+        layer, method, n_weights;
+        error: the largest difference over the weights, relative to the largest gradient if that is above 1;
+        worst: the weight with that difference, such as "weights[0, 2, 1]";
+        tolerance, passed: the largest error allowed, and whether the method agrees or is unavailable;
+        seconds, autograd_seconds: of the independent method and of training's own, for the same samples;
+        unavailable: why the method cannot differentiate this circuit ("" if it can);
+        weights, gradient, autograd: names of the weights, and both gradients.
 
     Raises:
         ValueError: A layer has not run yet.
     """
-    return [
-        row
-        for name, layer in circuits_of(model).items()
-        if layer.qnode_weights
-        for row in _check_layer(name, layer, samples, seed)
-    ]
+    import pandas as pd
+
+    circuits = {name: layer for name, layer in circuits_of(model).items() if layer.qnode_weights}
+    rows = [row for name, layer in circuits.items() for row in _check_layer(name, layer, samples, seed)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int = 0) -> list[dict[str, Any]]:
-    """Values, gradients and steps of Adam of one layer on each device, against float64 `default.qubit`.
+def require(comparisons: pd.DataFrame) -> None:
+    """Raises GradientError, in one sentence, at the first comparison of a table from `check` that failed.
 
-    Its weights lie in memory in an unusual order: such weights MPS has left as they were, in silence.
-
-    Args:
-        devices: Torch devices to try.
-        backends: What runs the circuit, to try on each: `batched` or PennyLane devices.
-        seed: Fixes inputs and weights.
-
-    Returns:
-        One row per pair: largest error of the values, of the gradients by inputs and weights, and of the
-        weights after some steps, in radians; whether all are within the tolerance; what torch raised
-        (errors are NaN then); the seconds it took.
+    It also raises for a layer that no method could be compared with.
     """
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.pi * torch.rand(32, 4, generator=generator, dtype=torch.float64)
-    qnode, shapes = circuits.build("data_reuploading")
-    weights = {"weights": torch.rand(shapes["weights"][::-1], generator=generator).permute(2, 1, 0)}
-
-    def compute(backend: str, place: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        layer = QuantumLayer(qnode, shapes, copy.deepcopy(weights), backend=backend).to(place, dtype)
-        fed = inputs.to(place, dtype).requires_grad_()
-        values = layer(fed)
-        gradient = torch.autograd.grad(values.square().sum(), [fed, *layer.parameters()])
-        optimizer = torch.optim.Adam(layer.parameters(), LEARNING_RATE)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            layer(fed.detach()).square().sum().backward()
-            optimizer.step()
-        found = {"value": [values], "gradient": gradient, "step": layer.parameters()}
-        return {
-            name: torch.cat([part.detach().cpu().double().flatten() for part in parts])
-            for name, parts in found.items()
-        }
-
-    true = compute("default.qubit", torch.device("cpu"), torch.float64)
-    allowed = (TOLERANCE[torch.float32], TOLERANCE[torch.float32], STEP_TOLERANCE)
-    rows = []
-    for place, backend in itertools.product(devices, backends):
-        start, raised = time.perf_counter(), ""
-        try:
-            ours = compute(backend, place, torch.float32)
-        except (RuntimeError, TypeError) as error:  # such as an operation that the device lacks
-            ours, raised = dict.fromkeys(true, torch.tensor(torch.nan)), words.first_line(error)
-        errors = {f"{name} error": float((ours[name] - true[name]).abs().max()) for name in true}
-        agrees = all(map(operator.le, errors.values(), allowed))  # NaN does not
-        row = {"torch device": str(place), "backend": backend, **errors, "agrees": agrees, "raised": raised}
-        rows.append(row | {"seconds": time.perf_counter() - start})
-    return rows
-
-
-def require(comparisons: Sequence[Comparison]) -> None:
-    """Raises GradientError, in one sentence, at the first comparison that failed.
-
-    So it does for a layer that no method could be compared with.
-    """
-    for row in comparisons:
-        if not row.passed:
+    for row in comparisons.to_dict("records"):
+        if not row["passed"]:
             raise GradientError(
-                f"The gradient of `{row.layer}` by autograd must agree with {row.method} to "
-                f"{row.tolerance:g}, but differs by {row.error:.3g} at {row.worst}. Do not train this net: "
-                "change its circuit or its backend."
+                f"The gradient of `{row['layer']}` by autograd must agree with {row['method']} to "
+                f"{row['tolerance']:g}, but differs by {row['error']:.3g} at {row['worst']}. Do not train "
+                "this net: change its circuit or its backend."
             )
-    for layer, of_layer in itertools.groupby(comparisons, key=lambda row: row.layer):
-        rows = [row for row in of_layer if row.method != "fused"]  # which may be what is on trial
-        if all(row.unavailable for row in rows):
+    witnesses = comparisons[comparisons["method"] != "fused"]  # which may be what is on trial
+    for layer, reasons in witnesses.groupby("layer", sort=False)["unavailable"]:
+        if all(reasons):
             raise GradientError(
                 f"The gradient of `{layer}` must be compared with another method's, but none of PennyLane's "
-                f"differentiates its circuit (backprop: {rows[0].unavailable}). Change what it measures."
+                f"differentiates its circuit (backprop: {reasons.iloc[0]}). Change what it measures."
             )
 
 
-def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> list[Comparison]:
+def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> Iterator[dict[str, Any]]:
     if layer.n_features is None:
         step = "Call the model on one batch, then check again."
         raise ValueError(checks.message(name, "have run once", "a layer that has not", step))
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.pi * torch.rand(samples, layer.n_features, generator=generator, dtype=torch.float64)
-    weight = next(layer.parameters())
+    weight, names = next(layer.parameters()), weight_names(layer)
     qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
     # A fresh copy: its weights need gradients even where the layer is frozen, and nothing is left behind.
     trainable = layer.with_qnode(qnode).requires_grad_(True)
     outputs = trainable(inputs.to(weight))  # traced in the first call, which is not timed
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) - 0.5
     ours, autograd_seconds = _gradient(trainable, [(inputs.to(weight), mixture)])
-    names, rows = weight_names(layer), []
+    tolerance = TOLERANCE[torch.promote_types(weight.dtype, torch.float32)]
     for method in METHODS:
         unavailable, theirs, seconds = "", torch.full_like(ours, torch.nan), 0.0
         try:
@@ -202,23 +119,11 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
         except Exception as error:  # whatever PennyLane raises where a method does not suit a circuit
             unavailable = words.error_line(error)
         errors = (ours - theirs).abs() / theirs.abs().max().clamp(min=1)
-        rows.append(
-            Comparison(
-                layer=name,
-                method=method,
-                n_weights=ours.numel(),
-                error=float(errors.max()),
-                worst=names[int(errors.argmax())],
-                tolerance=TOLERANCE[torch.promote_types(weight.dtype, torch.float32)],
-                seconds=seconds,
-                autograd_seconds=autograd_seconds,
-                weights=tuple(names),
-                gradient=tuple(theirs.tolist()),
-                autograd=tuple(ours.tolist()),
-                unavailable=unavailable,
-            )
-        )
-    return rows
+        error, worst = float(errors.max()), names[int(errors.argmax())]
+        passed = bool(unavailable) or error <= tolerance  # false for NaN too
+        compared = (name, method, len(names), error, worst, tolerance, passed, seconds, autograd_seconds)
+        each = (unavailable, names, theirs.tolist(), ours.tolist())
+        yield dict(zip(COLUMNS, (*compared, *each), strict=True))
 
 
 def _witness(method: str, layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> QuantumLayer:
@@ -244,10 +149,6 @@ def _runs(layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> bool:
     except Exception:
         return False
     return True
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _gradient(layer: QuantumLayer, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pennylane as qp
@@ -18,6 +18,9 @@ from torch import Tensor
 from qnnkit import checks, circuits
 from qnnkit.simulator import OverWeights
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 OBSERVABLES = ("local", "global")
 RESAMPLES, INTERVAL = 1000, (0.025, 0.975)
 MOST_QUBITS = 20
@@ -26,74 +29,10 @@ WIDE = 10
 """Wires from which on torch's own number of threads is used."""
 DEAD = 1e-13
 """In float64: a weight whose derivative never exceeds this moves nothing that is measured."""
+AS_RANDOM = 0.1
+"""Relative difference of two decay rates that are called equal: some qubits fix a slope no better."""
 BYTES = 2**27
 """Of states: so many initialisations are computed at once that the way back finds what it needs."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """The variance of one weight's derivative over initialisations, mean over the weights."""
-
-    n_qubits: int
-    depth: str
-    """As it was asked for, such as "4" or "10n"."""
-    n_layers: int
-    observable: str
-    initialisation: str
-    variance: float
-    """Of the derivative of the expectation value by an angle, per radian squared; 0 if all are dead."""
-    low: float
-    high: float
-    """The 95 % percentile bootstrap over initialisations. Where few initialisations carry the variance
-    (a global observable of a shallow circuit), it is too narrow."""
-    n: int
-    """Number of initialisations."""
-    n_weights: int
-    n_dead: int
-    """Weights whose derivative is zero at every initialisation; they are left out."""
-    seconds: float
-    """Of the gradients of both observables; without the time that it took to compile the circuit."""
-    resampled: np.ndarray = field(repr=False, compare=False, default_factory=lambda: np.zeros(0))
-    """The variance of each bootstrap sample."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Without the bootstrap samples."""
-        return {name: value for name, value in asdict(self).items() if name != "resampled"}
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How fast the variance decays: proportional to 2**(-rate n_qubits)."""
-
-    depth: str
-    observable: str
-    initialisation: str
-    rate: float
-    """Factors of 2 that are lost with every further qubit; 0 or less does not vanish."""
-    low: float
-    high: float
-    """The 95 % percentile bootstrap over initialisations."""
-    qubits: tuple[int, ...]
-    """The numbers that were fitted."""
-    reference: float
-    """The same line through the values of random circuits, `random_circuit`, at these qubits."""
-
-    @property
-    def sentence(self) -> str:
-        """What the fit says, and how it stands to random circuits."""
-        what = f"{self.observable} observable, depth {self.depth}, {self.initialisation} start"
-        interval = f"(95 % interval {self.low:.2f} to {self.high:.2f}; random circuits {self.reference:.2f})"
-        if self.high <= 0:
-            return f"{what}: the variance does not fall with the number of qubits {interval}."
-        said = f"{what}: every further qubit takes {self.rate:.2f} factors of 2 from the variance {interval}"
-        if self.agrees:
-            return f"{said}: it vanishes as in random circuits."
-        return f"{said}: {'faster' if self.rate > self.reference else 'slower'} than in random circuits."
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the rate of random circuits lies within the interval."""
-        return self.low <= self.reference <= self.high
 
 
 def scan(
@@ -106,7 +45,7 @@ def scan(
     n: int = 200,
     embedding: str | None = "angle",
     seed: int = 0,
-) -> list[Row]:
+) -> pd.DataFrame:
     """The variance of the gradient against qubits and depth; all initialisations are one batch, in float64.
 
     Every initialisation has weights of its own and, where data is embedded, an input of its own, uniform in
@@ -125,13 +64,27 @@ def scan(
             (then identity blocks have no gradient: |0...0> is an eigenstate of both observables).
         seed: Fixes weights, inputs, resampling and the structure of `random`.
 
+    Returns:
+        One row per size, observable and initialisation, with the columns
+        n_qubits, depth (as it was given, such as "10n"), n_layers, observable, initialisation, n;
+        variance: of the derivative of the expectation value by an angle, per radian squared, mean over the
+        weights; 0 if all are dead;
+        low, high: its 95 % percentile bootstrap over initialisations. Where few initialisations carry the
+        variance (a global observable of a shallow circuit), it is too narrow;
+        n_weights, n_dead: weights, and those whose derivative is zero at every initialisation, which the
+        variance omits;
+        seconds: of the gradients of both observables, without compiling the circuit;
+        resampled: the variance of each bootstrap sample, an array.
+
     Reference: McClean et al. (2018), arXiv:1803.11173; Cerezo et al. (2021), arXiv:2001.00550.
 
     Example:
-        >>> found = scan("data_reuploading", qubits=(2, 3), depths=(2,), observables=("local",), n=10)
-        >>> [(row.n_qubits, row.n_layers, row.n_weights, row.n_dead) for row in found]
-        [(2, 2, 12, 2), (3, 2, 18, 3)]
+        >>> table = scan("data_reuploading", qubits=(2, 3), depths=(2,), observables=("local",), n=10)
+        >>> table[["n_qubits", "n_layers", "n_weights", "n_dead"]].values.tolist()
+        [[2, 2, 12, 2], [3, 2, 18, 3]]
     """
+    import pandas as pd
+
     checks.choice("circuit", circuit, circuits.ANSAETZE)
     for name, given, choices in (
         ("observables", observables, OBSERVABLES),
@@ -150,12 +103,9 @@ def scan(
             if layers % 2 and set(initialisations) & set(circuits.MIRRORED):
                 step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
                 raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
-    return [
-        row
-        for n_qubits in qubits
-        for depth in depths
-        for row in _of_size(circuit, n_qubits, depth, observables, initialisations, n, embedding, seed)
-    ]
+    sizes = [(n_qubits, depth) for n_qubits in qubits for depth in depths]
+    rows = [_of_size(circuit, *size, observables, initialisations, n, embedding, seed) for size in sizes]
+    return pd.DataFrame(itertools.chain.from_iterable(rows))
 
 
 def n_layers(depth: int | str, n_qubits: int) -> int:
@@ -187,26 +137,49 @@ def random_circuit(n_qubits: int, observable: str) -> float:
     return d**2 / (2 * (d**2 - 1) * (d + 1)) if observable == "local" else 1 / (2 * (d + 1) ** 2)
 
 
-def fit(rows: Sequence[Row]) -> list[Fit]:
-    """The decay rate of each line of a scan, by least squares through log2 of the variances.
+def fit(table: pd.DataFrame) -> pd.DataFrame:
+    """How fast each line of a scan decays, by least squares through log2 of the variances.
 
-    Lines with fewer than two numbers of qubits (dead ones aside) have none.
+    Args:
+        table: From `scan`. Lines with fewer than two numbers of qubits (dead ones aside) have no row.
+
+    Returns:
+        One row per depth, observable and initialisation, with the columns
+        rate: factors of 2 that each further qubit takes from the variance; 0 or less does not vanish;
+        low, high: its 95 % percentile bootstrap over initialisations;
+        qubits: the numbers that were fitted;
+        reference: the same line through the values of random circuits, `random_circuit`, at these qubits;
+        verdict: "does not vanish", or "as", "slower than" or "faster than in random circuits". It is "as"
+        where the reference lies within the interval or within 10 % of the rate.
     """
-    lines: dict[tuple[str, str, str], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.n_qubits):
-        line = lines.setdefault((row.depth, row.observable, row.initialisation), [])
-        if row.variance > 0 and (row.resampled > 0).all():
-            line.append(row)
-    fits = []
-    for (depth, observable, initialisation), line in lines.items():
-        qubits = tuple(row.n_qubits for row in line)
+    import pandas as pd
+
+    line, rows = ["depth", "observable", "initialisation"], []
+    alive = table.loc[table["resampled"].map(np.min) > 0].sort_values(by="n_qubits", kind="stable")
+    for _, some in alive.groupby(line, sort=False):
+        about, qubits = some[line].iloc[0].to_dict(), tuple(some["n_qubits"])
         if len(set(qubits)) < 2:
             continue
-        random = [random_circuit(n_qubits, observable) for n_qubits in qubits]
-        low, high = np.quantile(_rates(qubits, [row.resampled for row in line]), INTERVAL)
-        rate, reference = (float(_rates(qubits, of)) for of in ([row.variance for row in line], random))
-        fits.append(Fit(depth, observable, initialisation, rate, float(low), float(high), qubits, reference))
-    return fits
+        random = [random_circuit(n_qubits, about["observable"]) for n_qubits in qubits]
+        low, high = map(float, np.quantile(_rates(qubits, list(some["resampled"])), INTERVAL))
+        rate, reference = (float(_rates(qubits, of)) for of in (some["variance"], random))
+        found = {"rate": rate, "low": low, "high": high, "qubits": qubits, "reference": reference}
+        rows.append(about | found | {"verdict": verdict(rate, low, high, reference)})
+    return pd.DataFrame(rows, columns=[*line, "rate", "low", "high", "qubits", "reference", "verdict"])
+
+
+def verdict(rate: float, low: float, high: float, reference: float) -> str:
+    """How a decay compares with that of random circuits.
+
+    Example:
+        >>> verdict(0.99, 0.97, 1.01, reference=0.95)
+        'as in random circuits'
+    """
+    if high <= 0:
+        return "does not vanish"
+    if low <= reference <= high or abs(rate / reference - 1) <= AS_RANDOM:
+        return "as in random circuits"
+    return f"{'faster' if rate > reference else 'slower'} than in random circuits"
 
 
 def _rates(qubits: Sequence[int], variances: Any) -> np.ndarray:
@@ -218,28 +191,18 @@ def _rates(qubits: Sequence[int], variances: Any) -> np.ndarray:
 # --- one size -------------------------------------------------------------------------------------
 
 
-def _of_size(
-    circuit: str,
-    n_qubits: int,
-    depth: int | str,
-    observables: Sequence[str],
-    initialisations: Sequence[str],
-    n: int,
-    embedding: str | None,
-    seed: int,
-) -> Iterator[Row]:
+def _of_size(circuit, n_qubits, depth, observables, initialisations, n, embedding, seed) -> Iterator[dict]:
+    """The rows of one number of qubits and one depth; the arguments are those of `scan`."""
     layers, programs = n_layers(depth, n_qubits), {}
     measured = {
         "local": lambda: qp.expval(qp.Z(n_qubits // 2)),
         "global": lambda: qp.expval(qp.Projector([0] * n_qubits, wires=range(n_qubits))),
     }
-    given = {"n_qubits": n_qubits, "n_layers": layers, "embedding": embedding, "seed": seed}
+    measure = lambda: [measured[each]() for each in observables]  # noqa: E731
     for initialisation in initialisations:
         mirrored = initialisation in circuits.MIRRORED
         if mirrored not in programs:
-            programs[mirrored] = program(
-                circuit, lambda: [measured[each]() for each in observables], mirrored=mirrored, **given
-            )
+            programs[mirrored] = _program(circuit, measure, n_qubits, layers, embedding, seed, mirrored)
         own: OverWeights = programs[mirrored]
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(seed)
@@ -253,9 +216,10 @@ def _of_size(
             torch.set_num_threads(before)
         seconds = time.perf_counter() - start
         rng = np.random.default_rng((seed, n_qubits, layers))
+        size = {"n_qubits": n_qubits, "depth": str(depth), "n_layers": layers}
         for observable, gradient in zip(observables, gradients, strict=True):
-            row = Row(n_qubits, str(depth), layers, observable, initialisation, 0, 0, 0, n, 0, 0, seconds)
-            yield _summed_up(row, gradient.numpy(), rng)
+            about = size | {"observable": observable, "initialisation": initialisation, "n": n}
+            yield about | _summed_up(gradient.numpy(), rng) | {"seconds": seconds}
 
 
 def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Generator) -> Tensor:
@@ -264,16 +228,7 @@ def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Gen
     return torch.stack([start(torch.zeros(*shape, dtype=torch.float64), generator) for _ in range(n)])
 
 
-def program(
-    circuit: str,
-    measure: Callable[[], Any],
-    *,
-    n_qubits: int,
-    n_layers: int,
-    embedding: str | None = None,
-    seed: int = 0,
-    mirrored: bool = False,
-) -> OverWeights:
+def _program(circuit, measure, n_qubits, n_layers, embedding=None, seed=0, mirrored=False) -> OverWeights:
     """A circuit of `CIRCUITS` of which each row has weights of its own, and inputs where it embeds any.
 
     Args:
@@ -311,18 +266,18 @@ def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:
     return torch.cat(found, dim=1)
 
 
-def _summed_up(row: Row, gradients: np.ndarray, rng: np.random.Generator) -> Row:
-    """The row of derivatives of shape (n, n_weights)."""
+def _summed_up(gradients: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
+    """Variance, interval and dead weights of derivatives of shape (n, n_weights)."""
     n, n_weights = gradients.shape
     live = gradients[:, np.abs(gradients).max(axis=0) > DEAD]
-    row = replace(row, n_weights=n_weights, n_dead=n_weights - live.shape[1])
+    counted = {"n_weights": n_weights, "n_dead": n_weights - live.shape[1]}
     if not live.shape[1]:
-        return row
+        return counted | {"variance": 0.0, "low": 0.0, "high": 0.0, "resampled": np.zeros(RESAMPLES)}
     variance = live.var(axis=0, ddof=1).mean()
     live = live - live.mean(axis=0)  # what is constant would only cost digits below
     counts = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
     # The variance of a bootstrap sample is too small twice over, each time by (n - 1) / n.
     resampled = (counts @ live**2 - (counts @ live) ** 2).mean(axis=1) * (n / (n - 1)) ** 2
     low, high = np.quantile(resampled, INTERVAL)
-    found = {"variance": float(variance), "low": float(low), "high": float(high)}
-    return replace(row, **found, resampled=resampled)
+    found = {"variance": float(variance), "low": float(low), "high": float(high), "resampled": resampled}
+    return counted | found

@@ -1,4 +1,4 @@
-"""Which gate each weight turns, and which weights cannot change what is measured."""
+"""A circuit's weights by name: which gate each turns, and how strongly it moves what is measured."""
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
 # pyright: reportAttributeAccessIssue=false
@@ -13,12 +13,10 @@ import pennylane as qp
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, layers
+from qnnkit import checks
 from qnnkit.layers import QuantumLayer
 from qnnkit.simulator import is_elementary
 
-ZERO = 1e-9
-"""Largest gradient that counts as none, in float64, where outputs are weighted by numbers of order 1."""
 MOST_ROWS = 1024
 """Of a sample, evenly spaced, on which a circuit's weights are looked at."""
 
@@ -40,21 +38,6 @@ class Gate:
     def __str__(self) -> str:
         where = " and ".join(map(str, self.wires)) if len(self.wires) < 3 else ", ".join(map(str, self.wires))
         return f"{self.name} on wire{'s' * (len(self.wires) > 1)} {where}"
-
-
-@dataclass(frozen=True)
-class Dead:
-    """A weight that training cannot use, and why."""
-
-    layer: str
-    weight: str
-    """Such as "weights[0, 2, 1]"."""
-    index: int
-    """Its place in `weight_names`."""
-    gates: tuple[str, ...]
-    """What it turns, such as "RZ on wire 3"; () if nothing."""
-    why: str
-    """Completes "because"."""
 
 
 def circuits_of(model: nn.Module) -> dict[str, QuantumLayer]:
@@ -143,64 +126,34 @@ def _gate(
     )
 
 
-def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
-    """Weights of circuits that cannot learn: no measured value depends on them, for no row of the sample.
+def slopes(layer: QuantumLayer, rows: Tensor, *, elsewhere: bool = False, mixtures: int = 1) -> Tensor:
+    """Derivative of an output by each weight, root mean square over rows and outputs, without shots.
+
+    Estimated from random mixtures of all outputs: each takes one pass backwards. It is zero exactly where no
+    output of any row depends on the weight.
 
     Args:
-        model: Any module; it is left as it was.
-        sample: As the model takes it, of shape (batch, ...).
+        layer: Its frozen weights count as well.
+        rows: Of shape (n_rows, n_features).
+        elsewhere: At random angles, and not at the weights as they are.
+        mixtures: Over so many the squares are averaged.
 
     Returns:
-        One entry per weight, with the reason; none for frozen layers, or where all can learn. Shots are left
-        out: a gradient that is zero on average looks alive with them.
+        Of shape (n_weights,), in the order of `weight_names`.
     """
-    found, rows = [], layers.circuit_inputs(model, sample)
-    for name, layer in circuits_of(model).items():
-        if layer in rows and any(weight.requires_grad for weight in layer.parameters()):
-            found += _dead_of(name, layer, rows[layer])
-    return found
-
-
-def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
-    rows = few(rows, MOST_ROWS)
-    silent = _silent(exact_copy(layer), rows)
-    if not silent:
-        return []
-    always = _silent(exact_copy(layer, elsewhere=True), rows)
-    turned_by: dict[int, list[Gate]] = {}
-    for gate in gates(layer):
-        for i in gate.weights:
-            turned_by.setdefault(i, []).append(gate)
-    all_names, found = weight_names(layer), []
-    trains = [weight.requires_grad for weight in layer.parameters() for _ in range(weight.numel())]
-    for i in sorted(i for i in silent if trains[i]):
-        turned = turned_by.get(i, [])
-        if not turned:
-            why = "no angle depends on it"
-        elif not any(gate.reaches for gate in turned):
-            why = "no gate after it leads to a wire that is measured"
-        elif i in always:
-            why = "nothing that is measured changes with it on this sample, at any weights"
-        else:
-            why = "its gradient is zero on the whole sample, at the weights as they are"
-        found.append(Dead(name, all_names[i], i, tuple(map(str, turned)), why))
-    return found
-
-
-def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
-    """Weights on which no output of any row depends: a random mixture of all outputs has no gradient."""
-    weights = list(layer.requires_grad_(True).parameters())
-    outputs = as_real(layer(rows))
-    generator = torch.Generator().manual_seed(0)
-    mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) + 0.5
-    found = torch.autograd.grad(
-        outputs, weights, mixture.to(outputs), allow_unused=True, materialize_grads=True
-    )
-    flat = torch.cat([part.flatten() for part in found])
-    return set((flat.abs() < ZERO).nonzero().flatten().tolist())
-
-
-# --- circuits without shots, in float64 ---------------------------------------------------------------------
+    copy = exact_copy(layer, elsewhere=elsewhere).requires_grad_(True)
+    weights, generator = list(copy.parameters()), torch.Generator().manual_seed(0)
+    with torch.enable_grad():
+        outputs = copy(few(rows, MOST_ROWS))
+        outputs = torch.view_as_real(outputs) if outputs.is_complex() else outputs
+    squares = torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64)
+    for _ in range(mixtures):
+        mixture = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
+        parts = torch.autograd.grad(
+            outputs, weights, mixture, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        squares += torch.cat([part.flatten() for part in parts]).square() / mixtures
+    return (squares / outputs.numel()).sqrt()
 
 
 def exact_copy(layer: QuantumLayer, *, elsewhere: bool = False) -> QuantumLayer:
@@ -219,8 +172,3 @@ def exact_copy(layer: QuantumLayer, *, elsewhere: bool = False) -> QuantumLayer:
 def few(rows: Tensor, most: int) -> Tensor:
     """At most so many rows, evenly spaced, in float64 on the CPU."""
     return rows[:: -(-len(rows) // most)].cpu().double()
-
-
-def as_real(outputs: Tensor) -> Tensor:
-    """Outputs of which a state's amplitudes are two numbers each."""
-    return torch.view_as_real(outputs) if outputs.is_complex() else outputs

@@ -1,15 +1,15 @@
 """Statistics of the gradient while a net trains: taken at a few updates of every epoch, for little time.
 
 An observed update costs a norm of every gradient and the copy of a few hundred numbers of each layer,
-which stay on the device. What they say is worked out once an epoch.
+which stay on the device. The statistics are computed from them once an epoch.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.gradients import faults
-from qnnkit.gradients.history import is_complete
+from qnnkit.gradients.record import Training, is_complete, of_batch
 from qnnkit.layers import QuantumLayer
+from qnnkit.tasks import Task
 
 SKETCH = 128
 """Most entries of a classical parameter that are looked at one by one, evenly spaced."""
 QUANTUM_SKETCH = 512
 """Most weights of a circuit, likewise."""
 FEWEST = 8
-"""Observed updates below which nothing is said of noise."""
+"""Observed updates below which no noise is reported."""
 BEGINNING = 2
 """First updates of a training, always looked at: a rate that is far too high does its damage in these."""
 RESAMPLES = 400
@@ -41,11 +42,11 @@ class Watch:
 
     Args:
         model: The net that is trained.
-        groups: Its weights by training group, as `train.Group`s; frozen ones are passed by.
-        per_epoch: Updates of an epoch that are looked at, evenly spaced, beside the first two of the first
+        groups: Its weights by training group, as `train.Group`s; frozen ones are ignored.
+        per_epoch: Updates of an epoch that are looked at, evenly spaced, besides the first two of the first
             epoch; which ones follows from their place alone.
         log: Called after every epoch with its row, which `gradients.history` reads.
-        earlier: Rows of the epochs before, where a training goes on: some faults show by what has changed.
+        earlier: Rows of the epochs before, where a training resumes: some faults show by what has changed.
     """
 
     def __init__(
@@ -62,51 +63,42 @@ class Watch:
         self.rows: list[dict[str, Any]] = []
         """The epochs that this object has seen."""
         self.earlier = [row for row in earlier if is_complete(row)]
-        self.groups = [
-            (group.name, group.clip_norm, [w for w in group.parameters if w.requires_grad and w.numel()])
-            for group in groups
-        ]
-        self.groups = [group for group in self.groups if group[2]]
-        self.parameters = [weight for _, _, weights in self.groups for weight in weights]
-        self._name_layers(model)
+        self._name_parts(model, groups)
         self.steps: list[int] = []
         self.values: list[Tensor] = []
         """One vector per observed update: norms of the parameters' gradients; then, of the entries that are
         looked at, the gradients, the weights before and the weights after."""
-        self._pending = torch.empty(0)
-        self._seen: list[Tensor] = []
-        """Views of the weights' entries, for an epoch: the net stays where it is."""
+        self._pending, self._views = torch.empty(0), []
 
-    def _name_layers(self, model: nn.Module) -> None:
-        """Which parameter is whose, and which of its entries are looked at."""
-        owners: dict[int, tuple[str, nn.Module]] = {}
-        for name, module in model.named_modules():
-            name = name or ("layer" if isinstance(module, QuantumLayer) else "model")
-            for weight in module.parameters(recurse=False):
-                owners.setdefault(id(weight), (name, module))
-        self.layers: dict[tuple[str, str], list[int]] = {}
-        self.quantum: dict[str, QuantumLayer] = {}
-        self.halves: dict[str, str] = {}
+    def _name_parts(self, model: nn.Module, groups: Sequence[Any]) -> None:
+        """Which parameters belong to which layer and group, and which of their entries are looked at."""
+        owners = {
+            id(weight): (name or ("layer" if isinstance(module, QuantumLayer) else "model"), module)
+            for name, module in reversed([*model.named_modules()])  # of a shared weight the first one counts
+            for weight in module.parameters(recurse=False)
+        }
+        self.parameters: list[nn.Parameter] = []
         self.strides: list[int] = []
-        self.places: dict[int, np.ndarray] = {}
-        """Of a circuit's parameter: where its entries stand in the order of `gradients.weight_names`."""
-        pairs = ((group, weight) for group, _, weights in self.groups for weight in weights)
-        for index, (group, weight) in enumerate(pairs):
-            layer, module = owners.get(id(weight), ("model", model))
-            if any(name == layer and other != group for name, other in self.layers):
-                layer = f"{layer} ({group})"  # a layer whose weights are in two groups
-            self.layers.setdefault((layer, group), []).append(index)
-            if weight.dtype in faults.HALF_STEP:
-                self.halves[layer] = str(weight.dtype).removeprefix("torch.")
-            most = QUANTUM_SKETCH if isinstance(module, QuantumLayer) else SKETCH
-            self.strides.append(max(1, math.ceil(weight.numel() / most)))
-            if isinstance(module, QuantumLayer):
-                self.quantum[layer] = module
-                before = itertools.takewhile(lambda each: each is not weight, module.parameters())  # noqa: B023
-                start = sum(each.numel() for each in before)
-                self.places[index] = start + np.arange(0, weight.numel(), self.strides[-1])
-        self.sizes = np.array([weight.numel() for weight in self.parameters])
-        self.kept = np.array([len(range(0, n, k)) for n, k in zip(self.sizes, self.strides, strict=True)])
+        self.layers: dict[str, tuple[str, nn.Module, list[int]]] = {}
+        self.groups: list[tuple[str, float | None, list[int]]] = []
+        """Both with the places of their parameters."""
+        for group in groups:
+            weights = [weight for weight in group.parameters if weight.requires_grad and weight.numel()]
+            places = range(len(self.parameters), len(self.parameters) + len(weights))
+            for place, weight in zip(places, weights, strict=True):
+                layer, module = owners.get(id(weight), ("model", model))
+                if layer in self.layers and self.layers[layer][0] != group.name:
+                    layer = f"{layer} ({group.name})"  # a layer whose weights are in two groups
+                self.layers.setdefault(layer, (group.name, module, []))[2].append(place)
+                n, most = weight.numel(), SKETCH
+                if isinstance(module, QuantumLayer):
+                    n, most = sum(each.numel() for each in module.parameters()), QUANTUM_SKETCH
+                self.strides.append(math.ceil(n / most))
+            self.parameters += weights
+            self.groups += [(group.name, group.clip_norm, [*places])] if weights else []
+        self.sizes = np.array([weight.numel() for weight in self.parameters], dtype=int)
+        self.kept = -(-self.sizes // np.array(self.strides, dtype=int))
+        self.width = len(self.sizes) + 3 * int(self.kept.sum())
 
     # --- while it trains ---------------------------------------------------------------------------------
 
@@ -120,10 +112,11 @@ class Watch:
     def before(self) -> None:
         """Looks at the gradients: unscaled, not yet clipped."""
         with torch.no_grad():
-            gradients = [_plain(weight.grad, weight) for weight in self.parameters]
+            gradients = [_plain(weight) for weight in self.parameters]
             norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
             # In one piece, which is a copy: clipping and the step are about to change what is looked at.
-            self._pending = torch.cat([norms, *self._entries(gradients), *self._weights()])
+            entries = [*self._entries(gradients), *self._weights()]
+            self._pending = torch.cat([norms, *entries])
 
     def after(self, step: int) -> None:
         """Looks at the weights once more, which `step` (counted from 1 over the whole training) has moved."""
@@ -136,12 +129,11 @@ class Watch:
         return [tensor if k == 1 else tensor[::k] for tensor, k in zip(flat, self.strides, strict=True)]
 
     def _weights(self) -> list[Tensor]:
-        if not self._seen:
-            seen = self._entries(self.parameters)
-            if not all(weight.is_contiguous() for weight in self.parameters):
-                return seen  # some are copies, and do not follow their weights
-            self._seen = seen
-        return self._seen
+        """Views of the weights' entries, made once: the net stays where it is until the watch is loaded."""
+        if not self._views and not all(weight.is_contiguous() for weight in self.parameters):
+            return self._entries(self.parameters)  # some are copies, and do not follow their weights
+        self._views = self._views or self._entries(self.parameters)
+        return self._views
 
     def state(self) -> dict[str, Any] | None:
         """What an unfinished epoch has shown, for a checkpoint."""
@@ -149,16 +141,14 @@ class Watch:
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Takes up what `state` gave; None, or that of other weights, begins the epoch without any."""
-        width = len(self.sizes) + 3 * int(self.kept.sum())
-        self.steps, self.values, self._seen = [], [], []
-        if state is not None and state["values"].shape[1] == width:
+        self.steps, self.values, self._views = [], [], []
+        if state is not None and state["values"].shape[1] == self.width:
             values = state["values"].to(self.parameters[0].device)
             self.steps, self.values = list(state["steps"]), list(values)
 
     def end(self, epoch: int, updates: int) -> dict[str, Any]:
         """The row of an epoch, counted from 1, of so many updates; the next one begins with nothing."""
-        width = len(self.sizes) + 3 * int(self.kept.sum())
-        values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, width))
+        values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, self.width))
         row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._row(values)}
         row["warnings"] = [str(fault) for fault in faults.of_epoch(row, [*self.earlier, *self.rows])]
         self.steps, self.values = [], []
@@ -170,62 +160,81 @@ class Watch:
 
     def _row(self, values: np.ndarray) -> dict[str, Any]:
         """Layers and groups, from observations of shape (steps, width)."""
-        n, m = len(self.sizes), int(self.kept.sum())
-        norms, gradient, start, end = np.split(values, [n, n + m, n + 2 * m], axis=1)
-        first = np.concatenate([[0], np.cumsum(self.kept)])
-        scale = self.sizes / self.kept  # of squares over the entries, to those over the whole parameter
-        updates = np.add.reduceat((end - start) ** 2, first[:-1], axis=1) * scale
-        weights = np.add.reduceat(start**2, first[:-1], axis=1) * scale
-        sums = np.add.reduceat(abs(gradient), first[:-1], axis=1) * scale
-        parts = [gradient[:, a:b] for a, b in itertools.pairwise(first)]
-        products = np.stack([part @ part.T for part in parts]) * scale[:, None, None]
-        # Which parameters belong to each layer, then to each group, shape (layers + groups, parameters).
-        names = [*self.layers, *((name, name) for name, _, _ in self.groups)]
-        inside = np.zeros((len(names), n))
-        for row, key in enumerate(self.layers):
-            inside[row, self.layers[key]] = 1
-        place = 0
-        for row, (_, _, group) in enumerate(self.groups, start=len(self.layers)):
-            inside[row, place : place + len(group)] = 1
-            place += len(group)
-        squares, counts = inside @ (norms**2).T, inside @ self.sizes
-        total = squares[len(self.layers) :].sum(0)  # the groups together are all there is
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = np.sqrt((inside @ updates.T) / (inside @ weights.T))
-            steps = np.sqrt((inside @ updates.T) / counts[:, None])
-            shares = squares / total
-        means = (inside @ sums.T) / counts[:, None]
-        noise = signal_to_noise(np.tensordot(inside, products, 1))
-        found = [
-            {
-                "group": group,
-                "n_weights": int(counts[row]),
-                "norm": _short(np.sqrt(squares[row])),
-                "mean": _short(means[row]),
-                "share": _short(shares[row]),
-                "ratio": _short(ratios[row]),
-                **dict(zip(("snr", "snr_low", "snr_high"), _short(noise[row]), strict=True)),
-            }
-            for row, (_, group) in enumerate(names)
+        layers = []
+        for name, (group, module, members) in self.layers.items():
+            row, step, gradient = self._statistics(values, members)
+            layers.append({"layer": name, "group": group, **row})
+            if isinstance(module, QuantumLayer):
+                layers[-1] |= {"step": step, **self._weight_by_weight(module, members, gradient)}
+        groups = [
+            {"group": name, "clip_norm": clip, **self._statistics(values, members)[0]}
+            for name, clip, members in self.groups
         ]
-        layers, groups = found[: len(self.layers)], found[len(self.layers) :]
-        for row, (name, _) in enumerate(self.layers):
-            layers[row] = told = {"layer": name, **layers[row]}
-            if name in self.quantum:
-                told["step"], members = _short(steps[row]), self.layers[names[row]]
-                which = np.concatenate([np.arange(first[i], first[i + 1]) for i in members])
-                thin = slice(None, None, math.ceil(len(which) / QUANTUM_SKETCH))
-                told["gradient"] = [_short(each) for each in gradient[:, which[thin]]]
-                places = np.concatenate([self.places[i] for i in members])[thin].tolist()
-                if places != [*range(len(places))]:
-                    told["places"] = places
-                if (dtype := self.quantum[name].input_dtype) in faults.HALF_STEP:
-                    told["input_dtype"] = str(dtype).removeprefix("torch.")
-            if name in self.halves:
-                told["dtype"] = self.halves[name]
-        for row, (_, clip, _) in enumerate(self.groups):
-            groups[row] |= _clipping(np.sqrt(squares[len(self.layers) + row]), clip)
         return {"layers": layers, "groups": groups}
+
+    def _statistics(
+        self, values: np.ndarray, members: list[int]
+    ) -> tuple[dict[str, Any], list[float | None], np.ndarray]:
+        """Of some parameters together: the numbers of a row, the step of a weight (root mean square), and
+        the gradient of their entries, of shape (steps, entries)."""
+        norms, entries = values[:, : len(self.sizes)] ** 2, values[:, len(self.sizes) :]
+        whose = np.repeat(np.arange(len(self.sizes)), self.kept)
+        mine = np.isin(whose, members)
+        gradient, start, end = (each[:, mine] for each in np.split(entries, 3, axis=1))
+        scale = (self.sizes / self.kept)[whose[mine]]  # of a sum over the entries, to that over all weights
+        square, n = norms[:, members].sum(axis=1), int(self.sizes[members].sum())
+        update, weights = (end - start) ** 2 @ scale, start**2 @ scale
+        with np.errstate(divide="ignore", invalid="ignore"):
+            of_step = {
+                "norm": np.sqrt(square),
+                "mean": abs(gradient) @ scale / n,
+                "share": square / norms.sum(axis=1),
+                "ratio": np.sqrt(update / weights),
+            }
+        noise = _short(signal_to_noise((gradient * scale) @ gradient.T))
+        row = {"n_weights": n, **{name: _short(each) for name, each in of_step.items()}}
+        row |= dict(zip(("snr", "snr_low", "snr_high"), noise, strict=True))
+        return row, _short(np.sqrt(update / n)), gradient
+
+    def _weight_by_weight(
+        self, circuit: QuantumLayer, members: list[int], gradient: np.ndarray
+    ) -> dict[str, Any]:
+        """A circuit's gradient, the places of its entries in `gradients.weight_names`, and half precision."""
+        weights, mine = list(circuit.parameters()), {id(self.parameters[i]) for i in members}
+        places = torch.arange(sum(map(Tensor.numel, weights))).split([*map(Tensor.numel, weights)])
+        stride = self.strides[members[0]]
+        seen = [
+            i
+            for w, each in zip(weights, places, strict=True)
+            if id(w) in mine
+            for i in each[::stride].tolist()
+        ]
+        found: dict[str, Any] = {"gradient": [_short(each) for each in gradient]}
+        if seen != [*range(len(seen))]:
+            found["places"] = seen
+        for name, dtype in (("dtype", weights[0].dtype), ("input_dtype", circuit.input_dtype)):
+            if dtype in faults.HALF_STEP:
+                found[name] = str(dtype).removeprefix("torch.")
+        return found
+
+
+def on_batch(model: nn.Module, task: Task, batch: Any) -> Training:
+    """What training would record of one batch, for the net as it is: one update, as epoch 0.
+
+    Args:
+        model: In training mode or not, as it is given; it is left as it was, without gradients.
+        task: Gives the loss.
+        batch: As the task takes it, on the model's device.
+    """
+    everything = SimpleNamespace(name="", clip_norm=None, parameters=list(model.parameters()))
+    watch = Watch(model, [everything])
+    for name, gradient in of_batch(model, task, batch).items():
+        weight = model.get_parameter(name)
+        weight.grad = gradient.to(weight)
+    watch.before()
+    watch.after(0)
+    model.zero_grad()
+    return Training("", 0, [watch.end(0, 1) | {"warnings": []}])
 
 
 def signal_to_noise(products: np.ndarray) -> np.ndarray:
@@ -237,7 +246,7 @@ def signal_to_noise(products: np.ndarray) -> np.ndarray:
 
     Simulated with normal noise at ratios of 0 to 3, the interval holds the true ratio in 90 to 100 % of cases
     from 24 dimensions on; with one or two dimensions in 88 to 100 % for 16 steps, in 82 to 99 % for 8, and in
-    73 to 78 % for 4, of which nothing is told.
+    73 to 78 % for 4, which are not reported.
 
     Args:
         products: Scalar products of the B gradients with each other, of shape (..., B, B).
@@ -274,23 +283,13 @@ def _draws(b: int) -> np.ndarray:
     return np.random.default_rng(0).multinomial(b, np.full(b, 1 / b), RESAMPLES).astype(float)
 
 
-def _clipping(norms: np.ndarray, clip: float | None) -> dict[str, Any]:
-    """What torch's clip_grad_norm_ makes of these norms."""
-    if clip is None:
-        return {"clip_norm": None, "clipped": None, "norm_clipped": None}
-    after = norms * np.minimum(1, clip / (norms + 1e-6))
-    clipped = float((norms > clip).mean()) if len(norms) else None
-    return {"clip_norm": clip, "clipped": clipped, "norm_clipped": _short(after)}
-
-
-def _plain(gradient: Tensor | None, weight: Tensor) -> Tensor:
-    """A gradient in which squares neither overflow nor vanish; zeros where there is none."""
-    if gradient is None:
-        return torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-    return gradient.float() if gradient.dtype in faults.HALF_STEP else gradient
+def _plain(weight: Tensor) -> Tensor:
+    """A weight's gradient, of a precision in which squares neither overflow nor vanish; zeros without one."""
+    gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    return gradient.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _short(values: np.ndarray) -> list[float | None]:
-    """Four digits of each are told; None stands for what is no number."""
-    told = ("%.4g " * values.size % tuple(values.tolist())).split()
-    return [None if word[-1] in "nf" else float(word) for word in told]  # nan, inf
+    """Each with four digits; None for what is no number."""
+    words = ("%.4g " * values.size % tuple(values.tolist())).split()
+    return [None if word[-1] in "nf" else float(word) for word in words]  # nan, inf

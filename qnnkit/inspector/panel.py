@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import html
 import threading
 from dataclasses import asdict, replace
@@ -17,8 +18,6 @@ from qnnkit.inspector import views
 from qnnkit.inspector.source import Source
 from qnnkit.inspector.views import DEPENDS, Choice, Views
 from qnnkit.runs import Run
-
-HEADING = "<h4 style='margin: 12px 0 4px'>{}</h4>"
 
 
 class Inspector:
@@ -79,9 +78,9 @@ class Inspector:
 class Panel:
     """The widgets of an inspector, and the pictures of what they are set to.
 
-    All is computed and drawn on the thread that made it, a kernel's own: what a widget calls back on another
-    (JupyterLab's subshells) is put on that thread's event loop. There the widgets are read: so the newest
-    counts, whatever came between.
+    Everything is computed and drawn on the thread that made it, a kernel's own: calls on another thread
+    (JupyterLab's subshells) go to that thread's event loop. The widgets are read there, so the newest value
+    counts.
 
     Args:
         inspector: Whose choice they change.
@@ -90,140 +89,125 @@ class Panel:
     def __init__(self, inspector: Inspector):
         import ipywidgets as widgets
 
-        self.inspector, self.views, self.following = inspector, Views(inspector.source), False
-        self.thread = threading.get_ident()
-        try:
+        self.inspector, self.views, self.showing = inspector, Views(inspector.source), False
+        self.thread, self.loop = threading.get_ident(), None
+        with contextlib.suppress(RuntimeError):  # a program without a loop
             self.loop = asyncio.get_running_loop()
-        except RuntimeError:  # in a program without one
-            self.loop = None
         run, source, choice = inspector.run, inspector.source, inspector.choice
-        style, wide = {"description_width": "100px"}, widgets.Layout(width="98%", max_width="640px")
-        plain: dict[str, Any] = {"style": style, "layout": widgets.Layout(width="300px")}
-        slider: dict[str, Any] = {"style": style, "layout": wide, "continuous_update": False}
+        style: dict[str, Any] = {"description_width": "100px"}
+        plain: dict[str, Any] = {"style": style, "layout": {"width": "300px"}}
+        wide: dict[str, Any] = {"style": style, "layout": {"width": "98%", "max_width": "640px"}}
+        wide["continuous_update"] = False
+        none, angle = [("none", 0)], {"min": -np.pi, "max": np.pi, "step": np.pi / 50}
+        images = [(source.classes[label], place) for place, label in enumerate(source.choosable[1].tolist())]
         self.net = widgets.Dropdown(options=run.nets, description="Net", **plain)
         self.seed = widgets.Dropdown(options=list(run.seeds), description="Seed", **plain)
         self.layer = widgets.Dropdown(options=[choice.layer], description="Layer", **plain)
-        self.weight = widgets.SelectionSlider(options=[("none", 0)], description="Weight", **slider)
-        self.epoch = widgets.SelectionSlider(options=[("none", 0)], description="Epoch", **slider)
-        labels = source.choosable[1].tolist()
+        self.weight = widgets.SelectionSlider(options=none, description="Weight", **wide)
+        self.epoch = widgets.SelectionSlider(options=none, description="Epoch", **wide)
         self.image = widgets.ToggleButtons(
-            options=[(source.classes[label], place) for place, label in enumerate(labels)],
-            description="Image of",
-            style=style | {"button_width": "auto"},
+            options=images, description="Image of", style=style | {"button_width": "auto"}
         )
-        angle: dict[str, float] = {"min": -np.pi, "max": np.pi, "step": np.pi / 50}
-        self.shift = widgets.FloatSlider(description="Move by", style=style, layout=wide, **angle)
+        self.shift = widgets.FloatSlider(description="Move by", **wide, **angle)
         self.refresh = widgets.Button(
             description="Refresh", tooltip="Read the run's folder again", icon="refresh"
         )
         self.message, self.moved, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.pngs = {part: _picture(widgets, part) for part in DEPENDS}
-        headings = (
-            "What if the chosen weight were another?",
-            "An image through the net",
-            "Gradients of the chosen layer",
+        # Below their least width nobody can read them: they scroll instead. The circuit is lower, so that a
+        # weight, its gate and its move are on one screen of 900 pixels.
+        least = {part: {"min_width": "620px"} for part in DEPENDS} | {
+            "circuit": {"max_height": "420px", "width": "auto"}
+        }
+        fit = {"max_width": "98%", "height": "auto", "align_self": "flex-start"}
+        self.pngs = {part: widgets.Image(format="png", layout=fit | least[part]) for part in DEPENDS}
+
+        def heading(text: str) -> Any:
+            return widgets.HTML(f"<h4 style='margin: 12px 0 4px'>{text}</h4>")
+
+        top = widgets.HBox([self.net, self.seed, self.layer, self.refresh])
+        top.layout.flex_flow = "row wrap"
+        what_if = heading("What if the chosen weight were another?")
+        self.moving = widgets.VBox([what_if, self.shift, self.moved, self.pngs["what_if"]])
+        self.whole = widgets.VBox(
+            [
+                *(top, self.message, self.weight, self.pngs["circuit"], self.moving),
+                *(heading("An image through the net"), self.image, self.said, self.pngs["image"]),
+                *(heading("Gradients of the chosen layer"), self.epoch, self.pngs["gradients"]),
+            ],
+            layout={"overflow": "auto"},
         )
-        moving, image, layer = (widgets.HTML(HEADING.format(heading)) for heading in headings)
-        self.moving = widgets.VBox([moving, self.shift, self.moved, self.pngs["what_if"]])
-        wrap = widgets.Layout(flex_flow="row wrap", width="98%")
-        top = widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap)
-        rows = [top, self.message, self.weight, self.pngs["circuit"], self.moving]
-        rows += [image, self.image, self.said, self.pngs["image"], layer, self.epoch, self.pngs["gradients"]]
-        self.whole = widgets.VBox(rows, layout=widgets.Layout(overflow="auto"))
         self.inputs = {name: getattr(self, name) for name in asdict(choice)}
-        self._draw(choice, set(DEPENDS))
-        self._offer(choice)
+        self._show(choice)
         for each in self.inputs.values():
             each.observe(lambda event: self._ask(), names="value")
-        self.refresh.on_click(lambda button: self._ask(stale=True))
+        self.refresh.on_click(lambda button: self._ask(refresh=True))
 
     def pictures(self) -> list[bytes]:
         """PNGs of what is shown, from top to bottom."""
         return [image.value for image in self.pngs.values() if image.layout.display != "none"]
 
-    def _ask(self, stale: bool = False) -> None:
+    def _ask(self, refresh: bool = False) -> None:
         if self.loop is None or threading.get_ident() == self.thread:
-            self._follow(stale)
+            self._follow(refresh)
         else:
-            self.loop.call_soon_threadsafe(self._follow, stale)
+            self.loop.call_soon_threadsafe(self._follow, refresh)
 
-    def _follow(self, stale: bool) -> None:
-        """Draws what the widgets are set to, where it differs from what is shown."""
-        if self.following:  # what is set here, by `_set`
+    def _follow(self, refresh: bool) -> None:
+        """Shows what the widgets are set to."""
+        if self.showing:  # set by `_show`, not by a person
             return
-        now, self.following = self.inspector.choice, True
+        self.showing = True
         try:
-            new, offer = self._wanted(now, stale)
-            different = {name for name, value in asdict(new).items() if value != getattr(now, name)}
-            if stale or different:
-                self._draw(new, {part for part in DEPENDS if stale or DEPENDS[part] & different})
-            self.inspector.choice = new
-            if offer:
-                self._offer(new)
+            asked = Choice(**{name: each.value for name, each in self.inputs.items()})
+            self._show(self._wanted(asked, refresh), asked)
         except Exception as error:  # whatever becomes of a folder while someone looks at it
-            self._set(now)
+            self._set(self.inspector.choice)
             why = " ".join(str(error).split()) or type(error).__name__
             self._say([f"The pictures are as they were, because this could not be drawn: {why}"])
         finally:
-            self.following = False
+            self.showing = False
 
-    def _wanted(self, now: Choice, stale: bool) -> tuple[Choice, bool]:
-        """What the widgets are set to, and whether other weights and epochs are to be offered for it."""
-        new = Choice(**{name: each.value for name, each in self.inputs.items()})
-        source = self.inspector.source
-        if stale:  # to the newest epoch of the same layer
+    def _wanted(self, new: Choice, refresh: bool) -> Choice:
+        """What the widgets are set to; of another net or layer its newest epoch and largest gradient."""
+        old, source = self.inspector.choice, self.inspector.source
+        if refresh:
             source.refresh()
             self.views = Views(source)
-            return replace(new, epoch=source.training(new.net, new.seed).epochs[-1]), True
-        if (new.net, new.seed, new.layer) == (now.net, now.seed, now.layer):
-            return new, False
-        layer = new.layer if (new.net, new.seed) == (now.net, now.seed) else None
-        found = views.first_choice(source, new.net, new.seed, layer)
-        return replace(found, image=new.image, shift=new.shift), True
+            return replace(new, epoch=source.training(new.net, new.seed).epochs[-1])
+        if (new.net, new.seed, new.layer) == (old.net, old.seed, old.layer):
+            return new
+        layer = new.layer if (new.net, new.seed) == (old.net, old.seed) else None
+        first = views.first_choice(source, new.net, new.seed, layer)
+        return replace(first, image=new.image, shift=new.shift)
 
-    def _offer(self, choice: Choice) -> None:
-        """Sets what every widget offers and shows to what is chosen."""
-        net = self.inspector.source.net(choice.net, choice.seed)
-        epochs = self.inspector.source.training(choice.net, choice.seed).epochs
-        names = net.weight_names(choice.layer)
-        self.moving.layout.display = None if names else "none"
+    def _show(self, choice: Choice, asked: Choice | None = None) -> None:
+        """Draws a choice; widgets are left alone where they ask for it: a person may have moved on."""
+        source, pngs, said = self.inspector.source, self.views.redraw(choice), self.views.says(choice)
+        sentences = views.sentences(source, choice)
+        net, epochs = source.net(choice.net, choice.seed), source.training(choice.net, choice.seed).epochs
+        weights = [(name, i) for i, name in enumerate(net.weight_names(choice.layer))]
+        self.inspector.choice = choice  # all that may fail has gone well
+        for part, png in pngs.items():
+            self.pngs[part].layout.display = "none" if png is None else None
+            self.pngs[part].value = self.pngs[part].value if png is None else png
+        self.moving.layout.display = None if weights else "none"
         for widget, options in (
             (self.layer, list(net.layers)),
-            (self.weight, [(name, i) for i, name in enumerate(names)] or [("none", 0)]),
+            (self.weight, weights or [("none", 0)]),
             (self.epoch, [(str(epoch) if epoch else "as it is", epoch) for epoch in epochs]),
         ):
             if list(widget.options) != options:
-                widget.options = options
+                widget.options, asked = options, None
             widget.disabled = len(options) < 2
-        self._set(choice)
+        if choice != asked:
+            self._set(choice)
+        self.moved.value = self.views.moved(choice) if weights else ""
+        self.said.value = html.escape(said, quote=False)
+        self._say(sentences)
 
     def _set(self, choice: Choice) -> None:
         for name, value in asdict(choice).items():
             self.inputs[name].value = value
 
-    def _draw(self, choice: Choice, parts: set[str]) -> None:
-        pngs, sentences = self.views.redraw(choice, parts), views.sentences(self.inspector.source, choice)
-        said = self.views.says(choice)
-        for part, png in pngs.items():  # all that may fail has gone well
-            self.pngs[part].layout.display = "none" if png is None else None
-            if png is not None:
-                self.pngs[part].value = png
-        if pngs.get("what_if"):
-            moves, there = self.views.move(choice)
-            self.moved.value = (
-                f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
-                f"<b>{there.loss:.4f}</b> with the weight moved by {choice.shift:+.2f} rad."
-            )
-        self.said.value = html.escape(said, quote=False)
-        self._say(sentences)
-
     def _say(self, sentences: list[str]) -> None:
         self.message.value = "<br>".join(html.escape(sentence, quote=False) for sentence in sentences)
-
-
-def _picture(widgets: Any, part: str) -> Any:
-    # Narrower than its least width nobody reads it: what has less room scrolls. The circuit is lower, so that
-    # a weight, its gate and its move are on one screen of 900 pixels.
-    least = {"max_height": "420px", "width": "auto"} if part == "circuit" else {"min_width": "620px"}
-    fit = {"max_width": "98%", "height": "auto", "align_self": "flex-start", **least}
-    return widgets.Image(format="png", layout=widgets.Layout(**fit))  # its own: each is hidden by itself

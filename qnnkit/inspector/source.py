@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from qnnkit import gradients, runs
 from qnnkit.gradients import History, Training
 from qnnkit.layers import QuantumLayer
-from qnnkit.train import Group
 
 MOST_CHOICES = 12
 """Test images that can be chosen."""
 ON_BATCH = 64
-"""Images of the batch on which a gradient is computed where training has kept none."""
+"""Images of the batch on which a gradient is computed where training has recorded none."""
+NOT_RECORDED = f"No gradients were recorded: shown are those of {ON_BATCH} training images."
 
 
 @dataclass
@@ -36,19 +36,19 @@ class Net:
     @cached_property
     def layers(self) -> dict[str, nn.Module]:
         """Name -> module, of those that own weights that are trained; circuits always, and first."""
-        found = {
+        named = {
             name or ("layer" if isinstance(module, QuantumLayer) else "model"): module
             for name, module in self.model.named_modules()
-            if isinstance(module, QuantumLayer) or _trained_weights(module)
+            if isinstance(module, QuantumLayer)
+            or any(weight.requires_grad for weight in module.parameters(recurse=False))
         }
-        return dict(sorted(found.items(), key=lambda entry: not isinstance(entry[1], QuantumLayer)))
+        return dict(sorted(named.items(), key=lambda entry: not isinstance(entry[1], QuantumLayer)))
 
     def circuit(self, layer: str) -> QuantumLayer | None:
         """The layer of that name, if it is a circuit with weights and an image reaches it."""
-        found = self.layers.get(layer)
-        if isinstance(found, QuantumLayer) and found.n_features is not None and found.qnode_weights:
-            return found
-        return None
+        module = self.layers.get(layer)
+        known = isinstance(module, QuantumLayer) and module.n_features is not None and module.qnode_weights
+        return module if known else None  # pyright: ignore[reportReturnType]
 
     def weight_names(self, layer: str) -> list[str]:
         """Names of a circuit's weights, in the order of its gradient; [] for a layer without a circuit."""
@@ -56,12 +56,9 @@ class Net:
         return [] if circuit is None else gradients.weight_names(circuit)
 
     @cached_property
-    def _dead(self) -> list[gradients.Dead]:
+    def dead(self) -> list[gradients.Fault]:
+        """Weights that cannot learn, as far as a batch of training images shows."""
         return gradients.dead(self.model, self.images)
-
-    def dead(self, layer: str) -> list[gradients.Dead]:
-        """A layer's weights that cannot learn, as far as a batch of training images shows."""
-        return [one for one in self._dead if one.layer == layer]
 
 
 class Source:
@@ -78,10 +75,10 @@ class Source:
         self.refresh()
 
     def refresh(self) -> None:
-        """Reads gradients.jsonl and the newest checkpoints anew."""
+        """Reads gradients.jsonl and the newest checkpoints again."""
         self._nets: dict[tuple[str, int], Net] = {}
         self._on_batch: dict[tuple[str, int], Training] = {}
-        self.history: History | None = None
+        self.history = History({})
         with contextlib.suppress(FileNotFoundError, ValueError):  # nothing was recorded: `notes` says so
             self.history = gradients.read(self.run.folder)
 
@@ -96,38 +93,23 @@ class Source:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a checkpoint that is being written is no news here
-                    found = Net(*runs.best(self.run, net, seed), images)
+                    best = Net(*runs.best(self.run, net, seed), images)
             except FileNotFoundError:
-                found = Net(runs.build(self.run, net, seed).eval(), None, images)
+                best = Net(runs.build(self.run, net, seed).eval(), None, images)
             with torch.no_grad():  # a circuit is known once it has run
-                found.model(images[:1])
-            self._nets = {(net, seed): found}  # one at a time: a large net is not held for each seed
+                best.model(images[:1])
+            self._nets = {(net, seed): best}  # one at a time: a large net is not held for each seed
         return self._nets[net, seed]
-
-    def has_recorded(self, net: str, seed: int) -> bool:
-        """Whether training has recorded gradients of the net."""
-        return self.history is not None and (net, seed) in self.history.trainings
 
     def training(self, net: str, seed: int) -> Training:
         """The recorded gradients; where there are none, those of one batch now, as "epoch" 0."""
-        if self.history is not None and self.has_recorded(net, seed):
+        if (net, seed) in self.history.trainings:
             return self.history[net, seed]
         if (net, seed) not in self._on_batch:
-            self._on_batch[net, seed] = Training(net, seed, [self._row_of_a_batch(self.net(net, seed))])
+            train, model = self.run.splits.train, self.net(net, seed).model
+            batch = train.images[:ON_BATCH], train.labels[:ON_BATCH]
+            self._on_batch[net, seed] = gradients.on_batch(model, self.run.task, batch)
         return self._on_batch[net, seed]
-
-    def _row_of_a_batch(self, net: Net) -> dict[str, Any]:
-        """The row that training would write of one batch, of the net as it is, without dropout."""
-        train, model = self.run.splits.train, net.model
-        found = gradients.of_batch(model, self.run.task, (train.images[:ON_BATCH], train.labels[:ON_BATCH]))
-        watch = gradients.Watch(model, [Group("", list(model.parameters()), 0.0)])
-        for name, gradient in found.items():
-            weight = model.get_parameter(name)
-            weight.grad = gradient.to(weight)
-        watch.before()
-        watch.after(0)
-        model.zero_grad()
-        return watch.end(0, 1) | {"warnings": []}
 
     @cached_property
     def choosable(self) -> tuple[Tensor, Tensor]:
@@ -145,20 +127,18 @@ class Source:
 
     def notes(self, net: str, seed: int) -> list[str]:
         """Whose weights and gradients are shown, and what the run lacks."""
-        epoch, recorded = self.net(net, seed).epoch, self.has_recorded(net, seed)
-        if epoch is None:
+        shown = self.net(net, seed)
+        weights = (
+            f"at its best epoch ({shown.epoch})" if shown.epoch else "at a checkpoint of its first epoch"
+        )
+        if shown.epoch is None:
             weights = "as it starts: it has no checkpoint yet (run 03_train, then Refresh)"
-        else:
-            weights = f"at its best epoch ({epoch})" if epoch else "at a checkpoint of its first epoch"
-        said = [f"Net {net}, seed {seed}, {weights}."]
-        if not recorded:
-            said.append(f"No gradients were recorded: shown are those of {ON_BATCH} training images.")
-        if not any(isinstance(layer, QuantumLayer) for layer in self.net(net, seed).layers.values()):
-            said.append(f"Net {net} has no circuit: shown are the gradients of its classical layers.")
-        if self.history is not None and self.history.damaged:
-            said.append(f"Damaged lines of gradients.jsonl that were left out: {self.history.damaged}.")
-        return said
-
-
-def _trained_weights(module: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in module.parameters(recurse=False) if weight.requires_grad]
+        circuits = [each for each in shown.layers.values() if isinstance(each, QuantumLayer)]
+        damaged = self.history.damaged
+        notes = (
+            (True, f"Net {net}, seed {seed}, {weights}."),
+            ((net, seed) not in self.history.trainings, NOT_RECORDED),
+            (not circuits, f"Net {net} has no circuit: shown are the gradients of its classical layers."),
+            (damaged, f"Damaged lines of gradients.jsonl that were skipped: {damaged}."),
+        )
+        return [sentence for holds, sentence in notes if holds]

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qnnkit import checks, gradients, layers
+from qnnkit import checks, gradients, layers, plots
 from qnnkit.inspector.source import Source
-from qnnkit.inspector.what_if import Moved, WhatIf
+from qnnkit.inspector.what_if import WhatIf
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_MAPS, LIKELIEST = 8, 3
-LAYER = {"net", "seed", "layer", "weight"}
+NET, LAYER = ("net", "seed"), ("net", "seed", "layer")
 DEPENDS = {
-    "circuit": LAYER | {"epoch"},
-    "what_if": LAYER | {"image", "shift"},
-    "image": {"net", "seed", "image"},
-    "gradients": LAYER | {"epoch"},
+    "circuit": (*LAYER, "weight", "epoch"),
+    "what_if": (*LAYER, "weight", "image", "shift"),
+    "image": (*NET, "image"),
+    "gradients": (*LAYER, "weight", "epoch"),
 }
 """Picture -> what it shows, from top to bottom."""
 
@@ -54,20 +56,21 @@ def first_choice(source: Source, net: str, seed: int, layer: str | None = None) 
     recorded = gradients_of(source, choice)
     if recorded is None:
         return choice
-    return replace(choice, weight=int(np.nan_to_num(sizes(recorded)).argmax()))
+    return replace(choice, weight=int(recorded.abs().mean().fillna(0).argmax()))
 
 
 def sentences(source: Source, choice: Choice) -> list[str]:
     """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""
-    training, said = source.training(choice.net, choice.seed), source.notes(choice.net, choice.seed)
+    training, notes = source.training(choice.net, choice.seed), source.notes(choice.net, choice.seed)
     if choice.layer not in training.layers:
-        said.append(f"Layer {choice.layer} is not trained: it has no gradient.")
-    said += [warning for epoch, warning in training.warnings if epoch == choice.epoch]
-    return [*said, *map(str, gradients.of_dead(source.net(choice.net, choice.seed).dead(choice.layer)))]
+        notes.append(f"Layer {choice.layer} is not trained: it has no gradient.")
+    warned = [each for row in training.rows if row["epoch"] == choice.epoch for each in row["warnings"]]
+    dead = [str(one) for one in source.net(choice.net, choice.seed).dead if one.layer == choice.layer]
+    return [*notes, *warned, *dead]
 
 
-def gradients_of(source: Source, choice: Choice) -> np.ndarray | None:
-    """Of the layer's weights in the chosen epoch, of shape (n_steps, n_weights); None without.
+def gradients_of(source: Source, choice: Choice) -> pd.DataFrame | None:
+    """Of the layer's weights in the chosen epoch, a row per update; None without.
 
     Weights that are frozen, and of a large circuit those that training does not record, are NaN.
     """
@@ -75,15 +78,8 @@ def gradients_of(source: Source, choice: Choice) -> np.ndarray | None:
     names = source.net(choice.net, choice.seed).weight_names(choice.layer)
     if not names or choice.layer not in training.quantum_layers:
         return None
-    found = training.gradient(choice.layer, choice.epoch, len(names))
-    return found if len(found) else None
-
-
-def sizes(recorded: np.ndarray) -> np.ndarray:
-    """Mean absolute gradient of each weight, of shape (n_weights,); NaN where none is known."""
-    known = np.isfinite(recorded)
-    total = np.where(known, np.abs(recorded), 0).sum(axis=0)
-    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
+    recorded = training.gradient(choice.layer, choice.epoch, names)
+    return recorded if len(recorded) else None
 
 
 class Views:
@@ -95,98 +91,109 @@ class Views:
 
     def __init__(self, source: Source):
         self.source = source
-        self.kept: dict[str, tuple[Any, Any]] = {}
+        self.cached: dict[str, tuple[Any, Any]] = {}
 
-    def redraw(self, choice: Choice, parts: Collection[str] = tuple(DEPENDS)) -> dict[str, bytes | None]:
+    def redraw(self, choice: Choice) -> dict[str, bytes | None]:
         """A PNG of each part; None for what the chosen layer has not.
 
         Raises:
             ValueError: What was recorded does not belong to the net.
         """
-        return {part: getattr(self, f"_{part}")(choice) for part in parts}
+        draw = {part: getattr(self, f"_{part}") for part in DEPENDS}
+        return {
+            part: self._once(part, fields, choice, lambda part=part: draw[part](choice))
+            for part, fields in DEPENDS.items()
+        }
 
-    def move(self, choice: Choice) -> tuple[WhatIf, Moved]:
-        """The chosen weight of a circuit, ready to be moved, and what the net gives with it moved."""
-        net, image = self.source.net(choice.net, choice.seed), self.source.choosable[0][choice.image]
-        make = partial(WhatIf, self.source.run, net, choice.layer, choice.weight, image)
-        moves = self._once("moves", make, choice, "weight", "image")
-        return moves, self._once("there", partial(moves.at, choice.shift), choice, "weight", "image", "shift")
-
-    def _once(self, name: str, make: Callable[[], Any], choice: Choice, *fields: str) -> Any:
-        """What was made last under this name, if that was for a choice with the same layer and fields."""
-        key = [getattr(choice, field) for field in ("net", "seed", "layer", *fields)]
-        if self.kept.get(name, (None, None))[0] != key:
-            self.kept[name] = key, make()
-        return self.kept[name][1]
-
-    def _circuit(self, choice: Choice) -> bytes | None:
-        """The circuit, each gate coloured by its gradient, the chosen weight's outlined; None without one."""
-        from qnnkit import plots
-
-        net = self.source.net(choice.net, choice.seed)
-        circuit = net.circuit(choice.layer)
-        if circuit is None:
-            return None
-        gates = self._once("gates", partial(gradients.gates, circuit), choice)
-
-        def draw() -> plots.Redrawn:
-            recorded, n_weights = gradients_of(self.source, choice), len(net.weight_names(choice.layer))
-            values = np.full(n_weights, np.nan) if recorded is None else sizes(recorded)
-            n_wires = 1 + max((wire for gate in gates for wire in gate.wires), default=0)
-            dead, label = {one.index for one in net.dead(choice.layer)}, "mean |gradient| (loss per radian)"
-            return plots.Redrawn(plots.coloured_circuit(gates, n_wires, values, label, dead=dead))
-
-        drawn = self._once("circuit", draw, choice, "epoch")
-        return drawn.over(plots.outlines(drawn.figure, choice.weight))
-
-    def _gradients(self, choice: Choice) -> bytes | None:
-        """Histogram, norm and signal to noise of the layer; None where it is not trained."""
-        from qnnkit import plots
-
-        training = self.source.training(choice.net, choice.seed)
-        steps = training.steps(choice.epoch)
-        if choice.layer not in training.layers or not steps:
-            return None
-        recorded = gradients_of(self.source, choice)
-        data = training.frame(choice.layer), (steps[0], steps[-1]), recorded, choice.epoch
-        drawn = self._once("gradients", lambda: plots.Redrawn(plots.layer_gradients(*data)), choice, "epoch")
-        mean = np.nan if recorded is None else recorded[:, choice.weight].mean()
-        line = {"color": plots.COLOURS[1], "lw": 2}
-        return drawn.over([drawn.figure.axes[0].axvline(mean, **line)] if np.isfinite(mean) else [])
+    def _once(self, name: str, fields: tuple[str, ...], choice: Choice, make: Callable[[], Any]) -> Any:
+        """What was made last under this name, if that was for a choice with the same fields."""
+        key = [getattr(choice, field) for field in fields]
+        if self.cached.get(name, (None, None))[0] != key:
+            self.cached[name] = key, make()
+        return self.cached[name][1]
 
     def says(self, choice: Choice) -> str:
         """The classes that the net holds likeliest for the chosen image, and the true one."""
         images, labels = self.source.choosable
         model, classes = self.source.net(choice.net, choice.seed).model, self.source.classes
         with layers.evaluating(model):
-            likeliest = (
-                model(images[choice.image, None]).double().softmax(-1)[0].sort(descending=True, stable=True)
-            )
-        found = zip(likeliest.values[:LIKELIEST].tolist(), likeliest.indices.tolist(), strict=False)
-        told = ", ".join(f"{classes[place]} ({100 * share:.0f} %)" for share, place in found)
-        return f"The net says {told}; it is {classes[int(labels[choice.image])]}."
+            probs = model(images[choice.image, None]).double().softmax(-1)[0]
+        best = probs.sort(descending=True, stable=True)
+        shares = zip(best.values[:LIKELIEST].tolist(), best.indices.tolist(), strict=False)
+        shown = ", ".join(f"{classes[place]} ({100 * share:.0f} %)" for share, place in shares)
+        return f"The net says {shown}; it is {classes[int(labels[choice.image])]}."
+
+    def moved(self, choice: Choice) -> str:
+        """The loss with the chosen weight as it is, and moved."""
+        moves, there = self._move(choice)
+        return (
+            f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
+            f"<b>{there.loss:.4f}</b> with the weight moved by {choice.shift:+.2f} rad."
+        )
+
+    def _circuit(self, choice: Choice) -> bytes | None:
+        """The circuit, each gate coloured by its gradient, the chosen weight's outlined; None without one."""
+        net = self.source.net(choice.net, choice.seed)
+        circuit = net.circuit(choice.layer)
+        if circuit is None:
+            return None
+        gates = self._once("gates", LAYER, choice, lambda: gradients.gates(circuit))
+
+        def draw() -> plots.Redrawn:
+            recorded, n_weights = gradients_of(self.source, choice), len(net.weight_names(choice.layer))
+            sizes = np.full(n_weights, np.nan) if recorded is None else recorded.abs().mean().to_numpy()
+            n_wires = 1 + max((wire for gate in gates for wire in gate.wires), default=0)
+            dead = {i for one in net.dead if one.layer == choice.layer for i in one.weights}
+            label = "mean |gradient| (loss per radian)"
+            return plots.Redrawn(plots.coloured_circuit(gates, n_wires, sizes, label, dead=dead))
+
+        drawn = self._once("gates, coloured", (*LAYER, "epoch"), choice, draw)
+        return drawn.over(plots.outlines(drawn.figure, choice.weight))
+
+    def _gradients(self, choice: Choice) -> bytes | None:
+        """Histogram, norm and signal to noise of the layer; None where it is not trained."""
+        training = self.source.training(choice.net, choice.seed)
+        steps = training.steps(choice.epoch)
+        if choice.layer not in training.layers or not steps:
+            return None
+        recorded = gradients_of(self.source, choice)
+
+        def draw() -> plots.Redrawn:
+            each = None if recorded is None else recorded.to_numpy()
+            shown = training.frame(choice.layer), (steps[0], steps[-1]), each, choice.epoch
+            return plots.Redrawn(plots.layer_gradients(*shown))
+
+        drawn = self._once("statistics", (*LAYER, "epoch"), choice, draw)
+        mean = np.nan if recorded is None else recorded.iloc[:, choice.weight].mean()
+        line = {"color": plots.COLOURS[1], "lw": 2}
+        return drawn.over([drawn.figure.axes[0].axvline(mean, **line)] if np.isfinite(mean) else [])
 
     def _image(self, choice: Choice) -> bytes:
         """The image, and its quanvolved channels if there are any."""
-        from qnnkit import plots
-
         image = self.source.choosable[0][choice.image, None]
         maps = layers.feature_maps_of(self.source.net(choice.net, choice.seed).model, image)
         seen = image[0].numpy(), None if maps is None else maps[0, :MOST_MAPS].double().numpy()
-        return self._once("image", partial(plots.ImageSeen, *seen), choice).seen(*seen)
+        return self._once("image, laid out", NET, choice, lambda: plots.ImageSeen(*seen)).seen(*seen)
+
+    def _move(self, choice: Choice) -> tuple[WhatIf, Any]:
+        """The chosen weight of a circuit, ready to be moved, and what the net gives with it moved."""
+        net, image = self.source.net(choice.net, choice.seed), self.source.choosable[0][choice.image]
+        given = self.source.run, net, choice.layer, choice.weight, image
+        moves = self._once("moves", (*LAYER, "weight", "image"), choice, lambda: WhatIf(*given))
+        return moves, self._once("there", DEPENDS["what_if"], choice, lambda: moves.at(choice.shift))
 
     def _what_if(self, choice: Choice) -> bytes | None:
         """The chosen weight moved; None without a circuit."""
-        from qnnkit import plots
-
         if not self.source.net(choice.net, choice.seed).weight_names(choice.layer):
             return None
-        (moves, there), label = self.move(choice), int(self.source.choosable[1][choice.image])
-        before = moves.before
+        (moves, there), label = self._move(choice), int(self.source.choosable[1][choice.image])
+        before, shown = (
+            moves.before,
+            f"Measured by circuit {moves.shown + 1}\nof the image's {moves.n_circuits}",
+        )
         names = self.source.classes[: len(before.class_probs)]
-        make = partial(plots.WhatIfFigure, len(before.values), names, moves.n_images)
-        drawn = self._once("what_if", make, choice)
-        title = f"Measured by circuit {moves.shown + 1}\nof the image's {moves.n_circuits}"
-        begin = partial(drawn.begin, title, before.values, before.class_probs, label, moves.curve)
-        self._once("begun", begin, choice, "weight", "image")
+        sizes = len(before.values), names, moves.n_images
+        drawn = self._once("what_if, laid out", LAYER, choice, lambda: plots.WhatIfFigure(*sizes))
+        now = shown, before.values, before.class_probs, label, moves.curve
+        self._once("begun", (*LAYER, "weight", "image"), choice, lambda: drawn.begin(*now))
         return drawn.moved(choice.shift, there.values, there.class_probs, there.loss)

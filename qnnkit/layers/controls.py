@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks, circuits
 from qnnkit.layers.counting import Given, called
-from qnnkit.layers.fourier import FourierLayer
+from qnnkit.layers.fourier import FourierLayer, seeded_linear
 from qnnkit.layers.quantum import QuantumLayer
 
 
@@ -98,14 +98,9 @@ class MatchedLayer(nn.Sequential):
 
     def __init__(self, n_features: int, n_outputs: int, n_multiplications: int, *, seed: int = 0):
         n_hidden = max(1, n_multiplications // (n_features + n_outputs))
-        sizes = (n_features, n_hidden), (n_hidden, n_outputs)
-        first, last = (nn.utils.skip_init(nn.Linear, *each) for each in sizes)
-        super().__init__(first, nn.Tanh(), last)
         generator = torch.Generator().manual_seed(seed)
-        for linear in (first, last):
-            bound = 1 / math.sqrt(linear.in_features)  # torch.nn.Linear's
-            for weight in linear.parameters():
-                nn.init.uniform_(weight, -bound, bound, generator=generator)
+        first = seeded_linear(n_features, n_hidden, generator)
+        super().__init__(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
 
 
 STAND_INS = (ClassicalLayer, Bypass, FourierLayer, MatchedLayer)

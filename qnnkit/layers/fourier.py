@@ -34,6 +34,14 @@ MEASURED = (qp.measurements.ExpectationMP, qp.measurements.ProbabilityMP)
 """Measurements that are linear in the state."""
 
 
+def seeded_linear(n_inputs: int, n_outputs: int, generator: torch.Generator, **options: Any) -> nn.Linear:
+    """A linear layer as torch begins it, with numbers from `generator` in place of torch's own."""
+    linear = nn.Linear(n_inputs, n_outputs, device="meta", **options).to_empty(device="cpu")
+    for weight in linear.parameters():
+        nn.init.uniform_(weight, -1 / math.sqrt(n_inputs), 1 / math.sqrt(n_inputs), generator=generator)
+    return linear
+
+
 class FourierLayer(nn.Module):
     """A trained linear map of a circuit's own trigonometric features, in the circuit's place.
 
@@ -77,9 +85,7 @@ class FourierLayer(nn.Module):
         dtype = next((weight.dtype for weight in layer.parameters()), torch.float32)
         self.register_buffer("frequencies", frequencies.to(dtype), persistent=False)
         sizes = 2 * len(frequencies) - 1, int(layer.n_outputs or 0)
-        self.linear = nn.utils.skip_init(nn.Linear, *sizes, bias=False, dtype=dtype)
-        bound = 1 / math.sqrt(self.linear.in_features)  # torch.nn.Linear's
-        nn.init.uniform_(self.linear.weight, -bound, bound, generator=generator)
+        self.linear = seeded_linear(*sizes, generator, bias=False, dtype=dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
@@ -126,10 +132,10 @@ def fourier_fit(
         if slopes is not None:  # half the longest period of each feature
             widths = math.pi / slopes.abs().where(slopes.abs() > 1e-9, torch.inf).amin(0).clamp(max=1e9)
         n_rows, generator = n_features + n_features // 4 + 320, torch.Generator().manual_seed(seed)
-        inputs = (2 * torch.rand((n_rows, len(widths)), generator=generator) - 1) * widths
-    rows = inputs.double().cpu()
+        inputs = torch.mul(2 * torch.rand((n_rows, len(widths)), generator=generator) - 1, widths)
+    rows = inputs.detach().double().cpu()
     with torch.no_grad():
-        values, features = exact(rows), twin.features(rows)
+        values, features = exact.forward(rows), twin.features(rows)
         # gelsd cuts small singular values; the default driver is wrong where features depend on each other.
         fitted = torch.linalg.lstsq(features[256:], values[256:], driver="gelsd").solution
         twin.linear.weight.copy_(fitted.T)

@@ -12,7 +12,7 @@ import pennylane as qp
 import torch
 from torch import Tensor, nn
 
-from qnnkit import __version__, workspace
+from qnnkit import __version__
 from qnnkit.data import cache
 from qnnkit.data.splits import SPLITS, ImageSplits
 from qnnkit.layers import BACKENDS, QuantumLayer, evaluating
@@ -28,7 +28,7 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
     """`splits` with features in place of images, for a net with a frozen part to make them; else as they are.
 
     They are computed without a graph when first asked for, and read from `features/<hash>.safetensors` of the
-    workspace from then on. The hash is over circuits, weights and data; a file that is damaged is made anew.
+    workspace from then on. The hash is over circuits, weights and data; a file that is cut short is remade.
 
     Args:
         net: Takes what comes back in place of the images; moved to `device`. It offers `steady_part()`, the
@@ -41,14 +41,11 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         part = _steady_part(net, splits.train.images[:1], n_images, device)
         if part is None:
             return splits
-        key, folder = _key(part, splits), workspace.shelf("features")
-        path = None if folder is None else folder / f"{key}.safetensors"
-        how = {"what": "Features", "mended": "computed anew"}
-        maps = None if path is None else cache.read(path, key, SPLITS, **how)
-        if maps is None:
-            maps = {name: _compute(net, splits.split(name).images, device) for name in SPLITS}
-            if path is not None:
-                cache.write(path, key, maps, what="Features")
+
+        def compute() -> dict[str, Tensor]:
+            return {name: _compute(net, splits.split(name).images, device) for name in SPLITS}
+
+        maps = cache.kept("features", _key(part, splits), compute, what="Features")
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 

@@ -1,5 +1,6 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
+from qnnkit.plots.differences import forest
 from qnnkit.plots.gates_by_colour import coloured_circuit, outlines
 from qnnkit.plots.inspection import ImageSeen, Redrawn, WhatIfFigure, layer_gradients, stacked
 from qnnkit.plots.notes import piano_roll
@@ -8,6 +9,6 @@ from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelle
 
 __all__ = [
     "COLOURS", "ImageSeen", "Live", "Picture", "Redrawn", "WhatIfFigure", "as_pdf", "as_png",
-    "class_balance", "class_samples", "coloured_circuit", "confusion",
+    "class_balance", "class_samples", "coloured_circuit", "confusion", "forest",
     "labelled_images", "layer_gradients", "outlines", "piano_roll", "stacked", "stamped",
 ]  # fmt: skip

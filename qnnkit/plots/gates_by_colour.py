@@ -30,7 +30,6 @@ def coloured_circuit(
     label: str,
     *,
     dead: Collection[int] = (),
-    chosen: int | None = None,
 ) -> Picture:
     """A circuit whose gates are coloured by their weights, from left to right, wire 0 on top.
 
@@ -43,7 +42,6 @@ def coloured_circuit(
             and NaN have no colour. Of a gate with several weights the largest counts.
         label: What the numbers are, with their unit.
         dead: Weights that cannot learn: their gates are hatched.
-        chosen: A weight whose gates are outlined.
     """
     from pennylane.drawer import MPLDrawer
 
@@ -63,7 +61,9 @@ def coloured_circuit(
     for line in places:
         name = f"{'… ' * (line > n_wires)}{line % (n_wires + 1)}"
         drawer.ax.text(-1.1, line, name, ha="right", va="center")
-    paint = ScalarMappable(LogNorm(*_decades(values[np.isfinite(values)])), MAP)
+    high = np.nanmax(values, initial=0) or 1.0
+    low = min(np.nanmin(values, initial=high), high / 10)  # a decade at least: noise is no structure
+    paint = ScalarMappable(LogNorm(low, high), MAP)
     for gate, column in zip(gates, columns, strict=True):
         of_gate, top = values[list(gate.weights)], column // across * (n_wires + 1)
         face: Any = DATA if gate.on_inputs else CONSTANT
@@ -71,21 +71,16 @@ def coloured_circuit(
             face = paint.to_rgba(np.nanmax(of_gate))
         is_dead = bool(gate.weights) and set(gate.weights) <= set(dead)
         wires = [top + wire for wire in gate.wires or (0,)]
-        figure.boxes += [
-            (gate.weights, box) for box in _draw(drawer, gate, column % across, wires, face, is_dead)
-        ]
+        boxes = _draw(drawer, gate, column % across, wires, face, is_dead)
+        figure.boxes += [(gate.weights, box) for box in boxes]
     if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
         figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
-    handles = []
-    if any(gate.on_inputs and not gate.weights for gate in gates):
-        handles.append(Patch(facecolor=DATA, edgecolor="black", label="turned by the data"))
-    if dead:
-        handles.append(Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn"))
+    data = any(gate.on_inputs and not gate.weights for gate in gates)
+    handles = [Patch(facecolor=DATA, edgecolor="black", label="turned by the data")] * data
+    handles += [Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn")] * bool(dead)
     if handles:
         figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
-    if chosen is not None:
-        outlines(figure, chosen)
     return figure
 
 
@@ -111,14 +106,6 @@ def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
             free[wire] = column + 1
         found.append(column)
     return found
-
-
-def _decades(values: np.ndarray) -> tuple[float, float]:
-    """Bounds of the colours: at least a decade apart, so that noise does not look like structure."""
-    if not len(values):
-        return 0.1, 1.0
-    low, high = float(values.min()), float(values.max())
-    return (low, high) if high > 10 * low else (high / 10, high)
 
 
 def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 
 from qnnkit.plots.picture import COLOURS, Picture, bare, picture, short, show
 
@@ -80,13 +80,11 @@ def layer_gradients(rows: Any, shown: tuple[int, int], gradients: np.ndarray | N
     left, middle, right = figure.subplots(1, 3)
     left.set_title("Gradients of its weights", fontsize=10)
     if gradients is None or not np.isfinite(gradients).any():
-        _note(left, "single weights' gradients\nare kept for circuits only")
+        _note(left, "single weights' gradients\nare recorded for circuits only")
     else:
-        finite = gradients[np.isfinite(gradients)]
-        far = float(np.abs(finite).max()) or 1.0
-        left.hist(finite, bins=np.linspace(-far, far, 32), color=COLOURS[5])
-        left.xaxis.set_major_locator(MaxNLocator(3, symmetric=True))
-        left.xaxis.set_major_formatter(StrMethodFormatter("{x:.2g}"))
+        far = np.nanmax(np.abs(gradients)) or 1.0
+        left.hist(gradients[np.isfinite(gradients)], np.linspace(-far, far, 32), color=COLOURS[5])
+        left.locator_params(axis="x", nbins=3, symmetric=True)
         label = "gradient (loss per radian)\nline: mean of the chosen weight"
         left.set(xlabel=label, ylabel="weights × updates")
     middle.set_title("Norm of the layer's gradient", fontsize=10)
@@ -96,22 +94,21 @@ def layer_gradients(rows: Any, shown: tuple[int, int], gradients: np.ndarray | N
         known = rows[rows["norm"] > 0]
         middle.axvspan(shown[0] - 0.5, shown[1] + 0.5, color=COLOURS[4], alpha=0.25, lw=0)
         middle.plot(known["step"], known["norm"], "-o", ms=2.5, lw=1, color=COLOURS[0])
+        middle.locator_params(axis="x", nbins=4, integer=True)
         middle.set(xlabel="update (shaded: chosen)", ylabel="norm", yscale="log" if len(known) else "linear")
         middle.tick_params(axis="y", which="both", labelsize=8)
-        middle.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     right.set_title("Signal to noise", fontsize=10)
     known = rows.drop_duplicates("epoch").dropna(subset="snr")
-    if len(known):
-        right.fill_between(
-            known["epoch"], known["snr_low"], known["snr_high"], color=COLOURS[2], alpha=0.2, lw=0
-        )
-        right.plot(known["epoch"], known["snr"], "-o", ms=3, lw=1, color=COLOURS[2])
+    if known.empty:
+        _note(right, "needs the gradients\nof several updates")
+    else:
+        look = {"color": COLOURS[2], "lw": 1}
+        right.fill_between(known["epoch"], known["snr_low"], known["snr_high"], alpha=0.2, **look)
+        right.plot(known["epoch"], known["snr"], "-o", ms=3, **look)
         right.axvline(epoch, color=COLOURS[4], lw=2, alpha=0.7)
         right.set_ylim(bottom=min(0.0, known["snr_low"].min()))
-        right.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        right.locator_params(axis="x", nbins=5, integer=True, min_n_ticks=1)
         right.set(xlabel="epoch (line: chosen)", ylabel="mean / spread, 95 % interval")
-    else:
-        _note(right, "needs the gradients\nof several updates")
     return figure
 
 

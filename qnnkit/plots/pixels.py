@@ -14,6 +14,12 @@ LETTERS, ACROSS = 20, 6
 """In a line above an image; and images in a row."""
 
 
+class _Joints(textwrap.TextWrapper):
+    """Breaks lines after a space, slash, dash, dot or underscore; within a word if it must."""
+
+    wordsep_re = re.compile(r"([^ /_.-]*[ /_.-])")
+
+
 def class_samples(
     images: np.ndarray, labels: np.ndarray, classes: Sequence[str], per_class: int = 8
 ) -> Picture:
@@ -66,7 +72,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
         titles: One per image; may have several lines, and a long line is wrapped.
     """
     rows = max(1, -(-len(images) // ACROSS))
-    wrapped = ["\n".join(map(_wrapped, title.splitlines())) for title in titles]
+    wrapped = ["\n".join(map(_Joints(LETTERS).fill, title.splitlines())) for title in titles]
     lines = max((title.count("\n") + 1 for title in wrapped), default=1)
     figure = picture(1.5 * ACROSS, (1.6 + 0.16 * lines) * rows)
     for axis in figure.subplots(rows, ACROSS, squeeze=False).flat:
@@ -94,13 +100,3 @@ def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
     axis.set(xlabel="predicted class", ylabel="true class")
     figure.colorbar(image, ax=axis, label="test samples", shrink=0.8)
     return figure
-
-
-def _wrapped(line: str) -> str:
-    """A line in several, broken after a space, slash, dash, dot or underscore; within a word if it must."""
-    lines = [""]
-    for piece in re.findall(r"[^ /_.-]*[ /_.-]|[^ /_.-]+", line):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > LETTERS:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(textwrap.fill(each, LETTERS) for each in lines)

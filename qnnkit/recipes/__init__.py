@@ -16,12 +16,14 @@ Each takes those of the arguments above that it names.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import importlib
 import importlib.util
 import linecache
 import sys
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -179,7 +181,7 @@ def _of_file(path: Path) -> Recipe:
     except Exception as error:
         del sys.modules[name]
         raise located(str(path), error) from error
-    return _kept(Recipe(path.stem, str(path), module, source, neighbours))
+    return _kept(dataclasses.replace(made, home=module))
 
 
 def _of_module(module: ModuleType) -> Recipe:
@@ -189,8 +191,7 @@ def _of_module(module: ModuleType) -> Recipe:
         return _named(name.rpartition(".")[2])
     if not module.__package__ or name == "__main__":
         return _of_file(Path(file).resolve())
-    root = Path(file).resolve().parents[name.count(".")]
-    return _kept(Recipe(Path(file).stem, name, module, *texts_of(str(Path(file).resolve()), root)))
+    return _kept(Recipe(Path(file).stem, name, module, *texts_of(str(Path(file).resolve()), name)))
 
 
 def _read_again(path: Path, neighbours: Mapping[str, str]) -> None:
@@ -207,20 +208,15 @@ def _read_again(path: Path, neighbours: Mapping[str, str]) -> None:
         _folders[:] = [folder, *(each for each in _folders if each != folder)]
         sys.path[:] = [*(each for each in sys.path if each not in _folders), *_folders]
     importlib.invalidate_caches()
-    own = [file for file in neighbours if not file.startswith("..")]
-    for file in own:
-        name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        loaded = getattr(sys.modules.get(name), "__file__", None)
-        place = Path(loaded).parent.resolve() if loaded else Path("/")  # Python may know it by a link
-        if any(place.is_relative_to(each) for each in (folder, *_folders)):
-            del sys.modules[name]
-    for top in dict.fromkeys(file.partition("/")[0] for file in own):
-        spec = importlib.util.find_spec(top.removesuffix(".py"))
-        places = (spec.submodule_search_locations or [spec.origin]) if spec else []
-        if not any(Path(str(each)).exists() and (path.parent / top).samefile(str(each)) for each in places):
-            where = next(iter(places), "not found")
-            told = f"`{top}` beside it has the name of another module ({where}). Rename it."
-            raise RecipeError(f"Recipe `{path}`: {told}")
+    names = {file.partition("/")[0].removesuffix(".py") for file in neighbours}
+    for name in sorted(names):
+        spec = None if name in sys.builtin_module_names else PathFinder.find_spec(name)
+        places = [str(each) for each in (spec.submodule_search_locations or [spec.origin])] if spec else []
+        if not any(Path(each).resolve().is_relative_to(folder) for each in places):
+            told = f"`{name}` beside it has the name of another module ({[*places, 'of Python'][0]})."
+            raise RecipeError(f"Recipe `{path}`: {told} Rename it.")
+    for name in [each for each in sys.modules if each.partition(".")[0] in names]:
+        del sys.modules[name]
 
 
 def _kept(recipe: Recipe) -> Recipe:

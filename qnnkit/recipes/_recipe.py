@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import importlib
@@ -53,8 +54,9 @@ class Recipe:
 
     @property
     def sentence(self) -> str:
-        """What it is about."""
-        return (inspect.getdoc(self.code) or "").split("\n\n")[0].replace("\n", " ")
+        """What it is about; of a shipped one its module is not imported for it."""
+        told = ast.get_docstring(ast.parse(self.source)) if self.shipped else inspect.getdoc(self.code)
+        return (told or "").split("\n\n")[0].replace("\n", " ")
 
     @cached_property
     def digest(self) -> str:
@@ -98,8 +100,7 @@ class Recipe:
         made = self.Settings.of(given)
         again = made.override()
         for name in self.Settings.model_fields:
-            first, second = getattr(made, name), getattr(again, name)
-            if first != second:
+            if (first := getattr(made, name)) != (second := getattr(again, name)):
                 rule, step = f"leave `{name}` as it is when it is read again", "Mend its validator."
                 raise self.refusal("Settings", rule, f"{first!r}, then {second!r}", step)
         return made
@@ -196,11 +197,8 @@ class Recipe:
 
         seen: list[nn.Module] = []
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
-        try:
-            with _seeded(0), layers.evaluating(net), self.located_errors():
-                layers.called(net, splits.example())
-        finally:
-            hook.remove()
+        with hook, _seeded(0), layers.evaluating(net), self.located_errors():
+            layers.called(net, splits.example())
         inside, asked = set(net.modules()), set(seen)
         stand_ins = [each for each in inside if isinstance(each, layers.STAND_INS)]
         left = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]

@@ -8,12 +8,12 @@ import functools
 import hashlib
 import inspect
 import linecache
-import os
 import re
 import sys
 import textwrap
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -49,67 +49,52 @@ def presets(text: str) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def texts_of(file: str, root: Path | None = None) -> tuple[str, dict[str, str]]:
-    """Source of a file, and of those that it imports from its folder, and they in turn.
+def texts_of(file: str, module: str = "") -> tuple[str, dict[str, str]]:
+    """Source of a file, and of those of its folder that it imports, and they in turn.
 
     Args:
         file: Of the recipe.
-        root: Folder that its imports are meant from; its own without it.
+        module: Its dotted name, if it is in a package: then the files are those of the package.
 
     Raises:
-        ValueError: One cannot be read or parsed.
+        ValueError: It cannot be read or parsed.
     """
-    path, found = Path(file), {}
-    root = root or path.parent
-    waiting = [path]
-    while waiting:
-        here = waiting.pop()
-        try:
-            with tokenize.open(here) as opened:  # as Python reads it, whatever its encoding
-                text = opened.read()
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError) as error:
-            line = getattr(error, "lineno", None)
-            told = f"it is not Python: {getattr(error, 'msg', error)}."
-            raise RecipeError(f"Recipe `{here}`{f', line {line}' if line else ''}: {told}") from None
-        found[here] = text
-        for base, name in _imports(tree, here, root):
-            parts = name.split(".") if name else []
-            for n in range(len(parts) + 1):
-                place = base.joinpath(*parts[:n])
-                for candidate in (
-                    (place.with_suffix(".py"), place / "__init__.py") if n or base != root else ()
-                ):
-                    if candidate.is_file() and candidate not in found and candidate not in waiting:
-                        waiting.append(candidate)
-    source = found.pop(path)
-    return source, {os.path.relpath(each, root).replace(os.sep, "/"): found[each] for each in sorted(found)}
+    path = Path(file)
+    root = path.parents[module.count(".") + (path.stem == "__init__")] if module else path.parent
+    try:
+        source = _read(path)
+        ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        told = f"it is not Python: {getattr(error, 'msg', error)}."
+        raise RecipeError(f"Recipe `{path}`{f', line {line}' if line else ''}: {told}") from None
+    finder = ModuleFinder([str(root)], excludes=["qnnkit"])  # the kit is no neighbour, wherever it lies
+    finder.import_hook(module) if module else finder.run_script(file)
+    for name in finder.badmodules:
+        if (root / f"{name.replace('.', '/')}.py").is_file():  # no Python any more: its import says so
+            sys.modules.pop(name, None)
+    modules = {name: getattr(each, "__file__", None) for name, each in finder.modules.items()}
+    files = {Path(each or root / f"{name}.py") for name, each in modules.items()}
+    found = [each for each in sorted(files - {path}) if each.is_file()]  # one may have a built-in's name
+    return source, {each.relative_to(root).as_posix(): _read(each) for each in found}
 
 
-def _imports(tree: ast.AST, here: Path, root: Path) -> Iterator[tuple[Path, str]]:
-    """Folder and dotted name of what may be imported; the kit's own are no neighbours, wherever they lie."""
-    for node in ast.walk(tree):
-        names, base = [], root
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = here.parents[node.level - 1] if node.level else root
-            stem = node.module or ""
-            names = [stem, *(f"{stem}.{alias.name}".lstrip(".") for alias in node.names)]
-        yield from ((base, name) for name in names if name.split(".")[0] != "qnnkit")
+def _read(path: Path) -> str:
+    with tokenize.open(path) as file:  # as Python reads it, whatever its encoding
+        return file.read()
 
 
 def source_of(code: Any) -> str:
     """Source of an object's parts, and of what of yours they name, each once, in order of name.
 
-    That is functions, classes, QNodes, values with a text of their own (numbers, lists, arrays) and files of
-    the workspace that are imported. Functions that a partial or a list holds have no such text.
+    That is functions, classes, QNodes, values with a text of their own (numbers, lists, arrays), what a
+    function has kept from the one that made it, and files of the workspace that are imported. Functions that
+    a partial or a list holds have no such text.
 
     Raises:
         ValueError: Something has neither source nor text, so nobody could tell one experiment from another.
     """
     texts: dict[str, str] = {}
-    imports: set[str] = set()
     kinds = (code if inspect.isclass(code) else type(code)).__mro__
     own = [name for each in (*filter(_is_yours, kinds), code) for name in getattr(each, "__dict__", ())]
     names = {*PARTS, *(name for name in own if not name.startswith("__"))}
@@ -120,22 +105,22 @@ def source_of(code: Any) -> str:
             continue
         value = inspect.unwrap(getattr(value, "func", value) if type(value).__name__ == "QNode" else value)
         if inspect.ismodule(value):
-            imports.add(f"import {value.__name__} as {name}")
+            texts[name] = f"import {value.__name__} as {name}"
             if _is_yours(value):
-                texts[name], others = texts_of(str(value.__file__))
-                texts |= {f"{name}: {other}": text for other, text in others.items()}
+                text, others = texts_of(str(value.__file__))
+                texts |= {f"{name}: {other}": each for other, each in {"": text, **others}.items()}
         elif not (inspect.isclass(value) or inspect.isroutine(value)):
             texts[name] = f"{name} = {_value(name, value)}"
             waiting += [(f"type of {name}", type(value))] if _is_yours(type(value)) else []
         elif not _is_yours(value) and (name not in PARTS or str(value.__module__).startswith("qnnkit.")):
-            imports.add(f"from {value.__module__} import {value.__name__} as {name}")
+            texts[name] = f"from {value.__module__} import {value.__name__} as {name}"
         else:
             texts[name] = _text(name, value)
             used = dict(getattr(value, "__globals__", vars(sys.modules[value.__module__])))
             used |= inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
             named = {node.id for node in ast.walk(ast.parse(texts[name])) if isinstance(node, ast.Name)}
             waiting += [(word, used[word]) for word in sorted(named & used.keys())]
-    return "\n\n".join(["\n".join(sorted(imports)), *(texts[name] for name in sorted(texts))]) + "\n"
+    return "\n\n".join(texts[name] for name in sorted(texts)) + "\n"
 
 
 def _value(name: str, value: Any) -> str:
@@ -146,12 +131,10 @@ def _value(name: str, value: Any) -> str:
     """
     if hasattr(value, "__array__"):
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        if not array.dtype.hasobject:
-            content = hashlib.sha256(array.tobytes()).hexdigest()
-            return repr(f"{array.dtype} of shape {array.shape}, {content}")
+        value = f"{array.dtype} of shape {array.shape}, {hashlib.sha256(array.tobytes()).hexdigest()}"
     value = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-    if any(sign in text for sign in (" object", "<function", "...")):
+    if any(sign in text for sign in (" object", "<function", "...", "dtype('O')")):
         raise _untold(name, value)
     plain = isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict)
     return text if plain else repr(text)
@@ -163,10 +146,9 @@ def _is_yours(found: Any) -> bool:
     if module is None or module.__name__ == "__main__":
         return True
     file = Path(getattr(module, "__file__", None) or sys.prefix)
+    places = (Path.cwd(), workspace.home().absolute())
     library = "site-packages" in file.parts or file.is_relative_to(sys.prefix)
-    if library or module.__name__.split(".")[0] == "qnnkit":
-        return False
-    return any(file.is_relative_to(folder) for folder in (Path.cwd(), workspace.home().absolute()))
+    return not library and not module.__name__.startswith("qnnkit") and any(map(file.is_relative_to, places))
 
 
 def _untold(name: str, value: Any) -> ValueError:
@@ -175,19 +157,15 @@ def _untold(name: str, value: Any) -> ValueError:
 
 
 def _text(name: str, value: Any) -> str:
-    """Source of a function or class; Python before 3.13 finds no classes of a cell, but their methods.
+    """Source of a function or class; Python before 3.13 finds no classes of a cell.
 
     Raises:
         ValueError: It has none.
     """
     with contextlib.suppress(OSError, TypeError):
         return textwrap.dedent(inspect.getsource(value)).strip()
-    files = [each.__code__.co_filename for each in vars(value).values() if inspect.isfunction(each)]
-    files += [
-        file for file in reversed(linecache.cache) if "ipykernel" in file or file.startswith("<ipython")
-    ]
-    for file in files:
-        text = "".join(linecache.getlines(file))
+    cells = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython")]
+    for text in ("".join(linecache.getlines(file)) for file in reversed(cells)):
         with contextlib.suppress(SyntaxError, IndexError):
             node: Any = ast.parse(text)
             for part in value.__qualname__.split("."):

@@ -7,18 +7,15 @@ import itertools
 import os
 import re
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qnnkit.report.latex import escaped
 from qnnkit.runs.launch import ANNOUNCED
 
 SETUP = ("parameters", "injected-parameters")
-TEX_MARKS: dict[str, Any] = {
-    "block_start_string": "<%", "block_end_string": "%>", "trim_blocks": True, "lstrip_blocks": True,
-    "variable_start_string": "<<", "variable_end_string": ">>",
-    "comment_start_string": "<#", "comment_end_string": "#>",
-}  # fmt: skip
+ON_TOP = "on_top"
+"""Tag of a cell whose section a page shows at its top already."""
 _HEADING = re.compile(r'<h2 id="([^"]*)">(.*?)</h2>', re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
 
@@ -32,21 +29,23 @@ class Body(NamedTuple):
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled in.
-
-    Text is escaped in HTML. In LaTeX `<< name | tex >>` is escaped, and `<< name >>` is LaTeX itself.
-    """
+    """A template of this folder, filled in; text is escaped."""
     from jinja2 import Environment, PackageLoader
 
-    marks: dict[str, Any] = TEX_MARKS if template.endswith(".tex") else {"autoescape": True}
-    environment = Environment(loader=PackageLoader("qnnkit.report", "."), **marks)
-    environment.filters |= {"unbroken": unbroken, "tex": escaped}
+    environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
+    environment.filters["unbroken"] = unbroken
     return environment.get_template(template).render(**values)
 
 
+def embedded(png: bytes) -> str:
+    """An image as an address that needs no file."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
 def unbroken(text: Any) -> str:
-    """A number with its interval, "97.6 (95.2 to 99.2)", that breaks before its bracket only."""
-    return str(text).replace(" to ", "\u00a0to\u00a0")
+    """Numbers that stay on one line: "97.6 (95.2 to 99.2)" breaks before its bracket only, "95 %" nowhere."""
+    text = re.sub(r"(\d) (?=%|points?|seeds?|nats)", "\\1\u00a0", str(text))
+    return re.sub(r" (to|=|<) (?=[-+]?\d)", "\u00a0\\1\u00a0", text)
 
 
 def executed(copy: Path) -> Path | None:
@@ -96,14 +95,14 @@ def figures(paths: Iterable[Path]) -> Body:
     for path in paths:
         try:
             with Image.open(path) as image:
-                title, description = (str(image.info.get(name, "")) for name in ("Title", "Description"))
+                title, description = (escape(image.info.get(name, "")) for name in ("Title", "Description"))
+            picture = f'<img src="{embedded(path.read_bytes())}" alt="{title}">'
         except OSError:
             lost = "This figure is damaged. Run the notebook that draws it again."
-            shown.append((path.name, lost, ""))
-            continue
-        source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        shown.append((title, description, source))
-    return Body(render("figures.html", figures=shown), [])
+            title, description, picture = escape(path.name), lost, ""
+        caption = f"<figcaption><b>{title}.</b> {description}</figcaption>"
+        shown.append(f"<figure>{picture}{caption}</figure>")
+    return Body("\n".join(shown), [])
 
 
 def _status(cell: Any) -> str | None:
@@ -122,11 +121,12 @@ def _sections(cells: list[Any]) -> list[int]:
 
 
 def _with_results(cells: list[Any]) -> list[Any]:
-    """Without the sections whose code has shown nothing, such as one on circuits of a net that has none."""
+    """Without the sections that are on top, or whose code has shown nothing."""
     found = []
     for start, end in itertools.pairwise([0, *_sections(cells), len(cells)]):
         code = [cell for cell in cells[start:end] if cell.cell_type == "code"]
-        if not code or any(cell.outputs for cell in code):
+        on_top = any(ON_TOP in cell.metadata.get("tags", ()) for cell in code)
+        if not on_top and (not code or any(cell.outputs for cell in code)):
             found += cells[start:end]
     return found
 

@@ -1,69 +1,26 @@
-"""The result of a run: the table of nets, verdicts on the controls, and one HTML page."""
+"""The result of a run: the table of nets, verdicts on the controls, criteria, and one HTML page."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from qnnkit import stats, workspace
-from qnnkit.report import page, sentences
-from qnnkit.report.compared import RIVALS
-from qnnkit.report.criteria import judge
-from qnnkit.report.study import metrics
+from qnnkit import device, gradients, layers, plots, stats, workspace
+from qnnkit.data.splits import SPLITS
+from qnnkit.report import page
+from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
 from qnnkit.report.verify import hashes
-from qnnkit.runs import NOTEBOOKS, Run, export, sums
+from qnnkit.runs import NOTEBOOKS, Run, build, export, sums, trained
+from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
-from qnnkit.settings import MAIN_NETS
+from qnnkit.settings import BOUNDS, MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def summary(run: Run) -> list[dict[str, Any]]:
-    """One row per net: its score with its 95 % interval, parameters, seconds per epoch and so on.
-
-    The interval is over seeds; of accuracy and recall also over the test samples: see `stats.mean_interval`.
-
-    Raises:
-        FileNotFoundError: Nothing has been trained yet.
-    """
-    finals, rows = run.finals(), []
-    if not len(finals):
-        raise FileNotFoundError(
-            f"Run `{run.folder}` must have trained a net, but has not: run 03_train first."
-        )
-    # Only of a classifier the loss is a likelihood of each sample.
-    beside = [each.name for each in metrics(run.score)[1:] if each.name != "loss" or "test_ece" in finals]
-    for net in run.nets:
-        of_net = finals[finals["net"] == net].set_index("seed").sort_index()
-        if not len(of_net):
-            continue
-        scores = of_net[f"test_{run.score.name}"].tolist()
-        n_test: Any = of_net.get("n_test", ())
-        interval = run.score.interval(scores, n_test)
-        first = of_net.iloc[0]
-        rows.append(
-            {
-                "net": net,
-                "scores": scores,
-                "score": interval.mean,
-                "low": interval.low if interval.known else None,
-                "high": interval.high if interval.known else None,
-                "quantum": int(first["quantum"]),
-                "classical": int(first["classical"]),
-                "frozen": int(first["frozen"]),
-                "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
-                **{name: _mean(of_net, name) for name in beside},
-                **{name: of_net[name].tolist() for name in SPREADS if name in of_net},
-            }
-        )
-    return rows
-
 
 SPREADS = {
     "validation_loss": ("validation loss (nats / token)", ".3f"),
@@ -71,51 +28,74 @@ SPREADS = {
 }
 """What is told of language models with an interval over seeds -> as people read it, and how it is written."""
 
-
-def _mean(of_net: pd.DataFrame, name: str) -> float | None:
-    """None where a run was tested before qnnkit told it."""
-    column = f"test_{name}"
-    values = of_net[column].tolist() if column in of_net else []
-    return float(np.mean(values)) if values and all(map(math.isfinite, values)) else None
-
-
-def verdicts(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -> list[str]:
-    """One sentence per control on how the net of the run did beside it, corrected for how many there are."""
-    hybrid = next((row for row in rows if row["net"] in MAIN_NETS), None)
-    if hybrid is None:
-        return []
-    controls = {
-        row["net"]: row["scores"]
-        for row in rows
-        if row is not hybrid and len(row["scores"]) == len(hybrid["scores"])
-    }
-    return stats.verdicts(hybrid["net"], hybrid["scores"], controls, score)
+COSTS_BOUND = {
+    "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
+    "max_epoch_seconds": ("seconds_per_epoch", fmean, 1, "s an epoch"),
+}
+"""Bound of success on a cost -> its column, what counts over seeds, and the factor and unit for people."""
 
 
-def table(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
+def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]:
+    """One row per net: its score with its 95 % interval, parameters, seconds per epoch and so on.
+
+    Args:
+        run: The run.
+        frame: Of its trainings, if it is read already.
+
+    Raises:
+        FileNotFoundError: Nothing has been trained yet.
+    """
+    frame = frame_of(run) if frame is None else frame
+    if not len(frame):
+        raise FileNotFoundError(
+            f"Run `{run.folder}` must have trained a net, but has not: run 03_train first."
+        )
+    # Only of a classifier the loss is a likelihood of each sample.
+    likely = run.score.name != "accuracy" or "ece" in frame.dropna(axis="columns", how="all")
+    more = [each.name for each in metrics(run.score)[1:] if each.name != "loss" or likely]
+    rows = []
+    for row in means(frame, run.score).to_dict("records"):
+        of_net = frame[frame["net"] == row["net"]]
+        rows.append(
+            {
+                "net": row["net"],
+                "scores": of_net[run.score.name].tolist(),
+                "score": row[run.score.name],
+                "low": _known(row[f"{run.score.name}_low"]),
+                "high": _known(row[f"{run.score.name}_high"]),
+                **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
+                "seconds_per_epoch": row["seconds_per_epoch"],
+                **{name: _known(row[name]) for name in more},
+                **{name: of_net[name].tolist() for name in SPREADS if name in of_net.dropna(axis="columns")},
+            }
+        )
+    return rows
+
+
+def _known(number: Any) -> Any:
+    """None in place of a number that is not finite, as JSON has none."""
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def table(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
     """The rows of `summary` as people read them."""
     import pandas as pd
 
-    def cell(row: dict[str, Any]) -> str:
+    def cell(row: Mapping[str, Any]) -> str:
         if row["low"] is None:
             why = "one seed" if len(row["scores"]) == 1 else "the same on all seeds"
             return f"{score.tell(row['score'])} ({why})"
         return score.with_interval(row["score"], row["low"], row["high"])
 
-    return pd.DataFrame(
-        {
-            "net": [row["net"] for row in rows],
-            score.column: [cell(row) for row in rows],
-            "quantum": [row["quantum"] for row in rows],
-            "classical": [row["classical"] for row in rows],
-            "frozen": [row["frozen"] for row in rows],
-            "s / epoch": [f"{row['seconds_per_epoch']:.2f}" for row in rows],
-        }
-    ).set_index("net")
+    kinds = ("quantum", "classical", "frozen")
+    columns = {"net": [row["net"] for row in rows], score.column: [cell(row) for row in rows]}
+    columns |= {kind: [row[kind] for row in rows] for kind in kinds}
+    columns["s / epoch"] = [f"{row['seconds_per_epoch']:.2f}" for row in rows]
+    return pd.DataFrame(columns).set_index("net")
 
 
-def scores(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
-    """What `table` leaves out, of the rows of `summary`: what is computed beside the score of the nets."""
+def scores(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
+    """What `table` omits, of the rows of `summary`: what is computed next to the score of the nets."""
     import pandas as pd
 
     columns = {
@@ -132,9 +112,46 @@ def scores(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) 
 def _spread(values: Sequence[float], form: str) -> str:
     if not values or not all(map(math.isfinite, values)):
         return ""
-    interval = stats.mean_interval(values)  # of what is never below 0
-    ends = f" ({max(0.0, interval.low):{form}} to {interval.high:{form}})" if interval.known else ""
+    interval = stats.mean_interval(values, logarithmic=min(values) > 0)
+    ends = f" ({interval.low:{form}} to {interval.high:{form}})" if interval.known else ""
     return f"{interval.mean:{form}}{ends}"
+
+
+def judge(run: Run) -> list[dict[str, Any]]:
+    """A row for each bound of success that the run has, on its own net (controls are not judged).
+
+    Returns:
+        Rows of `criterion`, `bound`, `measured` (over seeds: the mean, of memory the largest), `low` and
+        `high` of a score (its 95 % interval), `met` (None where it cannot be judged) and `sentence`.
+    """
+    frame, score, rows = frame_of(run), run.score, []
+    own: Any = frame[frame["net"] == run.nets[0]]
+    for name in BOUNDS:
+        bound, of_score = getattr(run.config, name), name == score.criterion
+        column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
+        values, why = own[column].dropna().tolist(), ""
+        if bound is None:
+            continue
+        if not of_score and name not in COSTS_BOUND:
+            why = f"nets are compared by {score.word}, which {score.criterion} bounds"
+        elif len(values) < len(own) or not len(own):
+            why = f"{column.replace('_', ' ')} is not recorded" if len(own) else "nothing is trained"
+        row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
+        if why:
+            rows.append(row | {"sentence": f"not judged: {why}."})
+            continue
+        row["measured"] = measured = of_seeds(values) / factor
+        told, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
+        row["met"] = score.reaches(measured, bound) if of_score else measured <= bound
+        if of_score:
+            found = score.interval(values, own["n_test"])
+            row |= {"low": _known(found.low), "high": _known(found.high)}
+            told = f"test {score.word} {score.with_unit(measured, beside=bound)}"
+            if found.known:
+                told += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
+            limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
+        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {told}, {limit} wanted."})
+    return rows
 
 
 def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -150,7 +167,8 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
     Raises:
         FileNotFoundError: A net of the run is not trained yet.
     """
-    rows = summary(run)
+    frame = frame_of(run)
+    rows = summary(run, frame)
     missing = set(run.nets) - {row["net"] for row in rows if len(row["scores"]) == len(run.seeds)}
     if missing:
         raise FileNotFoundError(
@@ -158,33 +176,38 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
             "Run 03_train on it."
         )
     with mirrored(run.folder):
-        return _finish(run, rows, list(robustness))
+        return _finish(run, frame, rows, list(robustness))
 
 
-def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]) -> dict[str, Any]:
+def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened: list[Any]) -> dict[str, Any]:
     notebook = page.executed(run.notebook(NOTEBOOKS[-1]))
     shown = page.body(notebook) if notebook else page.figures(sorted((run.folder / "figures").glob("*.png")))
-    before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
+    before = run.result or {}  # a report that is written again keeps what was measured where the run ran
     if not before:
-        run.note_provenance(**_spent(run))
+        run.note_provenance(**_spent(run, frame))
         with contextlib.suppress(FileNotFoundError):  # rows without checkpoints are reported all the same
             export(run)
+    compared = comparisons(frame, run.score, run.config.min_difference)[0].to_dict("records")
     result = {
         "recipe": run.config.title,
         "seeds": list(run.seeds),
         "nets": rows,
         "score": run.score.name,
-        "verdicts": verdicts(rows, run.score),
+        "min_difference": run.config.min_difference,
+        "verdict": headline(compared, run.score),
+        "verdicts": [stats.sentence(row, run.score) for row in compared],
+        "comparisons": [{str(name): _known(value) for name, value in row.items()} for row in compared],
         "robustness": hardened or before.get("robustness", []),
-        "planned": before.get("planned") or sentences.compare_with_plan(run),
-        "adapter": before.get("adapter") or sentences.compare_with_base(run),
+        "adapter": before.get("adapter") or _against_base(run),
         "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config_digest": run.asked.digest(),
     }
-    workspace.write_bytes(run.report, render(run, result, shown).encode())
-    # What was trained keeps the hashes it had: they would say nothing if every report took them anew.
+    picture = plots.as_png(forest(compared, run.score)) if compared else b""
+    page_ = without_places(render(run, result, shown, picture))
+    workspace.write_bytes(run.report, page_.encode())
+    # What was trained keeps the hashes it had: they would say nothing if every report took them again.
     fresh, kept = hashes(run.folder), sums.read(run.folder) if before else None
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
     sums.write(run.folder, kept | drawn if kept else fresh)
@@ -192,42 +215,95 @@ def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]
     return result
 
 
-def _spent(run: Run) -> dict[str, Any]:
+def _spent(run: Run, frame: pd.DataFrame) -> dict[str, Any]:
     """Time, money and bytes, for provenance.json."""
-    epochs = (row for row in run.rows("metrics") if row["event"] == "epoch")
-    hours = sum(row.get("seconds", 0.0) for row in epochs) / 3600
-    price = run.config.price_per_hour
+    rows, price = frame.to_dict("records"), run.config.price_per_hour
+    hours = math.fsum(row["hours"] for row in rows if row["hours"] > 0)  # NaN is not
     return {
         "seeds": list(run.seeds),
         "training_hours": hours,
         "cost_estimate": None if price is None else hours * price,
-        "peak_memory": {
-            f"{net}, seed {seed}": row.get("peak_memory") for (net, seed), row in run.tested().items()
-        },
+        "peak_memory": {f"{row['net']}, seed {row['seed']}": _known(row["peak_memory"]) for row in rows},
     }
 
 
-def render(run: Run, result: dict[str, Any], shown: page.Body) -> str:
-    """The run's page: table, sentences, what 04_analyze shows, settings and provenance, in one HTML file."""
-    nets = [row["net"] for row in result["nets"] if row["net"] not in MAIN_NETS]
-    kinds = {net: "as_frozen" if net == "classical" and "classical_trained" in nets else net for net in nets}
-    weights = {kind: f"{kind} weights" for kind in ("quantum", "classical", "frozen")}
+def _against_base(run: Run) -> dict[str, Any] | None:
+    """The run's own adapter, first seed, as its task compares it with the base; None without an adapter.
+
+    Computed where the run was trained, if that can compute here; see `tasks.Language.beside_base`.
+    """
+    final = run.tested().get((run.nets[0], run.config.seed))
+    compare = getattr(run.task, "beside_base", None)
+    if not run.config.of_kit("adapter") or compare is None or final is None:
+        return None
+    try:
+        place = device.choose(str(run.provenance.get("device", "cpu")))
+    except ValueError:  # trained on another machine
+        place = device.choose("cpu")
+    return compare(trained(run).to(place), run.splits, final["test_loss"]) | {"device": str(place)}
+
+
+def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = b"") -> str:
+    """The run's page: verdict, nets, what 04_analyze shows, settings and provenance, in one HTML file."""
+    weights = {"quantum": "circuit weights", "classical": "other weights", "frozen": "frozen weights"}
+    controls = [row["net"] for row in result["nets"] if row["net"] not in MAIN_NETS]
     return page.render(
         "run.html",
         title=f"{run.config.title}: {run.folder.name}",
         run=run,
         result=result,
-        table=table(result["nets"], run.score)
-        .rename(columns=weights)
-        .join(scores(result["nets"], run.score)),
-        controls={
-            net: RIVALS.get(kind, ("a control of the recipe's own",))[0] for net, kind in kinds.items()
-        },
+        forest=page.embedded(picture) if picture else "",
+        table=table(result["nets"], run.score).rename(columns=weights),
+        scores=scores(result["nets"], run.score),
+        controls={net: CONTROLS.get(net, "a control of the recipe's own") for net in controls},
         smoothing=getattr(run.task, "label_smoothing", 0),
-        sentences=sentences.of_run(run, result),
+        facts=_facts(run),
+        notes=_notes(run),
         notebooks=_notebooks(run),
         body=shown,
     )
+
+
+def _facts(run: Run) -> list[str]:
+    """What was trained, on what: data, circuits, epochs."""
+    splits, config = run.splits, run.config
+    sizes = " / ".join(f"{len(splits.split(name)):,}" for name in SPLITS)
+    modules = build(run, run.nets[0], config.seed, bare=True).modules()
+    circuits = [module for module in modules if isinstance(module, layers.QuantumLayer)]
+    wires = ", ".join(dict.fromkeys(f"{len(each.qnode.device.wires or ())} wires" for each in circuits))
+    facts = [f"Data: {splits.name}, {sizes} samples to train / validate / test"]
+    if circuits:
+        name = config.of_kit("circuit")
+        facts.append(f"Circuit: {f'{name}, ' if name else ''}{wires}")
+    return [*facts, f"{config.epochs} epochs, batches of {config.batch_size}"]
+
+
+def _notes(run: Run) -> list[str]:
+    """What else is to be known: of settings of single nets, gradients, data, place, machine."""
+    provenance, rows = run.provenance, run.rows("metrics")
+    said = []
+    if single := run.config.net_settings:
+        said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
+    modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
+    said += [f"The net is built on {module.origin}." for module in modules if hasattr(module, "origin")]
+    said += [*_gradient_notes(run), *(provenance.get("notes") or run.splits.notes)]
+    if placed := provenance.get("trained", {}).get("sentence"):
+        said.append(f"Trained on {placed}")
+    warned = (row for row in rows if row["event"] == "warning" and row["of"] == "machine")
+    return said + [f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in warned]
+
+
+def _gradient_notes(run: Run) -> list[str]:
+    if not run.config.gradient_samples:
+        return ["No gradients were recorded: gradient_samples was 0."]
+    try:
+        found = gradients.read(run.folder)
+    except (FileNotFoundError, ValueError):
+        return ["No gradients were recorded: this run was trained by an earlier version."]
+    circuits = any(training.quantum_layers for training in found.trainings.values())
+    damaged = [f"{found.damaged} damaged lines of gradients.jsonl were skipped."] if found.damaged else []
+    calm = ["No circuit's gradient vanished or exploded."] if circuits else []
+    return [*(found.warnings or calm), *damaged]
 
 
 def _notebooks(run: Run) -> list[str]:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, warm, words
-from qnnkit.runs.folder import Run, now
-from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
+from qnnkit.runs.folder import Run, now, without_places
+from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch, replaced
 from qnnkit.runs.lock import alone, mirrored
-from qnnkit.runs.opening import placement_for_kernels
+from qnnkit.runs.opening import asked_of_kernels
+from qnnkit.runs.rows import Followed
 from qnnkit.runs.trainings import Stopped, stopped_in
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
@@ -63,6 +64,7 @@ def check_finished(run: Run, parameters: Mapping[str, Any]) -> None:
     Raises:
         ValueError: It has finished, with another value.
     """
+    parameters = json.loads(without_places(json.dumps(dict(parameters))))  # as executed copies have them
     for name in NOTEBOOKS if parameters else ():
         if not run.notebook(name).exists():
             continue
@@ -102,6 +104,8 @@ def run_notebooks(
         Stopped: A person has stopped it (Ctrl-C); the message says where.
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
+        if mine := replaced(names):
+            echo(f"Taken from notebooks/ of the workspace, in place of the kit's: {', '.join(mine)}.")
         if len(names) > 1:
             warm.begin()
         for index, name in enumerate(names, start=1):
@@ -111,13 +115,16 @@ def run_notebooks(
                 echo(f"{label}: finished before")
                 continue
             start, source = time.perf_counter(), find_notebook(name)
-            echo(f"{label} from {source.parent} ...")
+            echo(f"{label} ...")
             with _Following(run, echo):
                 given = _parameters(run, source, parameters or {})
                 try:
-                    launch(source, run.notebook(name), given, placement_for_kernels(run))
+                    launch(source, run.notebook(name), given, asked_of_kernels(run))
                 except KeyboardInterrupt:
                     raise Stopped(_stopped(run, name)) from None
+                except SystemExit as ended:  # of a signal
+                    ended.add_note(_stopped(run, name))
+                    raise
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
         if run.result is None and NOTEBOOKS[-1] in names:
             raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
@@ -145,7 +152,7 @@ def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
         source = find_notebook(name)
         used = _used(run, name) if run.notebook(name).exists() else {}
-        launch(source, run.notebook(name), _parameters(run, source, used), placement_for_kernels(run))
+        launch(source, run.notebook(name), _parameters(run, source, used), asked_of_kernels(run))
     return run.result
 
 
@@ -159,7 +166,8 @@ def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
 
     def tell(text: str = "") -> None:
         with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
-            file.write("".join(f"{now()}  {line}\n" for line in text.splitlines() if line))
+            lines = without_places(text).splitlines()
+            file.write("".join(f"{now()}  {line}\n" for line in lines if line))
             if os.path.sameopenfile(file.fileno(), 1):
                 return  # a batch sends there what its runs print: it would stand there twice
         echo(text)
@@ -215,7 +223,8 @@ class _Following:
 
     def __init__(self, run: Run, echo: Callable[[str], None]):
         self.run, self.echo, self.done = run, echo, threading.Event()
-        self.seen, self.placed = len(run.rows("metrics")), run.placement.get("sentence")
+        self.rows, self.placed = Followed(run.folder), run.placement.get("sentence")
+        self.rows.look()
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> None:
@@ -235,10 +244,8 @@ class _Following:
         if placed != self.placed:
             self.placed = placed
             self.echo(f"      {placed}")
-        rows = self.run.rows("metrics")
-        for row in rows[self.seen :]:
+        for row in self.rows.look():
             if row["event"] in ("epoch", "test"):
                 self.echo(f"      {epoch_line(self.run, row)}")
             elif row["event"] == "warning" and row["of"] == "machine":
                 self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")
-        self.seen = len(rows)

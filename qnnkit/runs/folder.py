@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
-from qnnkit.runs.reading import trainings
+from qnnkit.runs.rows import trainings, whole
 from qnnkit.settings import MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
@@ -160,7 +163,8 @@ class Run:
     @property
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
-        return workspace.read_json(self.folder / "provenance.json") or {}
+        path = self.folder / "provenance.json"
+        return dict(_as_it_is(workspace.read_json, path, _stamp(path)) or {})
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -180,8 +184,10 @@ class Run:
         keep_mirrored(self.folder)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of `<kind>.jsonl`, oldest first; a row that names no event is none."""
-        return [row for row in workspace.read_lines(self.folder / f"{kind}.jsonl") if "event" in row]
+        """The rows of `<kind>.jsonl`, oldest first; what names no event (or, of metrics, no net) is none."""
+        path = self.folder / f"{kind}.jsonl"
+        found = _as_it_is(workspace.read_lines, path, _stamp(path))
+        return whole(found) if kind == "metrics" else [row for row in found if "event" in row]
 
     def epochs(self, event: str = "epoch") -> pd.DataFrame:
         """One row per net, seed and epoch, or "validation" within one; of many runs, see `runs.frame`."""
@@ -228,8 +234,23 @@ class Run:
 
     def note_provenance(self, **facts: Any) -> None:
         """Adds facts to provenance.json; those that are there already are replaced."""
-        workspace.write_json(self.folder / "provenance.json", self.provenance | facts)
+        text = without_places(json.dumps(self.provenance | facts, indent=2, allow_nan=False))
+        workspace.write_bytes(self.folder / "provenance.json", f"{text}\n".encode())
         keep_mirrored(self.folder)
+
+
+@functools.lru_cache(maxsize=16)
+def _as_it_is(read: Callable[[Path], Any], path: Path, stamp: Any) -> Any:
+    """What a file holds, read once for each of its states."""
+    return read(path)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes with every change of a file; nothing is told of one that cannot be asked."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return (time.monotonic_ns(),)
 
 
 def write_config(run: Run) -> None:
@@ -294,6 +315,20 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
             return found.Settings.of({name: values[name] for name in values if name not in gone})
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
     return kind.of(values)
+
+
+def without_places(text: str) -> str:
+    """A text that may be shared: the workspace in it is ".", and the person's folder "~".
+
+    Example:
+        >>> without_places(f"in {workspace.home() / 'runs' / 'mine'}")
+        'in ./runs/mine'
+    """
+    places = [(workspace.home().absolute(), "."), (workspace.local_home(), "."), (Path.home(), "~")]
+    for place, mark in places:
+        if place is not None and len(place.parts) > 2:  # "/content" is everybody's
+            text = re.sub(rf"{re.escape(str(place))}(?![\w.-])", mark, text)
+    return text
 
 
 def now() -> str:

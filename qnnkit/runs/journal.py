@@ -12,7 +12,7 @@ import torch
 
 from qnnkit import measure
 from qnnkit.runs.folder import Run
-from qnnkit.runs.reading import number
+from qnnkit.runs.rows import number
 from qnnkit.settings import Settings
 from qnnkit.train import Moment
 from qnnkit.train.processes import is_main, n_processes

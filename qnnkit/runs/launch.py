@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from traitlets.config import Config
 import qnnkit
 from qnnkit import checks, warm, workspace
 from qnnkit.device import launch_environment
+from qnnkit.runs.folder import without_places
+from qnnkit.train.stop import SIGNALS
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "int": int,
@@ -121,12 +123,12 @@ def launch(
                 **kernels,
             )
     except papermill.PapermillExecutionError as error:
-        running.replace(failed)
+        _share(running).replace(failed)
         raise NotebookError(
             f"Notebook {notebook.name} stopped: {error.evalue} The cell and the whole trace are in {failed}."
         ) from None
     except DeadKernelError:
-        running.replace(failed)
+        _share(running).replace(failed)
         raise NotebookError(
             f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Go on with "
             "--set gradient_checkpointing=true, or begin another run_dir with a smaller batch_size or "
@@ -141,7 +143,16 @@ def launch(
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
     failed.unlink(missing_ok=True)
+    _share(running)
     return running.replace(output)
+
+
+def _share(notebook: Path) -> Path:
+    """An executed notebook, in which no path says where this machine's workspace is, or whose it is."""
+    text = notebook.read_text(encoding="utf-8")
+    if (shared := without_places(text)) != text:
+        workspace.write_bytes(notebook, shared.encode())
+    return notebook
 
 
 def find_notebook(name: str) -> Path:
@@ -153,14 +164,27 @@ def find_notebook(name: str) -> Path:
     Raises:
         FileNotFoundError: There is none.
     """
-    package = Path(qnnkit.__file__).parent
-    folders = [workspace.home() / "notebooks", package.parent / "notebooks"]
-    folders += [parent / "share/qnnkit/notebooks" for parent in package.parents]
+    folders = _folders()
     for folder in folders:
         if (path := folder / f"{name}.ipynb").is_file():
             return path.absolute()
     step = f"Put one into `{folders[0]}`, or install qnnkit again."
     raise FileNotFoundError(checks.message("notebook", "be one that comes with qnnkit", name, step))
+
+
+def _folders() -> list[Path]:
+    """Where notebooks are looked for; the first is the workspace's."""
+    package = Path(qnnkit.__file__).parent
+    folders = [workspace.home() / "notebooks", package.parent / "notebooks"]
+    return folders + [parent / "share/qnnkit/notebooks" for parent in package.parents]
+
+
+def replaced(names: Iterable[str]) -> list[str]:
+    """Those of the notebooks that the workspace has in place of the kit's."""
+    mine, *others = _folders()
+    if mine.absolute() in others:  # in a checkout of the kit
+        return []
+    return [name for name in names if (mine / f"{name}.ipynb").is_file()]
 
 
 def _manager(variables: Mapping[str, str], begun: list[Any]) -> type:
@@ -188,7 +212,7 @@ def _manager(variables: Mapping[str, str], begun: list[Any]) -> type:
 
 @contextlib.contextmanager
 def _heard_between_tasks() -> Iterator[None]:
-    """SIGINT and SIGTERM do what they did, but never inside a task of the loop that waits for a kernel.
+    """Signals do what they did, but never inside a task of the loop that waits for a kernel.
 
     A task that was cut there would be raised again while the kernel is being ended, and leave it running.
     """
@@ -196,7 +220,7 @@ def _heard_between_tasks() -> Iterator[None]:
 
     loop, before = ensure_event_loop(), {}
     if threading.current_thread() is threading.main_thread() and not loop.is_running():
-        found: Any = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        found: Any = {number: signal.getsignal(number) for number in SIGNALS}
         before = {number: handler for number, handler in found.items() if callable(handler)}
     with contextlib.suppress(NotImplementedError):  # Windows
         for number, handler in before.items():

@@ -12,7 +12,7 @@ from qnnkit.measure import survey
 from qnnkit.runs.folder import Run
 from qnnkit.runs.opening import open_run
 from qnnkit.runs.placing import placed
-from qnnkit.runs.usable import in_workspace
+from qnnkit.runs.resolve import resolve
 
 RECIPE = "digits_quanv"
 """Whose net is measured by default: its images ship with a dependency."""
@@ -58,7 +58,7 @@ def to_plan(
 def _unsaved(folder: Path, recipe: Any, settings: Mapping[str, Any] | None) -> Run:
     """A run whose folder is not begun."""
     named = recipes.find(recipe)
-    return Run(folder, named.settings(**in_workspace(named.Settings, settings or {})))
+    return Run(folder, resolve(named, settings or {}))
 
 
 def _require_batch_size(run: Run) -> None:

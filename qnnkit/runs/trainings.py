@@ -1,4 +1,4 @@
-"""The training of a run's nets: what `train.fit` is given, and what is kept of it."""
+"""The nets of a run: untrained, in training (what `train.fit` is given, and what is kept of it), trained."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import device, gradients, layers, measure, recipes, tasks, train, workspace
+from qnnkit import checks, device, gradients, layers, measure, recipes, tasks, train, workspace
 from qnnkit.checkpoint import Store, weights
-from qnnkit.data import Splits
+from qnnkit.data import ImageSplits, Splits
 from qnnkit.data.splits import SPLITS
 from qnnkit.measure import Placement
+from qnnkit.models import features
 from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.runs.folder import Run
 from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
-from qnnkit.runs.nets import build, seen_by
 from qnnkit.runs.trackers import tracked
 from qnnkit.train import out_of_memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
@@ -159,6 +159,10 @@ def training(
             if not begun:
                 raise
             raise Stopped(stopped_in(run, begun[0].net, begun[0].seed)) from None
+        except SystemExit as ended:  # of a signal
+            if begun:
+                ended.add_note(stopped_in(run, begun[0].net, begun[0].seed))
+            raise
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, out_of_memory.OutOfMemory) or not out_of_memory.ran_out(error) or not begun:
                 raise
@@ -173,14 +177,19 @@ def train_all(
     run: Run,
     on_row: Callable[[dict[str, Any]], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Trains what is not trained yet; yields the final row of each net and seed, those finished before first.
+) -> list[dict[str, Any]]:
+    """Trains what is not trained yet; the final row of each net and seed, those finished before first.
 
-    The loop that 03_train shows, as a function; arguments and errors are those of `training`.
+    The loop that 03_train shows, as a function; arguments and errors are those of `training`, but that
+    `on_row` gets each final row, "test", too.
     """
     with training(run, on_row, on_warning) as untrained:
-        yield from run.tested().values()
-        yield from map(_train, untrained)
+        finals = list(run.tested().values())
+        for one in untrained:
+            finals.append(_train(one))
+            if on_row and is_main():
+                on_row(finals[-1])
+    return finals
 
 
 def _train(one: Training) -> dict[str, Any]:
@@ -252,3 +261,67 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     offered = {"outputs": torch.cat(seen)} if seen else {}
     return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means
+
+
+# --- the nets ----------------------------------------------------------------------------------------------
+
+
+def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
+    """An untrained net of the run: its own, or one of the controls, which starts from the same weights.
+
+    Args:
+        run: The run.
+        net: Its name.
+        seed: Fixes its first weights.
+        bare: Whether a language model's weights are left on the meta device, where they take no memory: it
+            can be counted, and what is refused is refused alike, but nothing can be computed.
+
+    Raises:
+        ValueError: The run has no such net.
+    """
+    checks.choice("net", net, run.nets)
+    return recipes.made(run.config, run.splits, net, seed, bare=bare)
+
+
+def count_parameters(run: Run) -> dict[str, dict[str, int]]:
+    """Net -> its weights by kind, see `layers.count_parameters`; never are two of them in memory."""
+    return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
+
+
+def first_batch(
+    run: Run, place: torch.device | str = "cpu", *, split: str = "train", n: int | None = None
+) -> Any:
+    """The first `n` samples of a split, by default a batch, as the task takes them, on a device."""
+    from accelerate.utils import send_to_device
+
+    batches = run.splits.batches(split, n or run.config.batch_size, shuffle=False)
+    return send_to_device(next(iter(batches)), place)
+
+
+def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
+    """What a net of the run is given: the data, or what its frozen part made of the images once."""
+    if not isinstance(run.splits, ImageSplits):
+        return run.splits
+    if run.config.of_kit("augmentation", "none") != "none":  # other images, other features
+        return run.splits
+    return features.of(model, run.splits, place)
+
+
+def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
+    """A net of the run at its best epoch; the run's own, of its first seed, by default.
+
+    Raises:
+        FileNotFoundError: It has not been trained yet.
+    """
+    return best(run, net or run.nets[0], run.config.seed if seed is None else seed)[0]
+
+
+def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
+    """A net as `trained` gives it, and which epoch that is: 0 within the first one, before it ended."""
+    model, store = build(run, net, seed), Store(run.checkpoints(net, seed), run.identity(net, seed))
+    if store.restore() is None:
+        raise FileNotFoundError(
+            f"Net {net} of seed {seed} must be trained first: run 03_train on {run.folder}."
+        )
+    progress = store.load_best(model)["progress"]
+    return model.eval(), progress["epoch"]

@@ -1,16 +1,14 @@
-"""What a run may begin with: settings that go together, data that load, a net that takes them, a loss."""
+"""What a run may begin with: data that load, a net that takes them, a loss."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, recipes, stats, words, workspace
+from qnnkit import checks, recipes, words
 from qnnkit.recipes import Recipe, RecipeError
-from qnnkit.settings import FlatValue, Settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,58 +17,11 @@ if TYPE_CHECKING:
     from qnnkit.runs.folder import Run
 
 
-def checked(recipe: Recipe, given: Mapping[str, FlatValue]) -> Settings:
-    """Settings that a run may begin with, their relative paths as they are meant: from the workspace.
-
-    Raises:
-        ValueError: A name or value is wrong, or some do not go together.
-    """
-    config = recipe.settings(**given)
-    places = {name: getattr(config, name) for name in config.places()}  # a recipe's own default among them
-    config = config.override(**in_workspace(type(config), places))
-    recipe.check(config)
-    check_criteria(config, given)
-    check_placement(config)
-    return config
-
-
-def in_workspace(kind: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with relative paths as they are meant: from the workspace."""
-    given = dict(settings)
-    for name in kind.places():
-        if isinstance(given.get(name), str | Path):
-            found = workspace.data_place(str(given[name]))
-            on_hub = name in ("pretrained", "tokenizer") and not Path(found).is_dir()
-            given[name] = str(given[name]) if on_hub else found
-    return given
-
-
-def check_criteria(config: Settings, given: Mapping[str, FlatValue]) -> None:
-    """Refuses a bound, among the settings that somebody has given, on a score that the nets do not have."""
-    bounds = [other for other in stats.SCORES.values() if other.criterion in given]
-    score = recipes.of(config).task(config).score if bounds else None
-    for other in bounds:
-        if score is not None and other.name != score.name:
-            rule = f"be left out where nets are compared by {score.word}"
-            step = f"Use {score.criterion}." if score.criterion else "It has no bound."
-            raise ValueError(checks.message(other.criterion, rule, given[other.criterion], step))
-
-
-def check_placement(config: Settings) -> None:
-    """Refuses unknown backends and trackers, and devices that this machine has not."""
-    from qnnkit import device, layers
-    from qnnkit.runs.trackers import require_known
-
-    checks.choice("backend", config.backend, layers.BACKENDS)
-    device.choose(config.device)
-    require_known(config.trackers)
-
-
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
     from qnnkit.measure import placement
     from qnnkit.recipes import made
-    from qnnkit.runs.nets import build
+    from qnnkit.runs.trainings import build
 
     config = run.config
     _require_runs(run, made(config, run.splits, "", config.seed, bare=True))

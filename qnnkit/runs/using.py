@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
+from qnnkit import adapters, checks, device, recipes, stats, tasks, words, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
-from qnnkit.runs.nets import trained
-from qnnkit.runs.reading import facts
-from qnnkit.runs.trainings import tested
+from qnnkit.runs.rows import facts
+from qnnkit.runs.state import look
+from qnnkit.runs.trainings import tested, trained
 from qnnkit.tasks import pictures
 
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
@@ -161,8 +161,9 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     folder = workspace.place(folder)
     about = workspace.read_json(folder / ABOUT)
     if not isinstance(about, dict):
-        rule, step = "hold a trained net", "Finish the run: its 04_analyze writes model/."
-        raise FileNotFoundError(checks.message("folder", rule, str(folder), step))
+        run = folder.parent if folder.name in ("model", "adapter") else folder
+        step = f"It is {look(run).state}. Finish the run: its 04_analyze writes model/."
+        raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     named = None if recipe is None else recipes.find(recipe)
     config = settings_of(about["settings"], named)
     if named is not None and config.source is None:
@@ -225,8 +226,8 @@ def predict(
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
         inputs: Of images files, or arrays of pixels; for CLIP images and texts to hold them against; a text
             to go on with, or of a model with a chat template a user's message to answer; a MIDI file to go on
-            with; of a recipe's own data arrays, or .npy files. A task with `predict(net, inputs)` is given
-            them as they are.
+            with; of a recipe's own data arrays, .npy files, or tables (.csv, .tsv) with the same columns. A
+            task with `predict(net, inputs)` is given them as they are.
         recipe: The run's, where it is a user's own.
         raw: Whether a text goes to the model as it is, without its chat template.
 
@@ -238,12 +239,41 @@ def predict(
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
     net, about, task, _ = _loaded(run_dir, recipe)
+    own = hasattr(getattr(task, "task", None), "predict")  # which reads what it likes
+    if "" in about.shapes and "image_size" not in about.sizes and not own:
+        inputs = [_rows_of(each, about) if str(each).endswith((".csv", ".tsv")) else each for each in inputs]
     if raw and "raw" not in inspect.signature(task.predict).parameters:
         step = "Leave it out: only texts have a chat template."
         raise ValueError(checks.message("raw", "be given with a text", raw, step))
     with torch.no_grad():
         rows = tasks.asked(task.predict, net, inputs, about=about, raw=raw)
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])
+
+
+def _rows_of(file: str | Path, about: Data) -> np.ndarray:
+    """The samples in a table, a row each, with the columns of numbers that the net was trained on.
+
+    Raises:
+        ValueError: It has other columns, or cells without a number.
+    """
+    import pandas as pd
+
+    path = pictures.place(file)
+    with path.open(errors="replace") as lines:
+        mark = max(",;\t", key=lines.readline().count)
+    try:
+        table = pd.read_csv(path, sep=mark, header=None)
+    except (OSError, ValueError) as error:
+        step = f"It says: {words.first_line(error)}."
+        raise ValueError(checks.message("inputs", "be tables", str(file), step)) from None
+    numbers: Any = table.apply(pd.to_numeric, errors="coerce")
+    shape = about.shapes[""][1:]
+    numbers = numbers[int(numbers.iloc[0].isna().any()) :]  # a first line that names the columns
+    if shape != [len(table.columns)] or numbers.isna().any(axis=None):
+        rule = f"hold {shape[0] if len(shape) == 1 else 'no'} columns of numbers, as the net was trained on"
+        step = "Leave out other columns, such as the targets, and rows without a number."
+        raise ValueError(checks.message("inputs", rule, f"{file} with {len(table.columns)}", step))
+    return numbers.to_numpy(np.float32, copy=True)
 
 
 def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> dict[str, Any]:
@@ -285,7 +315,7 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     numbers = {name: value for name, value in numbers.items() if not name.startswith("minus_")}
     found = {"data": splits.name, counted: n, **numbers, "score": score.name, "notes": list(splits.notes)}
     if score.per == "%" and counted == "samples":
-        found["interval"] = list(stats.wilson(numbers[score.name] * n, n))
+        found["interval"] = list(stats.clopper_pearson(numbers[score.name] * n, n))
     return found
 
 

@@ -158,9 +158,7 @@ class Embeddings:
     @property
     def right(self) -> Tensor:
         """Whether a caption is one of an image, bool, (n_images, n_texts)."""
-        found = torch.zeros(len(self.images), len(self.texts), dtype=torch.bool)
-        found[self.pairs[:, 0], self.pairs[:, 1]] = True
-        return found
+        return _right(self.pairs, len(self.images), len(self.texts))
 
 
 def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size: int = 256) -> Embeddings:
@@ -220,30 +218,29 @@ def recall(images: Tensor, texts: Tensor, pairs: Tensor, ranks: Sequence[int] = 
         >>> recall(images, texts, torch.tensor([[0, 0], [1, 1], [2, 2]]), ranks=(1,))
         {'image_to_text_recall_1': 0.3333333333333333, 'text_to_image_recall_1': 0.3333333333333333}
     """
-    both = {
-        "image_to_text": _ranks(images, texts, pairs),
-        "text_to_image": _ranks(texts, images, pairs.flip(1)),
-    }
-    return {
-        f"{name}_recall_{k}": float((found <= k).double().mean())
-        for name, found in both.items()
-        for k in ranks
-    }
+    right = _right(pairs, len(images), len(texts)).to(images.device)
+    both = {"image_to_text": (images, texts, right), "text_to_image": (texts, images, right.T)}
+    places = {name: _ranks(*each) for name, each in both.items()}
+    return {f"{name}_recall_{k}": float((places[name] <= k).double().mean()) for name in both for k in ranks}
 
 
-def _ranks(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
+def _right(pairs: Tensor, n_images: int, n_texts: int) -> Tensor:
+    """Whether a text is one of an image, bool, (n_images, n_texts)."""
+    right = torch.zeros(n_images, n_texts, dtype=torch.bool)
+    right[pairs[:, 0], pairs[:, 1]] = True
+    return right
+
+
+def _ranks(queries: Tensor, candidates: Tensor, right: Tensor) -> Tensor:
     """At which place, from 1, each query has its first right answer; int64, (n_queries,).
 
     Who stands level with it counts as before it, and so does who cannot be compared (NaN).
     """
     found = []
-    for first in range(0, len(queries), ROWS):
-        cosines = queries[first : first + ROWS] @ candidates.T  # (rows, n_candidates)
-        here = pairs[(pairs[:, 0] >= first) & (pairs[:, 0] < first + ROWS)]
-        right = torch.zeros_like(cosines, dtype=torch.bool)
-        right[here[:, 0] - first, here[:, 1]] = True
-        best = cosines.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
-        found.append(1 + (~(cosines < best) & ~right).sum(1))
+    for some, of_these in zip(queries.split(ROWS), right.split(ROWS), strict=True):
+        cosines = some @ candidates.T  # (rows, n_candidates)
+        best = cosines.masked_fill(~of_these, -torch.inf).amax(1, keepdim=True)
+        found.append(1 + (~(cosines < best) & ~of_these).sum(1))
     return torch.cat(found)
 
 

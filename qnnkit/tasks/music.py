@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qnnkit import checks, workspace
-from qnnkit.data import music_files, music_tokens
-from qnnkit.data.music_blocks import first_pieces
+from qnnkit.data import music_tokens
+from qnnkit.data.music import collect, composers_in, first_pieces
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.tasks.language import Language, continuation, evaluate, fewer, token_counts
 from qnnkit.tasks.saving import adapted
@@ -69,7 +69,7 @@ class Music(Language):
 
         if self.settings is None:
             return {}
-        found, there = {}, music_files.composers_in(str(self.settings.data_dir))
+        found, there = {}, composers_in(str(self.settings.data_dir))
         own = self.settings.composers or there
         for name in sorted(there, key=lambda name: name not in own)[:MOST_COMPOSERS]:
             alone = self.settings.override(composers=[name], train_fraction=1.0)
@@ -112,7 +112,7 @@ class Music(Language):
         """Yields, for each file of music, the MIDI file next to it in which the net goes on with it."""
         for each in inputs:
             with checks.renamed({"root": "inputs"}):
-                pieces, notes = music_files.collect(str(each))
+                pieces, notes = collect(str(each))
             for piece in pieces:
                 target = Path(each).expanduser().with_name(f"{piece.name}.continued.mid")
                 start = time.perf_counter()

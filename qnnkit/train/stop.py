@@ -8,8 +8,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C and a kernel's interrupt; a scheduler's or a machine's notice that it will go."""
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""A scheduler's or a machine's notice that it will go; a terminal that is closed."""
+SIGNALS = (signal.SIGINT, *ENDING)
+"""Also Ctrl-C and a kernel's interrupt."""
 
 
 class Stop:
@@ -33,7 +35,7 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Stop]:
-    """Holds back SIGINT and SIGTERM until `Stop.now` is called inside; then they do what they did before.
+    """Holds `SIGNALS` back until `Stop.now` is called inside; then they do what they did before.
 
     A second one does so at once. Python hears signals in its main thread only: in others none is held back.
     """
@@ -71,6 +73,6 @@ def _restore(handlers: Mapping[Any, Any]) -> None:
 
 
 def _deliver(number: int, handler: object) -> None:
-    if number == signal.SIGTERM and handler in (signal.SIG_DFL, None):
+    if number in ENDING and handler in (signal.SIG_DFL, None):
         raise SystemExit(128 + number)  # dying at once would skip the last words: locks, mirrors
     signal.raise_signal(number)

@@ -1,15 +1,19 @@
-"""What a run's `gradients.jsonl` holds: as a table that can be drawn, and weight by weight."""
+"""The gradient of a loss by weight: of one batch, and as training has recorded it in `gradients.jsonl`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from qnnkit import checks, workspace
+from qnnkit.checkpoint import own_generators
+from qnnkit.tasks import Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,13 +22,45 @@ NONE_HERE = (
     "hold gradients of a training",
     "Run 03_train with gradient_samples above 0; runs of earlier versions recorded none.",
 )
-OF_EPOCH = ("group", "n_weights", "snr", "snr_low", "snr_high", "clip_norm", "clipped")
-"""One value an epoch: of noise the ratio and the ends of its 95 % interval; of clipping the largest norm
-that it lets through, and the share of the observed steps that it shortened."""
+OF_EPOCH = ("snr", "snr_low", "snr_high", "clip_norm")
+"""One value an epoch: the signal-to-noise ratio, the ends of its 95 % interval, and the largest norm that
+clipping lets through."""
 OF_STEP = ("norm", "mean", "share", "ratio")
 """One value an update: Euclidean norm of the gradient, unscaled and before clipping; mean absolute gradient
 of a single weight; part of the squared norm of all weights; norm of the update by norm of the weights."""
-COLUMNS = ("net", "seed", "epoch", "step", "layer", *OF_EPOCH, *OF_STEP, "norm_clipped")
+COLUMNS = ("net", "seed", "epoch", "step", "layer", "group", "n_weights", *OF_EPOCH, *OF_STEP)
+"""Of a frame; `clipped` (1 where an update was shortened) and `norm_clipped` are added."""
+
+
+def of_batch(model: nn.Module, task: Task, batch: Any) -> dict[str, Tensor]:
+    """The gradient of the task's loss on one batch, by parameter; frozen ones are omitted.
+
+    What a pass in training mode changes is put back: running means of a normalisation, generators.
+
+    Args:
+        model: In training mode or not, as it is given; it is left as it was.
+        task: Gives the loss.
+        batch: As the task takes it, on the model's device.
+
+    Returns:
+        Name of the parameter -> its gradient in float64 on the CPU; zeros where the loss does not
+        depend on it.
+    """
+    named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with own_generators(), torch.enable_grad():
+            loss = task(model, batch).loss
+            parts: Any = [torch.zeros_like(weight) for weight in named.values()]
+            if named and loss.requires_grad:
+                parts = torch.autograd.grad(
+                    loss, list(named.values()), allow_unused=True, materialize_grads=True
+                )
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+    return {name: gradient.cpu().double() for name, gradient in zip(named, parts, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -34,7 +70,7 @@ class Training:
     net: str
     seed: int
     rows: Sequence[Mapping[str, Any]]
-    """One per epoch, in order."""
+    """One per epoch, in order, as `Watch` writes them."""
 
     @property
     def epochs(self) -> list[int]:
@@ -50,11 +86,6 @@ class Training:
         every = (each for row in self.rows for each in row["layers"])
         return list(dict.fromkeys(each["layer"] for each in every if "gradient" in each))
 
-    @property
-    def warnings(self) -> list[tuple[int, str]]:
-        """(epoch, sentence)."""
-        return [(row["epoch"], sentence) for row in self.rows for sentence in row["warnings"]]
-
     def frame(self, layer: str | None = None) -> pd.DataFrame:
         """The rows of `History.frame` of this training, or of one of its layers."""
         return _frame([self], layer)
@@ -63,31 +94,33 @@ class Training:
         """The observed updates of an epoch, counted from 1 over the whole training."""
         return list(self._row(epoch)["steps"])
 
-    def gradient(self, layer: str, epoch: int, n_weights: int) -> np.ndarray:
-        """Gradient of a circuit in one epoch, each weight at its place in `gradients.weight_names`.
+    def gradient(self, layer: str, epoch: int, names: Sequence[str]) -> pd.DataFrame:
+        """The gradient of a circuit's weights, by name, in one epoch.
 
         Args:
             layer: Name of the circuit.
             epoch: Counted from 1.
-            n_weights: Of the whole circuit, with those that training leaves as they are.
+            names: Of all weights of the circuit, as `gradients.weight_names` gives them.
 
         Returns:
-            Of shape (steps, n_weights); NaN for frozen weights, and for those that are not kept: of a large
-            circuit 512 are, evenly spaced.
+            One row per observed update, one column per weight; NaN for frozen weights, and for those that are
+            not kept: of a large circuit 512 are, evenly spaced.
 
         Raises:
-            ValueError: There is no such circuit or epoch, or it has more weights than that.
+            ValueError: There is no such circuit or epoch, or it has more weights than names.
         """
+        import pandas as pd
+
         checks.choice("layer", layer, self.quantum_layers)
         row = next((each for each in self._row(epoch)["layers"] if each["layer"] == layer), {})
         kept = np.array(row.get("gradient") or np.zeros((0, 0)), dtype=float)
         places = row.get("places") or [*range(kept.shape[1])]
-        if places and max(places) >= n_weights:
+        if places and max(places) >= len(names):
             step = f"Weight {max(places)} of {layer} has a gradient."
-            raise ValueError(checks.message("n_weights", "be all of the circuit's", n_weights, step))
-        every = np.full((len(kept), n_weights), np.nan)
+            raise ValueError(checks.message("names", "be all of the circuit's", len(names), step))
+        every = np.full((len(kept), len(names)), np.nan)
         every[:, places] = kept
-        return every
+        return pd.DataFrame(every, columns=list(names))
 
     def _row(self, epoch: int) -> Mapping[str, Any]:
         for row in self.rows:
@@ -99,7 +132,7 @@ class Training:
 
 @dataclass(frozen=True)
 class History:
-    """The gradients of every net and seed of a run: `found["hybrid", 0].frame("quanv.filters.0")`."""
+    """The gradients of every net and seed of a run: `history["hybrid", 0].frame("quanv.filters.0")`."""
 
     trainings: Mapping[tuple[str, int], Training]
     damaged: int = 0
@@ -116,22 +149,22 @@ class History:
     def frame(self) -> pd.DataFrame:
         """One row per net, seed, observed update and layer, or group of layers (its `layer` is "all").
 
-        The columns are `COLUMNS`; NaN stands where nothing is known.
+        Unknown values are NaN; the columns are explained at `COLUMNS`.
         """
         return _frame(self.trainings.values())
 
     @property
     def warnings(self) -> list[str]:
-        """Every warning, with its net, seed and epochs; one that several epochs gave is told once."""
-        found: list[str] = []
+        """One sentence per net, seed and kind of fault, with the first epoch that showed it."""
+        kinds: dict[tuple[str, int, str], list[tuple[int, str]]] = {}
         for (net, seed), training in self.trainings.items():
-            kinds: dict[str, list[tuple[int, str]]] = {}
-            for epoch, sentence in training.warnings:
-                kinds.setdefault(sentence.split(":")[0], []).append((epoch, sentence))
-            for [(epoch, sentence), *others] in kinds.values():
-                more = f" and {len(others)} more" if others else ""
-                found.append(f"{net}, seed {seed}, epoch {epoch}{more}: {sentence}")
-        return found
+            for row in training.rows:
+                for sentence in row["warnings"]:
+                    kinds.setdefault((net, seed, sentence.split(":")[0]), []).append((row["epoch"], sentence))
+        return [
+            f"{net}, seed {seed}, epoch {epoch}{f' and {len(others)} more' * bool(others)}: {sentence}"
+            for (net, seed, _), [(epoch, sentence), *others] in kinds.items()
+        ]
 
 
 def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
@@ -139,7 +172,7 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
 
     Args:
         rows: Of `gradients.jsonl`, as `run.rows("gradients")` gives them, or of a `Watch`. Rows of another
-            event are passed by.
+            event are ignored.
         damaged: How many more could not be read.
 
     Raises:
@@ -153,21 +186,18 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
             damaged += 1
             continue
         key = row.get("net", "net"), row.get("seed", 0)
-        found.setdefault(key, {})[row["epoch"]] = row  # the last one wins
+        found.setdefault(key, {})[row["epoch"]] = {"warnings": [], **row}  # the last one wins
     if not found:
         rule, step = NONE_HERE
         raise ValueError(checks.message("rows", rule, "without any epoch", step))
-    return History(
-        {
-            key: Training(*key, [{"warnings": [], **epochs[number]} for number in sorted(epochs)])
-            for key, epochs in found.items()
-        },
-        damaged,
-    )
+    trainings = {
+        key: Training(*key, [row for _, row in sorted(epochs.items())]) for key, epochs in found.items()
+    }
+    return History(trainings, damaged)
 
 
 def read(path: str | Path) -> History:
-    """The gradients in a run's folder, or in a file; damaged lines are left out and counted.
+    """The gradients in a run's folder, or in a file; damaged lines are skipped and counted.
 
     Args:
         path: A run's folder, or its `gradients.jsonl`.
@@ -190,7 +220,7 @@ def read(path: str | Path) -> History:
 def is_complete(row: Mapping[str, Any]) -> bool:
     """Whether an epoch's row holds what is read from it."""
     try:
-        _tidy(row)
+        list(_tidy(row))
         return "updates" in row
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
@@ -203,21 +233,20 @@ def _frame(trainings: Iterable[Training], layer: str | None = None) -> pd.DataFr
         {"net": training.net, "seed": training.seed, **each}
         for training in trainings
         for row in training.rows
-        for each in _tidy(row, layer)
+        for each in _tidy(row)
+        if layer in (None, each["layer"])
     ]
-    numbers = dict.fromkeys((*OF_EPOCH[2:], *OF_STEP, "norm_clipped"), float)  # None is NaN
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(numbers)
+    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys((*OF_EPOCH, *OF_STEP), float))
+    clip = frame["clip_norm"]
+    frame["clipped"] = (frame["norm"] > clip).astype(float).where(clip.notna() & frame["norm"].notna())
+    frame["norm_clipped"] = frame["norm"].where(frame["norm"] < clip, clip).where(frame["clipped"].notna())
+    return frame
 
 
-def _tidy(row: Mapping[str, Any], layer: str | None = None) -> list[dict[str, Any]]:
-    """An epoch's row as one per observed update and layer or group, or of one layer."""
-    parts = [*((each["layer"], each) for each in row["layers"]), *(("all", each) for each in row["groups"])]
-    found, of_step = [], ("step", *OF_STEP, "norm_clipped")
-    for name, each in parts:
-        if layer in (None, name):
-            about = {"epoch": row["epoch"], "layer": name, "group": each["group"]}
-            about |= {"n_weights": each["n_weights"]} | {what: each.get(what) for what in OF_EPOCH[2:]}
-            clipped = each.get("norm_clipped") or [None] * len(row["steps"])
-            values = zip(row["steps"], *(each[what] for what in OF_STEP), clipped, strict=True)
-            found += [about | dict(zip(of_step, one, strict=True)) for one in values]
-    return found
+def _tidy(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """An epoch's row as one per observed update and layer, or group of layers."""
+    for part in [*row["layers"], *({"layer": "all", **group} for group in row["groups"])]:
+        about = {name: part[name] for name in ("layer", "group", "n_weights")} | {"epoch": row["epoch"]}
+        about |= {name: part.get(name) for name in OF_EPOCH}
+        for step, *values in zip(row["steps"], *(part[name] for name in OF_STEP), strict=True):
+            yield about | {"step": step} | dict(zip(OF_STEP, values, strict=True))

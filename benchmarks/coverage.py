@@ -1,0 +1,121 @@
+"""How often intervals hold the truth, and verdicts claim what is not there, over simulated studies.
+
+    python -m benchmarks.coverage          2,000 studies of each kind, three minutes
+
+Prints the table of docs/seeds.md and keeps it in docs/results/coverage.csv. A study is two nets of some seeds
+on one test split. False positives are verdicts of *better* or *worse* between nets that are alike, false
+equivalents those of *equivalent* between nets that differ by exactly the margin.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks import record
+from qnnkit import stats
+
+SEEDS = (2, 3, 5, 10)
+SAMPLES = 100
+"""Test samples of a simulated study of accuracies."""
+Draw = Callable[[np.random.Generator, int, float], tuple[np.ndarray, float]]
+"""(generator, seeds, shift of the second net) -> scores of both nets, and the true mean of the first."""
+
+
+def accuracy(level: float, spread: float) -> Draw:
+    """Shares of SAMPLES test samples; `spread` is how much the chance of a sample differs between seeds.
+
+    Samples are of unlike difficulty, which all seeds and both nets share, as in a real test split.
+    """
+
+    def draw(generator: np.random.Generator, n: int, shift: float) -> tuple[np.ndarray, float]:
+        hard = generator.random(SAMPLES) > level  # each sample is right or wrong for an ideal net ...
+        flipped = generator.random((2, n, SAMPLES)) < spread  # ... but for what a seed changes
+        right = np.where(flipped, generator.random((2, n, SAMPLES)) < level, ~hard)
+        scores = right.mean(-1)
+        scores[1] += shift
+        return scores, level
+
+    return draw
+
+
+def loss(spread: float) -> Draw:
+    """Log-normal losses; `spread` is the standard deviation of their logarithms over seeds."""
+
+    def draw(generator: np.random.Generator, n: int, shift: float) -> tuple[np.ndarray, float]:
+        truth = float(np.exp(spread**2 / 2))
+        scores = np.exp(spread * generator.standard_normal((2, n)))
+        scores[1] += shift
+        return scores, truth
+
+    return draw
+
+
+KINDS: dict[str, tuple[stats.Score, Draw]] = {
+    "accuracy 80 %": (stats.ACCURACY, accuracy(0.8, 0.2)),
+    "accuracy 97 %": (stats.ACCURACY, accuracy(0.97, 0.2)),
+    "accuracy 99.5 %, like seeds": (stats.ACCURACY, accuracy(0.995, 0.02)),
+    "loss, spread 3 %": (stats.LOSS, loss(0.03)),
+    "loss, spread 30 %": (stats.LOSS, loss(0.3)),
+    "loss, spread 100 %": (stats.LOSS, loss(1.0)),
+}
+
+
+def simulate(studies: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """One row per kind of score and number of seeds.
+
+    Rows have `coverage`, of the interval of a net's score, `of_difference`, of the interval of a difference
+    (those that are not known hold everything), `false_positives` and `false_equivalents`: shares of studies.
+    """
+    generator = np.random.default_rng(seed)
+    for kind, (score, draw) in KINDS.items():
+        for n in SEEDS:
+            found = np.zeros(4)
+            for _ in range(studies):
+                (ours, theirs), truth = draw(generator, n, 0.0)
+                interval = score.interval(ours.tolist(), [SAMPLES] * n)
+                gap = stats.compare(ours.tolist(), theirs.tolist())
+                [alike] = stats.verdicts("a", ours.tolist(), {"b": theirs.tolist()}, score)
+                (ours, theirs), _ = draw(generator, n, 0.05)
+                margin = 0.05 * score.factor  # just what they differ by
+                [apart] = stats.verdicts("a", ours.tolist(), {"b": theirs.tolist()}, score, margin)
+                found += [
+                    not interval.known or interval.low <= truth <= interval.high,
+                    gap.low <= 0 <= gap.high,
+                    alike["verdict"] in ("better", "worse"),
+                    apart["verdict"] == "equivalent",
+                ]
+            names = ("coverage", "of_difference", "false_positives", "false_equivalents")
+            yield {"score": kind, "seeds": n, **dict(zip(names, found / studies, strict=True))}
+
+
+def table(rows: pd.DataFrame) -> str:
+    """The kept rows in Markdown, in percent."""
+    shares = ["coverage", "of_difference", "false_positives", "false_equivalents"]
+    heads = [
+        "score",
+        "seeds",
+        "interval holds the mean",
+        "of the difference",
+        "false positives",
+        "false equivalents",
+    ]
+    lines = (
+        [row["score"], str(row["seeds"]), *(f"{100 * row[name]:.1f}" for name in shares)]
+        for row in rows.to_dict("records")
+    )
+    return record.markdown(heads, lines)
+
+
+def main(studies: str = "2000") -> None:
+    rows = pd.DataFrame(simulate(int(studies))).assign(studies=int(studies))
+    record.write(rows, record.RESULTS / "coverage.csv")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

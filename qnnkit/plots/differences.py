@@ -1,0 +1,49 @@
+"""A forest plot: differences with their intervals, one below the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qnnkit.plots.picture import COLOURS, Picture
+
+
+def forest(
+    names: Sequence[str],
+    differences: Sequence[float],
+    ends: Sequence[tuple[float, float]],
+    notes: Sequence[str],
+    *,
+    margin: float,
+    label: str,
+) -> Picture:
+    """Differences from zero, each with its interval and a note in words above it.
+
+    Args:
+        names: What each is a difference from.
+        differences: In the unit of `label`.
+        ends: Of each interval; NaN where it is not known.
+        notes: What stands after each name, such as the numbers.
+        margin: Half the width of the grey band around zero, in which no difference matters.
+        label: Of the axis.
+    """
+    n = len(names)
+    figure = Picture(figsize=(6, 0.62 * n + 0.9), layout="constrained", dpi=150)
+    axis = figure.subplots()
+    axis.axvspan(-margin, margin, color="0.92", linewidth=0)
+    axis.axvline(0, color="0.4", linewidth=1)
+    for place, (name, middle, (low, high), note) in enumerate(
+        zip(names, differences, ends, notes, strict=True)
+    ):
+        if math.isfinite(low) and math.isfinite(high):
+            axis.plot([low, high], [place, place], color=COLOURS[0], linewidth=2.5, solid_capstyle="butt")
+        axis.plot(middle, place, "o", color=COLOURS[0], markersize=8)
+        where = {"xy": (0, place - 0.38), "xycoords": ("axes fraction", "data"), "va": "center"}
+        axis.annotate(f"{name}   {note}", **where, fontsize=11, parse_math=False)
+    axis.set_ylim(n - 0.6, -0.75)
+    axis.set_yticks([])
+    axis.margins(x=0.08)
+    axis.spines[["top", "left", "right"]].set_visible(False)
+    axis.set_xlabel(label, fontsize=11)
+    axis.tick_params(labelsize=11)
+    return figure

@@ -1,0 +1,301 @@
+"""Tables of trained nets, from one tidy frame: means, comparisons with their verdicts, groups."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qnnkit import plots, runs, stats
+from qnnkit.settings import MAIN_NETS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEYS = ("model", "net", "train_fraction")
+COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
+COVERED = (
+    "Intervals of a net's score cover what a seed draws (initial weights, order of the data) and, of "
+    "accuracy and recall, the choice of test samples; intervals and p of a difference cover what a seed "
+    "draws. None covers the choice of the training data: all seeds saw the same data at a fraction."
+)
+BESIDE = {
+    "accuracy": (
+        stats.Score("macro_f1", "macro-F1"),
+        stats.Score("loss", "NLL", "nats", 1, "nats", 3, larger=False),
+        stats.Score("ece", "ECE", larger=False),
+    ),
+    "recall_1": (
+        stats.Score("zero_shot", "zero-shot accuracy", larger=True),
+        stats.Score("loss", "loss", "nats / pair", 1, "nats", 3, larger=False),
+    ),
+    "loss": (stats.Score("perplexity", "perplexity", "", 1, "", 2, larger=False),),
+}
+"""Score that nets are compared by -> what is computed as well."""
+MOST_HYBRIDS = 7
+"""Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
+WITH_CIRCUIT = ("no_entanglement", "frozen_random", "frozen_classical")
+"""Controls that still hold a circuit: they do not tell whether the net needs one."""
+CONTROLS = {
+    "classical": "a classical layer of as many weights as the circuit",
+    "classical_trained": "a classical layer that is trained, though the circuit is not",
+    "no_entanglement": "the same circuit without entanglement",
+    "frozen_random": "the same circuit left at random angles",
+    "no_quantum": "the net without its circuit",
+    "fourier": "a trained linear map of the circuit's own trigonometric features",
+    "fourier_random": "a trained linear map of as many random trigonometric features",
+    "compute_matched": "a classical part that takes as long as the circuit",
+    "frozen_classical": "the same net, its classical layers before the circuit not trained",
+    "reference": "the classical reference",
+    "lora": "LoRA, which has no circuit",
+    "vera": "VeRA, which has no circuit",
+}
+"""Net that a hybrid one is compared with -> what takes the place of the circuit in it."""
+OF_NET, OF_BASE = "test_loss_on_", "test_base_on_"
+"""How the columns begin that tell the loss on a group, of a net and of the base of its adapter."""
+SAME = 1e-4
+"""Losses of one base that two runs computed differ by less, relative to themselves."""
+
+
+def metrics(score: stats.Score) -> tuple[stats.Score, ...]:
+    """The score that nets are compared by, and what is computed as well."""
+    return (score, *(BESIDE[score.name] if score == stats.SCORES.get(score.name) else ()))
+
+
+def frame_of(run: runs.Run) -> pd.DataFrame:
+    """A run's part of `runs.frame` as `means` and `comparisons` take it; empty before a net is trained.
+
+    One row per net and seed of the run; `model` is its recipe, and metrics have no `test_` in their names.
+    """
+    import pandas as pd
+
+    numbers = [*(each.name for each in metrics(run.score)), *COSTS, "n_test", "hours", "peak_memory"]
+    found: Any = runs.frame(run, settings=["train_fraction"])
+    found = found.rename(columns=lambda name: name.removeprefix("test_"))
+    found = found.reindex(columns=[*dict.fromkeys([*KEYS, "seed", *found, *numbers])])
+    found[numbers] = found[numbers].apply(pd.to_numeric, errors="coerce")
+    found = found[found["net"].isin(run.nets) & found["seed"].isin(run.seeds)]
+    found = found.assign(model=run.config.title, data=run.folder.name, place=found["net"].map(run.nets.index))
+    return found.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
+
+
+def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
+    """One row per model, net and fraction: means over seeds with 95 % intervals, weights and costs.
+
+    Frame and score are a study's, or `frame_of` a run. Bounds are NaN where they are not known, as for one
+    seed; a metric is NaN where a seed lacks it.
+    """
+    import pandas as pd
+
+    rows = []
+    for key, group in _groups(frame).items():
+        row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
+        for metric in metrics(score):
+            names = [metric.name, f"{metric.name}_low", f"{metric.name}_high"]
+            values, numbers = group[metric.name].tolist(), [math.nan] * 3
+            if all(map(math.isfinite, values)):
+                found = metric.interval(values, group["n_test"] if metric == score else ())
+                numbers = [found.mean, *((found.low, found.high) if found.known else numbers[1:])]
+            row |= zip(names, numbers, strict=True)
+        rows.append(row | {name: group[name].median() for name in COSTS})
+    return pd.DataFrame(rows)
+
+
+def comparisons(
+    frame: pd.DataFrame, score: stats.Score = stats.ACCURACY, min_difference: float | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Nets against their controls, hybrid ones also against references and one another, seed by seed.
+
+    Frame and score are a study's, or `frame_of` a run. Compared are test scores of the same seeds on the same
+    data, by the fingerprints that the runs keep; p are corrected over the whole table.
+
+    Args:
+        frame: One row per model, net, train_fraction and seed.
+        score: What they are compared by.
+        min_difference: The least difference that matters; see `stats.Score.margin`.
+
+    Returns:
+        The table, with the columns of `stats.decide`, and a sentence on every pair that is not compared, or
+        not with all of its seeds. Hybrid nets of more models than MOST_HYBRIDS are not compared with one
+        another, which is told once.
+    """
+    import pandas as pd
+
+    rows, notes = [], []
+    groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
+    hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
+    if len(hybrids) > MOST_HYBRIDS:
+        notes.append(
+            f"Hybrid nets are not compared with one another: of {len(hybrids)} models there are too many "
+            f"pairs for seeds to decide; of {MOST_HYBRIDS} or fewer they are."
+        )
+    shares = sorted(frame["train_fraction"].unique())
+    for (model, net, other_model, other_net), share in itertools.product(_pairs(frame, hybrids), shares):
+        ours, theirs = groups.get((model, net, share)), groups.get((other_model, other_net, share))
+        if ours is None:
+            continue
+        pair = f"{model} {net} and {other_model} {other_net}, {100 * share:g} %"
+        seeds = [] if theirs is None else [seed for seed in ours.index if seed in theirs.index]
+        if theirs is None or not seeds:
+            notes.append(f"{pair}: not compared, for no finished run of the second has the same seeds.")
+            continue
+        data = {*ours.loc[seeds, "data"], *theirs.loc[seeds, "data"]}
+        known = all(isinstance(each, str) for each in data)
+        if len(data) > 1 or not known:
+            why = "they saw different data" if known else "a run keeps no fingerprint of its data"
+            notes.append(f"{pair}: not compared, for {why}.")
+            continue
+        if len(seeds) < max(len(ours), len(theirs)):
+            notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
+        values, others = (each.loc[seeds, score.name].tolist() for each in (ours, theirs))
+        names = {"model": model, "net": net, "other_model": other_model, "other_net": other_net}
+        rows.append(
+            {**names, "train_fraction": share, "found": score.compare(values, others)}
+            | {"margin": score.margin(min_difference, others)}
+        )
+    return pd.DataFrame(stats.decide(rows, score), columns=None if rows else pd.Index(["verdict"])), notes
+
+
+def _groups(frame: pd.DataFrame) -> dict[Any, Any]:
+    """(model, net, train_fraction) -> its rows, in the order of the table."""
+    return dict(list(frame.groupby(list(KEYS), sort=False)))
+
+
+def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str, str]]:
+    """(model and net, model and net that it is compared with): each model's own net comes first."""
+    nets: Any = frame[["model", "net"]].drop_duplicates()
+    own = {row.model: row.net for row in nets.itertuples() if row.net in MAIN_NETS}
+    pairs = []
+    for model, net in own.items():
+        controls = nets.loc[(nets["model"] == model) & ~nets["net"].isin(MAIN_NETS), "net"]
+        pairs += [(model, net, model, control) for control in controls]
+        if net == "hybrid":
+            others = [other for other in own if own[other] == "reference"]
+            pairs += [(model, net, other, "reference") for other in others]
+    if len(hybrids) <= MOST_HYBRIDS:
+        pairs += [(one, "hybrid", other, "hybrid") for one, other in itertools.combinations(hybrids, 2)]
+    return pairs
+
+
+def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> str:
+    """Whether the circuit of a run helped: the comparison with its strongest control, in a line or two.
+
+    Controls that still hold a circuit count where there are no others.
+
+    Args:
+        rows: Of `comparisons` or `stats.verdicts`.
+        score: What they compare.
+    """
+    without = [row for row in rows if row["other_net"] not in WITH_CIRCUIT] or rows
+    if not without or rows[0]["net"] != "hybrid":
+        return ""
+    strongest = (min if score.larger else max)(without, key=lambda row: row["difference"])
+    said = {
+        "better": "The circuit helped.",
+        "worse": "The circuit did not help.",
+        "equivalent": "The circuit makes no difference that matters.",
+        "undecided": "The circuit is not shown to help.",
+    }[strongest["verdict"]]
+    return f"{said} Against its strongest control: {stats.sentence(strongest, score)}"
+
+
+def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> plots.Picture:
+    """The comparisons of a run as a picture: a difference with its interval and corrected p for each control.
+
+    Args:
+        rows: Of `comparisons` or `stats.verdicts`, at least one.
+        score: What they compare.
+    """
+
+    def note(row: Mapping[str, Any]) -> str:
+        known = row["detectable"] > 0
+        ends = f" ({score.signed(row['low'])} to {score.signed(row['high'])})" if known else ""
+        return (
+            score.signed(row["difference"]) + ends + (f", {stats.format_p(row['p_holm'])}" if known else "")
+        )
+
+    return plots.forest(
+        [row["other_net"] for row in rows],
+        [score.factor * row["difference"] for row in rows],
+        [(score.factor * row["low"], score.factor * row["high"]) for row in rows],
+        [note(row) for row in rows],
+        margin=score.factor * max(row["min_difference"] for row in rows),
+        label=f"{rows[0]['net']} minus the other: test {score.word}"
+        + (f" ({score.unit})" if score.unit else ""),
+    )
+
+
+def verdict(compared: pd.DataFrame) -> str:
+    """What a table of `comparisons` shows: its verdicts, counted, in all and for each kind of rival."""
+    if not len(compared):
+        return "No two nets could be compared, so nothing can be said of any difference."
+    alike = (compared["model"] == compared["other_model"]) | (compared["other_net"] == "reference")
+    kinds: Any = compared["other_net"].where(alike, "hybrid nets of other models")
+    first = "All comparisons"
+    counted = {first: compared["verdict"], **dict(list(compared["verdict"].groupby(kinds, sort=False)))}
+    lines = [
+        f"{name if name == first else f'Against {CONTROLS.get(name, name)}'}: "
+        + ", ".join(
+            f"{(found == each).sum()} {each}" for each in ("better", "worse", "equivalent", "undecided")
+        )
+        + f" of {len(found)}."
+        for name, found in counted.items()
+    ]
+    rule = (
+        f"Paired by seed; t-tests, and two one-sided ones for equivalence, p < {stats.ALPHA} after Holm's "
+        "correction for all of them. What is shown holds for these data, settings and seeds."
+    )
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Mean losses over seeds, and half the width of their 95 % intervals (NaN for a single seed).
+
+    Args:
+        rows: Of `runs.frame`, or `finals` of a run.
+        named: Columns that tell the nets apart: each combination is a row.
+
+    Returns:
+        Two tables of nets, and of the base that adapters stand on, by group; empty where none is judged.
+
+    Example:
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"net": ["lora", "lora"], "test_loss_on_bach": [0.75, 0.25]})
+        >>> float(by_group(rows)[0].loc["lora", "bach"])
+        0.5
+    """
+    import pandas as pd
+
+    rows = rows.reset_index(drop=True)
+
+    def of(begin: str) -> Any:
+        return rows.filter(regex=f"^{begin}").rename(columns=lambda name: str(name).removeprefix(begin))
+
+    def half_width(values: pd.Series) -> float:
+        known = values.dropna().tolist()
+        half = stats.mean_interval(known).half_width if known else math.nan
+        return half if math.isfinite(half) else math.nan
+
+    if not of(OF_NET).shape[1]:
+        return pd.DataFrame(), pd.DataFrame()
+    grouped = of(OF_NET).groupby(rows[list(named)].map(show).agg(", ".join, axis=1), sort=False)
+    losses, halves, base = grouped.mean(), grouped.agg(half_width), of(OF_BASE)
+    if base.shape[1] and (base.max() - base.min() <= SAME * base.min()).all():  # nets on one base
+        losses = pd.concat([base.mean().rename("base").to_frame().T, losses])
+        halves = halves.reindex(losses.index)
+    return losses, halves
+
+
+def show(value: Any) -> str:
+    """A setting as people write it.
+
+    Example:
+        >>> show(True), show(None), show(0.0010000000474974513), show(["a", "b"])
+        ('yes', 'none', '0.001', 'a, b')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return ", ".join(map(show, value)) if isinstance(value, list) else str(value)

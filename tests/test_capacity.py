@@ -1,0 +1,140 @@
+"""Pauli weights, tangent kernels and effective dimensions, against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, circuits, gradients
+from tests.toys import linear, uniform
+
+CLOSE = 1e-6
+
+
+def layer_of(after, observable, weights=(1,)) -> QuantumLayer:
+    """RX embeds three inputs, then `after`."""
+
+    def circuit(inputs, weights):
+        qp.AngleEmbedding(inputs, wires=range(3))
+        after(weights)
+        return [qp.expval(observable), qp.expval(qp.Z(2))]
+
+    device = circuits.make_device("default.qubit", range(3))
+    start = {"weights": uniform(*weights, seed=3, top=2 * np.pi)}
+    return QuantumLayer(qp.QNode(circuit, device), {"weights": weights}, start)
+
+
+def shares(layer: QuantumLayer) -> np.ndarray:
+    frame = gradients.pauli_weights(layer, uniform(6, 3, seed=1, top=3.0))
+    assert list(frame.columns) == ["output", "weight", "share", "explained"]
+    return frame[frame["output"] == 0][["share", "explained"]].to_numpy()
+
+
+@pytest.mark.parametrize(
+    ("after", "observable", "weight"),
+    [
+        (lambda w: qp.RZ(w[0], 0), qp.Z(0), 1),  # commutes with what is measured
+        (lambda w: qp.CNOT([0, 1]), qp.Z(1), 2),  # Z of the target becomes Z Z
+        (lambda w: (qp.CNOT([0, 1]), qp.CNOT([1, 2])), qp.Z(2), 3),
+    ],
+)
+def test_clifford_circuits_have_one_weight(after, observable, weight):
+    found = shares(layer_of(after, observable))
+    np.testing.assert_allclose(found[:, 0], [float(k >= weight) for k in range(4)], atol=CLOSE)
+    assert found[weight, 1] == pytest.approx(1, abs=CLOSE) and found[weight - 1, 1] == pytest.approx(
+        0, abs=CLOSE
+    )
+
+
+def test_a_rotation_divides_the_share():
+    """RX turns Z into cos Z + sin Y, and CZ turns Y into Z Y."""
+
+    found = shares(layer_of(lambda w: (qp.CZ([0, 1]), qp.RX(w[0], 1)), qp.Z(1)))
+    angle = float(uniform(1, seed=3, top=2 * np.pi))
+    np.testing.assert_allclose(found[:, 0], [0, math.cos(angle) ** 2, 1, 1], atol=CLOSE)
+
+
+def test_all_strings_give_the_whole_output_of_a_uploaded_circuit():
+    qnode, shapes = circuits.build("data_reuploading", n_qubits=3, n_layers=2)
+    layer = QuantumLayer(qnode, shapes, {"weights": uniform(*shapes["weights"], top=6.0)})
+    frame = gradients.pauli_weights(layer, uniform(5, 3, seed=2, top=3.0))
+    last = frame[frame["weight"] == 3]
+    np.testing.assert_allclose(last[["share", "explained"]], 1, atol=CLOSE)
+    assert frame.groupby("output")["share"].apply(lambda each: each.is_monotonic_increasing).all()
+
+
+def test_what_has_no_strings_is_refused():
+    layer = layer_of(lambda w: qp.RZ(w[0], 0), qp.Z(0))
+    with pytest.raises(ValueError, match="inputs"):
+        gradients.pauli_weights(layer, torch.zeros(1, 3))
+    probs = QuantumLayer(
+        qp.QNode(lambda inputs, weights: (qp.RX(inputs[..., 0] + weights[0], 0), qp.probs(0))[1],
+                 circuits.make_device("default.qubit", [0])), {"weights": (1,)}, {"weights": torch.ones(1)},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="expectation"):
+        gradients.pauli_weights(probs, torch.zeros(2, 1))
+
+
+def test_tangent_kernel_of_a_linear_model():
+    model, inputs = linear(3, 2), uniform(5, 3)
+    expected = 2 * (inputs @ inputs.T + 1)
+    torch.testing.assert_close(gradients.tangent_kernel(model, inputs), expected)
+    model.bias.requires_grad_(False)
+    torch.testing.assert_close(gradients.tangent_kernel(model, inputs), expected - 2)
+
+
+def test_tangent_kernel_of_a_circuit_leaves_the_model_as_it_was():
+    layer = layer_of(lambda w: qp.RX(w[0], 0), qp.Z(0))
+    model = nn.Sequential(layer, nn.Dropout(0.5)).train()
+    inputs = uniform(4, 3, seed=5, top=3.0)
+    kernel = gradients.tangent_kernel(model, inputs)
+    slopes = -torch.sin(
+        inputs[:, 0] + layer.weights[0]
+    )  # d cos(x + w) / dw; Z of wire 2 does not depend on w
+    torch.testing.assert_close(kernel, torch.outer(slopes, slopes).detach(), rtol=0, atol=1e-5)
+    assert model.training and model[1].training and layer.weights.grad is None
+
+
+def test_alignment_is_one_for_the_labels_own_kernel_and_small_for_noise():
+    labels = torch.tensor([0, 1, 2] * 20)
+    own = (labels[:, None] == labels[None]).double()
+    assert gradients.alignment(3 * own + 2, labels) == pytest.approx(1, abs=CLOSE)
+    noise = uniform(60, 60)
+    assert abs(gradients.alignment(noise @ noise.T, labels)) < 0.3
+    assert gradients.alignment(-own, labels) == pytest.approx(-1, abs=CLOSE)
+
+
+class Coin(nn.Module):
+    """p = cos(w / 2) ** 2, whose Fisher information is 1 at every w; and weights that do nothing."""
+
+    def __init__(self, n_idle: int):
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(1 + n_idle))
+
+    def forward(self, inputs):
+        half = self.weights[0] / 2
+        return torch.stack([half.cos() ** 2, half.sin() ** 2]).log().expand(len(inputs), 2)
+
+
+@pytest.mark.parametrize("n_idle", [0, 1, 3])
+def test_effective_dimension_of_a_constant_fisher_information(n_idle):
+    model, n_data = Coin(n_idle).double(), 1000
+    kappa, size = n_data / (2 * math.pi * math.log(n_data)), 1 + n_idle
+    expected = math.log(1 + size * kappa) / math.log(kappa) / size
+    found = gradients.effective_dimension(model, torch.zeros(3, 1), n_data=n_data, n_weights=7)
+    assert found == pytest.approx(expected, rel=CLOSE)
+    assert torch.equal(model.weights, torch.ones(1 + n_idle).double())
+
+
+def test_effective_dimension_of_a_circuit_is_seeded():
+    layer = layer_of(lambda w: qp.StronglyEntanglingLayers(w, range(3)), qp.Z(0), (1, 3, 3))
+    model, inputs = nn.Sequential(layer, linear(2, 3)), uniform(8, 3, top=3.0)
+    one, same, other = (
+        gradients.effective_dimension(model, inputs, n_data=500, n_weights=5, seed=seed) for seed in (0, 0, 1)
+    )
+    assert one == same != other and 0 < one < 1.5

@@ -1,0 +1,56 @@
+"""Run folders of an earlier version: one finished, one stopped in its second epoch of three."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qnnkit import report, runs
+from tests.toys import refused
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A workspace with `mine.py`, and what it left in runs/finished and runs/stopped."""
+    with zipfile.ZipFile(Path(__file__).with_name("run_0_1.zip")) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "runs" / "stopped" / ".train.lock").touch()  # which nobody holds
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_how_they_stand(home):
+    finished, stopped = (runs.state.of_run(f"runs/{name}") for name in ("finished", "stopped"))
+    assert (finished.state, finished.net, finished.number, finished.of) == ("finished", "classical", 2, 2)
+    assert (stopped.state, stopped.net, stopped.epoch, stopped.epochs) == ("stopped", "hybrid", 2, 3)
+    assert runs.frame(["runs/finished"])["test_r2"].notna().all()
+
+
+def test_a_finished_one_is_reported_and_used(home):
+    run = runs.open_run("runs/finished", "mine.py")
+    before = run.result
+    assert runs.train_all(run) == list(run.tested().values()), "nothing is left to train"
+    again = report.finish(run)
+    assert again["nets"] == before["nets"] and again["config_digest"] == before["config_digest"]
+    [row] = runs.predict("runs/finished", [np.zeros(3, np.float32)], recipe="mine.py")
+    assert np.isfinite(row["output"]).all()
+    for text in ("a,b,c\n0,0,0\n0.5,0.25,0.125\n", "0;0;0\n0.5;0.25;0.125\n"):  # a table, named or not
+        (home / "new.csv").write_text(text)
+        [table] = runs.predict("runs/finished", ["new.csv"], recipe="mine.py")
+        assert table["output"][0] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 2
+    for text in ("a,b\n0,0\n", "a,b,c\n0,0,\n1,1,1\n", ""):
+        (home / "new.csv").write_text(text)
+        with refused("inputs"):
+            runs.predict("runs/finished", ["new.csv"], recipe="mine.py")
+
+
+def test_a_stopped_one_resumes_to_the_same_numbers(home):
+    run, whole = runs.open_run("runs/stopped", "mine.py"), runs.open_run("runs/finished", "mine.py")
+    first = run.epochs()["train_loss"].tolist()
+    finals = runs.train_all(run)
+    assert run.epochs()["train_loss"].tolist()[: len(first)] == first and len(run.epochs()) == 6
+    for row in finals:  # another processor rounds differently
+        known = whole.tested()[row["net"], row["seed"]]
+        assert row["test_r2"] == pytest.approx(known["test_r2"], abs=1e-4)

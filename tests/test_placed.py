@@ -1,0 +1,148 @@
+"""One contract for all data that are placed by name: who is in which split, and what is told or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+from qnnkit.data import load
+from qnnkit.data.splits import SPLITS
+from tests.toys import fill, places_of, refused
+
+TOKENS = {"sequence_length": 2, "vocabulary": 257}
+SHARES = {"validation_fraction": 0.3, "test_fraction": 0.3}
+
+
+class Kind(NamedTuple):
+    """A dataset of items by number, and how a number is found in it again."""
+
+    make: Callable[[Path, list[int], bool], Path]
+    """(Folder, numbers, whether all hold the same) -> root."""
+    name: str
+    source: str = ""
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+def images(form: str) -> Callable[[Path, list[int], bool], Path]:
+    def make(folder: Path, numbers: list[int], same: bool) -> Path:
+        for i in numbers:
+            fill(folder, [form.format(i=i, side="ab"[i % 2], label=i % 2)], seed=0 if same else i)
+        return folder
+
+    return make
+
+
+def captions(folder: Path, numbers: list[int], same: bool) -> Path:
+    images("{i}.png")(folder, numbers, same)
+    (folder / "captions.json").write_text(json.dumps({f"{i}.png": f"picture {i}" for i in numbers}))
+    return folder
+
+
+def said(i: int, same: bool) -> str:
+    return "To be or not to be." if same else f"Number {i:02d}. " + "So wan with care. " * (5 + i % 7)
+
+
+def texts(folder: Path, numbers: list[int], same: bool) -> Path:
+    folder.mkdir(parents=True)
+    for i in numbers:
+        (folder / f"{i}.txt").write_text(said(i, same))
+    return folder
+
+
+def records(folder: Path, numbers: list[int], same: bool) -> Path:
+    folder.mkdir(parents=True)
+    rows = [json.dumps({"text": said(i, False if not same else i > 3)}) for i in numbers]
+    (folder / "a.jsonl").write_text("\n".join(rows))
+    return folder
+
+
+def music(folder: Path, numbers: list[int], same: bool) -> Path:
+    folder.mkdir(parents=True)
+    pieces = {f"piece{i}": [[60 + step % 7] for step in range(20 if same else 20 + i)] for i in numbers}
+    (folder / "ann.json").write_text(json.dumps(pieces))
+    return folder
+
+
+KINDS = {
+    "class_folder": Kind(images("{side}/{i}.png"), "class_folder", "{side}/{i}.png"),
+    "flat_folder": Kind(images("{i:03}_0{label}.png"), "flat_folder", "{i:03}_0{label}.png"),
+    "captions": Kind(captions, "captions", "{i}.png", {"image_size": 8}),
+    "texts": Kind(texts, "text", options=TOKENS),
+    "records": Kind(records, "text", options=TOKENS),
+    "music": Kind(music, "music", "ann/piece{i}", {"sequence_length": 64}),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+def loaded(kind: Kind, root: Path, **options: Any) -> Any:
+    return load(kind.name, root=root, **{**kind.options, **SHARES, **options})
+
+
+def placed(kind: Kind, splits: Any, numbers: list[int], above: str = "") -> dict[int, str]:
+    """Number -> the split that it is in."""
+    if kind.source:
+        found = places_of(splits)
+        names = {i: above + kind.source.format(i=i, side="ab"[i % 2], label=i % 2) for i in numbers}
+        assert sorted(found) == sorted(names.values())
+        return {i: found[name] for i, name in names.items()}
+    written = {name: splits.tokenizer.decode(splits.split(name).input_ids.flatten()) for name in SPLITS}
+    return {i: name for i in numbers for name in SPLITS if f"Number {i:02d}." in written[name]}
+
+
+def test_one_more_or_less_moves_no_other_nor_does_a_folder_around_all(tmp_path: Path, kind: Kind) -> None:
+    numbers, root = list(range(60)), tmp_path / "around" / "data"
+    before = placed(kind, loaded(kind, kind.make(root, numbers, False)), numbers)
+    assert len(before) == 60 and {*before.values()} == {*SPLITS}
+    above = "" if kind.name == "music" else "data/"
+    assert placed(kind, loaded(kind, root.parent), numbers, above) == before
+    fewer = [i for i in numbers if i % 9]
+    after = loaded(kind, kind.make(tmp_path / "fewer", fewer, False))
+    assert placed(kind, after, fewer) == {i: before[i] for i in fewer}
+
+
+def test_the_seed_decides_and_a_wider_part_holds_a_narrower_one(tmp_path: Path, kind: Kind) -> None:
+    root = kind.make(tmp_path / "x", [*range(60)], False)
+    changes = ({}, {}, {"split_seed": 1}, {"test_fraction": 0.5})
+    own, again, other, wider = (loaded(kind, root, **changed) for changed in changes)
+    assert own.fingerprint() == again.fingerprint() != other.fingerprint()
+
+    def test_of(splits: Any) -> set[int]:
+        return {i for i, part in placed(kind, splits, [*range(60)]).items() if part == "test"}
+
+    assert test_of(own) < test_of(wider) and test_of(own) != test_of(other)
+    assert 8 <= len(test_of(own)) <= 28
+
+
+def test_what_is_in_two_splits_is_told(tmp_path: Path, kind: Kind) -> None:
+    splits = loaded(kind, kind.make(tmp_path / "x", [*range(30)], True))
+    [note] = [each for each in splits.notes if each.startswith("Duplicates")]
+    assert " of validation and test stand in an earlier split too, " in note and " (train) = " in note
+
+
+@pytest.mark.parametrize(
+    ("argument", "n", "options"),
+    [
+        ("root", 9, {"root": "nowhere"}),
+        ("root", 9, {"root": None}),
+        ("root", 2, {}),
+        ("test_fraction", 9, {"test_fraction": 0.0}),
+        ("test_fraction", 9, {"validation_fraction": 0.5, "test_fraction": 0.5}),
+        ("train_fraction", 9, {"train_fraction": 0}),
+        ("split_seed", 9, {"split_seed": -1}),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, kind: Kind, argument: str, n: int, options: dict[str, Any]) -> None:
+    root = kind.make(tmp_path / "x", list(range(n)), False)
+    if n == 2 and kind.name == "flat_folder":
+        argument = "label_pattern"
+    with refused(argument, (ValueError, FileNotFoundError)):
+        load(kind.name, **{"root": root, **kind.options, **SHARES, **options})
