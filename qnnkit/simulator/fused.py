@@ -201,6 +201,7 @@ class Fused:
 
     def keeps_digits(self, rows: Tensor, vector: Tensor | None) -> bool:
         """Whether angles are small, or are sums of numbers that can be reduced to one period."""
+        vector = self.none[0] if vector is None else vector
         if None not in self.periods or not self._is_plain(rows, vector):
             return True
         return not self._is_large(rows.detach().numpy(), vector.detach().numpy())

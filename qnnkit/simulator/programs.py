@@ -214,13 +214,13 @@ class Programs:
         key = tuple(map(queueing.measurement_key, measurements)), self.qnode.shots.total_shots
         if key not in program.sampled:
             program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
-        self.last = program.sampled[key]
-        self.last.generator = self.generator
+        self.last = sampled = program.sampled[key]
+        sampled.generator = self.generator
 
         def results(found: Any) -> Any:
             return recombine(found[0]) if finish is None else finish((recombine(found[0]),))
 
-        return Call([(self.last, given, batch)], as_list, results)
+        return Call([(sampled, given, batch)], as_list, results)
 
     def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
         """The program of a tape, and what it takes at this call.

@@ -36,6 +36,7 @@ BUILTINS = [
 ]
 FUNCTIONS = [
     qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod,
+    torch.range, torch.sum, torch.abs,
     *(vars(torch)[name] for name in names("sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
     *(vars(np)[name] for name in names("sqrt arctan arccos arcsin")),
     *(vars(math)[name] for name in names("sqrt atan acos asin log2 ceil floor")),
