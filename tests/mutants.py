@@ -189,7 +189,7 @@ MUTANTS = (
         "data",
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),
-    ("batch/table.py", "status.number - 1 + epoch", "status.number + epoch", "batch"),
+    ("batch/table.py", "found.number - 1 + epoch", "found.number + epoch", "batch"),
     ("runs/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
     (
         "batch/engine.py",
