@@ -18,7 +18,7 @@ import fsspec
 import pytest
 
 from qnnkit.data import archives, places
-from qnnkit.data.music import collect
+from qnnkit.data.pieces import collect
 from qnnkit.data.text import SUFFIXES, documents
 
 
