@@ -289,7 +289,14 @@ parameter_shift(rows=SAMPLE, options=SHIFT): scale * x | scale = VALUE
 adjoint(options={**ADJOINT, "device_vjp": True}): x; w; [qp.expval(qp.Z(0)), qp.probs(wires=1)]
 backprop(options={**BACKPROP, "gradient_kwargs": {"h": 1}, "max_diff": 2, "cache": True}): x
 lightning(device=on(3, "lightning.qubit"), dtype=torch.float32): scale * x | scale = VALUE
+templates_inverted_and_controlled: x; w; expvals(qp.adjoint(qp.BasicEntanglerLayers)(w[None], range(3)), \
+qp.ctrl(qp.AngleEmbedding, 2)(x[..., :2], range(2)), qp.pow(qp.RX(w[0], 0), 3))
+chosen_by_a_wire: x; w; expvals(qp.Select([qp.RX(w[0], 1), qp.RY(w[1], 2)], control=[0]))
+phase_estimation: x; w; expvals(qp.QuantumPhaseEstimation(qp.RZ(w[0], 0), estimation_wires=[1, 2]))
+gates_in_a_loop: x; w; expvals(qp.for_loop(0, 3, 1)(lambda i: last(qp.RY(w[i], i), None))())
+conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))
 == device
+complex_angle(rows=SIZES): x; w; expvals(qp.RX(torch.complex(x[..., 0], 0 * x[..., 1]), 0))
 matrix_by_an_array: x; w; expvals(Share(x[..., 0], 0, long)) | long = other | long = other / 2
 coefficients_of_weights: x; w; qp.expval(qp.dot([w[0], 0.3], [qp.Z(0), qp.X(1)]))
 finite_differences(rows=SAMPLE, options={"diff_method": "finite-diff", "gradient_kwargs": {"h": 0.1}}): x

@@ -117,3 +117,12 @@ def test_observables_that_do_not_commute_run_on_their_own_device():
     with torch.no_grad():
         assert layer(INPUTS).shape == (3, 2)
     assert "commute" in layer.explain() and layer.backend == "default.qubit"
+
+
+def test_a_first_state_of_the_inputs_runs_on_its_own_device():
+    def embedded(inputs, weights):
+        qp.AmplitudeEmbedding(inputs, wires=0, normalize=True)
+        return qp.expval(qp.Z(0))
+
+    layer = layer_of(embedded, SHOTS)
+    assert layer(INPUTS).shape == (3,) and "first state" in layer.explain()

@@ -49,7 +49,7 @@ def noisy(inputs, weights):
 
 
 def test_what_cannot_be_fused_runs_on_its_own_device() -> None:
-    """More such circuits stand in test_guards.py."""
+    """More such circuits: test_contract.py."""
     layer = layer_of(noisy, device="default.mixed")
     plain = qp.qnn.TorchLayer(layer.qnode, {"weights": (2,)}, {"weights": layer.weights.detach().clone()})
     inputs = torch.tensor([[0.3, 1.1], [2.0, 0.4], [1.0, 0.2]])

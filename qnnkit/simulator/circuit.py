@@ -117,9 +117,8 @@ def circuit(
     found = angles([gate for _, gate in gates], batch or 1)
     each = [a.reshape(len(a) if batch and i == 0 else 1, -1) for i, a in enumerate(arguments)]
     flat = torch.cat([found[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)
-    if found.shape[1] != len(offset) or not torch.allclose(
-        found, flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset), SAME, SAME
-    ):
+    alone = flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset)
+    if found.shape[1] != len(offset) or not torch.allclose(found, alone, SAME, SAME):
         raise NotFusable("its Python mixes samples of the batch, or depends on its size")
     made = assembled(gates, measurements, device_wires, kinds)
     return dataclasses.replace(made, matrix=matrix, offset=offset)
@@ -226,19 +225,14 @@ def _wires(device_wires: Any, operations: Sequence[Operator], measurements: Sequ
     """The labels in the order of the state's bits."""
     used = qp.wires.Wires.all_wires([operation.wires for operation in operations])
     every = qp.wires.Wires.all_wires([used, *(measurement.wires for measurement in measurements)])
-    on_order = any(
-        isinstance(each, qp.measurements.ProbabilityMP | qp.measurements.StateMP)
-        and each.obs is None
-        and not each.wires
-        for each in measurements
-    )
+    kinds = qp.measurements.ProbabilityMP | qp.measurements.StateMP
+    on_order = any(isinstance(each, kinds) and each.obs is None and not each.wires for each in measurements)
     if device_wires is not None:
         return tuple(wire for wire in device_wires if on_order or wire in every)
     standard = set(every) == set(range(len(every))) and set(used) == set(range(len(used)))
     if on_order and not standard:
-        raise NotFusable(
-            "its device has no wires, and their labels are not 0, 1, 2, ...: give the device its wires"
-        )
+        reason = "its device has no wires, and their labels are not 0, 1, 2, ...: give the device its wires"
+        raise NotFusable(reason)
     return tuple(sorted(every)) if standard else tuple(every)
 
 

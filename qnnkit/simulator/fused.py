@@ -164,12 +164,11 @@ class Fused:
                 table = step.table(range(self.n_wires), step.angles)
                 made.append(steps.Phases(self._affine(table, step.angles)))
         if self.weighs:
-            table = np.real(self.readout.flips[0]).T[:, renamed]
-            made.append(steps.Weigh(put(np.tile(table, (1, 2)))))
+            made.append(steps.Weigh(put(np.real(self.readout.flips[0]).T[:, renamed])))
         elif "state" not in self.kinds:
             flips: Any = self.readout.flips.items()
             states = np.arange(n_states)
-            tables = [(flip, put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
+            tables = [(put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
             made.append(steps.Correlate(tables))
         return made
 
@@ -202,6 +201,7 @@ class Fused:
 
     def keeps_digits(self, rows: Tensor, vector: Tensor | None) -> bool:
         """Whether angles are small, or are sums of numbers that can be reduced to one period."""
+        vector = self.none[0] if vector is None else vector
         if None not in self.periods or not self._is_plain(rows, vector):
             return True
         return not self._is_large(rows.detach().numpy(), vector.detach().numpy())

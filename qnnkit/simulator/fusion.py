@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from qnnkit.simulator.circuit import Circuit
-from qnnkit.simulator.gates import (
-    EXACT,
-    Gate,
-    Turn,
-    local_states,
-    states_of,
-)
+from qnnkit.simulator.gates import EXACT, Gate, Turn, local_states, states_of
 
 DENSE_WIRES = 6
 """Up to here a segment is one matrix on all wires."""
@@ -252,9 +246,8 @@ def arrange(segment: Sequence[Gate], n_wires: int, start: Sequence[Block] = ()) 
                     break
             if home is None:
                 permutes = n_wires > DENSE_WIRES and part.permutes
-                groups.append(
-                    home := Permutation(n_wires, []) if permutes else Block(_run(part, n_wires), [])
-                )
+                home = Permutation(n_wires, []) if permutes else Block(_run(part, n_wires), [])
+                groups.append(home)
             home.items.append(part)
     for group in groups[len(start) :]:
         if isinstance(group, Block) and n_wires > DENSE_WIRES:  # no more wires than it needs

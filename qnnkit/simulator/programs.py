@@ -18,22 +18,11 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
+from qnnkit.simulator import queueing
 from qnnkit.simulator.circuit import ONE_AT_A_TIME, Record, apart, circuit
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
-from qnnkit.simulator.queueing import (
-    Methods,
-    Structure,
-    Unkeyable,
-    check,
-    measurement_key,
-    queue,
-    rebound,
-    replayed,
-    structure,
-    transformed,
-)
 from qnnkit.simulator.shots import METHODS, Sampled, diagonal
 
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
@@ -79,7 +68,7 @@ class Programs:
         self._pure: dict[tuple, Fused | None] = {}
         self._fused: OrderedDict[tuple, Fused | str | None] = OrderedDict()
         self._in_parts: set[str] = set()
-        self._methods = Methods([type(qnode.device)])
+        self._methods = queueing.Methods([type(qnode.device)])
 
     def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """The program for a call; or the QNode, to be called on its own device, as `last` says why.
@@ -166,18 +155,18 @@ class Programs:
             return
 
         def record(arguments: Sequence[Tensor]) -> Sequence[Any]:
-            tape, _ = queue(self.qnode, dict(zip(named, arguments, strict=True)))
-            return transformed(self.qnode, tape)[0][0].operations
+            tape, _ = queueing.queue(self.qnode, dict(zip(named, arguments, strict=True)))
+            return queueing.transformed(self.qnode, tape)[0][0].operations
 
         self._pure[form] = None
         try:
-            check(self.qnode, structure(tape, self._in_parts))
+            queueing.check(self.qnode, queueing.structure(tape, self._in_parts))
             shapes = [tuple(rows.shape[-1:]), *(tuple(each.shape) for each in weights.values())]
             batch, on_rows = len(rows) if rows.ndim == 2 else None, [True, *(False for _ in weights)]
             program = self._program(record, shapes, on_rows, tape.measurements, rows, batch)
             if program.is_given:
                 raise NotFusable("its first state depends on its arguments")
-        except (NotFusable, Unkeyable) as reason:
+        except (NotFusable, queueing.Unkeyable) as reason:
             self.why_queued = str(reason)
             return
         program.as_list, self._pure[form] = as_list, program
@@ -195,13 +184,13 @@ class Programs:
 
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
-        tape, result = queue(self.qnode, {self.input_name: rows, **weights})
+        tape, result = queueing.queue(self.qnode, {self.input_name: rows, **weights})
         self.tape = tape
         try:
             returned = list(result) if isinstance(result, list | tuple) else [result]
             if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
                 raise NotFusable("it returns something else than its measurements, in their order")
-            tapes, finish = transformed(self.qnode, tape)
+            tapes, finish = queueing.transformed(self.qnode, tape)
             as_list = isinstance(result, list | tuple)
             if self.qnode.shots:
                 return self._sampled(tapes, finish, rows, as_list)
@@ -210,9 +199,9 @@ class Programs:
                 if call := self._of_pure(rows, weights):
                     return call
             parts: list[Any] = [self._part(each, rows) for each in tapes]
-        except (NotFusable, Unkeyable) as reason:
+        except (NotFusable, queueing.Unkeyable) as reason:
             self.last = str(reason) if isinstance(reason, NotFusable) else f"it holds {reason}"
-            return replayed(self.qnode, tape, result)
+            return queueing.replayed(self.qnode, tape, result)
         self.last = parts[0][0]
         return Call(parts, as_list, finish)
 
@@ -222,16 +211,16 @@ class Programs:
             raise NotFusable("its transforms make several circuits with a finite number of shots")
         exact, measurements, recombine = diagonal(tapes[0])
         program, given, batch = self._part(exact, rows)
-        key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
+        key = tuple(map(queueing.measurement_key, measurements)), self.qnode.shots.total_shots
         if key not in program.sampled:
             program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
-        self.last = program.sampled[key]
-        self.last.generator = self.generator
+        self.last = sampled = program.sampled[key]
+        sampled.generator = self.generator
 
         def results(found: Any) -> Any:
             return recombine(found[0]) if finish is None else finish((recombine(found[0]),))
 
-        return Call([(self.last, given, batch)], as_list, results)
+        return Call([(sampled, given, batch)], as_list, results)
 
     def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
         """The program of a tape, and what it takes at this call.
@@ -239,14 +228,14 @@ class Programs:
         Raises:
             NotFusable: It has none.
         """
-        made = structure(tape, self._in_parts)
+        made = queueing.structure(tape, self._in_parts)
         key, is_early = self._key(made, rows), len(self._fused) < MOST_NEW
         is_known, found = key in self._fused, self._fused.pop(key, None)
         if isinstance(found, Fused) and not found.methods.hold():
             found = None
         if found is None and (is_known or is_early):
             try:
-                check(self.qnode, made)
+                queueing.check(self.qnode, made)
                 made, found = self._of_leaves(tape, rows)
                 key = self._key(made, rows)
             except NotFusable as reason:
@@ -258,27 +247,28 @@ class Programs:
             raise NotFusable(found or "its Python makes another circuit at nearly every call")
         return found, arguments(found, made, rows), made.batch
 
-    def _of_leaves(self, tape: Any, rows: Tensor) -> tuple[Structure, Fused]:
+    def _of_leaves(self, tape: Any, rows: Tensor) -> tuple[queueing.Structure, Fused]:
         """A tape's structure, and its program as a function of its leaves.
 
         Operators that do not serve as a whole are decomposed with the numbers of each call from now on.
         """
         while True:
-            made = structure(tape, self._in_parts)
+            made = queueing.structure(tape, self._in_parts)
             n = int(any(made.shapes[:1]) and isinstance(made.operations[0], qp.StatePrep))  # amplitudes
-            record, shapes = functools.partial(rebound, made, made.leaves[:n]), itertools.chain(*made.shapes)
+            shapes = [*itertools.chain(*made.shapes)][n:]
+            record = functools.partial(queueing.rebound, made, made.leaves[:n])
             try:
-                return made, self._program(record, [*shapes][n:], made.batched[n:], made.measurements, rows)
+                return made, self._program(record, shapes, made.batched[n:], made.measurements, rows)
             except TakeApart as reason:
                 if reason.name in self._in_parts:
                     raise
                 self._in_parts.add(reason.name)
 
-    def _key(self, made: Structure, rows: Tensor) -> tuple:
+    def _key(self, made: queueing.Structure, rows: Tensor) -> tuple:
         return made.key, rows.dtype, rows.device, self.qnode.device.wires
 
 
-def arguments(program: Fused, made: Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
+def arguments(program: Fused, made: queueing.Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
     """What a program takes of the leaves that it was made for, in the dtype and on the device of the rows."""
     numbers = [leaf for leaf in made.leaves if not isinstance(leaf, Tensor)]  # all in one copy
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())

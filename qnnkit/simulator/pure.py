@@ -30,11 +30,13 @@ from qnnkit.simulator.circuit import names
 from qnnkit.simulator.queueing import is_pennylanes
 
 CONSTANTS = (int, float, complex, str, bool, type(None), range, slice, type(...))
+CLASSES = (Operator, MeasurementProcess)
 BUILTINS = [
     vars(builtins)[name] for name in names("range len enumerate zip reversed list tuple int float sum abs")
 ]
 FUNCTIONS = [
     qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod,
+    torch.range, torch.sum, torch.abs,
     *(vars(torch)[name] for name in names("sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
     *(vars(np)[name] for name in names("sqrt arctan arccos arcsin")),
     *(vars(math)[name] for name in names("sqrt atan acos asin log2 ceil floor")),
@@ -95,11 +97,7 @@ class Names:
             parts = value.function, value.layers, value.embeds
         elif kind is types.FunctionType:
             self._function(value)
-        elif not (
-            isinstance(value, type)
-            and issubclass(value, Operator | MeasurementProcess)
-            and is_pennylanes(value)
-        ):
+        elif not (isinstance(value, type) and issubclass(value, CLASSES) and is_pennylanes(value)):
             raise NotPure(f"`{name}`")
         for part in parts:
             self._accept(part, name)
@@ -135,14 +133,9 @@ def _read_from(module: types.ModuleType, name: str, names: Sequence[str]) -> lis
     """Those of some names that a module has: one of `MODULES`, or a user's with constants alone."""
     inside = [each for each in names if each in vars(module)]
     if module not in MODULES:
-        root = module.__name__.partition(".")[0]
-        plain = type(module) is types.ModuleType and "__getattr__" not in vars(module)
-        values = [vars(module)[each] for each in inside]
-        if (
-            not plain
-            or root in LIBRARIES
-            or not {type(value) for value in values} <= {*CONSTANTS, types.ModuleType}
-        ):
+        is_plain = type(module) is types.ModuleType and "__getattr__" not in vars(module)
+        kinds = {type(vars(module)[each]) for each in inside} - {*CONSTANTS, types.ModuleType}
+        if kinds or not is_plain or module.__name__.partition(".")[0] in LIBRARIES:
             raise NotPure(f"`{name}`")
     return inside
 

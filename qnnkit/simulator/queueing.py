@@ -35,6 +35,7 @@ CONTROLLED = {
     qp.ControlledPhaseShift,
 }  # fmt: skip
 """Controlled gates that are known by their classes alone."""
+NESTED = qp.ops.CompositeOp | qp.ops.SymbolicOp
 BY_ITSELF = (int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType)
 """Types of values that are their own key; a float is not, since nan differs from itself."""
 PLAIN_OBSERVABLES = (qp.X, qp.Y, qp.Z, qp.Identity)
@@ -152,9 +153,7 @@ Taken = tuple[Operator, Hashable, Iterable[tuple[Any, int]]]
 @functools.cache
 def _is_simple(kind: type[Operator]) -> bool:
     """Whether the numbers of a class are angles or, of a template, arrays of them, and all that it holds."""
-    is_nested = (
-        issubclass(kind, qp.ops.CompositeOp | qp.ops.SymbolicOp) or kind._flatten is not Operator._flatten
-    )
+    is_nested = kind._flatten is not Operator._flatten or issubclass(kind, NESTED)
     return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested) and not _is_matrix(kind)
 
 
@@ -202,7 +201,7 @@ def _whole(operation: Operator) -> Taken | None:
     while isinstance(inner, qp.ops.Adjoint | qp.ops.Controlled | qp.ops.Pow):
         inner = inner.base
     is_evolution = isinstance(inner, qp.ops.Evolution)
-    is_sum = isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not is_evolution
+    is_sum = isinstance(inner, NESTED) and not is_evolution
     if is_sum or _is_matrix(type(inner)):
         if _is_constant(operation):
             return operation, (key, *map(value_key, leaves)), ()
@@ -241,9 +240,8 @@ def within(operation: Operator) -> list[Operator]:
 
 
 def _is_constant(operation: Operator) -> bool:
-    return operation.batch_size is None and not any(
-        isinstance(value, Tensor) and (value.requires_grad or is_wrapped(value)) for value in operation.data
-    )
+    tensors = [value for value in operation.data if isinstance(value, Tensor)]
+    return operation.batch_size is None and not any(t.requires_grad or is_wrapped(t) for t in tensors)
 
 
 def rebound(made: Structure, *leaves: Sequence[Any]) -> list[Operator]:

@@ -71,14 +71,14 @@ class Sampled:
     def __init__(self, program: Fused, measurements: Sequence[Any], shots: int, generator: Any = None):
         self.program, self.measurements, self.shots, self.generator = program, measurements, shots, generator
         circuit = program.circuit
+        if program.is_given:
+            raise NotFusable("its first state depends on the inputs")
         self.rules = [_rule(gate.form.rates) for gate in circuit.gates if isinstance(gate.form, Turn)]
         on_rows = np.ones(len(circuit.offset))
         self.by_row = Fused(circuit.of_angles, on_rows, program.dtype, program.device)
 
     def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
-        if self.program.is_given:
-            raise NotFusable("its first state depends on the inputs")
         circuit, on_rows = self.program.circuit, self.program.on_rows
         dtype = torch.float32 if self.program.device.type == "mps" else torch.float64  # which nobody rounds
         put = functools.partial(torch.as_tensor, dtype=dtype, device=self.program.device)
@@ -121,9 +121,7 @@ class Sampled:
             if isinstance(each, qp.measurements.ProbabilityMP):
                 found = values.new_zeros(*values.shape[:-1], 2 ** len(own)).index_add(-1, states, values)
             else:
-                value = torch.as_tensor(np.real(each.eigvals()), dtype=values.dtype, device=values.device)[
-                    states
-                ]
+                value = torch.as_tensor(np.real(each.eigvals())).to(values.dtype).to(values.device)[states]
                 found = values @ value
                 if isinstance(each, qp.measurements.VarianceMP):
                     found = values @ value**2 - found**2

@@ -327,20 +327,18 @@ class Weigh(Step):
     """Expectation values of what is diagonal: table @ |state|^2, of shape (n_columns, batch).
 
     Args:
-        table: Of shape (n_columns, 2 * 2**n_wires); the same weight for a real and an imaginary part.
+        table: Of shape (n_columns, 2**n_wires).
     """
 
     by_hand = True
 
     def __init__(self, table: Tensor):
-        self.table, self.half = table, table[:, : table.shape[1] // 2]
-        self.twice = 2 * self.half.T
+        self.table, self.twice = table, 2 * table.T
 
     def run(self, state: Any, columns: Array, matrices: Sequence[Array]) -> Array:
-        if not isinstance(state, Tensor):  # in few operations; else in few passes over memory
-            return self.table @ (state * state)
         re, im = halves(state)
-        return product(self.half, torch.addcmul(re * re, im, im))
+        squares = torch.addcmul(re * re, im, im) if isinstance(re, Tensor) else re * re + im * im
+        return product(self.table, squares)
 
     def forward(self, state: Array, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
         return self.run(state, columns, matrices), state
@@ -354,18 +352,15 @@ class Correlate(Step):
     """Expectation values of any Pauli words, grouped by the bits they flip (see `Readout`).
 
     Args:
-        flips: (flip, real, imag, partner): tables of shape (n_columns, 2**n_wires), and i ^ flip for each i.
+        flips: (real, imag, partner): tables of shape (n_columns, 2**n_wires), and i ^ flip for each i.
     """
 
-    def __init__(self, flips: Sequence[tuple[int, Tensor, Tensor, Tensor]]):
+    def __init__(self, flips: Sequence[tuple[Tensor, Tensor, Tensor]]):
         self.flips = flips
 
     def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         (re, im), values = state.chunk(2), state.new_zeros(())
-        for flip, real, imag, partner in self.flips:
-            if flip == 0:
-                values = values + real @ (re * re + im * im)
-                continue
+        for real, imag, partner in self.flips:
             other_re, other_im = re.index_select(0, partner), im.index_select(0, partner)
             values = values + real @ (other_re * re + other_im * im)
             values = values - imag @ (other_re * im - other_im * re)
