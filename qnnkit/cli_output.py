@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from qnnkit import warm, workspace
+from qnnkit import workspace
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 STOPPED = "Stopped. Run this again to go on from here."
@@ -125,7 +125,8 @@ def _say(sentence: str) -> None:
 
 def _follow(parent: int, patience: float = 60.0) -> None:
     """Ends this process soon after its parent has gone, cleanly or, should that hang, at once."""
-    warm.wait_for_end(parent)
+    while os.getppid() == parent:
+        time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(patience)
     os._exit(128 + signal.SIGTERM)  # its kernel follows by itself

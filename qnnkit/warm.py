@@ -1,17 +1,17 @@
 """Python processes that import nothing heavy: forked from one that has imported it and done nothing else.
 
 Each run of a batch, and each notebook of a run, has a process of its own, so that nothing of one reaches the
-next. The fork server of the standard library, which imports `qnnkit.preload`, saves each of them the seconds
-that importing torch and PennyLane takes. Only on Linux, where a fork is safe, and once `begin` was called:
-elsewhere every process begins by itself.
+next; this way they do not each spend seconds on importing torch and PennyLane. Only on Linux, where a fork is
+safe, and once `begin` was called: elsewhere every process begins by itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
-import multiprocessing
+import importlib
 import os
 import runpy
 import signal
@@ -19,16 +19,24 @@ import subprocess
 import sys
 import threading
 import time
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import connection, forkserver
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-LOOK = 0.5  # seconds between two looks at whether a parent has ended
-PATH = sys.path[1:]  # of `python -m`: its first is the current folder
+MODULES = (
+    *("qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill", "threadpoolctl"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "ipykernel.kernelapp", "nbconvert"),
+)
+"""What a run and its notebooks import; torch's optimizers import torch._dynamo."""
+PARENTS = ("JPY_PARENT_PID", "QNNKIT_STOP_WITH_PARENT")
+"""Variables by which a process knows whose end is its own."""
+LOOK = 0.05  # seconds between two looks at whether a process has ended
 
-_begun, _lock = False, threading.Lock()
+_lock = threading.Lock()
+_nursery: Connection | None = None
+_fresh = False  # whether this process was forked here, and has not computed
 
 
 @contextlib.contextmanager
@@ -47,29 +55,52 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def begin(*modules: str) -> None:
-    """Starts the fork server, once; it imports `qnnkit.preload` and `modules`, and ends with this process."""
-    global _begun
+def begin() -> None:
+    """Starts the process that others are forked from, once; it imports meanwhile, and ends with this one."""
+    global _nursery, _fresh
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a kernel's debugger warns
-    if sys.platform != "linux" or _begun:
+    if sys.platform != "linux" or _nursery is not None:
         return
-    forkserver.set_forkserver_preload(["qnnkit.preload", *modules])
-    forkserver.ensure_running()
-    atexit.register(_end, os.getpid())
-    _begun = True
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _nursery, theirs = Pipe()
+    if not _fresh:
+        code = f"from qnnkit import warm; warm.serve({theirs.fileno()}, {MODULES})"
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], **options)
+        ends = process.kill, process.wait
+    elif pid := os.fork():
+        ends = functools.partial(os.kill, pid, signal.SIGKILL), functools.partial(os.waitpid, pid, 0)
+    else:  # what has been imported here serves there
+        os.setsid()  # Ctrl-C is for the other one
+        serve(theirs)
+    _fresh = False
+    theirs.close()
+    atexit.register(_end, *ends)
 
 
-def _end(owner: int) -> None:
-    pid = forkserver._forkserver._forkserver_pid
-    if pid is not None and os.getpid() == owner:
+def _end(kill: Callable[[], Any], wait: Callable[[], Any]) -> None:
+    if _nursery is not None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)  # it may still be importing
-            os.waitpid(pid, 0)
+            kill()  # it may still be importing
+            wait()
+
+
+def _forget() -> None:
+    """In a forked process: what was begun is its parent's, and a lock that another thread held stays so."""
+    global _lock, _nursery
+    _lock, _nursery = threading.Lock(), None
+
+
+if sys.platform == "linux":
+    os.register_at_fork(after_in_child=_forget)
 
 
 def ready(command: Sequence[str]) -> bool:
     """Whether `command` can be forked: it is `python -m MODULE ...`, of this Python."""
-    return _begun and list(command[:2]) == [sys.executable, "-m"]
+    with contextlib.suppress(EOFError, OSError):
+        return list(command[:2]) == [sys.executable, "-m"] and _nursery is not None and _ask("ready")
+    return False
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Any:
@@ -87,28 +118,23 @@ class Forked:
     Args:
         command: One that `ready` has agreed to.
         env: All of its environment.
-        log: Takes what it prints; the output of the fork server if None.
+        log: Takes what it prints; this process's own output if None.
     """
 
     stdin = stdout = stderr = None
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path | None = None):
-        arguments = list(command[2:]), dict(env), log and str(log)
-        self._process = multiprocessing.get_context("forkserver").Process(target=_become, args=arguments)
-        with _lock:
-            main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
-            try:  # so that it does not execute the caller's script, which may begin the same process again
-                self._process.start()
-            finally:
-                sys.modules["__main__"] = main
-        self.pid: Any = self._process.pid
+        self.pid = _ask("fork", list(command[2:]), dict(env), str(Path.cwd()), log)
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit status once it has ended."""
-        with _lock:  # a status is read once, be it by a thread that starts another process
-            return self._process.exitcode
-
-    returncode = property(poll)
+        """Its exit status once it has ended; one that nobody can tell any more was killed."""
+        if self.returncode is None:
+            try:
+                self.returncode = _ask("poll", self.pid)
+            except (EOFError, OSError):
+                self.returncode = -signal.SIGKILL
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status.
@@ -116,9 +142,11 @@ class Forked:
         Raises:
             subprocess.TimeoutExpired: It goes on.
         """
-        connection.wait([self._process.sentinel], timeout)
-        if (status := self.poll()) is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        end = time.monotonic() + (timeout or 0.0)
+        while (status := self.poll()) is None:
+            if timeout is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(LOOK)
         return status
 
     def send_signal(self, number: int) -> None:
@@ -132,55 +160,80 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def wait_for_end(parent: int) -> None:
-    """Returns once the process that started this one, with the id `parent`, has ended."""
-    starter = multiprocessing.parent_process()
-    if starter is not None:
-        starter.join()
-    while os.getppid() == parent:
-        time.sleep(LOOK)
+def _ask(*request: Any) -> Any:
+    assert _nursery is not None
+    with _lock:
+        _nursery.send(request)
+        return _nursery.recv()
 
 
 # --- in the process that is forked --------------------------------------------------------------------------
 
 
-def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
-    """Does what `python -m WORDS` does in the current folder."""
-    os.setsid()
-    if log is not None:
-        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-    _share_server()
-    _take(env, words)
-    if "JPY_PARENT_PID" in env:  # ipykernel would look for another parent
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.path[:] = [*([] if sys.flags.safe_path else [str(Path.cwd())]), *PATH]
-    sys.argv = words
-    Path("/proc/self/comm").write_text(" ".join(words[:2])[:15])  # its name in `top`
+def serve(channel: int | Connection, modules: Sequence[str] = ()) -> NoReturn:
+    """Imports, then forks and tells who has ended, until the other end is closed."""
     try:
+        with importing():
+            for name in modules:
+                importlib.import_module(name)
+        with contextlib.suppress(EOFError, OSError):
+            _serve(Connection(channel) if isinstance(channel, int) else channel)
+    finally:
+        os._exit(0)
+
+
+def _serve(channel: Connection) -> None:
+    parent = os.getpid()
+    while True:
+        what, *about = channel.recv()
+        if what == "poll":
+            pid, status = os.waitpid(about[0], os.WNOHANG)
+            channel.send(os.waitstatus_to_exitcode(status) if pid else None)
+        elif what == "ready":
+            channel.send(True)
+        elif pid := os.fork():
+            channel.send(pid)
+        else:
+            channel.close()
+            _become(parent, *about)
+
+
+def _become(parent: int, words: list[str], env: dict[str, str], folder: str, log: Path | None) -> None:
+    """Does what `python -m WORDS` does in `folder`, and ends; at once if `parent` was killed meanwhile."""
+    global _fresh
+    status, _fresh = 1, True
+    try:
+        if os.getppid() != parent:
+            return
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if log is not None:
+            file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+        env |= {name: str(parent) for name in PARENTS if name in env}
+        if "JPY_PARENT_PID" in env:  # ipykernel has read it as it was imported
+            words = [*words, f"--IPKernelApp.parent_handle={parent}"]
+        os.chdir(folder)
+        _take(env, words)
+        if not sys.flags.safe_path:
+            sys.path[0] = folder
+        sys.argv = words
+        Path("/proc/self/comm").write_text(" ".join(words[:2])[:15])  # its name in `top`
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-        atexit._run_exitfuncs()  # multiprocessing does not before Python 3.13
-
-
-def _share_server() -> None:
-    """Processes that this one starts are forked by the same server; else the first would start another.
-
-    What else starts processes here does it as in a process that begins by itself.
-    """
-    global _begun
-    server, parent, _begun = forkserver._forkserver, os.getppid(), True
-    begin_again = server.ensure_running
-    server.ensure_running = lambda: None if os.getppid() == parent else begin_again()
-    multiprocessing.set_start_method(None, force=True)
-    multiprocessing.current_process().name = "MainProcess"
-
-
-def _end_with_parent() -> None:
-    wait_for_end(0)
-    os._exit(1)
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
 
 
 def _take(env: dict[str, str], words: list[str]) -> None:
@@ -196,5 +249,5 @@ def _take(env: dict[str, str], words: list[str]) -> None:
         torch.set_num_threads(int(threads))
     os.environ.clear()
     os.environ.update(env)
-    if "matplotlib" in sys.modules and (backend := env.get("MPLBACKEND")):
+    if backend := env.get("MPLBACKEND"):
         sys.modules["matplotlib"].rcParams["backend"] = backend

@@ -94,7 +94,7 @@ MUTANTS = (
     ("train/progress.py", "self.count += own * step.count", "self.count += own", "train"),
     ("tasks/classification.py", "loss.detach() * len(labels)", "loss.detach()", "train tasks"),
     ("tasks/contrastive.py", '"text_to_image": 0}', '"text_to_image": 1}', "contrastive"),
-    ("tasks/contrastive.py", "(found <= k)", "(found < k)", "contrastive"),
+    ("tasks/contrastive.py", "(places[name] <= k)", "(places[name] < k)", "contrastive"),
     (
         "layers/quanvolution.py",
         "patches.permute(4, 5, 0, 1, 2, 3)",
@@ -181,7 +181,7 @@ MUTANTS = (
     ("data/captions.py", 'side if known == "any" else known', "side", "captions"),
     ("data/captions.py", "if len(members) == 1", "if members", "captions"),
     ("data/chats.py", 'message.get("weight") != 0', "True", "text"),
-    ("data/music.py", "covered - start if", "covered - start + 1 if", "music_data"),
+    ("data/pieces.py", "covered - start if", "covered - start + 1 if", "music_data"),
     (
         "data/splits.py",
         'keyed_generator("train_fraction", seed, *key)',
@@ -189,7 +189,7 @@ MUTANTS = (
         "data",
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),
-    ("batch/table.py", "status.number - 1 + epoch", "status.number + epoch", "batch"),
+    ("batch/table.py", "found.number - 1 + epoch", "found.number + epoch", "batch"),
     ("runs/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
     (
         "batch/engine.py",

@@ -10,7 +10,7 @@ import torch
 
 from qnnkit import adapters, report, runs, stats, tasks
 from qnnkit.data import music_tokens
-from qnnkit.data.music import collect, of_steps
+from qnnkit.data.pieces import collect, of_steps
 from qnnkit.models import causal_lm
 from tests.toys import by_composer
 

@@ -19,7 +19,7 @@ from matplotlib import pyplot
 
 from qnnkit import report, runs, tasks
 from qnnkit.data.midi_events import BOS, EOS, EVENTS, VALUES, WIDTH, MidiEvents
-from qnnkit.data.music import Transposition, blocks, music
+from qnnkit.data.pieces import Transposition, blocks, music
 from qnnkit.data.tokens import IGNORED
 from tests import toys
 

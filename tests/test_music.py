@@ -12,8 +12,8 @@ from torch import nn
 
 from qnnkit import recipes
 from qnnkit.adapters import adapt
-from qnnkit.data.music import collect, music, of_steps
 from qnnkit.data.music_tokens import writing
+from qnnkit.data.pieces import collect, music, of_steps
 from qnnkit.models.blocks import seeded
 from qnnkit.tasks import Music, continue_piece, evaluate, synthesise
 from tests import nets

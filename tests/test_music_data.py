@@ -14,8 +14,8 @@ import torch
 from symusic import ControlChange, Note, Score, Tempo, TimeSignature, Track
 
 from qnnkit.data import music_tokens
-from qnnkit.data.music import Transposition, collect, composers_in, first_pieces, music, of_midi, of_steps
 from qnnkit.data.music_tokens import writing
+from qnnkit.data.pieces import Transposition, collect, composers_in, first_pieces, music, of_midi, of_steps
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet
 from tests.toys import archive, by_composer, places_of, real, refused

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from qnnkit import cli, runs, tasks
 from qnnkit.data import music_tokens
-from qnnkit.data.music import of_midi, of_steps
+from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.runs import export
 from qnnkit.runs.using import prediction_lines, predictor
 from qnnkit.tasks import pictures

@@ -17,8 +17,8 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-from qnnkit.data import archives, load, places
-from qnnkit.data.music import collect
+from qnnkit.data import archives, places
+from qnnkit.data.pieces import collect
 from qnnkit.data.text import SUFFIXES, documents
 
 
@@ -78,6 +78,15 @@ def file(name: str, content: bytes) -> Callable[[Path], Path]:
     return make
 
 
+def halved(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    def cut(folder: Path) -> Path:
+        path = make(folder)
+        os.truncate(path, path.stat().st_size // 2)
+        return path
+
+    return cut
+
+
 SIX = 6 * 2**30
 STEPS = json.dumps({"a": [[60]] * 400_000}).encode()  # 2.4 MB
 REFUSED = {
@@ -95,6 +104,11 @@ REFUSED = {
         zipped(**{f"a{i}": bytes(1_900_000) for i in range(20)}), documents, "38,000,000 bytes"
     ),
     "zip, cut": (file("a.zip", b"PK\x03\x04"), documents, "a whole archive"),
+    "zip, cut in half": (halved(zipped(**{"a.txt": os.urandom(9_000)})), documents, "a whole archive"),
+    "tgz, cut in half": (halved(tarred("a.txt", n=99)), documents, "a whole archive"),
+    "tgz of no bytes": (file("a.tgz", b""), documents, "a whole archive"),
+    "zip, empty": (zipped(), documents, "The archive is empty"),
+    "zip, of folders alone": (zipped(**{"a/": b""}), documents, "The archive is empty"),
     "text of more than allowed": (file("a.txt", b"a" * 2_100_000), documents, "4 GiB"),
     "several texts of more than allowed": (
         zipped(**{f"a{i}__txt": b"a" * 1_200_000 for i in range(2)}), documents, "4 GiB"
@@ -228,10 +242,3 @@ def test_an_object_replaced_at_equal_size_is_copied_again(monkeypatch):
     copied = places.local("bucket://b/texts")
     before = (copied / "1.txt").stat().st_ino
     assert (places.local("bucket://b/texts") / "1.txt").stat().st_ino == before
-
-
-def test_a_folder_of_images_on_a_bucket(monkeypatch):
-    fsspec.register_implementation("bucket", Bucket, clobber=True)
-    monkeypatch.setattr(Bucket, "objects", {})
-    with pytest.raises(FileNotFoundError, match="existing folder or file"):
-        load("class_folder", root="bucket://b/nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -247,3 +248,14 @@ def test_a_net_that_gives_another_number_of_classes_is_refused(tmp_path):
     with refused("build"):
         runs.open_run(tmp_path / "run", tmp_path / "mine.py", device="cpu")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [(np.zeros((20, 2)), ["a", "b"] * 10), (pd.DataFrame({"x": [1.0] * 20, "y": ["u"] * 20}), [0, 1] * 10)],
+    ids=["targets", "inputs"],
+)
+def test_words_are_refused_with_the_way_to_numbers(inputs, targets, request):
+    with pytest.raises(ValueError, match=r"pandas.factorize.*classes=names.*get_dummies") as caught:
+        split(inputs, targets)
+    assert f"`{request.node.callspec.id}`" in str(caught.value)

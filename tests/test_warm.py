@@ -97,7 +97,7 @@ def test_nothing_of_one_notebook_reaches_the_next(chain):
     folder, _, way = chain
     (told,) = outputs(folder / "out" / "looks.ipynb")
     found = json.loads(told.text)
-    assert found["left"] == [] and found["cwd"] == str(folder)
+    assert found["left"] == [] and found["cwd"] == "."  # the workspace
     assert found["imported"] == (way == "warm")
 
 

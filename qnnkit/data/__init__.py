@@ -14,7 +14,7 @@ from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.folders import class_folder, flat_folder, sample_files
 from qnnkit.data.hub import hub_images
 from qnnkit.data.kinds import Captions, Images, Music, Text, of
-from qnnkit.data.music import music
+from qnnkit.data.pieces import music
 from qnnkit.data.public import ahcd, fashion_mnist, kmnist, mnist
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
 from qnnkit.data.text import text

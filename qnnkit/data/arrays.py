@@ -302,6 +302,11 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
         tensor = torch.as_tensor(values).detach().cpu()
     except (ValueError, TypeError, RuntimeError) as error:
         rule, step = "be numbers of one shape a sample", f"It says: {words.first_line(error)}."
+        if any(isinstance(each, str) for each in np.asarray(values, dtype=object).ravel()[:100]):
+            step = (
+                "Words become numbers by pandas: labels, names = pandas.factorize(words, sort=True), then "
+                "data.arrays(..., labels, classes=names); for inputs, pandas.get_dummies(table, dtype=float)."
+            )
         raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
     if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
         step = "Give three samples or more, one for each split; of complex ones, both parts as numbers."

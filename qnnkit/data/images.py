@@ -17,10 +17,9 @@ import torch
 from PIL import Image, ImageOps
 
 from qnnkit import __version__, checks
-from qnnkit.data import cache, duplicates
-from qnnkit.data.duplicates import Content
+from qnnkit.data import cache
 from qnnkit.data.places import MAX_BYTES, Member, first, refusal
-from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, split_rows
+from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -275,8 +274,8 @@ def split(stack: Stack, top: str | None = None, **options: Any) -> tuple[list[Im
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
     every = whole.images.numpy()
     same = {
-        side: (Content(every[i].data, whole.sources[i], int(labels[i])) for i in chosen)
+        side: ((every[i].data, whole.sources[i], int(labels[i])) for i in chosen)
         for side, chosen in zip(SPLITS, rows, strict=True)
     }
-    notes += duplicates.notes(same, "images", "pixel for pixel")
+    notes += duplicates(same, "images", "pixel for pixel")
     return [whole.at(torch.from_numpy(chosen)) for chosen in rows], tuple(notes)

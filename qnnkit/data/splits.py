@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -17,7 +17,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data.batches import DictBatches, keyed_generator
-from qnnkit.data.places import refusal
+from qnnkit.data.places import first, refusal
 
 SPLITS = ("train", "validation", "test")
 SIDES = ("any", *SPLITS)
@@ -350,3 +350,42 @@ def _hashed(
             cuts[k] = max(min(cuts[k], n - (len(cuts) - k)), cuts[k - 1] + 1)
         sides[order] = np.searchsorted(cuts[1:], np.arange(n), side="right")
     return {side: rows[sides == k] for k, side in enumerate((*shares, "train"))}
+
+
+# --- what is in two splits ---------------------------------------------------------------------------------
+
+Content = tuple[bytes | memoryview, str, int]
+"""What is compared, byte by byte; what it is called; and its label, where there are any."""
+
+
+def duplicates(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> list[str]:
+    """A sentence on what stands in an earlier split too; none where nothing does.
+
+    Args:
+        parts: Split -> all that is in it, in the order train, validation, test.
+        what: What is counted, in the plural: images, documents.
+        how: How equal: pixel for pixel, word for word.
+
+    Example:
+        >>> parts = {"train": [(b"to be", "a.txt", 0)], "test": [(b"to be", "b.txt", 0)]}
+        >>> duplicates(parts, "documents", "letter for letter")[0].partition(", letter")[0]
+        'Duplicates: 1 of 1 documents of test stand in an earlier split too'
+    """
+    seen: dict[bytes, tuple[str, str, int]] = {}  # digest -> the split, source and label that had it first
+    pairs, otherwise, n = [], 0, 0
+    later = list(parts)[1:]
+    for name, contents in parts.items():
+        for content, source, label in contents:
+            n += name in later
+            digest = hashlib.blake2b(content, digest_size=16).digest()
+            where, earlier, its_label = seen.setdefault(digest, (name, source, label))
+            if where != name:
+                pairs.append(f"{earlier} ({where}) = {source} ({name})")
+                otherwise += its_label != label
+    if not pairs:
+        return []
+    labelled = f", {otherwise:,} of them under another label" if otherwise else ""
+    return [
+        f"Duplicates: {len(pairs):,} of {n:,} {what} of {' and '.join(later)} stand in an earlier split too, "
+        f"{how}{labelled}: {first(pairs, 3)}."
+    ]

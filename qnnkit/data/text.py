@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from qnnkit import checks, words
-from qnnkit.data import chats, duplicates, places, records, tokenizers
+from qnnkit.data import chats, places, records, tokenizers
 from qnnkit.data.chats import Message
-from qnnkit.data.duplicates import Content
 from qnnkit.data.places import around, first, open_place, refusal
 from qnnkit.data.records import ABOUT, Reader
-from qnnkit.data.splits import SPLITS, split_names
+from qnnkit.data.splits import SPLITS, duplicates, split_names
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 # --- documents ------------------------------------------------------------------------------------------
@@ -254,8 +253,8 @@ def text(
             rule = f"be at most {made.model_max_length:,}, the longest that this tokenizer's model takes"
             raise ValueError(checks.message("sequence_length", rule, sequence_length, "Use fewer tokens."))
     notes += tokenizers.with_chat_template(made, found)
-    texts = {name: [Content(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS}
-    notes += duplicates.notes(texts, "documents", "letter for letter")
+    texts = {name: [(each.text.encode(), each.name, 0) for each in parts[name]] for name in SPLITS}
+    notes += duplicates(texts, "documents", "letter for letter")
     sets, lost = {}, Counter[str]()
     for name in SPLITS:
         sets[name], of_part = packed(parts[name], made, sequence_length)

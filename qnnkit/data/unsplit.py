@@ -14,7 +14,7 @@ from qnnkit.data import music_tokens, places, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, classes_of, from_file, pixels
 from qnnkit.data.folders import left_out
 from qnnkit.data.images import stack_arrays, stack_files
-from qnnkit.data.music import blocks, collect, encoded
+from qnnkit.data.pieces import blocks, collect, encoded
 from qnnkit.data.splits import SPLITS, ImageSplits
 from qnnkit.data.text import documents, not_packed, packed
 from qnnkit.data.tokens import TokenSplits

@@ -15,7 +15,7 @@ import numpy as np
 
 from qnnkit import checks, workspace
 from qnnkit.data import music_tokens
-from qnnkit.data.music import collect, composers_in, first_pieces
+from qnnkit.data.pieces import collect, composers_in, first_pieces
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.tasks.language import Language, continuation, evaluate, fewer, token_counts
 from qnnkit.tasks.saving import adapted

@@ -19,12 +19,11 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
 from qnnkit import checks, words
-from qnnkit.data import duplicates, music_tokens, places
+from qnnkit.data import music_tokens, places
 from qnnkit.data.batches import keyed_generator
-from qnnkit.data.duplicates import Content
 from qnnkit.data.folders import SIDES
 from qnnkit.data.places import refusal
-from qnnkit.data.splits import SPLITS, split_names
+from qnnkit.data.splits import SPLITS, duplicates, split_names
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 # --- pieces ------------------------------------------------------------------------------------------
@@ -254,8 +253,8 @@ def music(
     sides = _sides(pieces, split_seed=split_seed, **shares)
     every, lost = encoded(pieces, written)
     rows = {name: [row for row, side in zip(every, sides, strict=True) if side == name] for name in SPLITS}
-    same = {name: [Content(str(ids).encode(), source) for source, ids in rows[name]] for name in SPLITS}
-    notes += lost + duplicates.notes(same, "pieces", "note for note")
+    same = {name: [(str(ids).encode(), source, 0) for source, ids in rows[name]] for name in SPLITS}
+    notes += lost + duplicates(same, "pieces", "note for note")
     overlaps = {"train": overlap}
     sets = {name: blocks(rows[name], written, sequence_length, overlaps.get(name)) for name in SPLITS}
     augment = Transposition(transpose, written, split_seed) if transpose else None
