@@ -428,6 +428,7 @@ def merge(
 def _begun(run_dir: Path, recipe: str | None = None) -> Any:
     """A run that is there already."""
     from qnnkit import runs
+    from qnnkit.runs import state
 
-    runs.state.of_run(run_dir)  # says what the folder must hold
+    state.of_run(run_dir)  # says what the folder must hold
     return runs.open_run(run_dir, recipe)
