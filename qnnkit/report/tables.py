@@ -45,7 +45,7 @@ CONTROLS = {
     "no_quantum": "the net without its circuit",
     "fourier": "a trained linear map of the circuit's own trigonometric features",
     "fourier_random": "a trained linear map of as many random trigonometric features",
-    "compute_matched": "a classical part that takes as long as the circuit",
+    "compute_matched": "two classical layers with as many multiplications as a simulation of the circuit",
     "frozen_classical": "the same net, its classical layers before the circuit not trained",
     "reference": "the classical reference",
     "lora": "LoRA, which has no circuit",
