@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import torch
 
 
+MANY = 20
+"""Choices that a message does not list, if it can name the nearest."""
+
+
 class Message(str):
     """A refusal's sentence that knows its parts."""
 
@@ -70,13 +74,15 @@ def choice(name: str, value: str, choices: Collection[str], more: str = "") -> s
     """`value` itself, if it is one of `choices`.
 
     Raises:
-        ValueError: It is not; the message lists the choices and the nearest one, then says `more`.
+        ValueError: It is not. The message has the nearest choice, then all of them (unless there are many and
+            `more` says where to find them), then `more`.
     """
     if value in choices:
         return value
     guess = nearest(str(value), choices)
     hint = f"Did you mean {guess!r}? " if guess else ""
-    step = f"{hint}The choices are {', '.join(choices)}. {more}".rstrip()
+    names = "" if guess and len(choices) > MANY and more else f"The choices are {', '.join(choices)}. "
+    step = f"{hint}{names}{more}".rstrip()
     raise ValueError(message(name, "be a known name", value, step))
 
 

@@ -17,23 +17,37 @@ from qnnkit.cli_output import ending_cleanly, judged_anew, print_result, show_ba
 from qnnkit.cli_settings import asked_for, controls_of, gathered, refuse_with, require_own_net
 
 Recipe = Annotated[
-    str | None, Option(metavar="NAME_OR_FILE", help="What to compute; a begun folder knows a shipped one.")
+    str | None,
+    Option(
+        metavar="NAME_OR_FILE",
+        help="A shipped recipe, or your .py file. A run that was begun with a shipped one knows it.",
+    ),
 ]
-RunDir = Annotated[Path, Option(help="Folder of the run; relative to the workspace.")]
-Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Exchange a setting.")]
+RunDir = Annotated[
+    Path | None,
+    Argument(metavar="RUN_DIR", help="Folder of the run, relative to the workspace.", show_default=False),
+]
+AsOption = Annotated[Path | None, Option("--run-dir", metavar="RUN_DIR", help="The same, as an option.")]
+Set = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set epochs=20. Repeatable."),
+]
 Files = Annotated[
-    list[Path] | None, Option("--settings", metavar="FILE.yaml", help="Settings in a file; later ones win.")
+    list[Path] | None,
+    Option("--settings", metavar="FILE.yaml", help="Settings in a file. Repeatable; later files win."),
 ]
 Only = Annotated[
     str | None,
-    Option(
-        metavar="NETS",
-        help="Train the run's own net, hybrid, and of its controls these alone: hybrid,classical.",
-    ),
+    Option(metavar="NETS", help="Train only the run's own net and the named controls: hybrid,classical."),
 ]
-Epochs = Annotated[int | None, Option(help="Passes over the data; a run that has begun may get more.")]
-OnOom = Annotated[str | None, Option(metavar="stop|shrink", help="Out of memory: stop, or go in pieces.")]
-Json = Annotated[bool, Option("--json", help="Print JSON instead of a table or lines.")]
+Epochs = Annotated[int | None, Option(help="Passes over the data; may be raised when a run continues.")]
+OnOom = Annotated[
+    str | None,
+    Option(metavar="stop|shrink", help="When memory runs out: stop, or shrink the micro-batch and continue."),
+]
+TRAIN, SET_UP, PLAN, MODELS = "Train", "Set up", "Plan", "Models"
+"""The groups of commands in the help."""
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 class Commands(typer.core.TyperGroup):
@@ -47,7 +61,37 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(130) from None
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from qnnkit import __version__
+
+        typer.echo(f"qnnkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Start:  qnnkit run runs/first --recipe digits_quanv  ·  your own:  qnnkit new mine.py  ·  "
+    "resume:  qnnkit run runs/first"
+)
+def start(
+    version: Annotated[
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train hybrid quantum-classical nets next to matched classical controls."""
+
+
+def _folder(run_dir: Path | None, option: Path | None) -> Path:
+    """The run's folder, given once: as an argument or as an option."""
+    if run_dir is None and option is None:
+        raise ValueError("Argument `RUN_DIR` must be given. Name the run's folder, such as runs/first.")
+    if run_dir is not None and option is not None and run_dir != option:
+        step = "Leave out one of the two."
+        raise ValueError(checks.message("--run-dir", f"be left out beside {run_dir}", str(option), step))
+    return run_dir or option or Path()
 
 
 def main() -> None:
@@ -73,20 +117,27 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def run(
-    run_dir: RunDir,
+    run_dir: RunDir = None,
     recipe: Recipe = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    fork: Annotated[Path | None, Option(metavar="NEW_DIR", help="Go on there, with other settings.")] = None,
+    fork: Annotated[
+        Path | None,
+        Option(metavar="NEW_DIR", help="Copy the trained state there and continue with new settings."),
+    ] = None,
     on_oom: OnOom = None,
-    notebooks: Annotated[str | None, Option(metavar="NAMES", help="Run these alone: 03_train,...")] = None,
+    notebooks: Annotated[
+        str | None, Option(metavar="NAMES", help="Run only these: 03_train,04_analyze.")
+    ] = None,
     on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
+    as_option: AsOption = None,
 ) -> None:
-    """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
+    """Run notebooks 00 to 04. Type it again to resume an unfinished run, or to print a finished one."""
+    run_dir = _folder(run_dir, as_option)
     if on is not None:
         checks.choice("--on", on, ("colab",))
         from qnnkit.runs import on_colab
@@ -122,21 +173,23 @@ def run(
             print_result(begun, judged_anew(begun, result), tell)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def train(
-    run_dir: RunDir,
+    run_dir: RunDir = None,
     recipe: Recipe = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
     on_oom: OnOom = None,
+    as_option: AsOption = None,
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
 
     The trained net is left in model/ or adapter/ of the run, as notebook 04 leaves it.
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
+    run_dir = _folder(run_dir, as_option)
     with warm.importing():
         from qnnkit import runs
         from qnnkit.train.processes import is_main, wait_for_all
@@ -171,15 +224,15 @@ def train(
             tell(f"The trained net is in {runs.export(begun)}.")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def watch(
-    run_dir: Annotated[Path, Argument(help="Folder of a run or a batch.")],
-    once: Annotated[bool, Option("--once", help="Look once, and end.")] = False,
-    every: Annotated[float | None, Option(help="Seconds between two looks; 2 if not given.")] = None,
+    run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a run or a batch.")],
+    once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
+    every: Annotated[float | None, Option(help="Seconds between two lines.", show_default="2")] = None,
 ) -> None:
-    """Look on while a run trains, from another terminal: step, loss, speed, time left, memory.
+    """Show the progress of a run or batch from another terminal: step, loss, speed, time left, memory.
 
-    It ends when the training has, or after a minute in which none began; Ctrl-C ends the watching alone.
+    It ends when the training ends, or after a minute without one. Ctrl-C ends only the watching.
     """
     from qnnkit import runs
 
@@ -189,12 +242,14 @@ def watch(
     runs.watch(run_dir, echo, every=2.0 if every is None else every, once=once)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def batch(
     file: Annotated[Path, Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
-    scheduler: Annotated[str | None, Option(metavar="tls://HOST:PORT", help="Your own Dask's.")] = None,
+    scheduler: Annotated[
+        str | None, Option(metavar="tls://HOST:PORT", help="A Dask scheduler of yours.")
+    ] = None,
 ) -> None:
-    """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
+    """Run many runs, several at a time. Type it again to resume; Ctrl-C stops cleanly."""
     if scheduler is None:
         warm.begin()
     with warm.importing():
@@ -216,23 +271,27 @@ def batch(
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command()
+@app.command(rich_help_panel=PLAN)
 def plan(
-    recipe: Annotated[str | None, Option(help="Named settings, on their data.")] = None,
+    recipe: Annotated[
+        str | None, Option(metavar="NAME_OR_FILE", help="A shipped recipe, or your .py file.")
+    ] = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    samples: Annotated[int | None, Option(help="In an epoch, if others than the data's.")] = None,
-    deadline: Annotated[str | None, Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
-    budget: Annotated[str | None, Option(help="US dollars for all of it, such as 10.")] = None,
-    prices: Annotated[Path | None, Option(metavar="FILE", help="Your machines and prices.")] = None,
-    measuring: Annotated[bool, Option("--measuring/--no-measuring", help="Time some updates.")] = True,
+    samples: Annotated[int | None, Option(help="Samples in an epoch, if not those of the data.")] = None,
+    deadline: Annotated[
+        str | None, Option(help="Time limit for all nets and seeds, such as 8h or '2d 4h'.")
+    ] = None,
+    budget: Annotated[str | None, Option(help="US dollars for all nets and seeds, such as 10.")] = None,
+    prices: Annotated[Path | None, Option(metavar="FILE", help="Your own machines and prices.")] = None,
+    measuring: Annotated[bool, Option("--measuring/--no-measuring", help="Time a few updates here.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Tell what a training needs, how long it takes here and elsewhere, and what it costs, before it is run.
+    """Estimate memory, time and cost before training, here and on other machines.
 
-    --only hybrid plans one net and one seed. A training that fits nowhere is an answer too: exit status 0.
+    --only hybrid plans one net and one seed. The exit status is 0 even if the training fits nowhere.
     """
     from qnnkit import measure, recipes, runs
 
@@ -246,17 +305,21 @@ def plan(
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def predict(
-    run_dir: Annotated[Path, Argument(help="Folder of a finished run, or its model/ or adapter/.")],
+    run_dir: Annotated[
+        Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or its model/ or adapter/.")
+    ],
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: Recipe = None,
-    raw: Annotated[bool, Option("--raw", help="A text as it is, without the model's chat template.")] = False,
+    raw: Annotated[
+        bool, Option("--raw", help="Send a text as it is, without the model's chat template.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on.
+    """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
 
-    A text to a model with a chat template is a user's message, which it answers.
+    If the model has a chat template, a text is sent as a user's message.
     """
     from qnnkit import runs
     from qnnkit.runs.using import of_language, prediction_lines, predictor
@@ -273,12 +336,12 @@ def predict(
         typer.echo(f"By net {by['net']} of seed {by['seed']}, at its best epoch.")
 
 
-@app.command()
+@app.command(rich_help_panel=SET_UP)
 def new(
-    file: Annotated[Path, Argument(help="Where the recipe goes, such as mine.py.")],
-    like: Annotated[str, Option(help="Which one it begins as.")] = "digits_quanv",
+    file: Annotated[Path, Argument(help="File to write, such as mine.py.")],
+    like: Annotated[str, Option(help="The shipped recipe to copy.")] = "digits_quanv",
 ) -> None:
-    """Write a recipe of your own: a working copy of a shipped one, to edit."""
+    """Copy a shipped recipe into a file of yours, to edit."""
     from qnnkit import recipes
 
     with checks.renamed({"recipe": "--like", "path": "FILE"}):
@@ -286,35 +349,55 @@ def new(
     typer.echo(f"{written}: edit it, then qnnkit run --recipe {file} --run-dir runs/mine")
 
 
-@app.command(name="recipes")
-def list_recipes() -> None:
-    """List the recipes that are shipped, by name and what each is about."""
+@app.command(name="recipes", rich_help_panel=SET_UP)
+def list_recipes(
+    name: Annotated[
+        str | None, Argument(metavar="NAME_OR_FILE", help="Print this recipe's settings.", show_default=False)
+    ] = None,
+) -> None:
+    """List the shipped recipes, or the settings of one with their defaults."""
     from qnnkit import recipes
 
+    if name is not None:
+        for key, field in recipes.find(name).Settings.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            typer.echo(f"{key}={default}\n    {field.description or ''}")
+        return
     for name, recipe in recipes.RECIPES.items():
         typer.echo(f"{name:<24} {recipe.sentence}")
-    typer.echo("\nMinutes on this machine: qnnkit plan --recipe NAME.")
+    typer.echo("\nIts settings: qnnkit recipes NAME.  Minutes on this machine: qnnkit plan --recipe NAME.")
     typer.echo("A copy to edit: qnnkit new mine.py --like NAME.")
 
 
-@app.command()
+@app.command(rich_help_panel=SET_UP)
 def doctor(as_json: Json = False) -> None:
-    """Tell what this machine is, what can compute here, and what is missing."""
+    """Report what this machine is, what can compute here, and what is missing."""
     found = device.report(workspace.home())
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else device.table(found))
 
 
-@app.command()
+@app.command(rich_help_panel=PLAN)
 def measure(
-    recipe: Annotated[str | None, Option(help="Whose net is measured; default: digits_quanv.")] = None,
-    run_dir: Annotated[Path | None, Option(help="Or a run's own, with its data.")] = None,
+    recipe: Annotated[
+        str | None,
+        Option(metavar="NAME_OR_FILE", help="Recipe whose net is measured.", show_default="digits_quanv"),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, Option(metavar="RUN_DIR", help="Measure the net of this run, on its data.")
+    ] = None,
     settings: Set = None,
-    seconds: Annotated[float | None, Option(help="For all of it, about; default: 60.")] = None,
-    quick: Annotated[bool, Option("--quick", help="Seconds, not a minute; rougher figures.")] = False,
-    out: Annotated[Path | None, Option(metavar="FILE", help="In place of machines/<kind>.json.")] = None,
+    seconds: Annotated[
+        float | None, Option(help="Approximate time for everything.", show_default="60")
+    ] = None,
+    quick: Annotated[
+        bool, Option("--quick", help="Take seconds instead of a minute; rougher figures.")
+    ] = False,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="File to write.", show_default="machines/<kind>.json")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what this machine reaches and what a net takes on it. 05_benchmark compares such files."""
+    """Benchmark this machine, and a net on it. 05_benchmark compares the files of several machines."""
     from qnnkit.measure import survey
     from qnnkit.runs.surveying import measure_machine
 
@@ -331,15 +414,17 @@ def measure(
         typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
 
 
-@app.command()
+@app.command(rich_help_panel=SET_UP)
 def sample(
     source: Annotated[str, Argument(metavar="SRC", help="Folder, archive or URL of images.")],
-    folder: Annotated[Path, Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
-    per_class: Annotated[int, Option(metavar="N", help="How many of each class.")],
-    seed: Annotated[int, Option(help="Chooses which.")] = 0,
-    pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group is the label.")] = None,
+    folder: Annotated[Path, Argument(metavar="DST", help="New or empty folder for the sample.")],
+    per_class: Annotated[int, Option(metavar="N", help="Images per class.")],
+    seed: Annotated[int, Option(help="Chooses the images.")] = 0,
+    pattern: Annotated[
+        str | None, Option(metavar="REGEX", help="Regular expression whose first group is the label.")
+    ] = None,
 ) -> None:
-    """Copy some images of each class: class folders or flat ones, train/ and test/ alike."""
+    """Copy a few images of each class into a new folder."""
     from qnnkit import data
 
     names = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
@@ -359,15 +444,17 @@ def sample(
         typer.echo(r"Give --pattern for other names, such as --pattern 'label_(\d+)'.")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def report(
-    run_dir: Annotated[Path, Argument(help="Folder of a finished run, or of a batch.")],
-    verify: Annotated[bool, Option("--verify", help="Compare files and data with their hashes.")] = False,
+    run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or of a batch.")],
+    verify: Annotated[
+        bool, Option("--verify", help="Only compare files and data with their hashes.")
+    ] = False,
     recipe: Recipe = None,
 ) -> None:
-    """Execute 04_analyze of a finished run again, which writes its report; or only verify the run.
+    """Write the report of a finished run again, by executing 04_analyze; or verify the run.
 
-    Of a batch it executes 06_study on what has finished, and prints what that shows.
+    For a batch, execute 06_study on the finished runs and print the verdicts.
     """
     from qnnkit import report as reports
     from qnnkit import runs
@@ -396,9 +483,11 @@ def report(
     raise typer.Exit(int(any(result.startswith("FAILED") for result in found.values())))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def evaluate(
-    run_dir: Annotated[Path, Argument(help="Folder of a finished run, or its model/ or adapter/.")],
+    run_dir: Annotated[
+        Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or its model/ or adapter/.")
+    ],
     data: Annotated[str, Argument(metavar="FILE_OR_FOLDER", help="Text, chats, music, or labelled samples.")],
     recipe: Recipe = None,
     as_json: Json = False,
@@ -412,14 +501,14 @@ def evaluate(
         typer.echo(line)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def merge(
     run_dir: Annotated[
-        Path, Argument(metavar="RUN", help="Folder of a run with an adapter, or its adapter/.")
+        Path, Argument(metavar="RUN_DIR", help="Folder of a run with an adapter, or its adapter/.")
     ],
-    out: Annotated[Path, Argument(metavar="OUT", help="Where the model goes.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Folder for the merged model.")],
 ) -> None:
-    """Write a language model with its adapter worked in, for plain transformers."""
+    """Merge an adapter into its language model, for plain transformers."""
     from qnnkit import runs
 
     typer.echo(f"The whole model is in {runs.merge(run_dir, workspace.place(out))}.")

@@ -30,6 +30,8 @@ from qnnkit import checks
 
 FlatValue = Any
 """A number, a text, a truth value, None, or a list of these."""
+SETTINGS = "All of them: qnnkit recipes NAME."
+"""Where a message sends those who look for a setting."""
 MAIN_NETS = ("hybrid", "reference")
 """What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
 
@@ -241,7 +243,7 @@ class Settings(Base):
                 value that breaks its rule.
         """
         for name in values if cls.model_config.get("extra") == "forbid" else ():
-            checks.choice("setting", name, cls.model_fields)
+            checks.choice("setting", name, cls.model_fields, SETTINGS)
         try:
             return cls.model_validate(values)
         except ValidationError as error:

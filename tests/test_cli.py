@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qnnkit import RECIPES, cli, cli_settings, device, recipes, report, runs
+from qnnkit import RECIPES, __version__, cli, cli_settings, device, recipes, report, runs
 from qnnkit.cli_settings import asked_for
 from qnnkit.runs import chain
 from tests import forked
@@ -218,6 +218,9 @@ def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit):
         ("run --recipe digits_quanv --run-dir a --only hybrid,clasical", "Did you mean 'classical'?"),
         ("run --recipe digits_quanv --run-dir a --set epocs=2", "but is 'epocs'. Did you mean 'epochs'?"),
         ("run --recipe digit_quanv --run-dir a", "`--recipe` must be a known name"),
+        ("run --recipe digits_quanv", "`RUN_DIR` must be given"),
+        ("train a --recipe digits_quanv --run-dir b", "`--run-dir` must be left out beside a, but is 'b'"),
+        ("run a --recipe digits_quanv --set epocs=2", "All of them: qnnkit recipes NAME."),
         (
             "run --recipe folder_quanv --run-dir a --set data_dir=no.zip",
             "`data_dir` must be an existing folder",
@@ -435,6 +438,22 @@ def test_too_few_file_handles_are_told_in_a_sentence(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("qnnkit: Notebook 00_setup.ipynb")
     assert "ulimit -n 1024" in done.stderr
+
+
+def test_a_folder_is_an_argument_or_an_option(qnnkit, home):
+    """And a run of both is one run; nothing is passed over."""
+    for words in (("a", "--epochs", 1), ("--run-dir", "a"), ("a", "--run-dir", "a")):
+        asked = ("--recipe", "digits_quanv", "--only", "hybrid", "--set", "n_seeds=1")
+        assert qnnkit("train", *words, *asked)[0] == 0
+    assert len(runs.open_run("a").tested()) == 1
+
+
+def test_the_settings_of_a_recipe_and_the_version(qnnkit):
+    status, out, _ = qnnkit("recipes", "digits_quanv")
+    lines = out.splitlines()
+    assert status == 0 and lines[0] == "epochs=12" and "Side of a patch" in out
+    assert {line.partition("=")[0] for line in lines[::2]} == {*RECIPES["digits_quanv"].Settings.model_fields}
+    assert qnnkit("--version")[:2] == (0, f"qnnkit {__version__}\n")
 
 
 def test_recipes_are_listed_with_their_data_and_copied(qnnkit, home):

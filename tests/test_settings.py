@@ -147,7 +147,11 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("clip_norm", 0, "`clip_norm` must be greater than 0, but is 0"),
         ("image_size", 1, "`image_size` must be greater than or equal to 2, but is 1"),
         ("data_dir", 12, "`data_dir` must be a valid string, but is 12"),
-        ("epocs", 2, "must be a known name, but is 'epocs'. Did you mean 'epochs'? The choices are"),
+        (
+            "epocs",
+            2,
+            "must be a known name, but is 'epocs'. Did you mean 'epochs'? All of them: qnnkit recipes NAME",
+        ),
         ("vocabulary", 300, "must be a known name, but is 'vocabulary'"),
         ("net_settings", ["hybrid=2"], "`net_settings` must be NET.SETTING=VALUE, each with a setting of"),
         (

@@ -8,7 +8,7 @@ from typing import Any
 
 from qnnkit import checks, recipes, stats, workspace
 from qnnkit.recipes import Recipe
-from qnnkit.settings import PLACEMENT, Settings
+from qnnkit.settings import PLACEMENT, SETTINGS, Settings
 
 
 def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | None = None) -> Settings:
@@ -25,7 +25,7 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
     """
     kind: Any = recipe.Settings if begun is None and recipe is not None else type(begun)
     for name in given:
-        checks.choice("setting", name, kind.model_fields)
+        checks.choice("setting", name, kind.model_fields, SETTINGS)
     own = {name: kind.model_fields[name].default for name in kind.places()} if begun is None else {}
     asked = in_workspace(kind, {name: value for name, value in own.items() if isinstance(value, str | Path)})
     asked |= in_workspace(kind, given)
