@@ -62,6 +62,7 @@ class FourierLayer(nn.Module):
         NotImplementedError: The circuit is no map of a fixed set of such features; the message says why.
 
     Example:
+        >>> from qnnkit import circuits
         >>> circuit = QuantumLayer(*circuits.build("strongly_entangling", n_qubits=3, n_layers=2))
         >>> _ = circuit(torch.zeros(1, 3))
         >>> FourierLayer(circuit).linear
