@@ -14,37 +14,23 @@ from typer import Argument, Option
 
 from qnnkit import checks, device, warm, workspace
 from qnnkit.cli_output import ending_cleanly, judged_anew, print_result, show_batch, tell_data
-from qnnkit.cli_settings import asked_for, controls_of, gathered, refuse_with, require_own_net
+from qnnkit.cli_settings import (
+    AsOption,
+    Epochs,
+    Files,
+    Only,
+    OnOom,
+    Recipe,
+    RunDir,
+    Set,
+    asked_for,
+    controls_of,
+    folder_of,
+    gathered,
+    refuse_with,
+    require_own_net,
+)
 
-Recipe = Annotated[
-    str | None,
-    Option(
-        metavar="NAME_OR_FILE",
-        help="A shipped recipe, or your .py file. A run that was begun with a shipped one knows it.",
-    ),
-]
-RunDir = Annotated[
-    Path | None,
-    Argument(metavar="RUN_DIR", help="Folder of the run, relative to the workspace.", show_default=False),
-]
-AsOption = Annotated[Path | None, Option("--run-dir", metavar="RUN_DIR", help="The same, as an option.")]
-Set = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set epochs=20. Repeatable."),
-]
-Files = Annotated[
-    list[Path] | None,
-    Option("--settings", metavar="FILE.yaml", help="Settings in a file. Repeatable; later files win."),
-]
-Only = Annotated[
-    str | None,
-    Option(metavar="NETS", help="Train only the run's own net and the named controls: hybrid,classical."),
-]
-Epochs = Annotated[int | None, Option(help="Passes over the data; may be raised when a run continues.")]
-OnOom = Annotated[
-    str | None,
-    Option(metavar="stop|shrink", help="When memory runs out: stop, or shrink the micro-batch and continue."),
-]
 TRAIN, SET_UP, PLAN, MODELS = "Train", "Set up", "Plan", "Models"
 """The groups of commands in the help."""
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
@@ -82,16 +68,6 @@ def start(
     ] = False,
 ) -> None:
     """Train hybrid quantum-classical nets next to matched classical controls."""
-
-
-def _folder(run_dir: Path | None, option: Path | None) -> Path:
-    """The run's folder, given once: as an argument or as an option."""
-    if run_dir is None and option is None:
-        raise ValueError("Argument `RUN_DIR` must be given. Name the run's folder, such as runs/first.")
-    if run_dir is not None and option is not None and run_dir != option:
-        step = "Leave out one of the two."
-        raise ValueError(checks.message("--run-dir", f"be left out beside {run_dir}", str(option), step))
-    return run_dir or option or Path()
 
 
 def main() -> None:
@@ -137,7 +113,7 @@ def run(
     as_option: AsOption = None,
 ) -> None:
     """Run notebooks 00 to 04. Type it again to resume an unfinished run, or to print a finished one."""
-    run_dir = _folder(run_dir, as_option)
+    run_dir = folder_of(run_dir, as_option)
     if on is not None:
         checks.choice("--on", on, ("colab",))
         from qnnkit.runs import on_colab
@@ -189,7 +165,7 @@ def train(
     The trained net is left in model/ or adapter/ of the run, as notebook 04 leaves it.
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
-    run_dir = _folder(run_dir, as_option)
+    run_dir = folder_of(run_dir, as_option)
     with warm.importing():
         from qnnkit import runs
         from qnnkit.train.processes import is_main, wait_for_all

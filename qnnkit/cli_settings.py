@@ -5,10 +5,52 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Argument, Option
 
 from qnnkit import checks, workspace
 from qnnkit.settings import MAIN_NETS, listed
+
+Recipe = Annotated[
+    str | None,
+    Option(
+        metavar="NAME_OR_FILE",
+        help="A shipped recipe, or your .py file. A run that was begun with a shipped one knows it.",
+    ),
+]
+RunDir = Annotated[
+    Path | None,
+    Argument(metavar="RUN_DIR", help="Folder of the run, relative to the workspace.", show_default=False),
+]
+AsOption = Annotated[Path | None, Option("--run-dir", metavar="RUN_DIR", help="The same, as an option.")]
+Set = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set epochs=20. Repeatable."),
+]
+Files = Annotated[
+    list[Path] | None,
+    Option("--settings", metavar="FILE.yaml", help="Settings in a file. Repeatable; later files win."),
+]
+Only = Annotated[
+    str | None,
+    Option(metavar="NETS", help="Train only the run's own net and the named controls: hybrid,classical."),
+]
+Epochs = Annotated[int | None, Option(help="Passes over the data; may be raised when a run continues.")]
+OnOom = Annotated[
+    str | None,
+    Option(metavar="stop|shrink", help="When memory runs out: stop, or shrink the micro-batch and continue."),
+]
+
+
+def folder_of(run_dir: Path | None, option: Path | None) -> Path:
+    """The run's folder, given once: as an argument or as an option."""
+    if run_dir is None and option is None:
+        raise ValueError("Argument `RUN_DIR` must be given. Name the run's folder, such as runs/first.")
+    if run_dir is not None and option is not None and run_dir != option:
+        step = "Leave out one of the two."
+        raise ValueError(checks.message("--run-dir", f"be left out beside {run_dir}", str(option), step))
+    return run_dir or option or Path()
 
 
 def asked_for(
