@@ -520,7 +520,7 @@ def test_the_page_of_a_recipe_of_arrays_speaks_of_what_it_has(wine):
     without = {"Find qnnkit", "Parameters", "Groups of the test split", "What the circuit sees"}
     without |= {"Look inside", "Write the report", "What is found for a caption", "Hybrid against controls"}
     shown = [name for name in sections if name not in without]
-    assert len(shown) == 7 and all(page.text.count(name) > 1 for name in shown)
+    assert len(shown) == 9 and all(page.text.count(name) > 1 for name in shown)
     assert not [name for name in without if name in page.text]
     told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
     assert not [word for word in ("image", "caption", "chord", "nan") if word in told.lower()]
