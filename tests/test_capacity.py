@@ -138,3 +138,7 @@ def test_effective_dimension_of_a_circuit_is_seeded():
         gradients.effective_dimension(model, inputs, n_data=500, n_weights=5, seed=seed) for seed in (0, 0, 1)
     )
     assert one == same != other and 0 < one < 1.5
+    dropped = nn.Sequential(model, nn.Dropout(0.5)).train()  # which evaluation mode leaves out
+    assert gradients.effective_dimension(dropped, inputs, n_data=500, n_weights=5) == one
+    with pytest.raises(ValueError, match="`n_data` must be 50 or more"):
+        gradients.effective_dimension(model, inputs, n_data=49)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pennylane as qp
 import pytest
@@ -120,6 +123,8 @@ def test_kinds_of_embeddings(kind):
     rows = uniform(4, 3, seed=2, top=0.9).requires_grad_()
     ours, theirs = (torch.autograd.grad(net(rows).sum(), rows)[0] for net in (twin, layer))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    for copied in (copy.deepcopy(twin), pickle.loads(pickle.dumps(twin))):
+        assert torch.equal(copied(rows), twin(rows))
 
 
 def test_noise_changes_the_map_not_the_features():

@@ -77,7 +77,7 @@ def tangent_kernel(model: nn.Module, inputs: Tensor) -> Tensor:
     Reference:
         Jacot et al. 2018 (arXiv:1806.07572); Liu et al. 2022 (arXiv:2111.04225) for circuits.
     """
-    jacobian = _jacobian(model, inputs)
+    jacobian = _jacobian(model, inputs)[1]
     return torch.einsum("nop,mop->nm", jacobian, jacobian)
 
 
@@ -116,7 +116,7 @@ def effective_dimension(
     Args:
         model: Returns logits of shape (n, n_classes). Its weights stay as they are.
         inputs: Of shape (n, ...).
-        n_data: Size of the training set for which the dimension is meant.
+        n_data: Size of the training set for which the dimension is meant, 50 or more.
         n_weights: Number of random sets of weights.
         scale: Range of the weights; 2 pi for angles.
         seed: Fixes the weights that are drawn.
@@ -124,40 +124,46 @@ def effective_dimension(
     Returns:
         In 0 to about 1; near 1 if every weight matters.
 
+    Raises:
+        ValueError: `n_data` is below 50.
+
     Reference:
         Abbas et al. 2021 (arXiv:2011.00027), equations 2 and 3 with gamma = 1.
     """
+    if n_data < 50:
+        step = "The dimension is defined for many samples."
+        raise ValueError(checks.message("n_data", "be 50 or more", n_data, step))
+    kappa = n_data / (2 * math.pi * math.log(n_data))
     generator = torch.Generator().manual_seed(seed)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     fishers = []
     for _ in range(n_weights):
         drawn = {n: scale * torch.rand(w.shape, generator=generator).to(w) for n, w in trained.items()}
-        with torch.no_grad():
-            log_probs = torch.func.functional_call(model, drawn, (inputs,)).double().log_softmax(-1)
-        jacobian = _jacobian(model, inputs, drawn).double()  # of logits, (n, n_classes, n_weights)
-        probs = log_probs.exp()
+        logits, jacobian = (each.double() for each in _jacobian(model, inputs, drawn))
+        probs = logits.softmax(-1)
         scores = jacobian - torch.einsum("nc,ncp->np", probs, jacobian).unsqueeze(1)
         fishers.append(torch.einsum("nc,ncp,ncq->pq", probs, scores, scores) / len(inputs))
     fisher = torch.stack(fishers)
     size = fisher.shape[-1]
     fisher = fisher * size / fisher.diagonal(dim1=1, dim2=2).sum(-1).mean()
-    kappa = n_data / (2 * math.pi * math.log(n_data))
-    halves = torch.linalg.slogdet(torch.eye(size) + kappa * fisher).logabsdet / 2
+    halves = torch.linalg.slogdet(torch.eye(size).to(fisher) + kappa * fisher).logabsdet / 2
     return float(2 * (halves.logsumexp(0) - math.log(n_weights)) / math.log(kappa) / size)
 
 
-def _jacobian(model: nn.Module, inputs: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
-    """Of shape (n, n_outputs, n_weights), by the trained weights in evaluation mode."""
+def _jacobian(
+    model: nn.Module, inputs: Tensor, weights: dict[str, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Outputs, of shape (n, n_outputs), and their derivatives by the trained weights, in evaluation mode."""
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     values = {name: weight.detach() for name, weight in trained.items()} | (weights or {})
 
-    def outputs(values: dict[str, Tensor]) -> Tensor:
-        found = torch.func.functional_call(model, values, (inputs,))
-        return found.reshape(len(inputs), -1)
+    def outputs(values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        found = torch.func.functional_call(model, values, (inputs,)).reshape(len(inputs), -1)
+        return found, found
 
     with layers.evaluating(model):
-        found = torch.func.jacrev(outputs)(values)
-    return torch.cat([each.flatten(2) for each in found.values()], -1).detach()
+        found, there = torch.func.jacrev(outputs, has_aux=True)(values)
+    return there.detach(), torch.cat([each.flatten(2) for each in found.values()], -1).detach()
 
 
 def _halves(layer: layers.QuantumLayer, inputs: Tensor) -> tuple[Any, list[Any], Tensor, Tensor]:

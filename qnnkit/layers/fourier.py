@@ -157,7 +157,7 @@ class _Encoding:
         if layer.n_features is None or layer.n_outputs is None:
             rule, step = "have run once and return a list", "Call the layer on one batch, then ask again."
             raise NotImplementedError(checks.message("layer", rule, "a layer that does not", step))
-        self.n_features, self.qnode, self.input_arg = layer.n_features, layer.qnode, layer.input_arg
+        self.n_features, self.layer = layer.n_features, layer  # which is copied and pickled as layers are
         self.shapes = {name: tuple(weight.shape) for name, weight in layer._weights().items()}
         generator = torch.Generator().manual_seed(0)
 
@@ -200,7 +200,8 @@ class _Encoding:
     def _gates(self, rows: Tensor, weights: dict[str, Tensor]) -> list[tuple[str, Tensor, Any]]:
         """Name, numbers of shape (batch or 1, ...) and differences of each parameter of each gate."""
         try:
-            tape = qp.workflow.construct_tape(self.qnode, level="user")(**{self.input_arg: rows, **weights})
+            queue = qp.workflow.construct_tape(self.layer.qnode, level="user")
+            tape = queue(**{self.layer.input_arg: rows, **weights})
             gates = list(_parameters(tape.operations))
         except NotImplementedError:
             raise
