@@ -165,15 +165,19 @@ def test_files_of_every_depth_and_name_are_read(cache):
         assert notes == []
 
 
-def test_links_are_followed_but_not_in_circles(cache):
-    folder = pages(cache / "books", "one/a.txt")
-    pages(cache / "elsewhere", "b.txt")
-    (folder / "two").symlink_to(cache / "elsewhere")
+def test_links_are_followed_but_not_in_circles_nor_out_of_the_folder(cache):
+    folder = pages(cache / "books", "one/a.txt", "three/b.txt")
+    pages(cache / "elsewhere", "c.txt")
+    (folder / "two").symlink_to(folder / "three")
     (folder / "one" / "back").symlink_to(folder)
-    (cache / "elsewhere" / "on").symlink_to(folder / "one")
+    (folder / "other").symlink_to(cache / "elsewhere")
+    (folder / "c.txt").symlink_to(cache / "elsewhere" / "c.txt")
     found, notes = documents(folder)
-    assert sorted(each.name for each in found if each) == ["one/a.txt", "two/b.txt", "two/on/a.txt"]
-    assert notes == ["Left out 2 links or devices: one/back, two/on/back."]
+    assert sorted(each.name for each in found if each) == ["one/a.txt", "three/b.txt", "two/b.txt"]
+    out = "(leads out of the folder)"
+    assert notes == [f"Left out 3 links or devices: c.txt {out}, one/back, other {out}."]
+    (cache / "linked").symlink_to(folder)
+    assert len(documents(cache / "linked")[0]) == 3, "the folder itself may be a link"
 
 
 def test_what_is_left_out_is_told_by_number_and_reason(cache):

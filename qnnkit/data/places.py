@@ -91,6 +91,7 @@ class Place:
                 self.folders.add(plain(name))
             else:
                 files[name] = Member(plain(name), status.st_size, status.st_mtime_ns)
+        self.left_out.sort()
         self.members = sorted(files.values(), key=lambda each: natural(each.name))
         self._written = {member.name: name for name, member in files.items()}
         if twice := sorted(set(files) - set(self._written.values())):
@@ -108,9 +109,12 @@ class Place:
                 with contextlib.suppress(OSError):  # a link to nowhere, or to itself
                     status = entry.stat()
                 is_folder = status is not None and stat.S_ISDIR(status.st_mode)
-                if status is not None and stat.S_ISREG(status.st_mode):
+                leads = os.path.realpath(entry.path) if status is not None and entry.is_symlink() else ""
+                if leads and not Path(leads).is_relative_to(trail[0]):
+                    self.left_out.append(f"{name} (leads out of the folder)")
+                elif status is not None and stat.S_ISREG(status.st_mode):
                     yield name, status
-                elif is_folder and not (entry.is_symlink() and os.path.realpath(entry.path) in trail):
+                elif is_folder and leads not in trail:
                     yield name, None
                     yield from self._walked(entry.path, f"{name}/", trail)
                 else:
