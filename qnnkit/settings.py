@@ -114,12 +114,8 @@ class Settings(Base):
     """Precision of the classical layers; circuits always compute in float32."""
     gradient_checkpointing: bool = False
     """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
-    on_oom: Literal["stop", "shrink"] = "stop"
-    """Where memory runs out: stop, or shrink: halve micro_batch and resume by itself. May differ later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
-    validate_every_steps: int | None = Field(default=None, ge=1)
-    """Updates between validations inside an epoch, for the curves of long ones. May differ later."""
     save_every_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
     save_every_minutes: float | None = Field(default=5.0, gt=0)
@@ -342,11 +338,13 @@ CRITERIA = (*BOUNDS, "min_difference")
 """How a result is judged: they may be given to a finished run, whose report is then written again."""
 PLACEMENT = (
     *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
-    *("micro_batch", "gradient_checkpointing", "on_oom", "validate_every_steps", "gradient_samples"),
+    *("micro_batch", "gradient_checkpointing", "gradient_samples"),
     *("save_every_steps", "save_every_minutes", "keep_checkpoints"),
     *CRITERIA,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
+GONE = ("on_oom", "validate_every_steps")
+"""Settings of earlier versions, all of them placement, that config.json may still have."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 """Settings that say which sample is whose."""
 OF_A_NET = (

@@ -22,7 +22,7 @@ OTHERS = {
     "trainable": False, "hidden": 8, "epochs": 2, "batch_size": 7, "learning_rate": 0.5,
     "quantum_learning_rate": 0.25, "optimizer": "sgd", "weight_decay": 0.125, "schedule": "linear",
     "warmup_epochs": 1.5, "clip_norm": 2.0, "quantum_clip_norm": 3.0,
-    "micro_batch": 5, "validate_every_steps": 13,
+    "micro_batch": 5,
     "precision": "bfloat16", "patience": 6, "label_smoothing": 0.0625, "threads": 2,
     "save_every_steps": 9, "save_every_minutes": 0.75, "keep_checkpoints": 11,
     "gradient_samples": 5, "trackers": ["mlflow"],
@@ -36,7 +36,6 @@ OTHERS = {
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True,
     "net_settings": ["hybrid.learning_rate=0.5"],
     "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
-    "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
     "min_recall": 0.85, "max_loss": 2.5, "min_difference": 0.02,
 }  # fmt: skip

@@ -80,7 +80,7 @@ def moment(updates, steps=10, epochs=4, loss=None):
     epoch, step = divmod(updates - 1, steps)
     return Moment(
         epoch=epoch + 1, epochs=epochs, step=step + 1, steps=steps, updates=updates, samples=32,
-        loss=1 / updates if loss is None else loss, learning_rate=0.1, seconds=0.5, micro_batch=None,
+        loss=1 / updates if loss is None else loss, learning_rate=0.1,
     )  # fmt: skip
 
 

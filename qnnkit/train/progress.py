@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,10 +52,6 @@ class Progress:
     """Duration of each epoch's training, without validation and writing."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """What was logged of each epoch."""
-    micro_batch: int | None = None
-    """Samples that were computed at once last; None are all."""
-    asked: int | None = None
-    """What the configuration said of that."""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -72,9 +70,17 @@ class Part:
     """Group -> sum and number of its finite gradient norms; a step that a scaler skips has none."""
     seconds: float = 0.0
     random: dict[str, Any] | None = None
-    """State of the generators where a resumed epoch goes on; None at its beginning."""
+    """State of the generators where a resumed epoch continues; None at its beginning."""
     watched: dict[str, Any] | None = None
-    """What the observer had kept where a resumed epoch goes on; None at its beginning."""
+    """What the observer had kept where a resumed epoch continues; None at its beginning."""
+
+    def add(self, step: Step, own: bool, norms: Mapping[str, float]) -> None:
+        """Adds an update: what its batch gave, whether it counts here, and the norms of its gradient."""
+        self.batch += 1
+        self.totals.add(step, own)
+        for name, norm in norms.items():
+            total, count = self.norms.get(name, [0.0, 0])
+            self.norms[name] = [total + norm, count + 1] if math.isfinite(norm) else [total, count]
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,6 @@ class Moment:
     """Mean over these."""
     learning_rate: float
     """Of the first group of weights."""
-    seconds: float
-    """What it took, loading included; validation and checkpoints are not."""
-    micro_batch: int | None
-    """Samples that were computed at once; None are all."""
 
 
 class Observer(Protocol):
@@ -120,7 +122,7 @@ class Observer(Protocol):
         """Called at the end of every epoch, counted from 1, where this process writes."""
 
     def state(self) -> dict[str, Any] | None:
-        """What is to be kept of an unfinished epoch."""
+        """What a checkpoint inside an epoch keeps."""
         ...
 
     def load(self, state: dict[str, Any] | None) -> None:
