@@ -150,7 +150,6 @@ def test_a_disk_that_fails_stops_nothing(tmp_path):
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
     told.update(moment(1))
-    told.machine("Steps take long.")
     assert (tmp_path / "metrics.jsonl").is_dir()
     (tmp_path / "metrics.jsonl").rmdir()
     reported(tmp_path).update(moment(1, loss=float("nan")))

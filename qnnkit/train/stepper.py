@@ -69,7 +69,7 @@ def passes(task: Task, model: nn.Module, batch: Any, micro_batch: int | None) ->
     A task with `whole`, whose loss looks at the batch as a whole, is called once with `micro_batch=`.
     """
     if getattr(task, "whole", False):
-        return [partial(task, model, batch, micro_batch=micro_batch)]
+        return [partial(task, model, batch, micro_batch=micro_batch)]  # type: ignore[call-arg]
     norms = (each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm))
     fewest = 2 if any(norm.training for norm in norms) else 1  # batch normalisation refuses a single sample
     return [partial(task, model, piece) for piece in pieces(batch, micro_batch, fewest)]
