@@ -4,7 +4,7 @@ from qnnkit.train.evaluation import evaluate
 from qnnkit.train.loop import fit
 from qnnkit.train.optimizer import Group, optimizer_of, trainable
 from qnnkit.train.out_of_memory import OutOfMemory
-from qnnkit.train.progress import Moment, Observer, Progress
+from qnnkit.train.progress import Moment, Progress
 from qnnkit.train.recompute import recomputing
 from qnnkit.train.stepper import PRECISIONS, Stepper
 
@@ -12,7 +12,6 @@ __all__ = [
     "PRECISIONS",
     "Group",
     "Moment",
-    "Observer",
     "OutOfMemory",
     "Progress",
     "Stepper",

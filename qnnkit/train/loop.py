@@ -15,16 +15,16 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from qnnkit import checks, words
-from qnnkit.checkpoint import own_generators, random_state, seed_all, set_random_state
+from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task, complete
 from qnnkit.train.evaluation import totals_of
 from qnnkit.train.finite import not_finite
 from qnnkit.train.optimizer import Group, clip, step_size
 from qnnkit.train.out_of_memory import out_of_memory, ran_out, release
-from qnnkit.train.processes import Processes, Share
-from qnnkit.train.progress import Moment, Observer, Part, Progress
-from qnnkit.train.resume import Checkpoints
+from qnnkit.train.processes import Processes, Share, wait_for_all
+from qnnkit.train.progress import Moment, Part, Progress
+from qnnkit.train.resume import Checkpoints, InMemory
 from qnnkit.train.stepper import Stepper, joined, samples
 from qnnkit.train.stop import Stop, deferred
 
@@ -41,7 +41,7 @@ def fit(
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
-    watch: Observer | None = None,
+    watch: Any = None,
     on_update: Callable[[Moment], None] | None = None,
     base: int | None = None,
 ) -> Progress:
@@ -73,7 +73,7 @@ def fit(
         folder: Where checkpoints go.
         identity: Plain values that tell this training from others; a checkpoint of another is not taken.
         log: Called after every epoch with one row of plain numbers.
-        watch: Looks at gradients and updates.
+        watch: A `gradients.Watch`, which looks at gradients and updates.
         on_update: Called after every update, with what it was.
         base: `checkpoint.weights.digest` of the model as built: its frozen weights that have a name are then
             left out of checkpoints.
@@ -99,7 +99,8 @@ def fit(
                 step = "Make a part of it trainable."
                 raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
             train, validation = (Share(loaders[name], processes) for name in ("train", "validation"))
-            checkpoints = Checkpoints(folder, identity, base, stepper, train, processes)
+            store = Store(folder, identity, config.keep_checkpoints) if folder else InMemory()
+            checkpoints = Checkpoints(store, stepper, train, processes, base)
             loop = _Loop(stepper, processes, checkpoints, train, validation, stop, seed, watch, on_update)
             return loop.run(log or (lambda row: None))
         except (RuntimeError, MemoryError) as error:
@@ -124,7 +125,7 @@ class _Loop:
     validation: Share
     stop: Stop
     seed: int
-    watch: Observer | None
+    watch: Any
     on_update: Callable[[Moment], None] | None
     where: str = "the beginning"
     batch: Any = None
@@ -142,12 +143,12 @@ class _Loop:
                     log(row)
                     if self.watch:
                         self.watch.end(row["epoch"], self.steps)
-                self.checkpoints.save(self.progress, best=row["best"])
+                self.checkpoints.save(self.progress)
                 if any(self.processes.sums(bool(self.stop))):
                     self.stop.now()
         finally:
             self.checkpoints.store.wait()
-        self.processes.wait()
+        wait_for_all()
         self.checkpoints.load_best()
         return self.progress
 
@@ -210,7 +211,7 @@ class _Loop:
         self.batch = None  # smaller pieces would not help with what follows
         scaler.unscale_(optimizer)
         wanted = self.watch and self.watch.wants(progress.epoch, index, self.steps)
-        if self.watch and wanted:
+        if wanted:
             self.watch.before()
         # By place, not by updates: a fork with other batches, or more processes, has another number of those.
         place = progress.epoch + index / self.steps
@@ -227,7 +228,7 @@ class _Loop:
         optimizer.zero_grad()
         progress.updates += 1
         self.part.add(step, own, norms)
-        if self.watch and wanted and not broken:
+        if wanted and not broken:
             self.watch.after(progress.updates)
         return step
 

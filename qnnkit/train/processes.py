@@ -93,10 +93,6 @@ class Processes:
 
         return gather_object([value])
 
-    def wait(self) -> None:
-        if self._accelerator:
-            self._accelerator.wait_for_everyone()
-
 
 class Share:
     """A loader's batches as one of the processes sees them; an epoch can begin at any of them.

@@ -1,4 +1,4 @@
-"""How far a training has come, what it has added up, and who looks on."""
+"""How far a training has come, and what it has added up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -72,7 +72,7 @@ class Part:
     random: dict[str, Any] | None = None
     """State of the generators where a resumed epoch continues; None at its beginning."""
     watched: dict[str, Any] | None = None
-    """What the observer had kept where a resumed epoch continues; None at its beginning."""
+    """What `watch` had kept where a resumed epoch continues; None at its beginning."""
 
     def add(self, step: Step, own: bool, norms: Mapping[str, float]) -> None:
         """Adds an update: what its batch gave, whether it counts here, and the norms of its gradient."""
@@ -103,27 +103,3 @@ class Moment:
     """Mean over these."""
     learning_rate: float
     """Of the first group of weights."""
-
-
-class Observer(Protocol):
-    """Looks on while a net trains, at some of its updates; see `gradients.Watch`."""
-
-    def wants(self, epoch: int, update: int, updates: int) -> bool:
-        """Whether to look at an update of an epoch, counted from 0, of `updates`."""
-        ...
-
-    def before(self) -> None:
-        """Called before such an update: gradients are unscaled and not yet clipped."""
-
-    def after(self, step: int) -> None:
-        """Called after it, unless a gradient scaler has skipped it; steps are counted from 1."""
-
-    def end(self, epoch: int, updates: int) -> Any:
-        """Called at the end of every epoch, counted from 1, where this process writes."""
-
-    def state(self) -> dict[str, Any] | None:
-        """What a checkpoint inside an epoch keeps."""
-        ...
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """Begins an epoch: from what was kept of it, or from nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,24 +24,17 @@ class Checkpoints:
     """The checkpoints of a training: one at the end of each epoch, others inside as the settings ask.
 
     Args:
-        folder: Where they go; None keeps the weights of the best epoch alone, in memory.
-        identity: Plain values that tell this training from others.
-        base: As of `checkpoint.weights.saved_state`.
+        store: Where they go.
         stepper: Model, optimizer, scaler and settings.
         share: The training batches of this process.
         processes: All that train together: the first writes.
+        base: As of `checkpoint.weights.saved_state`.
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        identity: dict[str, Any] | None,
-        base: int | None,
-        stepper: Stepper,
-        share: Share,
-        processes: Processes,
+        self, store: Store | InMemory, stepper: Stepper, share: Share, processes: Processes, base: int | None
     ):
-        self.store: Any = Store(folder, identity, stepper.config.keep_checkpoints) if folder else InMemory()
+        self.store: Any = store
         self.base, self.stepper, self.share, self.processes = base, stepper, share, processes
         self.saved_at, self.owed = time.monotonic(), False
 
@@ -54,20 +46,14 @@ class Checkpoints:
         return self.owed and not self.store.busy  # a slow disk gets its checkpoint a few steps later
 
     def save(
-        self,
-        progress: Progress,
-        part: Part | None = None,
-        random: dict[str, Any] | None = None,
-        *,
-        best: bool = False,
+        self, progress: Progress, part: Part | None = None, random: dict[str, Any] | None = None
     ) -> None:
         """Writes one in the background; every process takes part.
 
         Args:
             progress: The epochs that are done.
-            part: The epoch that is not.
+            part: The epoch that is not; None at the end of one.
             random: State of the generators to resume from; None takes that of now.
-            best: Whether the epoch that has just ended is the best so far.
 
         Raises:
             OSError: The one before could not be written.
@@ -82,6 +68,7 @@ class Checkpoints:
             "random": self.processes.gathered(random or random_state()),
         }
         if self.processes.main or isinstance(self.store, InMemory):
+            best = part is None and progress.best_epoch == progress.epoch
             self.store.save(state, best=best)
         self.saved_at, self.owed = time.monotonic(), False
 
