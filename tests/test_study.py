@@ -156,8 +156,9 @@ def wine(tmp_path_factory):
     recipe.write_text(WINE)
     run = runs.open_run(place / "runs" / "wine", recipe, n_seeds=2, controls=controls)
     list(runs.train_all(run))
-    given = {"run_dir": str(run.folder), "recipe": str(recipe), "hardware_images": 2}
-    runs.launch(runs.find_notebook("04_analyze"), run.notebook("04_analyze"), given)
+    given = {"run_dir": str(run.folder), "recipe": str(recipe)}
+    for name, more in ((runs.ANALYZE, {}), (runs.INSIDE, {"hardware_images": 2})):
+        runs.launch(runs.find_notebook(name), run.notebook(name), given | more)
     return run
 
 
@@ -515,12 +516,15 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
 
 def test_the_page_of_a_recipe_of_arrays_speaks_of_what_it_has(wine):
     """No images, no quanvolution, and so few updates that noise is not measured."""
-    page, copy = Page(wine.report.read_text()), nbformat.read(wine.notebook("04_analyze"), as_version=4)
-    sections = re.findall("^## (.*)", "\n".join(cell.source for cell in copy.cells), re.MULTILINE)
+    page = Page(wine.report.read_text())
+    copies = [nbformat.read(wine.notebook(name), as_version=4) for name in (runs.ANALYZE, runs.INSIDE)]
+    cells = [cell for copy in copies for cell in copy.cells]
+    sections = re.findall("^## (.*)", "\n".join(cell.source for cell in cells), re.MULTILINE)
     without = {"Find qnnkit", "Parameters", "Groups of the test split", "What the circuit sees"}
-    without |= {"Look inside", "Write the report", "What is found for a caption", "Hybrid against controls"}
+    without |= {"The inspector", "Write the report", "What is found for a caption", "Hybrid against controls"}
+    without |= {"Add to the report"}
     shown = [name for name in sections if name not in without]
-    assert len(shown) == 9 and all(page.text.count(name) > 1 for name in shown)
+    assert len(shown) == 12 and all(page.text.count(name) > 1 for name in shown)
     assert not [name for name in without if name in page.text]
     told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
     assert not [word for word in ("image", "caption", "chord", "nan") if word in told.lower()]
