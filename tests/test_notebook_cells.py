@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import nbformat
+import pandas
 import pytest
 import torch
 from matplotlib import pyplot
@@ -82,7 +83,13 @@ def test_the_gradient_check_of_every_kind_of_circuit(place, name):
 @pytest.mark.parametrize("name", ["quanv", "frozen filters", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_training_and_the_analysis_of_a_trained_net(place, name):
     run = begun(place / name, **NETS[name], epochs=1)
-    cells("03_train", run)
+    tried = cells("03_train", run)["losses"]
+    assert 0 < len(tried) <= 50 and tried[-1] < tried[0], "a batch that is not learnt"
+    again = begun(place / f"{name}, again", **NETS[name], epochs=1)
+    alike = ["net", "seed", "test_loss"]
+    pandas.testing.assert_frame_equal(
+        run.finals()[alike], pandas.DataFrame(runs.train_all(again))[alike], check_exact=True
+    )
     shares = cells("04_analyze", run)["shares"]
     assert len(shares) == 3 and shares["as trained"] == pytest.approx(100 * run.finals()["test_accuracy"][0])
     found = cells("04b_inside", run, hardware_images=0)

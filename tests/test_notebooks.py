@@ -208,6 +208,17 @@ def test_own_images_are_trained_on_and_what_is_broken_is_named(finished: runs.Ru
     assert "broken.png" in run.report.read_text(), "the report must name the file that could not be read"
 
 
+def test_the_circuit_in_a_cell_is_trained_with_its_controls(tmp_path: Path) -> None:
+    """In a folder of its own, as a recipe whose source is kept; the recipe's run is left alone."""
+    given = {"run_dir": str(tmp_path / "run"), "epochs": 1, "n_seeds": 1, "own_circuit": True}
+    runs.launch(ROOT / "notebooks/03_train.ipynb", tmp_path / "out.ipynb", given)
+    assert not (tmp_path / "run").exists()
+    finals = runs.frame(tmp_path / "run-own")
+    assert finals["net"].tolist()[0] == "hybrid" and len(finals) == 5
+    assert finals["quantum"].tolist()[0] == 24
+    assert "def circuit(inputs, weights):" in (tmp_path / "run-own" / "recipe.py").read_text()
+
+
 @pytest.mark.slow
 def test_training_alone_through_papermill(tmp_path: Path) -> None:
     """The command of the README, by itself, in a folder that holds nothing yet."""
