@@ -21,13 +21,7 @@ def draw(study: Study, means: pd.DataFrame) -> Iterator[Any]:
         study: Of finished runs, one at least.
         means: Of its frame, as `report.means` gives them.
     """
-    score, name = study.score, study.score.name
-    rows = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
-    rows[[name, f"{name}_mean", f"{name}_low", f"{name}_high"]] *= score.factor
-    rows["data"] = [f"{100 * share:g} %" for share in rows["train_fraction"]]
-    validation = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
-    top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS]
-    rows, curves = rows[rows["model"].isin(top)], study.curves[study.curves["model"].isin(top)]
+    score, (rows, curves) = study.score, best(study, means)
     n_shares = rows["data"].nunique()
     size = (3.2 * n_shares + 1.5, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
     yield study.save(
@@ -43,6 +37,17 @@ def draw(study: Study, means: pd.DataFrame) -> Iterator[Any]:
         yield study.save(plot, "fractions", f"Test {score.word} against training data", size)
     size = (9, 1 + 2 * rows["model"].nunique())
     yield study.save(_costs(rows, study), "costs", f"Test {score.word} against cost", size)
+
+
+def best(study: Study, means: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Scores with their means, as people read them, and curves, of the models that a figure has room for."""
+    score, name = study.score, study.score.name
+    rows = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
+    rows[[name, f"{name}_mean", f"{name}_low", f"{name}_high"]] *= score.factor
+    rows["data"] = [f"{100 * share:g} %" for share in rows["train_fraction"]]
+    validation = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
+    top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS]
+    return rows[rows["model"].isin(top)], study.curves[study.curves["model"].isin(top)]
 
 
 def _scores(rows: pd.DataFrame, study: Study) -> Any:
