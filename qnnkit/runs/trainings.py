@@ -163,8 +163,8 @@ def training(
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, train.OutOfMemory) or not ran_out(error) or not begun:
                 raise
-            where = f"net {begun[0].net}, seed {begun[0].seed}, before or after its epochs"
-            raise out_of_memory(where, words.first_line(error), config) from None
+            place = f"net {begun[0].net}, seed {begun[0].seed}, before or after its epochs"
+            raise out_of_memory(place, words.first_line(error), config) from None
 
 
 def train_all(
