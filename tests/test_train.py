@@ -538,7 +538,7 @@ def test_where_none_fits_nothing_is_begun_anew(tmp_path):
 class Teacher(nn.Module):
     """A frozen backbone with statistics that move, and a count of its passes beside its tensors.
 
-    `moves` its weights too: all, as a mean of others does, one of them, or all from the third epoch on.
+    `moves` its weights too: all, as a mean of others does, or one of them.
     """
 
     def __init__(self, moves, seed=0):
@@ -563,8 +563,6 @@ class Teacher(nn.Module):
                 moved += 0.01 * by
             elif self.moves == "one":
                 moved[1, 1] += by
-            elif self.moves == "late" and self.passes > 2 * len(loaders()["train"]):
-                moved += 100
         return self.head(self.backbone(points))
 
 
