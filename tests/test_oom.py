@@ -12,16 +12,15 @@ from torch import nn
 from qnnkit import runs, train
 from qnnkit.data.batches import Batches
 from qnnkit.recipes import Recipe
-from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.train import out_of_memory, stepper
 from qnnkit.train.out_of_memory import OutOfMemory
 from tests import forked
 from tests.same import At, from_seed, raises, weights
+from tests.test_train import TASK, close, clouds, fit, loaders
 from tests.toys import typing
 
 SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates
-TASK = Classification()
 
 
 class Narrow(nn.Module):
@@ -46,28 +45,10 @@ class Narrow(nn.Module):
         raise RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB).")
 
 
-def clouds(n, seed):
-    generator = torch.Generator().manual_seed(seed)
-    points = torch.rand(n, 2, generator=generator)
-    return points, (points.sum(1) > 1).long()
-
-
-def loaders(n=45, batch_size=8):
-    return {
-        name: Batches(*clouds(n, seed), batch_size, shuffle=name == "train")
-        for seed, name in enumerate(("train", "validation"))
-    }
-
-
-def fitted(model, *, task=TASK, folder=None, loaded=None, **settings):
-    given = {"epochs": 3, "learning_rate": 0.05} | settings
-    return train.fit(model, task, loaded or loaders(), Settings(**given), folder=folder)
-
-
-def close(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=SAME)
+def fitted(model, **given):
+    """Six batches an epoch, of which the last has five samples."""
+    usual = {"epochs": 3, "learning_rate": 0.05, "data": loaders(45, 8, shuffle=True)}
+    return fit(model, **usual | given)
 
 
 # --- the sentence ------------------------------------------------------------------------------------------
@@ -95,7 +76,7 @@ def test_it_says_where_and_what_next_and_the_same_call_resumes(tmp_path, where, 
     )
     assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
     fitted(again, folder=tmp_path, micro_batch=4)
-    close(weights(straight), weights(again))
+    close(weights(straight), weights(again), SAME)
 
 
 class Named(Classification):
@@ -119,7 +100,7 @@ NAMED = {name: WithNames(*clouds(32, 0), 8, shuffle=False) for name in ("train",
         (0, {"micro_batch": 1}, r"run it with --set gradient_checkpointing=true\."),
         (0, {"micro_batch": 2, "gradient_checkpointing": True}, r"run it with --set micro_batch=1\."),
         (0, {"micro_batch": 1, "gradient_checkpointing": True}, "run it where more memory is free"),
-        (4, {"task": Named(), "loaded": NAMED}, r"run it with --set gradient_checkpointing=true\."),
+        (4, {"task": Named(), "data": NAMED}, r"run it with --set gradient_checkpointing=true\."),
     ],
 )
 def test_what_is_done_or_would_not_help_is_not_proposed(most, given, told):
@@ -212,16 +193,16 @@ def test_another_micro_batch_continues_the_same_training(tmp_path):
         fitted(Narrow(99), task=At(14, raises()), folder=tmp_path, save_every_steps=1, micro_batch=4)
     fitted(fresh, folder=tmp_path, micro_batch=1)
     assert set(fresh.sizes) == {1}
-    close(weights(straight), weights(fresh))
+    close(weights(straight), weights(fresh), SAME)
 
 
 def test_validation_and_evaluation_are_computed_in_pieces_too():
-    loaded = loaders() | {"validation": Batches(*clouds(45, 1), 24, shuffle=False)}
+    data = loaders(45, 8) | {"validation": Batches(*clouds(45, 1), 24, shuffle=False)}
     wide, narrow = Narrow(99), Narrow(6)
-    best = fitted(wide, loaded=loaded).best_score
-    assert fitted(narrow, loaded=loaded, micro_batch=6).best_score == pytest.approx(best, abs=1e-5)
-    whole = train.evaluate(wide, TASK, loaded["validation"])
-    assert train.evaluate(narrow, TASK, loaded["validation"], micro_batch=5) == pytest.approx(whole, abs=1e-5)
+    best = fitted(wide, data=data).best_score
+    assert fitted(narrow, data=data, micro_batch=6).best_score == pytest.approx(best, abs=1e-5)
+    whole = train.evaluate(wide, TASK, data["validation"])
+    assert train.evaluate(narrow, TASK, data["validation"], micro_batch=5) == pytest.approx(whole, abs=1e-5)
 
 
 def test_batch_normalisation_never_meets_a_single_sample():
