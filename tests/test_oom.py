@@ -208,7 +208,7 @@ def test_validation_and_evaluation_are_computed_in_pieces_too():
 def test_batch_normalisation_never_meets_a_single_sample():
     model, trained = Narrow(99, normalised=True), []
     model.register_forward_hook(lambda net, _, logits: trained.extend([len(logits)] * net.training))
-    fitted(model, micro_batch=2)  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
+    fitted(model, micro_batch=2, epochs=1)  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
     assert set(trained) == {2, 3} and model.inner[1].num_batches_tracked == len(trained)
 
 
