@@ -79,15 +79,20 @@ class Checkpoints:
 
     def restore(self) -> tuple[Progress, Part]:
         """Loads the newest that fits into model, optimizer and scaler; where the training then is."""
-        self.progress, self.part = Progress(), Part()
+        progress, part = Progress(), Part()
+
+        def load(state: dict[str, Any]) -> None:
+            nonlocal progress, part
+            progress, part = self._loaded(state)
+
         if self.processes.main and isinstance(self.store, Store):
             workspace.clear_drafts(self.store.folder)
-        self.store.restore(self._load)
-        if self.store.best_lost and self.progress.rows:  # the weights of the newest count as the best
-            last, monitor = self.progress.rows[-1], self.stepper.task.monitor
-            self.progress.best_score = [last[f"validation_{monitor}"], -last["validation_loss"]]
-            self.progress.best_epoch = last["epoch"]
-        return self.progress, self.part
+        self.store.restore(load)
+        if self.store.best_lost and progress.rows:  # the weights of the newest count as the best
+            last, monitor = progress.rows[-1], self.stepper.task.monitor
+            progress.best_score = [last[f"validation_{monitor}"], -last["validation_loss"]]
+            progress.best_epoch = last["epoch"]
+        return progress, part
 
     def load_best(self) -> None:
         """Puts the weights of the best epoch into the model."""
@@ -95,7 +100,7 @@ class Checkpoints:
             self.store.best = None  # the first process wrote; its files say which one it is
         self.store.load_best(self.stepper.model)
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _loaded(self, state: dict[str, Any]) -> tuple[Progress, Part]:
         """Loads a checkpoint's state; raises one of `checkpoint.store.MISFIT` where it does not fit."""
         weights.load(self.stepper.model, state["model"])
         if state["optimizer_name"] == self.stepper.config.optimizer:
@@ -105,25 +110,23 @@ class Checkpoints:
         for random in state["random"]:  # raises where one cannot be set; the epoch sets its own
             set_random_state(random)
         kept = {name: value for name, value in state["progress"].items() if name not in GONE}
-        self.progress, self.part = Progress(**kept), Part()
-        part, processes = state["part"], self.processes
+        progress, part, processes = Progress(**kept), state["part"], self.processes
         if part is None or part["loader"] != self.share.signature():  # its position means other samples
-            return
+            return progress, Part()
         random = state["random"][processes.rank] if len(state["random"]) == processes.world else None
         totals = Totals({name: torch.zeros(()) for name in part["sums"]})
         if processes.main:
             sums = {name: value.to(processes.device) for name, value in part["sums"].items()}
             totals = Totals(sums, part["count"])
-        self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])
+        return progress, Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])
 
 
 def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
     """Its moments and learning rates; the other settings are the configuration's."""
-    groups = optimizer.state_dict()["param_groups"]
-    for group, saved in zip(groups, state["param_groups"], strict=True):
-        if len(group["params"]) != len(saved["params"]):
-            raise ValueError("its optimizer has other groups")
-        group["lr"] = saved["lr"]
+    groups = [
+        own | {name: saved[name] for name in ("lr", "params")}
+        for own, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
+    ]
     optimizer.load_state_dict({**state, "param_groups": groups})
     for parameter, moments in optimizer.state.items():  # torch does not check shapes
         for moment in moments.values():
