@@ -242,8 +242,8 @@ SCRIPT = """
         }
         config = Settings(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
 
-        def lift(moment):  # reading the best checkpoint may need more than training did
-            if moment.epoch == moment.epochs and moment.step == moment.steps:
+        def lift(row):  # reading the best checkpoint may need more than training did
+            if row["epoch"] == row["epochs"] and row["step"] == row["steps"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
         try:

@@ -13,7 +13,6 @@ import torch
 from qnnkit import measure
 from qnnkit.runs.folder import Run
 from qnnkit.runs.rows import number
-from qnnkit.train import Moment
 from qnnkit.train.processes import is_main, n_processes
 
 EVERY = 5.0
@@ -55,28 +54,19 @@ class Journal:
         counted = getattr(run.task, "counted", "samples")
         self._feel("begin", counted=counted)  # at once: the first update may be a minute away
 
-    def update(self, moment: Moment) -> None:
+    def update(self, row: dict[str, Any]) -> None:
         """Called after every update; most calls write nothing."""
         if not self.main:
             return
-        self.samples += moment.samples
+        row = dict(row)
+        self.samples += row.pop("samples")
         now = time.monotonic()
         if now - self.since < EVERY:
             return
+        row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
         per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
-        row = self._feel(
-            "step",
-            epoch=moment.epoch,
-            epochs=moment.epochs,
-            step=moment.step,
-            steps=moment.steps,
-            updates=moment.updates,
-            loss=moment.loss if math.isfinite(moment.loss) else None,
-            learning_rate=moment.learning_rate,
-            per_second=per_second or None,
-        )
         self.samples, self.since = 0, now
-        self.on_row(row)
+        self.on_row(self._feel("step", **row, per_second=per_second or None))
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Adds what an epoch came to."""

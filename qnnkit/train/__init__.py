@@ -4,14 +4,13 @@ from qnnkit.train.evaluation import evaluate
 from qnnkit.train.loop import fit
 from qnnkit.train.optimizer import Group, optimizer_of, trainable
 from qnnkit.train.out_of_memory import OutOfMemory
-from qnnkit.train.progress import Moment, Progress
+from qnnkit.train.progress import Progress
 from qnnkit.train.recompute import recomputing
 from qnnkit.train.stepper import PRECISIONS, Stepper
 
 __all__ = [
     "PRECISIONS",
     "Group",
-    "Moment",
     "OutOfMemory",
     "Progress",
     "Stepper",

@@ -23,7 +23,7 @@ from qnnkit.train.finite import not_finite
 from qnnkit.train.optimizer import Group, clip, step_size
 from qnnkit.train.out_of_memory import out_of_memory, ran_out, release
 from qnnkit.train.processes import Processes, Share, wait_for_all
-from qnnkit.train.progress import Moment, Part, Progress
+from qnnkit.train.progress import Part, Progress
 from qnnkit.train.resume import Checkpoints, InMemory
 from qnnkit.train.stepper import Stepper, joined, samples
 from qnnkit.train.stop import Stop, deferred
@@ -42,7 +42,7 @@ def fit(
     identity: dict[str, Any] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     watch: Any = None,
-    on_update: Callable[[Moment], None] | None = None,
+    on_update: Callable[[dict[str, Any]], None] | None = None,
     base: int | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
@@ -74,7 +74,9 @@ def fit(
         identity: Plain values that tell this training from others; a checkpoint of another is not taken.
         log: Called after every epoch with one row of plain numbers.
         watch: A `gradients.Watch`, which looks at gradients and updates.
-        on_update: Called after every update, with what it was.
+        on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
+            `steps` in it, `updates` in all, `samples` (or tokens, on this process) with their mean `loss`,
+            and the `learning_rate` of the first group.
         base: `checkpoint.weights.digest` of the model as built: its frozen weights that have a name are then
             left out of checkpoints.
 
@@ -126,7 +128,7 @@ class _Loop:
     stop: Stop
     seed: int
     watch: Any
-    on_update: Callable[[Moment], None] | None
+    on_update: Callable[[dict[str, Any]], None] | None
     where: str = "the beginning"
     batch: Any = None
     """What is being computed, for the message where memory runs out."""
@@ -159,7 +161,9 @@ class _Loop:
             self.watch.load(part.watched)
         self.started = time.perf_counter()
         for batch, own in self._batches():
-            self._tell_update(self._update(batch, own))
+            step = self._update(batch, own)
+            if self.on_update:
+                self.on_update(self._row(step))
             due = self.processes.main and self.checkpoints.due(progress.updates)  # clocks differ: one decides
             due, stop = self.processes.sums(due, bool(self.stop))
             if due or stop:
@@ -236,13 +240,13 @@ class _Loop:
         """What a batch gives without gradients."""
         return joined([compute() for compute in self.stepper.passes(batch)])
 
-    def _tell_update(self, step: Step) -> None:
-        if self.on_update:
-            progress, place = self.progress, (self.part.batch, self.steps)
-            epoch = progress.epoch + 1, self.config.epochs
-            self.on_update(
-                Moment(*epoch, *place, progress.updates, step.count, float(step.loss), self._learning_rate)
-            )
+    def _row(self, step: Step) -> dict[str, Any]:
+        """The update that has just been made; epochs and steps are counted from 1."""
+        return {
+            "epoch": self.progress.epoch + 1, "epochs": self.config.epochs,
+            "step": self.part.batch, "steps": self.steps, "updates": self.progress.updates,
+            "samples": step.count, "loss": float(step.loss), "learning_rate": self._learning_rate,
+        }  # fmt: skip
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:

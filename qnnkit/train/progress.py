@@ -81,25 +81,3 @@ class Part:
         for name, norm in norms.items():
             total, count = self.norms.get(name, [0.0, 0])
             self.norms[name] = [total + norm, count + 1] if math.isfinite(norm) else [total, count]
-
-
-@dataclass(frozen=True)
-class Moment:
-    """An update that has just been made."""
-
-    epoch: int
-    """Which epoch it belongs to, counted from 1."""
-    epochs: int
-    """How many there will be, at most."""
-    step: int
-    """Updates of this epoch so far."""
-    steps: int
-    """Updates of an epoch."""
-    updates: int
-    """Updates in all."""
-    samples: int
-    """Samples, or tokens, that it was made from, on this process (`Step.count`)."""
-    loss: float
-    """Mean over these."""
-    learning_rate: float
-    """Of the first group of weights."""
