@@ -34,7 +34,7 @@ OTHERS = {
     "transpose": 2, "overlap": 8, "tokens": "midi_v2",
     "size": "small", "patch_size": 2, "head": "linear", "adapter": "loha",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True,
-    "net_settings": ["hybrid.learning_rate=0.5"],
+    "net_settings": ["hybrid.learning_rate=0.5"], "shots": 100, "noise": ["readout=0.01"],
     "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
     "min_recall": 0.85, "max_loss": 2.5, "min_difference": 0.02,
@@ -127,6 +127,8 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("learning_rate", -1.0, "`learning_rate` must be greater than 0, but is -1.0"),
         ("learning_rate", "fast", "`learning_rate` must be a valid number"),
         ("schedule", "cosin", "`schedule` must be 'constant', 'cosine' or 'linear', but is 'cosin'"),
+        ("noise", ["depolarising=0.1"], "`noise` must be depolarizing=P and readout=P, each once, with"),
+        ("noise", ["readout=0.1", "readout=0.2"], "`noise` must be depolarizing=P and readout=P, each once"),
         ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
         ("seed", 2**31, "`seed` must be less than 2147483648"),
         (
