@@ -128,8 +128,7 @@ class Programs:
         if not program.methods.hold():
             self._pure.pop(self._form(rows), None)
             return None
-        each = [*weights.values()]
-        vector = each[0] if len(each) == 1 else _piled(each, ())
+        vector = _piled([*weights.values()], ())
         if not program.keeps_digits(rows, vector):
             return None
         self.last = program
@@ -281,9 +280,9 @@ def arguments(program: Fused, made: queueing.Structure, rows: Tensor) -> tuple[T
 
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
-    """Arrays of shape (*shape, ...) as one, (*shape, n); None for none."""
-    if not arrays:
-        return None
+    """Arrays of shape (*shape, ...) as one, (*shape, n), or as it is if all share it; None for none."""
+    if len(arrays) == 1 and not shape or not arrays:
+        return arrays[0] if arrays else None
     if all(each.shape == shape for each in arrays):
         return torch.stack(arrays, -1)
     arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]

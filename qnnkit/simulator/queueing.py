@@ -36,7 +36,7 @@ CONTROLLED = {
 }  # fmt: skip
 """Controlled gates that are known by their classes alone."""
 NESTED = qp.ops.CompositeOp | qp.ops.SymbolicOp
-BY_ITSELF = (int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType)
+BY_ITSELF = {int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType}
 """Types of values that are their own key; a float is not, since nan differs from itself."""
 PLAIN_OBSERVABLES = (qp.X, qp.Y, qp.Z, qp.Identity)
 METHODS = (
