@@ -420,31 +420,6 @@ def test_other_numbers(backend, dtype):
         same([outputs.float().detach()], [theirs(rows.float()).detach()])
 
 
-def on_forty_wires() -> list:
-    for wire in range(40):
-        qp.Hadamard(wire)
-    return two_expvals()
-
-
-@pytest.mark.parametrize("device", ["default.qubit", "lightning.qubit"])
-def test_too_many_wires(device, monkeypatch):
-    """2**40 amplitudes: the bytes are told, and never asked for."""
-    tried = []
-    layer = make(QuantumLayer, qnode_of(on_forty_wires, device=device, wires=40))
-
-    def execute(*args, **kwargs):
-        tried.append(args)
-        raise MemoryError("this machine was asked")
-
-    for name in ("execute", "execute_and_compute_derivatives", "execute_and_compute_vjp"):
-        monkeypatch.setattr(type(layer.qnode.device), name, execute)
-    with pytest.raises(ValueError) as caught:
-        layer(INPUTS)
-    size = r"\b(8192|8,192|16384|16,384)(\.0)? GiB\b|\b(8|16)(\.0)? TiB\b"
-    assert not tried and re.search(size, layer.explain())
-    assert re.search(size, str(caught.value)) and str(caught.value).endswith(".")
-
-
 def test_a_few_of_many_wires():
     """default.qubit's states have the wires that are used."""
     ours, theirs = (make(kind, qnode_of(wires=40)) for kind in (QuantumLayer, TorchLayer))
@@ -452,9 +427,8 @@ def test_a_few_of_many_wires():
 
 
 def test_weights_of_another_shape():
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="weights.*shape"):
         QuantumLayer(qnode_of(), {"weights": (3, 2, 3)}, {"weights": torch.zeros(2, 2, 3)})
-    assert all(words in str(caught.value) for words in ("weights", "(3, 2, 3)", "(2, 2, 3)")), caught.value
     layer = make(QuantumLayer, qnode_of())
     with pytest.raises(RuntimeError, match=r"weights.*\[2, 2, 3\].*\[3, 2, 3\]"):
         layer.load_state_dict({"weights": torch.zeros(2, 2, 3)})

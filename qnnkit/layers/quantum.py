@@ -14,10 +14,8 @@ from typing import Any
 import pennylane as qp
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks, circuits, words
-from qnnkit.device import machine
 from qnnkit.simulator import EXACT_DEVICES, Call, Fused, Programs, Sampled, autocasts, autograd_must, rounds
 
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
@@ -57,7 +55,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     """Draws the shots of a QNode with a finite number of them. Without one, shots are drawn here only where
     PennyLane has no gradient (batches of inputs that require one), from torch's own generator."""
     gradient_checkpointing = False
-    """Whether states are computed again on the way back, not kept; the name that transformers gives it."""
+    """Whether the program computes states again on the way back; the name that transformers gives it."""
     n_features: int | None = None
     """Length of the inputs' last axis, as last seen by `forward`."""
     n_outputs: int | None = None
@@ -86,16 +84,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
         self._programs: Programs | None = None
         self._own_weights = dict(self.qnode_weights)
 
-    def _init_weights(self, weight_shapes: dict[str, tuple[int, ...]], init_method: Any) -> None:
-        for name, start in init_method.items() if isinstance(init_method, dict) else ():
-            shape = weight_shapes.get(name)
-            if isinstance(start, Tensor) and shape is not None and tuple(start.shape) != shape:
-                rule = f"give {name} its shape in weight_shapes, {shape}"
-                raise ValueError(
-                    checks.message("init_method", rule, tuple(start.shape), "Change one of the two.")
-                )
-        super()._init_weights(weight_shapes, init_method)
-
     # --- where it runs ----------------------------------------------------------------------------
 
     @property
@@ -107,19 +95,17 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
         obstacle = self._obstacle()
         if obstacle is None:
-            last = None if self._programs is None else self._programs.last
+            last = self._programs and self._programs.last
             if isinstance(last, Sampled):
                 return (
                     f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
                     "differentiated by the parameter-shift rule, each shifted circuit with shots of its own."
                 )
             size = f" of {len(last.plan.blocks)} matrix products" if isinstance(last, Fused) else ""
-            how = f"; {self._programs.how}" if self._programs is not None and last is not None else ""
+            how = f"; {self._programs.how}" if self._programs and last else ""
             return (
                 f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots{how}."
             )
-        if too_large := self._too_large():
-            return f"Cannot run here, because {too_large}."
         how = "all samples at once" if self.backend == "default.qubit" else "one sample after the other"
         return (
             f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
@@ -132,19 +118,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
             return "that device was asked for"
         if self.qnode.device.name not in EXACT_DEVICES:
             return "only that device knows what it computes"
-        last = None if self._programs is None else self._programs.last
+        last = self._programs and self._programs.last
         return last if isinstance(last, str) else None
-
-    def _too_large(self) -> str | None:
-        """Why its device cannot hold the circuit's state in this machine's memory; None if it can."""
-        tape = self._programs and self._programs.tape  # default.qubit holds the wires that are used
-        wires = {"default.qubit": tape and tape.wires, "lightning.qubit": self.qnode.device.wires}
-        n_wires = len(wires.get(self.qnode.device.name) or ())
-        size = 2**n_wires * torch.complex128.itemsize
-        if size <= 2**30 or size <= (memory := machine.memory()[0]):
-            return None
-        gib = f"{size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB"
-        return f"a state of {n_wires} wires takes {gib}"
 
     def _call(self, rows: Tensor, weights: dict[str, Tensor]) -> Call | qp.QNode:
         """The programs for this call, or the QNode to call in their place."""
@@ -174,7 +149,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
         Raises:
             TypeError: `inputs` is no tensor.
-            ValueError: `inputs` has no features, or the circuit's state exceeds the memory.
+            ValueError: `inputs` has no features.
             Exception: Whatever the QNode raises; if an earlier call had another number of features, a note
                 says so.
         """
@@ -247,20 +222,11 @@ class QuantumLayer(qp.qnn.TorchLayer):
         device = self.qnode.device
         # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
         fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
-        # PennyLane keeps states for its way back; shots would fall otherwise there.
-        again = self.gradient_checkpointing and device.name not in EXACT_DEVICES[1:] and not self.qnode.shots
-        if too_large := self._too_large():
-            step = f"Use fewer wires: {too_large}."
-            raise ValueError(checks.message("qnode", "fit into memory", self.qnode.func.__name__, step))
-
-        def run(rows: Tensor) -> Tensor:
-            found = qnode(**self._arguments(rows))
-            if not self.qnode.shots.has_partitioned_shots:
-                return _columns(found, rows)
-            parts = [_columns([part] if isinstance(part, Tensor) else part, rows) for part in found]
-            return torch.stack(parts)
-
-        return checkpoint(run, fed, use_reentrant=False) if again else run(fed)
+        found = qnode(**self._arguments(fed))
+        if not self.qnode.shots.has_partitioned_shots:
+            return _columns(found, fed)
+        parts = [_columns([part] if isinstance(part, Tensor) else part, fed) for part in found]
+        return torch.stack(parts)
 
     # --- its weights ------------------------------------------------------------------------------
 

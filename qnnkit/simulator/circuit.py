@@ -244,7 +244,7 @@ def assembled(
     wires = _wires(device_wires, operations, measurements)
     if len(wires) > MOST_WIRES:
         gib = 2 ** (len(wires) + 3) / 2**30
-        raise NotFusable(f"a state of {len(wires)} wires takes {gib:.3g} GiB for every sample")
+        raise NotFusable(f"a state of {len(wires)} wires takes {gib:.4g} GiB for every sample")
     prepared = None
     if operations and isinstance(operations[0], qp.StatePrep):
         prepared, gates = _prepared(operations[0], wires), gates[1:]

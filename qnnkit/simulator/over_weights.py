@@ -60,7 +60,8 @@ class OverWeights(Fused):
 
         def numbers(row: Tensor) -> list[Any]:
             found, turned = moving(row)
-            return [angles([turned[i] for i in others])[0], *(each.data[0] for each in found[: self.is_given])]
+            computed = angles([turned[i] for i in others])[0]
+            return [computed, *(each.data[0] for each in found[: self.is_given])]
 
         n = sum(map(math.prod, shapes))
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1

@@ -281,7 +281,7 @@ def arguments(program: Fused, made: queueing.Structure, rows: Tensor) -> tuple[T
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
     """Arrays of shape (*shape, ...) as one, (*shape, n), or as it is if all share it; None for none."""
-    if len(arrays) == 1 and not shape or not arrays:
+    if not arrays or (len(arrays) == 1 and not shape):
         return arrays[0] if arrays else None
     if all(each.shape == shape for each in arrays):
         return torch.stack(arrays, -1)
