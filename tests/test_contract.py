@@ -294,6 +294,13 @@ qp.ctrl(qp.AngleEmbedding, 2)(x[..., :2], range(2)), qp.pow(qp.RX(w[0], 0), 3))
 chosen_by_a_wire: x; w; expvals(qp.Select([qp.RX(w[0], 1), qp.RY(w[1], 2)], control=[0]))
 phase_estimation: x; w; expvals(qp.QuantumPhaseEstimation(qp.RZ(w[0], 0), estimation_wires=[1, 2]))
 gates_in_a_loop: x; w; expvals(qp.for_loop(0, 3, 1)(lambda i: last(qp.RY(w[i], i), None))())
+weights_of_another_shape(before=lambda call, layer: layer.qnode_weights.update( \
+weights=nn.Parameter(torch.ones(3 + call).double()))): x
+transform_appended(transform=lambda q: state.update(q=q) or q): x | state["q"].compile_pipeline.append( \
+qp.transform(lambda tape: ([tape.copy(operations=[*tape.operations, qp.RX(0.4, 0)])], lambda rs: rs[0])))
+wires_of_values(rows=SAMPLE): x; w; expvals(qp.RX(w[0], int(3 * x[0]) % 3))
+values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals(*map(qp.RX, x.T, range(3)))
+phases_of_features: x; w; expvals(qp.PauliRot(x[..., 0], "XYZ", range(3)), qp.IsingXY(w[0], [0, 1]))
 conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))
 == device
 complex_angle(rows=SIZES): x; w; expvals(qp.RX(torch.complex(x[..., 0], 0 * x[..., 1]), 0))
@@ -305,6 +312,11 @@ setattr(device, "_rng", np.random.default_rng(call))): x
 matrix_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(np.diag([1.0, scale]), 0)) | scale = 0.5
 matrix_of_inputs_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(1.1 * qp.RX.compute_matrix(x[..., 0]), 0))
 operators_that_are_no_gates(options=ADJOINT): x; w; expvals(qp.sum(qp.X(0), qp.Z(1)), qp.s_prod(0.5, qp.X(1)))
+constant_gate_exchanged: x | put(qp.CNOT, "compute_matrix", staticmethod(lambda: np.eye(4)))
+observable_exchanged: x | put(qp.Z, "compute_eigvals", staticmethod(lambda: np.array([2.0, -1.0])))
+measurement_exchanged: x | put(qp.measurements.ExpectationMP, "process_state", \
+halved(qp.measurements.ExpectationMP.process_state))
+results_in_another_order: x; w; expvals()[::-1]
 device_of_ones_own: x | put(device, "preprocess_transforms", circuits.drop_entanglement( \
 on(3)).preprocess_transforms) | put(device, "execute", halved(device.execute))
 device_with_a_transform(device=circuits.drop_entanglement(on(3))): x

@@ -125,7 +125,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """The programs for this call, or the QNode to call in their place."""
         if self.wanted_backend not in ("auto", "batched"):
             return self.qnode
-        if self._programs is None or self._programs.qnode is not self.qnode:
+        made_for = self._programs and (self._programs.qnode, self._programs.input_name)
+        if self._programs is None or made_for != (self.qnode, self.input_arg):
             self._programs = Programs(self.qnode, self.input_arg)
         self._programs.generator = self.generator
         call = self._programs.program_for(rows, weights)

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qnnkit.simulator.gates import EXACT, Gate, NotFusable, TakeApart, constant, is_unitary, is_wrapped, turn
-from qnnkit.simulator.queueing import is_pennylanes, within
+from qnnkit.simulator.queueing import is_changed, is_pennylanes, within
 from qnnkit.simulator.readout import Readout, readout
 
 ONE_AT_A_TIME = threading.RLock()
@@ -268,7 +268,11 @@ def assembled(
             made.append(Gate(on, form.start))
         made.append(Gate(on, form, n))
         n += 1
-    kinds = {*kinds, *map(type, measurements), *(type(m.obs) for m in measurements if m.obs is not None)}
+    observables = [each for m in measurements if m.obs is not None for each in within(m.obs)]
+    measuring = {*map(type, measurements)}
+    if not all(map(is_pennylanes, measuring)) or any(is_changed(type(each)) for each in observables):
+        raise NotFusable("a measurement is not as PennyLane made it")
+    kinds = {*kinds, *measuring, *map(type, observables)}
     measured = readout(tuple(measurements), wires)
     return Circuit(prepared, tuple(made), np.eye(n), np.zeros(n), measured, wires, frozenset(kinds))
 
