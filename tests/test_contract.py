@@ -316,7 +316,6 @@ constant_gate_exchanged: x | put(qp.CNOT, "compute_matrix", staticmethod(lambda:
 observable_exchanged: x | put(qp.Z, "compute_eigvals", staticmethod(lambda: np.array([2.0, -1.0])))
 measurement_exchanged: x | put(qp.measurements.ExpectationMP, "process_state", \
 halved(qp.measurements.ExpectationMP.process_state))
-results_in_another_order: x; w; expvals()[::-1]
 device_of_ones_own: x | put(device, "preprocess_transforms", circuits.drop_entanglement( \
 on(3)).preprocess_transforms) | put(device, "execute", halved(device.execute))
 device_with_a_transform(device=circuits.drop_entanglement(on(3))): x
@@ -324,6 +323,7 @@ qnode_of_ones_own(kind=type("Own", (qp.QNode,), {"__call__": halved(qp.QNode.__c
 == error
 python_that_raises: (1 / scale) * x | scale = 0 | scale = 2.0
 wires_that_the_device_lacks: x; w; expvals(qp.X(state["n"])) | state["n"] = 7 | state["n"] = 2
+results_in_another_order: x; w; expvals()[::-1]
 error_of_ones_own: {}["no such table"]
 sample_without_shots: x; w; qp.sample(qp.Z(0))
 dictionary_of_results: x; w; {"a": qp.expval(qp.Z(0))}
