@@ -312,10 +312,6 @@ setattr(device, "_rng", np.random.default_rng(call))): x
 matrix_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(np.diag([1.0, scale]), 0)) | scale = 0.5
 matrix_of_inputs_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(1.1 * qp.RX.compute_matrix(x[..., 0]), 0))
 operators_that_are_no_gates(options=ADJOINT): x; w; expvals(qp.sum(qp.X(0), qp.Z(1)), qp.s_prod(0.5, qp.X(1)))
-constant_gate_exchanged: x | put(qp.CNOT, "compute_matrix", staticmethod(lambda: np.eye(4)))
-observable_exchanged: x | put(qp.Z, "compute_eigvals", staticmethod(lambda: np.array([2.0, -1.0])))
-measurement_exchanged: x | put(qp.measurements.ExpectationMP, "process_state", \
-halved(qp.measurements.ExpectationMP.process_state))
 device_of_ones_own: x | put(device, "preprocess_transforms", circuits.drop_entanglement( \
 on(3)).preprocess_transforms) | put(device, "execute", halved(device.execute))
 device_with_a_transform(device=circuits.drop_entanglement(on(3))): x
@@ -397,6 +393,25 @@ def test_weights_that_are_put_elsewhere(name, kind, monkeypatch):
         for each in (layer, copy.deepcopy(layer)):
             found += [each(INPUTS), *mixed_gradients(each(INPUTS), [each.qnode_weights["weights"]])]
     same(found[4:], found[:4])
+
+
+EXCHANGED = {
+    "constant gate": (qp.CNOT, "compute_matrix", staticmethod(lambda: np.eye(4))),
+    "observable": (qp.Z, "compute_eigvals", staticmethod(lambda: np.array([2.0, -1.0]))),
+    "measurement": (
+        qp.measurements.ExpectationMP, "process_state", halved(qp.measurements.ExpectationMP.process_state)
+    ),
+}  # fmt: skip
+
+
+@PURE_AND_NOT
+@pytest.mark.parametrize("what", EXCHANGED)
+def test_methods_of_pennylanes_that_were_exchanged(what, name, monkeypatch):
+    theirs, layer = both(of(name, monkeypatch))
+    layer(INPUTS)
+    monkeypatch.setattr(*EXCHANGED[what])
+    same(layer(INPUTS), theirs(INPUTS))
+    assert "as PennyLane made it" in layer.explain()
 
 
 def replica(layer: Any) -> Any:
