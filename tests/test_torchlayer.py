@@ -427,7 +427,7 @@ def test_a_few_of_many_wires():
 
 
 def test_weights_of_another_shape():
-    with pytest.raises(ValueError, match="weights.*shape"):
+    with pytest.raises(ValueError, match=r"weights.*shape"):
         QuantumLayer(qnode_of(), {"weights": (3, 2, 3)}, {"weights": torch.zeros(2, 2, 3)})
     layer = make(QuantumLayer, qnode_of())
     with pytest.raises(RuntimeError, match=r"weights.*\[2, 2, 3\].*\[3, 2, 3\]"):
