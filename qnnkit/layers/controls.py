@@ -65,9 +65,6 @@ class ClassicalLayer(nn.Module):
         matrix = matrix.index_put((self.slots,), self.weights).reshape(-1, self.n_outputs)
         return torch.tanh(terms.to(matrix.dtype) @ matrix)
 
-    def extra_repr(self) -> str:
-        return f"{self.n_features}, {self.n_outputs}, n_weights={self.weights.numel()}"
-
 
 class Bypass(nn.Module):
     """The features of a circuit in place of its values, divided by pi; without weights.
@@ -85,9 +82,6 @@ class Bypass(nn.Module):
         rows = inputs.reshape(-1, 1, self.n_features) / math.pi
         values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
         return values.reshape(*inputs.shape[:-1], self.n_outputs)
-
-    def extra_repr(self) -> str:
-        return f"{self.n_features}, {self.n_outputs}"
 
 
 class MatchedLayer(nn.Sequential):

@@ -76,10 +76,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             rule, step = "have interface='torch' or 'auto'", "Write qp.QNode(..., interface='torch')."
             reason = f"Invalid interface '{qnode.interface}' for TorchLayer. "
             raise ValueError(reason + checks.message("qnode", rule, f"interface='{qnode.interface}'", step))
-        if backend not in ("auto", "batched", qnode.device.name):
-            method = "backprop" if backend == "default.qubit" else "adjoint"
-            qnode = qnode.update(device=_device(backend, qnode.device.wires), diff_method=method)
-        super().__init__(qnode, dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
+        super().__init__(_moved(qnode, backend), dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
         self.wanted_backend = backend
         self._programs: Programs | None = None
         self._own_weights = dict(self.qnode_weights)
@@ -309,14 +306,17 @@ def _columns(values: Any, x: Tensor) -> Tensor:
     return values.to(x.dtype.to_complex() if values.is_complex() else x.dtype)
 
 
-def _device(name: str, wires: Any) -> qp.devices.Device:
-    """A PennyLane device, or one sentence on why it cannot be had."""
+def _moved(qnode: qp.QNode, backend: str) -> qp.QNode:
+    """The QNode on another device, if `backend` names one; or one sentence on why it cannot be had."""
+    if backend in ("auto", "batched", qnode.device.name):
+        return qnode
     try:
-        return circuits.make_device(name, wires)
+        device = circuits.make_device(backend, qnode.device.wires)
     except Exception as error:
         reason = words.first_line(error)
         step = f"PennyLane says: {reason}. `qnnkit doctor` tells what to install."
-        raise ValueError(checks.message("backend", "be a device that works here", name, step)) from None
+        raise ValueError(checks.message("backend", "be a device that works here", backend, step)) from None
+    return qnode.update(device=device, diff_method="backprop" if backend == "default.qubit" else "adjoint")
 
 
 def _no_features(inputs: Any) -> Exception:
