@@ -171,13 +171,6 @@ def test_bell_and_ghz(n_qubits, sign):
     np.testing.assert_allclose(circuit(), expected, atol=EXACT)
 
 
-def test_the_ring_of_cnots_runs_upwards():
-    # RY(t) on wire 0 and the ring: cos(t/2)|000> + sin(t/2)|011>.
-    qnode, _ = circuits.build("data_reuploading", n_qubits=3, n_layers=1)
-    expected = [1, np.cos(0.7), np.cos(0.7)]
-    np.testing.assert_allclose(qnode([0.7, 0, 0], np.zeros((1, 3, 3))), expected, atol=EXACT)
-
-
 # --- gates, written by hand -------------------------------------------------------------------------
 
 
@@ -396,11 +389,6 @@ def test_circuits_take_any_wires(ansatz):
 )
 def test_the_fewest_wires_for_so_many_features(name, n_features, n_qubits):
     assert CIRCUITS[name].n_qubits(n_features) == n_qubits
-
-
-def test_an_ansatz_takes_no_features():
-    with pytest.raises(TypeError, match="ask its embedding"):
-        CIRCUITS["random"].n_qubits(4)
 
 
 @pytest.mark.parametrize(
