@@ -343,34 +343,11 @@ def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np
     Raises:
         TakeApart: It computes something else than sums, products and quotients.
     """
-    random, values, at_random = _probed(function, torch.eye(n + 1, dtype=torch.float64)[:, 1:])
-    offset, matrix = values[0], (values[1:] - values[0]).T
-    is_affine = torch.isclose(random @ matrix.T + offset, at_random, SAME, SAME).all(0)
-    return matrix.numpy(), offset.numpy(), is_affine.numpy()
-
-
-def picks(function: Callable[[Tensor], Tensor], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Which results of a function of n numbers are slope * numbers[index] + offset: all four, (n_results,).
-
-    Args:
-        function: As for `affine`, which takes n points more.
-        n: Length of the vector.
-
-    Raises:
-        TakeApart: As `affine`.
-    """
-    ramp = torch.arange(n + 1, dtype=torch.float64)[1:]
-    random, values, at_random = _probed(function, torch.stack([0 * ramp, torch.ones(n).double(), ramp]))
-    offset, slope = values[0], values[1] - values[0]
-    index = ((values[2] - offset) / slope).nan_to_num(1).clamp(1, n).round().long() - 1
-    is_pick = torch.isclose(slope * random[:, index] + offset, at_random, SAME, SAME).all(0)
-    return is_pick, index, slope, offset
-
-
-def _probed(function: Callable[[Tensor], Tensor], points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Random points, (POINTS, n); the values at some points, and at those."""
     generator = torch.Generator().manual_seed(0)
-    random = 3 * torch.randn(POINTS, points.shape[1], generator=generator, dtype=torch.float64)
+    random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)
+    points = torch.cat([torch.eye(n + 1, dtype=torch.float64)[:, 1:], random])  # 0 comes first
     with _Rational():
-        values = torch.func.vmap(function)(torch.cat([points, random]))
-    return random, values[: len(points)], values[len(points) :]
+        values = torch.func.vmap(function)(points)
+    offset, matrix = values[0], (values[1 : n + 1] - values[0]).T
+    is_affine = torch.isclose(random @ matrix.T + offset, values[n + 1 :], SAME, SAME).all(0)
+    return matrix.numpy(), offset.numpy(), is_affine.numpy()

@@ -14,7 +14,7 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.circuit import angles, apart, assembled, cut, parts, picks, turns
+from qnnkit.simulator.circuit import affine, angles, apart, assembled, cut, parts, turns
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.queueing import queue, transformed
@@ -68,14 +68,14 @@ class OverWeights(Fused):
         with apart():
             own = assembled(gates(one), self.tape.measurements, qnode.device.wires, kinds)
         super().__init__(own, np.ones(len(own.offset)), torch.float64)
-        picked = torch.zeros(len(own.offset), dtype=torch.bool)
-        self._index, self._slope, self._offset = picked.long(), picked.double(), picked.double()
+        n_angles = len(own.offset)
+        matrix, offset, is_affine = np.zeros((n_angles, n)), np.zeros(n_angles), np.zeros(n_angles, bool)
         with contextlib.suppress(NotFusable), apart():
-            picked, self._index, slope, offset = picks(lambda row: angles(moving(row)[1])[0], n)
-            self._slope, self._offset = slope.where(picked, 0), offset.where(picked, 0)
-        self._others = (~picked).nonzero().flatten()
-        """Angles that are no multiple of one number: the Python gives them at every call."""
-        others, self._numbers_of = self._others.tolist(), torch.func.vmap(numbers)
+            matrix, offset, is_affine = affine(lambda row: angles(moving(row)[1])[0], n)
+        self._matrix = torch.from_numpy(np.where(is_affine[:, None], matrix, 0)).to_sparse()
+        self._offset, others = torch.from_numpy(offset), np.flatnonzero(~is_affine)
+        self._others, self._numbers_of = torch.from_numpy(others), torch.func.vmap(numbers)
+        """Angles that are no affine map of a row: the Python gives them at every call."""
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
@@ -87,7 +87,7 @@ class OverWeights(Fused):
         flat = [weights[name].flatten(1) for name in self.weight_shapes]
         n = len(flat[0]) if flat else len(inputs)
         rows = torch.cat([inputs.expand(n, -1), *flat], dim=1).to(self.device, self.dtype)
-        numbers, amplitudes = rows.index_select(1, self._index) * self._slope + self._offset, []
+        numbers, amplitudes = torch.sparse.mm(self._matrix, rows.T).T + self._offset, []
         if len(self._others) or self.is_given:
             others, *amplitudes = self._numbers_of(rows)
             numbers = numbers.index_copy(1, self._others, others)
