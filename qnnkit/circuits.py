@@ -216,7 +216,7 @@ def compose(
         seed: Fixes the structure of the `random` ansatz; unused by the others.
         mirrored: For `identity_block`. Layers come in pairs: the second of a pair has the gates of the
             first, inverse and in inverse order, with weights of its own. Where the ansatz embeds the data,
-            that is done once in a pair, and not undone: else a pair of equal weights would not depend on them.
+            that is done once in a pair and not undone: else a pair of equal weights would not depend on it.
     """
     checks.positive("n_qubits", n_qubits)
     checks.positive("n_layers", n_layers)
