@@ -63,7 +63,7 @@ def test_every_weight_turns_its_own_gate(ansatz):
         gradients.gates(named(ansatz, n_qubits=3))
     turned = [i for gate in gates for i in gate.weights]
     assert sorted(turned) == list(range(len(gradients.weight_names(layer))))
-    assert sum(gate.on_inputs for gate in gates) >= 3 and all(gate.reaches for gate in gates)
+    assert sum(bool(gate.features) for gate in gates) >= 3 and all(gate.reaches for gate in gates)
 
 
 def test_a_light_cone_by_hand():
@@ -206,7 +206,7 @@ def test_the_coloured_circuit_shows_every_gate(values):
 def test_gates_of_every_form_are_drawn():
     forms = [("Hadamard", (0,), 0), ("IsingXX", (0, 2), 0), ("CRX", (2, 0), 1), ("CZ", (0, 1), 1)]
     forms += [("CNOT", (2, 1), 1), ("Toffoli", (0, 1, 2), 2), ("MottonenStatePreparation", (), 0)]
-    gates = [gradients.Gate(*form, (i,), False, True) for i, form in enumerate(forms)]
+    gates = [gradients.Gate(*form, (i,), (), True) for i, form in enumerate(forms)]
     figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size")
     plots.outlines(figure, 1)
     assert [weights for weights, _ in figure.boxes] == [(0,), (1,), (1,), (2,), (5,), (6,)]

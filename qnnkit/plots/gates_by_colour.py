@@ -66,7 +66,7 @@ def coloured_circuit(
     paint = ScalarMappable(LogNorm(low, high), MAP)
     for gate, column in zip(gates, columns, strict=True):
         of_gate, top = values[list(gate.weights)], column // across * (n_wires + 1)
-        face: Any = DATA if gate.on_inputs else CONSTANT
+        face: Any = DATA if gate.features else CONSTANT
         if np.isfinite(of_gate).any():
             face = paint.to_rgba(np.nanmax(of_gate))
         is_dead = bool(gate.weights) and set(gate.weights) <= set(dead)
@@ -76,7 +76,7 @@ def coloured_circuit(
     if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
         figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
-    data = any(gate.on_inputs and not gate.weights for gate in gates)
+    data = any(gate.features and not gate.weights for gate in gates)
     handles = [Patch(facecolor=DATA, edgecolor="black", label="turned by the data")] * data
     handles += [Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn")] * bool(dead)
     if handles:
