@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
-from matplotlib.patches import FancyBboxPatch, Patch
+from matplotlib.patches import Patch
 
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
@@ -85,14 +86,10 @@ def coloured_circuit(
 
 
 def outlines(figure: Picture, weight: int) -> list[Patch]:
-    """Outlines, added to a coloured circuit, of the gates that one weight turns."""
-    found = []
-    for weights, box in figure.boxes:
-        if weight in weights:
-            place = (box.get_x(), box.get_y()), box.get_width(), box.get_height()
-            look: dict[str, Any] = {"fill": False, "edgecolor": COLOURS[3], "linewidth": 2.6, "zorder": 6}
-            found.append(FancyBboxPatch(*place, boxstyle=box.get_boxstyle(), **look))
-            box.axes.add_patch(found[-1])
+    """Outlines of the gates of a coloured circuit that one weight turns, to be drawn over it."""
+    found = [copy.copy(box) for weights, box in figure.boxes if weight in weights]
+    for box in found:
+        box.set(fill=False, edgecolor=COLOURS[3], linewidth=2.6, hatch=None)
     return found
 
 
