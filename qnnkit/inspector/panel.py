@@ -44,9 +44,7 @@ class Inspector:
     def __init__(self, run: Run, net: str | None = None, seed: int | None = None, layer: str | None = None):
         net, seed = net or run.nets[0], run.config.seed if seed is None else seed
         checks.choice("net", net, run.nets)
-        if seed not in run.seeds:
-            step = f"The run has {run.seeds.start} to {run.seeds.stop - 1}."
-            raise ValueError(checks.message("seed", "be one of the run's", seed, step))
+        checks.choice("seed", str(seed), [*map(str, run.seeds)])
         self.run, self.showing = run, False
         self.thread, self.loop = threading.get_ident(), None
         with contextlib.suppress(RuntimeError):  # a program without a loop
@@ -55,7 +53,7 @@ class Inspector:
         self._make(views)
         self._show(views, views.first)
         for each in self.inputs.values():
-            each.observe(lambda event: self._ask(), names="value")
+            each.observe(lambda event: self._follow(), names="value")
 
     def _make(self, views: Views) -> None:
         """The widgets; of layers, weights and epochs the options follow from what is chosen."""
@@ -116,14 +114,11 @@ class Inspector:
             "application/vnd.jupyter.widget-view+json": view,
         }
 
-    def _ask(self) -> None:
-        if self.loop is None or threading.get_ident() == self.thread:
-            self._follow()
-        else:
-            self.loop.call_soon_threadsafe(self._follow)
-
     def _follow(self) -> None:
         """Shows what the widgets are set to; another layer with its newest epoch and largest gradient."""
+        if self.loop and threading.get_ident() != self.thread:
+            self.loop.call_soon_threadsafe(self._follow)
+            return
         if self.showing:  # set by `_show`, not by a person
             return
         self.showing, views, old = True, self.views, self.choice
@@ -143,11 +138,11 @@ class Inspector:
 
     def _show(self, views: Views, choice: Choice, asked: Choice | None = None) -> None:
         """Draws a choice; widgets are left alone where they ask for it: a person may have moved on."""
-        pngs, moved = views.redraw(choice), views.moved(choice)
+        pngs, moved = views.redraw(choice)
         self.views, self.choice = views, choice  # all that may fail has gone well
-        for part, png in pngs.items():
-            self.pngs[part].layout.display = "none" if png is None else None
-            self.pngs[part].value = png or b""
+        for part, widget in self.pngs.items():
+            widget.layout.display = None if part in pngs else "none"
+            widget.value = pngs.get(part, b"")
         self.moving.layout.display = "none" if views.circuit is None else None
         for widget, options in (
             (self.layer, views.layers),

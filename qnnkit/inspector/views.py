@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from qnnkit import checks, gradients, layers, plots, runs
-from qnnkit.inspector.what_if import Moved, WhatIf
+from qnnkit.inspector.what_if import WhatIf
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,31 +112,34 @@ class Views:
         warned = [each for row in self.training.rows if row["epoch"] == epoch for each in row["warnings"]]
         return [*self.notes, *warned, *map(str, self.dead)]
 
-    def moved(self, choice: Choice) -> str:
-        """The chosen weight's gradient, and the loss with it as it is and moved; "" without a circuit."""
-        if not self.circuit:
-            return ""
-        mean = self.recorded(choice.epoch).iloc[:, choice.weight].mean()
-        known = f"mean gradient {mean:+.2g} per radian in this epoch. " if np.isfinite(mean) else ""
-        moves, there = self._move(choice.weight, choice.image), self._there(choice)
-        return (
-            f"{self.names[choice.weight]}: {known}Loss on {moves.n_images} validation images: "
-            f"{moves.before.loss:.4f}, and <b>{there.loss:.4f}</b> with the weight moved by "
-            f"{choice.shift:+.2f} rad."
-        )
-
-    def redraw(self, choice: Choice) -> dict[str, bytes | None]:
-        """A PNG of each part, from top to bottom; None for what the layer has not.
+    def redraw(self, choice: Choice) -> tuple[dict[str, bytes], str]:
+        """A PNG of each part that the layer has, and what becomes of the net with the weight moved.
 
         Raises:
             ValueError: What was recorded does not belong to the net.
         """
-        return {
-            "circuit": self._circuit(choice.epoch, choice.weight) if self.circuit else None,
-            "what_if": self._what_if(replace(choice, epoch=0)) if self.circuit else None,
-            "image": self._image(choice.image),
-            "gradients": None if self.rows.empty else self._gradients(choice.epoch),
-        }
+        parts, said = {"image": self._image(choice.image)}, ""
+        if not self.rows.empty:
+            parts["gradients"] = self._gradients(choice.epoch)
+        if self.circuit:
+            parts["circuit"] = self._outlined(choice.epoch, choice.weight)
+            moves, drawn = self._begun(choice.weight, choice.image)
+            there = moves.at(choice.shift)
+            parts["what_if"] = drawn.moved(choice.shift, there.values, there.loss)
+            mean = self.recorded(choice.epoch).iloc[:, choice.weight].mean()
+            known = f"mean gradient {mean:+.2g} per radian in this epoch. " if np.isfinite(mean) else ""
+            before, after = (
+                html.escape(
+                    f"{self.classes[each.class_probs.argmax()]} ({100 * each.class_probs.max():.0f} %)"
+                )
+                for each in (moves.before, there)
+            )
+            said = (
+                f"{html.escape(self.names[choice.weight])}: {known}Loss on {moves.n_images} validation "
+                f"images: {moves.before.loss:.4f}, and <b>{there.loss:.4f}</b> with the weight moved by "
+                f"{choice.shift:+.2f} rad. The net says of the image: {before}, and then {after}."
+            )
+        return parts, said
 
     @last
     def recorded(self, epoch: int) -> pd.DataFrame:
@@ -158,7 +162,7 @@ class Views:
         return plots.Redrawn(plots.coloured_circuit(self.gates, n_wires, sizes, label, dead=dead))
 
     @last
-    def _circuit(self, epoch: int, weight: int) -> bytes:
+    def _outlined(self, epoch: int, weight: int) -> bytes:
         """The same, with the gates that the chosen weight turns outlined."""
         drawn = self._coloured(epoch)
         return drawn.png(plots.outlines(drawn.figure, weight))
@@ -166,7 +170,7 @@ class Views:
     @last
     def _gradients(self, epoch: int) -> bytes:
         """Histogram, norm and signal to noise of the layer."""
-        steps, each = self.training.steps(epoch), self.recorded(epoch).to_numpy(float)
+        steps, each = self.training.steps(epoch) or [0], self.recorded(epoch).to_numpy(float)
         return plots.as_png(plots.layer_gradients(self.rows, (steps[0], steps[-1]), each, epoch))
 
     @last
@@ -181,28 +185,14 @@ class Views:
         return plots.ImageSeen(shapes)
 
     @last
-    def _move(self, weight: int, image: int) -> WhatIf:
+    def _begun(self, weight: int, image: int) -> tuple[WhatIf, plots.WhatIfFigure]:
+        """A weight, ready to be moved, and the figure of it as it is."""
         assert self.circuit is not None  # only of a circuit is a weight moved
-        return WhatIf(self.run, self.model, self.circuit, weight, self.images[image])
+        moves = WhatIf(self.run, self.model, self.circuit, weight, self.images[image])
+        title = f"Measured by circuit {moves.shown + 1} of the image's {moves.n_circuits}"
+        drawn = self._what_if_figure(len(moves.before.values), moves.n_images)
+        return moves, drawn.begin(title, moves.before.values, moves.curve)
 
     @last
-    def _there(self, choice: Choice) -> Moved:
-        return self._move(choice.weight, choice.image).at(choice.shift)
-
-    @last
-    def _what_if(self, choice: Choice) -> bytes:
-        """The chosen weight moved."""
-        return self._begun(choice.weight, choice.image).moved(choice.shift, self._there(choice))
-
-    @last
-    def _begun(self, weight: int, image: int) -> plots.WhatIfFigure:
-        """The weight as it is."""
-        moves = self._move(weight, image)
-        title = f"Measured by circuit {moves.shown + 1}\nof the image's {moves.n_circuits}"
-        names = self.classes[: len(moves.before.class_probs)]
-        drawn = self._what_if_figure(len(moves.before.values), names, moves.n_images)
-        return drawn.begin(title, moves.before, int(self.labels[image]), moves.curve)
-
-    @last
-    def _what_if_figure(self, *sizes: Any) -> plots.WhatIfFigure:
+    def _what_if_figure(self, *sizes: int) -> plots.WhatIfFigure:
         return plots.WhatIfFigure(*sizes)

@@ -60,8 +60,7 @@ def coloured_circuit(
     drawer.ax.set_subplotspec(figure.add_gridspec(1, 1)[0])  # so that constrained layout places it
     drawer.ax.set(xlim=(-1.4, across), ylim=(lines - 0.5, -0.5), aspect="equal")
     for line in places:
-        name = f"{'… ' * (line > n_wires)}{line % (n_wires + 1)}"
-        drawer.ax.text(-1.1, line, name, ha="right", va="center")
+        drawer.ax.text(-1.1, line, line % (n_wires + 1), ha="right", va="center")
     high = np.nanmax(values, initial=0) or 1.0
     low = min(np.nanmin(values, initial=high), high / 10)  # a decade at least: noise is no structure
     paint = ScalarMappable(LogNorm(low, high), MAP)
@@ -72,8 +71,7 @@ def coloured_circuit(
             face = paint.to_rgba(np.nanmax(of_gate))
         is_dead = bool(gate.weights) and set(gate.weights) <= set(dead)
         wires = [top + wire for wire in gate.wires or (0,)]
-        boxes = _draw(drawer, gate, column % across, wires, face, is_dead)
-        figure.boxes += [(gate.weights, box) for box in boxes]
+        _draw(drawer, gate, column % across, wires, face, is_dead)
     if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
         figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
@@ -87,7 +85,8 @@ def coloured_circuit(
 
 def outlines(figure: Picture, weight: int) -> list[Patch]:
     """Outlines of the gates of a coloured circuit that one weight turns, to be drawn over it."""
-    found = [copy.copy(box) for weights, box in figure.boxes if weight in weights]
+    boxes = figure.axes[0].patches
+    found = [copy.copy(box) for box in boxes if weight in (box.get_gid() or ())]
     for box in found:
         box.set(fill=False, edgecolor=COLOURS[3], linewidth=2.6, hatch=None)
     return found
@@ -105,16 +104,16 @@ def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
     return found
 
 
-def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> list[Any]:
-    """Draws a gate; gives its boxes, one for each wire that it turns."""
+def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> None:
+    """Draws a gate: a box for each wire that it turns, whose gid are its weights."""
     black = {"color": "black", "linewidth": 1.2}
     if gate.name == "CNOT":
         drawer.CNOT(column, wires, options=black)
-        return []
+        return
     if len(wires) > 1:
         drawer.ctrl(column, wires, options=black)
     if gate.name == "CZ":
-        return []
+        return
     name = gate.name.removeprefix("C" * gate.n_controls)
     name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
@@ -127,4 +126,4 @@ def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_d
     look |= {"zorder": 4, "hatch": "////" if is_dead else None}
     for wire in wires[gate.n_controls :]:
         drawer.box_gate(column, wire, name, look, font, autosize=len(name) > 3)
-    return drawer.ax.patches[-len(wires[gate.n_controls :]) :]
+        drawer.ax.patches[-1].set_gid(gate.weights)
