@@ -61,8 +61,8 @@ class Inspector:
 
         style: dict[str, Any] = {"description_width": "100px"}
         plain: dict[str, Any] = {"style": style, "layout": {"width": "300px"}}
-        wide: dict[str, Any] = {"style": style, "layout": {"width": "98%", "max_width": "640px"}}
-        wide["continuous_update"] = False
+        layout = {"width": "98%", "max_width": "640px"}
+        wide: dict[str, Any] = {"style": style, "layout": layout, "continuous_update": False}
         self.net = widgets.Dropdown(options=self.run.nets, description="Net", **plain)
         self.seed = widgets.Dropdown(options=list(self.run.seeds), description="Seed", **plain)
         self.layer = widgets.Dropdown(options=views.layers, description="Layer", **plain)

@@ -71,29 +71,27 @@ class Views:
             weights = "as it starts: it has no checkpoint yet (run 03_train, then this cell again)"
         self.notes = [f"Net {net}, seed {seed}, {weights}."]
         try:
-            history = gradients.read(run.folder)
-            self.training = history[net, seed]
-            if history.damaged:
-                self.notes.append(f"Damaged lines of gradients.jsonl that were skipped: {history.damaged}.")
+            self.training = gradients.read(run.folder)[net, seed]
         except (FileNotFoundError, ValueError):
             batch = sample, splits.train.labels[:ON_BATCH]
             self.training = gradients.on_batch(self.model, self.run.task, batch)
             self.notes.append(f"No gradients were recorded: shown are those of {ON_BATCH} training images.")
         with torch.no_grad():  # a circuit is known once it has run
             self.model(sample[:1])
-        circuits = gradients.circuits_of(self.model)
+        every = gradients.circuits_of(self.model).items()
+        circuits = {name: each for name, each in every if each.n_features and each.qnode_weights}
         if not circuits:
             self.notes.append(f"Net {net} has no circuit: shown are the gradients of its classical layers.")
-        every = self.training.frame()["layer"]
-        self.layers = list(dict.fromkeys([*circuits, *every[every != "all"]]))
+        trained = self.training.frame().query("layer != 'all'")["layer"]
+        self.layers = list(dict.fromkeys([*circuits, *trained]))
         """Circuits first, then the other layers that are trained."""
+        if not self.layers:
+            raise ValueError(checks.message("net", "have weights", net, "There is nothing to look at."))
         self.layer = checks.choice("layer", layer or self.layers[0], self.layers)
         self.rows = self.training.frame(self.layer)
         if self.rows.empty:
             self.notes.append(f"Layer {self.layer} is not trained: it has no gradient.")
-        circuit = circuits.get(self.layer)
-        reached = circuit is not None and circuit.n_features is not None and circuit.qnode_weights
-        self.circuit = circuit if reached else None
+        self.circuit = circuits.get(self.layer)
         self.names = gradients.weight_names(self.circuit) if self.circuit else []
         self.gates = gradients.gates(self.circuit) if self.circuit else []
         self.dead = [each for each in gradients.dead(self.model, sample) if each.layer == self.layer]
@@ -102,10 +100,10 @@ class Views:
         self.images, self.labels = splits.test.images[first[places]], splits.test.labels[first[places]]
         """The first test image of each of some classes, evenly spread, and their labels."""
         self.classes = tuple(map(str, splits.classes))
-        self.first = Choice(net, seed, self.layer, epoch=self.training.epochs[-1])
+        epoch = self.training.epochs[-1]
+        largest = self.recorded(epoch).abs().mean().fillna(0)
+        self.first = Choice(net, seed, self.layer, int(largest.argmax()) if len(largest) else 0, epoch)
         """Its last epoch, and the weight of its largest gradient there."""
-        largest = self.recorded(self.first.epoch).abs().mean().fillna(0)
-        self.first = replace(self.first, weight=int(largest.argmax()) if len(largest) else 0)
 
     def sentences(self, epoch: int) -> list[str]:
         """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""

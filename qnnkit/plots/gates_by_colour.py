@@ -94,14 +94,13 @@ def outlines(figure: Picture, weight: int) -> list[Patch]:
 
 def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
     """The column of each gate: the first that is free on every wire from its first to its last."""
-    free, found = [0] * n_wires, []
-    for gate in gates:
-        over = range(min(gate.wires, default=0), max(gate.wires, default=n_wires - 1) + 1)
-        column = max(free[wire] for wire in over)
-        for wire in over:
-            free[wire] = column + 1
-        found.append(column)
-    return found
+    from pennylane import Identity
+    from pennylane.drawer.drawable_layers import drawable_layers
+
+    every = [Identity(gate.wires or range(n_wires)) for gate in gates]
+    layers = drawable_layers(every, {wire: wire for wire in range(n_wires)})
+    found = {id(each): column for column, layer in enumerate(layers) for each in layer}
+    return [found[id(each)] for each in every]
 
 
 def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> None:

@@ -108,11 +108,6 @@ def inches(names: Sequence[str]) -> float:
     return 0.1 * max(len(short(name)) for name in names)
 
 
-def row_name(axis: Any, name: str) -> None:
-    text = short(name)
-    axis.text(-0.15, 0.5, text, transform=axis.transAxes, ha="right", va="center", parse_math=False)
-
-
 def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
     # A folder may well be called "$5 to $10": no name is mathematics.
     axis.set_ticks(range(len(names)), [short(name) for name in names], rotation=rotation, parse_math=False)

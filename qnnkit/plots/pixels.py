@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qnnkit.plots.picture import Picture, inches, name_ticks, picture, row_name, show
+from qnnkit.plots.picture import Picture, inches, name_ticks, picture, short, show
 
 LETTERS, ACROSS = 20, 6
 """In a line above an image; and images in a row."""
@@ -32,7 +32,8 @@ def class_samples(
             axis.set_axis_off()
         for axis, image in zip(axes[row], images[labels == row], strict=False):
             show(axis, image)
-        row_name(axes[row][0], name)
+        axis, look = axes[row][0], {"ha": "right", "va": "center", "parse_math": False}
+        axis.text(-0.15, 0.5, short(name), transform=axis.transAxes, **look)
     return figure
 
 
