@@ -222,3 +222,11 @@ def test_a_long_circuit_goes_on_below_and_inverse_gates_are_gates():
     assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}
     figure = plots.coloured_circuit(gates, 4, np.ones(48), "size")
     assert figure.get_figheight() > 5 and figure.get_figwidth() < 12
+
+
+def test_gates_stand_below_each_other_where_their_wires_are_free():
+    layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
+    figure = plots.coloured_circuit(gradients.gates(layer), 3, np.ones(6), "size")
+    boxes = [box for box in figure.axes[0].patches if box.get_zorder() == 4]
+    columns = [round(box.get_x() + box.get_width() / 2) for box in boxes]
+    assert columns == [0, 0, 0, 1, 1, 1, 3, 3, 2]

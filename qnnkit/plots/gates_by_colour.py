@@ -94,10 +94,10 @@ def outlines(figure: Picture, weight: int) -> list[Patch]:
 
 def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
     """The column of each gate: the first that is free on every wire from its first to its last."""
-    from pennylane import Identity
+    from pennylane import Barrier
     from pennylane.drawer.drawable_layers import drawable_layers
 
-    every = [Identity(gate.wires or range(n_wires)) for gate in gates]
+    every = [Barrier(gate.wires or range(n_wires)) for gate in gates]
     layers = drawable_layers(every, {wire: wire for wire in range(n_wires)})
     found = {id(each): column for column, layer in enumerate(layers) for each in layer}
     return [found[id(each)] for each in every]
