@@ -25,7 +25,7 @@ from PIL import Image
 from qnnkit import layers, runs
 from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector
-from qnnkit.inspector.views import Views
+from qnnkit.inspector.views import Views, image_figure, what_if_figure
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.plots import picture
 from tests.toys import Digits, refused
@@ -60,6 +60,8 @@ def copied(trained, tmp_path) -> runs.Run:
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
     """Figures are not laid out, which takes half of the time to draw them, but where pixels are compared."""
+    image_figure.cache_clear()
+    what_if_figure.cache_clear()
     if request.function is not test_the_moved_picture_is_the_whole_figure:
         monkeypatch.setattr(picture, "ConstrainedLayoutEngine", lambda **room: None)
 
@@ -315,6 +317,8 @@ def test_the_moved_picture_is_the_whole_figure(trained):
     other = replace(choice, weight=(choice.weight + 3) % 12, image=4)
     for each in (choice, other, replace(other, shift=2.0), replace(other, epoch=1, shift=2.0)):
         drawn = begun.redraw(each)
+    image_figure.cache_clear()
+    what_if_figure.cache_clear()
     assert drawn == Views(trained, "hybrid", 0).redraw(replace(other, epoch=1, shift=2.0))
     assert begun.redraw(choice) == Views(trained, "hybrid", 0).redraw(choice) != drawn
 

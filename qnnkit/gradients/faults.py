@@ -67,7 +67,6 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "Check whether its angles are multiplied by zero, whether its outputs reach the loss, and whether "
         f"gates lead from its weights to a measured wire; `gradients.diagnose` names them. {LOST}",
     ),
-    "some zero": ("No gradient", "more than 0", "Check which of its outputs reach the loss."),
     "vanished": (
         "Vanishing gradient",
         f"at least {VANISHED:g}, or a hundredth of the classical weights'",

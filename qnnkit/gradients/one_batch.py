@@ -152,7 +152,7 @@ def _of_loss(
         if silent and any(gradient):
             which = ", ".join(names[i] for i in silent)
             value = f"{_count(silent)} with a gradient of exactly 0 on this batch: {which}"
-            yield fault("some zero", name, value, silent)
+            yield fault("zero", name, value, silent)
         for each in sized(mine, classical):
             if each.kind == FAULTS["vanished"][0]:
                 inside = float(slopes(layer, rows, mixtures=4)[_trains(layer)].square().mean().sqrt())

@@ -46,6 +46,18 @@ def circuits_of(model: nn.Module) -> dict[str, QuantumLayer]:
     return {name or "layer": each for name, each in model.named_modules() if isinstance(each, QuantumLayer)}
 
 
+def n_features(layer: QuantumLayer, name: str = "layer") -> int:
+    """Length of a layer's inputs, which it knows once it has run.
+
+    Raises:
+        ValueError: It has not.
+    """
+    if layer.n_features is None:
+        step = "Call the model on one batch, then ask again."
+        raise ValueError(checks.message(name, "have run once", "a layer that has not", step))
+    return layer.n_features
+
+
 def weight_names(layer: QuantumLayer) -> list[str]:
     """Names of a layer's single weights, as its circuit takes them, each tensor row by row.
 
@@ -73,16 +85,13 @@ def gates(layer: QuantumLayer) -> list[Gate]:
     Raises:
         ValueError: It has not.
     """
-    if layer.n_features is None:
-        step = "Call it on one batch, then ask again."
-        raise ValueError(checks.message("layer", "have run once", "a layer that has not", step))
     generator = torch.Generator().manual_seed(0)
 
     def draw(shape: Sequence[int]) -> Tensor:
         return torch.rand(tuple(shape), generator=generator, dtype=torch.float64).add_(0.1).requires_grad_()
 
     weights = {name: draw(weight.shape) for name, weight in layer._weights().items()}
-    inputs = draw((1, layer.n_features)).detach()  # of norm 1, as amplitudes have to be
+    inputs = draw((1, n_features(layer))).detach()  # of norm 1, as amplitudes have to be
     inputs = (inputs / inputs.norm()).requires_grad_()
     with torch.enable_grad():
         tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: inputs}, **weights)

@@ -136,10 +136,8 @@ class History:
 
     def __getitem__(self, key: tuple[str, int]) -> Training:
         if key not in self.trainings:
-            rule = "be a net and a seed that are recorded"
-            raise ValueError(
-                checks.message("key", rule, key, f"There are {', '.join(map(str, self.trainings))}.")
-            )
+            rule, step = "be a net and a seed that are recorded", f"There are {[*self.trainings]}."
+            raise ValueError(checks.message("key", rule, key, step))
         return self.trainings[key]
 
     def frame(self) -> pd.DataFrame:

@@ -24,6 +24,7 @@ ON_BATCH = 64
 MOST_MAPS = 8
 last = functools.lru_cache(maxsize=1)
 """What was made last is kept: what the next choice has in common with it is not made again."""
+image_figure, what_if_figure = last(plots.ImageSeen), last(plots.WhatIfFigure)
 
 
 @dataclass(frozen=True)
@@ -176,11 +177,7 @@ class Views:
         """The image, and its quanvolved channels if there are any."""
         maps = layers.feature_maps_of(self.model, self.images[image, None])
         seen = [self.images[image].numpy(), *([] if maps is None else maps[0, :MOST_MAPS].double().numpy())]
-        return self._image_figure(*(each.shape for each in seen)).seen(seen)
-
-    @last
-    def _image_figure(self, *shapes: tuple[int, ...]) -> plots.ImageSeen:
-        return plots.ImageSeen(shapes)
+        return image_figure(tuple(each.shape for each in seen)).seen(seen)
 
     @last
     def _begun(self, weight: int, image: int) -> tuple[WhatIf, plots.WhatIfFigure]:
@@ -188,9 +185,5 @@ class Views:
         assert self.circuit is not None  # only of a circuit is a weight moved
         moves = WhatIf(self.run, self.model, self.circuit, weight, self.images[image])
         title = f"Measured by circuit {moves.shown + 1} of the image's {moves.n_circuits}"
-        drawn = self._what_if_figure(len(moves.before.values), moves.n_images)
+        drawn = what_if_figure(len(moves.before.values), moves.n_images)
         return moves, drawn.begin(title, moves.before.values, moves.curve)
-
-    @last
-    def _what_if_figure(self, *sizes: int) -> plots.WhatIfFigure:
-        return plots.WhatIfFigure(*sizes)

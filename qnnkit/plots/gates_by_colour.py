@@ -60,7 +60,7 @@ def coloured_circuit(
     drawer.ax.set_subplotspec(figure.add_gridspec(1, 1)[0])  # so that constrained layout places it
     drawer.ax.set(xlim=(-1.4, across), ylim=(lines - 0.5, -0.5), aspect="equal")
     for line in places:
-        drawer.ax.text(-1.1, line, line % (n_wires + 1), ha="right", va="center")
+        drawer.ax.text(-1.1, line, str(line % (n_wires + 1)), ha="right", va="center")
     high = np.nanmax(values, initial=0) or 1.0
     low = min(np.nanmin(values, initial=high), high / 10)  # a decade at least: noise is no structure
     paint = ScalarMappable(LogNorm(low, high), MAP)
@@ -85,8 +85,8 @@ def coloured_circuit(
 
 def outlines(figure: Picture, weight: int) -> list[Patch]:
     """Outlines of the gates of a coloured circuit that one weight turns, to be drawn over it."""
-    boxes = figure.axes[0].patches
-    found = [copy.copy(box) for box in boxes if weight in (box.get_gid() or ())]
+    turned: Any = {box: box.get_gid() or () for box in figure.axes[0].patches}
+    found = [copy.copy(box) for box in turned if weight in turned[box]]
     for box in found:
         box.set(fill=False, edgecolor=COLOURS[3], linewidth=2.6, hatch=None)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import MaxNLocator
 
-from qnnkit.plots.picture import COLOURS, Picture, bare, picture, show
+from qnnkit.plots.picture import COLOURS, Picture, picture, show
 
 WIDTH = 9.0
 """In inches, of every figure here: they are stacked vertically."""
@@ -103,7 +103,7 @@ class ImageSeen(Redrawn):
             label = "expectation value"
             figure.colorbar(drawn, ax=axes[1:], shrink=0.8, ticks=[-1, 0, 1], label=label)
         for axis in axes:
-            bare(axis)
+            axis.set(xticks=[], yticks=[])
         self.images = [axis.images[0] for axis in axes]
         super().__init__(figure, [*self.images, *(one for axis in axes for one in axis.spines.values())])
 

@@ -93,12 +93,6 @@ def show(axis: Any, image: np.ndarray) -> None:
     axis.imshow(image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray", vmin=0, vmax=255)
 
 
-def bare(axis: Any) -> None:
-    """Takes the ticks away."""
-    axis.set_xticks([])
-    axis.set_yticks([])
-
-
 def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
