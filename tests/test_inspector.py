@@ -203,19 +203,30 @@ def two_tensors(inputs, fixed, turned):
 
 
 class PartlyFrozen(torch.nn.Module):
-    """Two features of an image through a circuit: its first weights are never trained, its last is dead."""
+    """Two features of an image through a circuit: its first weights are never trained, its last is dead.
+
+    The features may come in place of the images, as a frozen part's.
+    """
 
     def __init__(self, n_classes, seed):
         super().__init__()
         qnode = qp.QNode(two_tensors, qp.device("default.qubit", wires=2, seed=0))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
+            self.stem = torch.nn.Flatten()
             self.circuit = layers.QuantumLayer(qnode, {"fixed": (2,), "turned": (3,)})
             self.reader = torch.nn.Linear(2, n_classes)
         self.circuit.qnode_weights["fixed"].requires_grad_(False)
 
+    def steady_part(self):
+        return self.stem
+
+    def features(self, images):
+        return self.stem(images.float() / 255)
+
     def forward(self, images):
-        return self.reader(self.circuit(images.flatten(1)[:, [20, 43]].float() / 255))
+        found = self.features(images) if images.dtype == torch.uint8 else images
+        return self.reader(self.circuit(found[:, [20, 43]]))
 
 
 class OfPartlyFrozen(Digits):
@@ -267,34 +278,8 @@ def test_the_move_is_the_net_with_that_weight(trained):
     assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
 
 
-class FrozenStem(PartlyFrozen):
-    """Its features may come in place of the images."""
-
-    def __init__(self, n_classes, seed):
-        super().__init__(n_classes, seed)
-        self.stem = torch.nn.Flatten()
-
-    def steady_part(self):
-        return self.stem
-
-    def features(self, images):
-        return self.stem(images.float() / 255)
-
-    def forward(self, images):
-        found = self.features(images) if images.dtype == torch.uint8 else images
-        return self.reader(self.circuit(found[:, [20, 43]]))
-
-
-class OfFrozenStem(Digits):
-    """Its recipe."""
-
-    @staticmethod
-    def build(settings, splits, seed):
-        return FrozenStem(splits.n_classes, seed)
-
-
 def test_what_a_frozen_part_makes_of_the_images_is_computed_once(tmp_path):
-    run = begun(tmp_path / "run", OfFrozenStem, controls=[])
+    run = begun(tmp_path / "run", OfPartlyFrozen, controls=[])
     views, image = Views(run, "hybrid", 0), run.splits.test.images[3]
     model, calls = views.model, []
     moves = WhatIf(run, model, views.circuit, 3, image)
