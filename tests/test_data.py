@@ -328,24 +328,20 @@ LAYOUTS = {
         "a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png",
         *(4, f"{INSIDE}a/s1, a/s2, b/s1, b/s2."),
     ),
-    "classes that differ in case": (
-        "Cat/{}.png|cat/{}.png|dog/{}.png",
-        *(3, "Classes with nearly equal names count as different ones: 'Cat' and 'cat'."),
-    ),
-    "classes that differ in zeros": (
-        "1/{}.png|01/{}.png|10/{}.png",
-        *(3, "Classes with nearly equal names count as different ones: '01' and '1'."),
-    ),
     "a stray image": ("a/{}.png|b/{}.png|loose{}.png", 2, f"{STRAY.format(24)}loose0.png, loose1.png, "),
     "other files": ("a/{}.png|b/{}.png|a/{}.heic", 2, f"{OTHERS}a/0.heic, "),
     "a folder around, and a file in it": ("all/a/{}.png|all/b/{}.png|LICENCE{}", 2, f"{OTHERS}LICENCE0, "),
     "hidden files, the system's": ("a/{}.png|b/{}.png|a/._{}.png|.git/{}.png|__MACOSX/a/{}.png|.DS{}", 2, ""),
     "train and val": ("train/a/{}.png|train/b/{}.png|val/a/{}.png|val/b/{}.png", 4, NO_TEST),
     "Train and Testing": ("Train/a/{}.png|Train/b/{}.png|Testing/a/{}.png|Testing/b/{}.png", 4, ""),
-    "a test part bare": ("train/a/{}.png|train/b/{}.png|test/{}.png", 2, f"{STRAY.format(24)}test/0.png, "),
+    "a test part bare": (
+        "train/a/{}.png|train/b/{}.png|test/{}.png",
+        2,
+        "Left out 8 of 24 images that lie outside of train/: test/0.png, ",
+    ),
     "a folder beside the sides": (
         "train/a/{}.png|train/b/{}.png|test/a/{}.png|test/b/{}.png|unlabelled/c/{}.png",
-        *(4, f"{STRAY.format(40)}unlabelled/c/0.png, "),
+        *(4, "Left out 8 of 40 images that lie outside of train/, test/: unlabelled/c/0.png, "),
     ),
     "names of people": ("ein haus/{} é.png|😀/'{}'.png|a,b;c/\"{}\".png", 3, ""),
 }
@@ -476,7 +472,7 @@ def test_files_with_code_in_them_execute_nothing(tmp_path: Path) -> None:
     folder_of(inside)
     for name, make in crafted.items():
         make(tmp_path / name)
-        with refused("root", NotADirectoryError):
+        with refused("root"):
             load("class_folder", root=tmp_path / name)
         (inside / "a" / f"{name}.png").write_bytes((tmp_path / name).read_bytes())
     splits = load("class_folder", root=inside)
