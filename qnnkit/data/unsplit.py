@@ -11,7 +11,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data import music_tokens, places, tokenizers
-from qnnkit.data.arrays import TensorSet, TensorSplits, classes_of, from_file, pixels
+from qnnkit.data.arrays import TensorSet, TensorSplits, from_file, numbered, pixels
 from qnnkit.data.folders import left_out
 from qnnkit.data.images import stack_arrays, stack_files
 from qnnkit.data.pieces import blocks, collect, encoded
@@ -68,8 +68,8 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
         sides, names, notes = from_file(path)
         samples, labels = sides.get("test") or next(iter(sides.values()))
         if about.classes:
-            names, sides = classes_of(names, {"any": (samples, labels)})
-            labels = _matched(names, about.classes, notes)[sides["any"][1]]
+            names, [labels] = numbered([labels], names)
+            labels = _matched(names, about.classes, notes)[labels]
         if "image_size" not in about.sizes:
             return _tensors(path.name, samples, labels, about, tuple(notes))
         stack = stack_arrays({"any": (pixels(samples), labels)}, about.classes, **form)
