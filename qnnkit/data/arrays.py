@@ -57,11 +57,9 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
         ValueError: It is damaged, or what is in it does not fit together.
     """
     sides, classes, notes = from_file(local(root))
-    if "train" not in sides:
-        raise refusal("hold images and labels to train on", first([*sides]), "Name them images and labels.")
     names, labels = numbered([each for _, each in sides.values()], classes)
     parts = {side: (pixels(sides[side][0]), each) for side, each in zip(sides, labels, strict=True)}
-    parts = parts if len(parts) > 1 else {"any": parts["train"]}
+    parts = parts if len(parts) > 1 else {"any": next(iter(parts.values()))}
     splits = split_arrays("npz", parts, names, **options)
     return replace(splits, notes=(*notes, *splits.notes))
 
@@ -187,10 +185,6 @@ class TensorSplits(Splits[TensorSet]):
         found: dict[str, Any] = {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
         return found if self.classes is None else found | {"n_classes": len(self.classes)}
 
-    def example(self, n: int = 1) -> torch.Tensor:
-        """What a net takes, of the first `n` training samples."""
-        return self.train.inputs[:n]
-
     def map(self, change: Callable[[torch.Tensor], Any]) -> Self:
         """The same splits with `change(inputs)` as the inputs of each, of shape (n, ...) as they come.
 
@@ -226,10 +220,6 @@ class TensorSplits(Splits[TensorSet]):
 
     def _strata(self) -> torch.Tensor | None:
         return None if self.classes is None else self.train.targets
-
-    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
-        part = self.split(split)
-        return lambda epoch: (part.inputs, part.targets)
 
 
 def arrays(

@@ -60,7 +60,7 @@ def by_folder(place: Place) -> Layout:
     return _layout(place, 1, lambda rest: rest.partition("/")[0] if "/" in rest else None, why)
 
 
-def by_name(place: Place, label_pattern: str | None) -> Layout:
+def by_name(place: Place, label_pattern: str | None = None) -> Layout:
     """Images whose names carry the label, in one folder and those in it.
 
     Folders train/ and test/ (and validation/ or val/) that hold all images are the sides.
@@ -68,21 +68,31 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     Raises:
         ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
     """
-    pattern = places.pattern("label_pattern", label_pattern or LAST_NUMBER)
+    label, names = label_in(label_pattern or LAST_NUMBER), [x.name for x in place.members if x.is_image]
+    if names and not any(map(label, names)):
+        step = f"No name fits, such as {names[0]!r}: write one whose first group is the label."
+        value = label_pattern or LAST_NUMBER
+        raise ValueError(checks.message("label_pattern", "fit the names of the files", value, step))
+    return _layout(place, 0, label, f"whose names do not fit label_pattern {label_pattern or LAST_NUMBER}")
+
+
+def label_in(label_pattern: str) -> Callable[[str], str | None]:
+    """A function that gives the label in a file's name, or None.
+
+    Raises:
+        ValueError: The pattern is none, or has no group.
+    """
+    pattern = places.pattern("label_pattern", label_pattern)
     if not pattern.groups:
         step = r"Put the label in parentheses, as in label_(\d+)."
         raise ValueError(checks.message("label_pattern", "have a group", label_pattern, step))
 
-    def label(rest: str) -> str | None:
-        base = rest.rpartition("/")[2]
+    def label(name: str) -> str | None:
+        base = name.rpartition("/")[2]
         found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
         return found[1] if found else None
 
-    names = [each.name for each in place.members if each.is_image]
-    if names and not any(map(label, names)):
-        step = f"No name fits, such as {names[0]!r}: write one whose first group is the label."
-        raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
-    return _layout(place, 0, label, f"whose names do not fit label_pattern {pattern.pattern}")
+    return label
 
 
 def of(place: Place, label_pattern: str | None = None) -> Layout:
@@ -213,11 +223,6 @@ def flat_folder(
     """
     place = open_place(root)
     layout = by_name(place, label_pattern)
-    if 3 * (n_classes := len(layout.classes)) > (n_images := len(layout.images)):
-        step = f"Some of them: {first([*layout.classes])}. Write one whose first group is the label."
-        rule = "find three images or more of each label"
-        value = f"{n_classes:,} labels in {n_images:,} images"
-        raise ValueError(checks.message("label_pattern", rule, value, step))
     return _load("flat_folder", place, layout, {"label_pattern": label_pattern}, **options)
 
 
