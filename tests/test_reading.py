@@ -9,6 +9,7 @@ import os
 import tarfile
 import time
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,30 @@ def tarred(name: str, *, kind: bytes = tarfile.REGTYPE, n: int = 1) -> Callable[
     return make
 
 
+def twice(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive, warnings.catch_warnings(action="ignore"):
+        for content in "ab":
+            archive.writestr("in/a.txt", content)
+    return folder / "a.zip"
+
+
+def tarred_twice(folder: Path) -> Path:
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for _ in range(2):
+            archive.addfile(tarfile.TarInfo("in/a.txt"))
+    return folder / "a.tar"
+
+
+def flipped(folder: Path) -> Path:
+    """A zip of two texts, with a bit of the second one flipped."""
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        for name in ("a.txt", "b.txt"):
+            archive.writestr(name, f"I am {name}")
+    content = (folder / "a.zip").read_bytes()
+    (folder / "a.zip").write_bytes(content.replace(b"I am b", b"I an b"))
+    return folder / "a.zip"
+
+
 def file(name: str, content: bytes) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         (folder / name).write_bytes(content)
@@ -93,7 +118,15 @@ REFUSED = {
     "tar, a file of 6 GiB": (tar_claiming(SIX), documents, "but is 'claims.tar with 1 files, 6,442,450,944"),
     "tar, links alone": (tarred("a.txt", kind=tarfile.SYMTYPE), documents, "The archive is empty"),
     "tar, too many files": (tarred("a", n=300), documents, "at most 200 files"),
-    "tar, climbing": (tarred("../a.txt"), documents, "stay inside it"),
+    "tar, climbing": (tarred("../escaped.txt"), documents, "stay inside it"),
+    "tar, climbing later": (tarred("a/../../escaped.txt"), documents, "stay inside it"),
+    "tar, absolute": (tarred("/etc/escaped.txt"), documents, "stay inside it"),
+    "tar, a name twice": (tarred_twice, documents, "hold each name once, but is 'a.tar: in/a.txt'"),
+    "zip, climbing": (zipped(**{"../escaped.txt": b"a"}), documents, "stay inside it"),
+    "zip, climbing as on Windows": (zipped(**{"..\\escaped.txt": b"a"}), documents, "stay inside it"),
+    "zip, absolute": (zipped(**{"/etc/escaped.txt": b"a"}), documents, "stay inside it"),
+    "zip, a name twice": (twice, documents, "hold each name once, but is 'a.zip: in/a.txt'"),
+    "zip, damaged": (flipped, documents, "Bad CRC-32 for file 'b.txt'"),
     "zip, a file of more than allowed": (zipped(a__txt=bytes(3_000_000)), documents, "3,000,000 bytes"),
     "zip, all of more than allowed": (
         zipped(**{f"a{i}": bytes(1_900_000) for i in range(20)}), documents, "38,000,000 bytes"
@@ -135,6 +168,7 @@ def test_refused_at_once_cheaply_and_in_one_sentence(case, cache, monkeypatch):
     assert told.startswith("Argument `root` must ") and told.endswith(".") and "\n" not in told, told
     assert words in told, told
     assert time.process_time() - start < 5 and peak < 40_000_000
+    assert not [*cache.parent.glob("escaped*"), *cache.rglob("*escaped.txt")]
 
 
 # --- what lies deep, or is no file
