@@ -57,8 +57,9 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
         ValueError: It is damaged, or what is in it does not fit together.
     """
     sides, classes, notes = from_file(local(root))
+    images = [pixels(each) for each, _ in sides.values()]
     names, labels = numbered([each for _, each in sides.values()], classes)
-    parts = {side: (pixels(sides[side][0]), each) for side, each in zip(sides, labels, strict=True)}
+    parts = dict(zip(sides, zip(images, labels, strict=True), strict=True))
     parts = parts if len(parts) > 1 else {"any": next(iter(parts.values()))}
     splits = split_arrays("npz", parts, names, **options)
     return replace(splits, notes=(*notes, *splits.notes))
@@ -100,19 +101,26 @@ def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
-    """Images as uint8, (n, height, width) or (n, height, width, 3)."""
-    told = f"{images.dtype} of shape {images.shape}"
+    """Images as uint8, (n, height, width) or (n, height, width, 3).
+
+    Raises:
+        ValueError: They have another shape, or values out of range.
+    """
+    given = images
     if images.ndim == 4 and images.shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    if images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)) or not images.size:
-        rule = "hold images of shape (n, height, width) or (n, height, width, 3)"
-        raise refusal(rule, told, "Reshape them first.")
     highest = 1 if images.dtype.kind in "bf" else 255
-    if images.dtype.kind not in "biuf" or not (images.min() >= 0 and images.max() <= highest):
-        rule = "hold images of whole numbers in 0..255 or real ones in 0..1"
-        raise refusal(rule, told, "Rescale them first.")
+    fits = (
+        images.ndim in (3, 4)
+        and images.shape[3:] in ((), (3,))
+        and images.size
+        and images.dtype.kind in "biuf"
+    )
+    if not fits or not (images.min() >= 0 and images.max() <= highest):
+        rule = "hold images of shape (n, height, width[, 3]), of whole numbers in 0..255 or real ones in 0..1"
+        raise refusal(rule, f"{given.dtype} of shape {given.shape}", "Reshape and rescale them first.")
     return np.rint(images * np.float32(255)).astype(np.uint8) if highest == 1 else images.astype(np.uint8)
 
 

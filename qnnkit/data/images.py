@@ -140,7 +140,7 @@ def stack_files(
         notes: What to tell before what happens here.
 
     Raises:
-        ValueError: A class has no image that can be read, or they do not fit into memory.
+        ValueError: No image can be read, or they do not fit into memory.
     """
     size, n_bytes = _as_size(image_size), 0
     pictures: dict[File, Picture] = {}
@@ -158,10 +158,10 @@ def stack_files(
     if failed:
         of_all = f"{len(failed):,} of {len(files):,} images"
         notes = [*notes, f"Left out {of_all} that cannot be read: {first(failed)}."]
-    if lacking := {file[:2] for file in files} - {file[:2] for file in pictures}:
-        side, label = min(lacking)
-        found = f"none in {classes[label] if classes else 'all'!r} ({side})"
-        raise refusal("hold a readable image of every class", found, notes[-1])
+    if not pictures:
+        raise refusal(
+            "hold images that can be read", f"{len(failed):,} of others", [*notes, "There are no images."][-1]
+        )
     return _of_one_form(pictures, list(pictures.values()), classes, notes, size, grey)
 
 
