@@ -61,8 +61,7 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
     names, labels = numbered([each for _, each in sides.values()], classes)
     parts = dict(zip(sides, zip(images, labels, strict=True), strict=True))
     parts = parts if len(parts) > 1 else {"any": next(iter(parts.values()))}
-    splits = split_arrays("npz", parts, names, **options)
-    return replace(splits, notes=(*notes, *splits.notes))
+    return split_arrays("npz", parts, names, notes=notes, **options)
 
 
 def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,12 +68,12 @@ def by_name(place: Place, label_pattern: str | None = None) -> Layout:
     Raises:
         ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
     """
-    label, names = label_in(label_pattern or LAST_NUMBER), [x.name for x in place.members if x.is_image]
+    pattern = label_pattern or LAST_NUMBER
+    label, names = label_in(pattern), [each.name for each in place.members if each.is_image]
     if names and not any(map(label, names)):
         step = f"No name fits, such as {names[0]!r}: write one whose first group is the label."
-        value = label_pattern or LAST_NUMBER
-        raise ValueError(checks.message("label_pattern", "fit the names of the files", value, step))
-    return _layout(place, 0, label, f"whose names do not fit label_pattern {label_pattern or LAST_NUMBER}")
+        raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern, step))
+    return _layout(place, 0, label, f"whose names do not fit label_pattern {pattern}")
 
 
 def label_in(label_pattern: str) -> Callable[[str], str | None]:
@@ -152,12 +152,9 @@ def _layout(place: Place, depth: int, label: Callable[[str], str | None], why: s
         folders = first(sorted(inner, key=natural))
         notes += (f"Images in folders inside a class folder are of that class: {folders}.",)
     if not images:
-        where = (
-            "<class>/ in it, or train/<class>/ and test/<class>/"
-            if depth
-            else "it, or train/ and test/ in it"
-        )
-        raise refusal("hold images of classes", str(place.path), " ".join([f"Put them in {where}.", *notes]))
+        where = "<class>/, or train/<class>/ and test/<class>/" if depth else "it, or in train/ and test/"
+        step = " ".join([f"Put them in {where} there.", *notes])
+        raise refusal("hold images of classes", str(place.path), step)
     there = {(each.side, each.label) for each in images}
     labels = {each.label for each in images}
     if depth:  # a class folder without images is one that somebody meant
@@ -195,7 +192,7 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
             train/.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: There is no such folder.
+        FileNotFoundError: There is no such folder.
         ValueError: There are no classes, one class, an empty class, or too few images to split.
     """
     place = open_place(root)
@@ -218,7 +215,7 @@ def flat_folder(
         options: As in `class_folder`.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: There is no such folder.
+        FileNotFoundError: There is no such folder.
         ValueError: The pattern is wrong or fits no name, or there are too few images to split.
     """
     place = open_place(root)
@@ -232,8 +229,7 @@ def _load(name: str, place: Place, layout: Layout, wanted: dict[str, Any], **opt
     files = [(each.side, number[each.label], each.file.name) for each in layout.images]
     make = partial(stack_files, place.read, files, layout.classes, **form)
     stack = stacked([each.file for each in layout.images], {"dataset": name, **form, **wanted}, make)
-    stack = replace(stack, notes=(*layout.notes, *stack.notes))
-    return split_stack(name, stack, top=layout.top, **options)
+    return split_stack(name, stack, top=layout.top, notes=layout.notes, **options)
 
 
 def sample_files(

@@ -128,5 +128,5 @@ def hub_images(name: str, **options: Any) -> ImageSplits:
     why["columns"] = [key for key in features if key not in (image, label)]
     why["images without a label"] = [each[2] for each in rows if each[1] is None or each[1] < 0]
     classes = tuple(features[label].names)
-    stack = stack_files(content, files, classes, notes=left_out(why), **form_of(options))
-    return split_stack(f"hub:{name}", stack, **options)
+    stack = stack_files(content, files, classes, **form_of(options))
+    return split_stack(f"hub:{name}", stack, notes=left_out(why), **options)

@@ -7,7 +7,6 @@ import math
 import re
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def _load(
 
     stack = stacked(files.values(), {"dataset": name, **form}, make)
     notes = left_out({f"files that are not of {name}": others})
-    return split_stack(name, replace(stack, notes=(*notes, *stack.notes)), **options)
+    return split_stack(name, stack, notes=notes, **options)
 
 
 def _download(folder: Path, about: dict[str, Any]) -> None:
