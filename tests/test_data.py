@@ -42,6 +42,10 @@ def all_rows(splits: ImageSplits) -> dict[str, torch.Tensor]:
     return {source: image for part in parts for source, image in zip(part.sources, part.images, strict=True)}
 
 
+def same(one: ImageSet, other: ImageSet) -> bool:
+    return torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
+
+
 def idx(path: Path, values: np.ndarray) -> Path:
     """Writes an idx file of bytes; gzipped if its name says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +117,7 @@ def test_contract(dataset: tuple[str, dict]) -> None:
     assert again.fingerprint() == splits.fingerprint() and again.test.sources == splits.test.sources
     assert other.fingerprint() != splits.fingerprint()
     assert other.validation.sources != splits.validation.sources
-    assert (other.test.fingerprint() == splits.test.fingerprint()) == (name in OWN_TEST)
+    assert same(other.test, splits.test) == (name in OWN_TEST)
     wider = load(name, **options, test_fraction=0.4, validation_fraction=0.1)
     if name in BY_NAME:
         assert set(splits.test.sources) < set(wider.test.sources)
@@ -123,8 +127,8 @@ def test_contract(dataset: tuple[str, dict]) -> None:
     kept: list[set[str]] = []
     for fraction in (0.001, 0.25, 0.5, 1):
         part = load(name, **options, train_fraction=fraction)
-        assert part.notes == () and part.validation.fingerprint() == splits.validation.fingerprint()
-        assert part.test.fingerprint() == splits.test.fingerprint()
+        assert part.notes == () and same(part.validation, splits.validation)
+        assert same(part.test, splits.test)
         counts, whole = part.train.labels.bincount(), splits.train.labels.bincount()
         assert counts.min() >= 1 and (counts - fraction * whole).abs().max() <= 1
         kept.append(set(part.train.sources))

@@ -124,14 +124,8 @@ class ImageSet(Part):
     labels: torch.Tensor  # indices into the classes, int64, (n,)
     sources: tuple[str, ...]  # where each image came from: a file, relative to the root, or "digits/123"
 
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) over pixels and labels, in order; names of files do not count."""
-        digest = hashlib.sha256()
-        self.add_to(digest)
-        return digest.hexdigest()
-
     def add_to(self, digest: hashlib._Hash) -> None:
-        """Feeds what `fingerprint` is over to a digest."""
+        """Feeds pixels and labels, in order, to the digest of `Splits.fingerprint`."""
         digest.update(f"{tuple(self.images.shape)}\n".encode())
         digest.update(self.labels.numpy().astype("<i8").tobytes())
         digest.update(self.images.numpy().tobytes())
