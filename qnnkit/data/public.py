@@ -58,14 +58,12 @@ def _load(
         else:
             others.append(member.name)
     parts = {side: (f"{side} images", f"{side} labels") for side in ("train", "test")}
-    if place is None or (lacking := [each for pair in parts.values() for each in pair if each not in files]):
-        rule = f"name a folder or an archive with {about['needs']}"
+    missing = [each for pair in parts.values() for each in pair if each not in files]
+    if place is None or missing:
         ask = "name an empty folder for download to fill" if download else "set download to true"
-        step = (
-            f"Missing there: {', '.join(lacking) if place else 'all'}. Get the dataset from {about['page']}, "
-        )
-        value = None if root is None else str(root)
-        raise FileNotFoundError(checks.message("root", rule, value, f"{step}or {ask}."))
+        step = f"Missing: {', '.join(missing)}. Get the dataset from {about['page']}, or {ask}."
+        rule = f"name a folder or an archive with {about['needs']}"
+        raise FileNotFoundError(checks.message("root", rule, root and str(root), step))
 
     def make() -> Stack:
         arrays = {part: read(place.read(file.name), file.base) for part, file in files.items()}
