@@ -211,21 +211,12 @@ def test_an_adapter_alone_is_no_model(tmp_path):
     assert "an adapter alone" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE forbids to ask the Hub"),
-        ("ENDPOINT", "http://127.0.0.1:9", "the Hugging Face Hub cannot be reached ("),
-    ],
-)
-def test_a_hub_name_without_network(monkeypatch, caplog, name, value, why):
-    """One sentence at once, where the Hub's own client would try for a minute, and say so each time."""
-    monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(variable, raising=False)
+def test_a_hub_name_without_network(monkeypatch, caplog):
+    """One sentence, without the words of the Hub's own client on what it tries again."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with refused("model") as caught:
         causal_lm("meta-llama/Llama-3.2-3B")
-    assert why in str(caught.value) and not caplog.records
+    assert "connect to" in str(caught.value) and not caplog.records
 
 
 def test_a_model_that_brings_code_runs_none_of_it(saved):

@@ -180,7 +180,7 @@ def digit_captions(
         sequence_length: As in `captions`; as long as the longest caption by default, where one is trained.
         options: Those of the dataset: `image_size`, `split_seed`, `validation_fraction` and so on.
     """
-    splits: ImageSplits = (mnist if root else digits)(root, **options)
+    splits: ImageSplits = mnist(root, **options) if root else digits(**options)
     prompts = tuple(tuple(template.format(name) for template in TEMPLATES) for name in DIGITS)
     if sequence_length is None and tokenizer is None:
         texts = [text for each in prompts for text in each]
