@@ -77,12 +77,14 @@ def test_what_a_grid_moves_is_counted(tmp_path):
     track = Track()
     track.notes.extend([Note(0, 480, 60, 64), Note(481, 480, 62, 64), Note(960, 470, 64, 64)])
     track.controls.append(ControlChange(0, 7, 100))
+    score.tempos.extend([Tempo(0, 300), Tempo(480, 260.4)])
     score.tracks.append(track)
     score.time_signatures.append(TimeSignature(0, 3, 4))
     for i, each in enumerate((score, on_grid, on_grid, on_grid)):
         each.dump_midi(tmp_path / f"{i}.mid")
     notes = music(tmp_path).notes
-    told = "1 time signatures other than 4/4, 1 control changes, 2 notes off the grid of 24 points a quarter"
+    told = "1 time signatures other than 4/4, 1 control changes, 1 tempos beyond 20..260 a minute, "
+    told += "2 notes off the grid of 24 points a quarter"
     assert f"Not in the tokens: {told} (moved to it)." in notes
     assert not any("24 points" in note for note in music([tmp_path / f"{i}.mid" for i in (1, 2, 3)]).notes)
 
@@ -99,6 +101,8 @@ def test_the_tokenizer_is_saved_as_json_next_to_a_model(tmp_path):
     again = music_tokens.tokenizer(tmp_path)
     assert again == TOKENS and len(again) == len(TOKENS) == 950
     assert again.encode(band()).ids == TOKENS.encode(band()).ids
+    with refused("tokens"):
+        music_tokens.tokenizer(tmp_path, "midi_v2")
     for content in ("{}", "[]", '{"model": {"type": "BPE"}}'):
         (tmp_path / "tokenizer.json").write_text(content)
         with refused("tokenizer"):

@@ -322,7 +322,7 @@ def test_find_by_module(write, monkeypatch):
     module = importlib.import_module("some_module")
     found = recipes.find(module)
     assert found.name == "some_module" and found.settings().n_points == 30
-    assert recipes.find("some_module") is found and recipes.find("qnnkit.recipes.cnn").name == "cnn"
+    assert recipes.find(importlib.import_module("qnnkit.recipes.cnn")) is RECIPES["cnn"]
 
 
 def test_find_by_object(tmp_path):
@@ -482,6 +482,12 @@ def test_a_field_that_is_declared_anew_keeps_the_kits_rule_and_sentence():
 def test_new_copies_one(tmp_path):
     path = recipes.new(tmp_path / "own" / "mine.py", like="letters")
     assert path.read_text() == RECIPES["letters"].source and recipes.find(path).settings().chosen() == {}
+    for like in ("llama_t4", "resnet_circuit_frozen"):  # with their own defaults
+        own = recipes.find(recipes.new(tmp_path / f"{like}.py", like=like)).settings()
+        assert own.flat() | {"recipe": like} == RECIPES[like].settings().flat()
+    (tmp_path / "all.py").write_text(RECIPES["llama_t4"].source)
+    with refused("PRESETS"):
+        recipes.find(tmp_path / "all.py")
     for place, like, argument in (
         (path, "cnn", "path"),
         ("mine.txt", "cnn", "path"),

@@ -54,26 +54,16 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
     Reference:
         Sennrich et al. 2016, arXiv:1508.07909, algorithm 1; over bytes: Radford et al. 2019 (GPT-2).
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
     if vocabulary < FEWEST:
         rule = f"be {FEWEST} or more: every byte, and the end of a document"
         raise ValueError(checks.message("vocabulary", rule, vocabulary, "Use 1024 for a small dataset."))
-    inner: Any = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        min_frequency=2,
-        special_tokens=[END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
-    )
+    inner: Any = ByteLevelBPETokenizer()
+    inner.train_from_iterator(texts, vocabulary, min_frequency=2, show_progress=False, special_tokens=[END])
+    names: dict[str, Any] = {"eos_token": END, "pad_token": END, "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=inner._tokenizer, **names)
 
 
 def loaded(name: str | Path) -> Any:

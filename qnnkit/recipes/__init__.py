@@ -15,11 +15,9 @@ Each takes those of the arguments above that it names.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import importlib
-import importlib.util
 import linecache
 import sys
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
 from qnnkit.recipes._recipe import Recipe, located
-from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of
+from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of, with_one_preset
 from qnnkit.settings import MAIN_NETS, Settings
 
 if TYPE_CHECKING:
@@ -55,8 +53,8 @@ def find(recipe: Any) -> Recipe:
     """The recipe that is named.
 
     Args:
-        recipe: A shipped name, the path of a .py file (relative to this folder or to the workspace), the
-            name of a module, a module, or any object with a recipe's names.
+        recipe: A shipped name, the path of a .py file (relative to this folder or to the workspace), a
+            module, or any object with a recipe's names.
 
     Raises:
         ValueError: None is there, or it lacks a name, or its file cannot be run: then with file and line.
@@ -125,7 +123,7 @@ def new(path: str | Path, like: str = "digits_quanv") -> Path:
     if path.exists():
         raise FileExistsError(checks.message("path", "be a new file", str(path), "Choose another name."))
     path.parent.mkdir(parents=True, exist_ok=True)
-    workspace.write_bytes(path, recipe.source.encode())
+    workspace.write_bytes(path, with_one_preset(recipe.source, recipe.preset).encode())
     return path
 
 
@@ -152,22 +150,19 @@ def _named(name: str) -> Recipe:
     if name.endswith(".py") or "/" in name:
         step = f"Write one: qnnkit new {name} --like digits_quanv."
         raise FileNotFoundError(checks.message("recipe", "be an existing .py file", name, step))
-    spec = None
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(name)
-    if spec is not None and spec.origin and spec.origin.endswith(".py"):
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:
-            raise located(spec.origin, error) from error
-        return _of_module(module)
     return RECIPES[checks.choice("recipe", name, [*RECIPES, "a .py file of yours"])]
 
 
 def _of_file(path: Path) -> Recipe:
     """Runs a user's file. What it imports from its own folder is read anew where it has changed."""
     source, neighbours = texts_of(str(path))
-    made = Recipe(path.stem, str(path), None, source, neighbours)
+    [preset, *others] = presets(source).values() or [{}]
+    if others:
+        step = "Delete the others."
+        raise RecipeError(
+            checks.message("PRESETS", "have one entry in a file of yours", [*presets(source)], step)
+        )
+    made = Recipe(path.stem, str(path), None, source, neighbours, preset)
     before = _found.get(made.digest)
     if before is not None and before.reference == str(path):
         return before

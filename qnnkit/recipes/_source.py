@@ -42,11 +42,25 @@ def _syntax(text: str) -> Any:
 
 def presets(text: str) -> dict[str, dict[str, Any]]:
     """The literal `PRESETS = {...}` of a recipe's source: settings by name."""
+    found = _presets(text)
+    return {} if found is None else ast.literal_eval(found)
+
+
+def with_one_preset(text: str, settings: Mapping[str, Any]) -> str:
+    """A recipe's source without the entries of `PRESETS` but the one of these settings."""
+    lines, found = text.splitlines(keepends=True), _presets(text)
+    for key, value in reversed([*zip(found.keys, found.values, strict=True)] if settings else []):
+        if ast.literal_eval(value) != settings:
+            del lines[key.lineno - 1 : value.end_lineno]
+    return "".join(lines)
+
+
+def _presets(text: str) -> Any:
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(each, ast.Name) and each.id == "PRESETS" for each in targets):
-            return ast.literal_eval(node.value)  # type: ignore[union-attr]
-    return {}
+            return node.value  # type: ignore[union-attr]
+    return None
 
 
 def texts_of(file: str, module: str = "") -> tuple[str, dict[str, str]]:
