@@ -77,16 +77,6 @@ def test_precisions(head):
         close(one.double(), four, 0.1)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_every_weight_has_a_gradient(head):
-    clip = clip_of(head)
-    images, texts = clip(**batch_of())
-    (clip.scale() * images @ texts.T).softmax(1).diagonal().log().sum().backward()
-    dead = [name for name, each in clip.named_parameters() if each.grad is None or not each.grad.any()]
-    # A key's bias moves all scores of a query alike, which a softmax does not see.
-    assert [name for name in dead if not name.endswith("k_proj.bias")] == []
-
-
 def test_the_seed_decides_the_start_alone():
     one, again, other = (clip_of("quantum", seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(value, again[name]) for name, value in one.items())

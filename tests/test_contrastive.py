@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import tokenizers
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
-from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive, contrastive
 from qnnkit.tasks.contrastive import Embeddings, embed, recall, scores
 from tests.toys import refused
@@ -239,24 +237,6 @@ def test_frozen_weights_stay_without_gradient():
         assert not in_pieces(6)(clip, batch_of()).loss.requires_grad
     assert not any("text_model" in name for name in found) and "net.text_projection.up.weight" in found
     close(found, gradients(clip, Contrastive(), batch_of()))
-
-
-# --- in the loop -------------------------------------------------------------------------------------------
-
-
-def trained(micro_batch: int | None) -> tuple[train.Progress, Clip]:
-    clip, names = clip_of(seed=1), ("train", "validation")
-    loaders = {name: SPLITS.batches("validation", 64, shuffle=name == "train") for name in names}
-    config = Settings(epochs=2, learning_rate=1e-3, optimizer="adamw", micro_batch=micro_batch)
-    return train.fit(clip, Contrastive(), loaders, config), clip
-
-
-def test_a_training_in_chunks_is_the_same_training():
-    (plain, one), (chunks, other) = trained(None), trained(24)
-    assert plain.rows[-1]["train_loss"] == pytest.approx(chunks.rows[-1]["train_loss"], abs=1e-4)
-    assert plain.rows[-1]["validation_loss"] < plain.rows[0]["validation_loss"]
-    close(one.state_dict(), other.state_dict(), atol=1e-3)
-    assert {"validation_loss", "validation_accuracy", "validation_image_to_text"} <= plain.rows[-1].keys()
 
 
 # --- what embeddings are worth ------------------------------------------------------------------------------
