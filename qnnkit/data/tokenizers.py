@@ -72,7 +72,14 @@ def loaded(name: str | Path) -> Any:
     Raises:
         ValueError: There is none that can be read, or it has no token that ends a document.
     """
-    tokenizer = _read(name)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = hub.read(AutoTokenizer, name)
+    except ValueError as error:
+        rule = "be a folder or hub name with a tokenizer that can be read here"
+        step = f"It was not read: {error}. Give a folder with tokenizer.json, or leave it out to train one."
+        raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
     if tokenizer.eos_token_id is None:
         step = "Set its eos_token and save it anew."
         raise ValueError(checks.message("tokenizer", "have an eos_token", str(name), step))
@@ -87,17 +94,6 @@ def with_chat_template(tokenizer: Any, documents: Iterable[Any]) -> list[str]:
         return []
     tokenizer.chat_template = PLAIN_CHAT
     return ["The tokenizer has no chat template: chats are written as `User:` and `Assistant:`."]
-
-
-def _read(name: str | Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return hub.read(AutoTokenizer, name)
-    except ValueError as error:
-        rule = "be a folder or hub name with a tokenizer that can be read here"
-        step = f"It was not read: {error}. Give a folder with tokenizer.json, or leave it out to train one."
-        raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
 
 
 # --- captions ----------------------------------------------------------------------------------------------
@@ -133,10 +129,10 @@ def of_captions(wanted: Any, captions: Sequence[str], length: int | None = None)
     if length is not None and length < 3:
         rule, step = "be 3 or more", "Use 32 for captions of a sentence."
         raise ValueError(checks.message("sequence_length", rule, length, step))
-    made = _words(captions) if wanted is None else _read(wanted) if isinstance(wanted, str | Path) else wanted
+    made = (
+        _words(captions) if wanted is None else loaded(wanted) if isinstance(wanted, str | Path) else wanted
+    )
     made.model_max_length = length or (made.model_max_length if made.model_max_length < 10**6 else LENGTH)
-    if made.pad_token_id is None and made.eos_token_id is not None:
-        made.pad_token = made.eos_token
     ids = made("a")["input_ids"]
     if made.eos_token_id is None or ids[-1] != made.eos_token_id:
         step = "Take one made for CLIP, or leave it out to train one."
