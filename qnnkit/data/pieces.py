@@ -155,8 +155,9 @@ def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
             start = begun.pop(ended)
             notes.append((start, time - start, int(ended[0])))
         begun |= dict.fromkeys(sounding - begun.keys(), time)
-    score, track = Score(STEPS_PER_QUARTER), Track()
-    track.notes.extend(Note(*note, VELOCITY) for note in sorted(notes))
+    score: Any = Score(STEPS_PER_QUARTER)
+    track: Any = Track()
+    track.notes.extend(Note(start, length, pitch, VELOCITY) for start, length, pitch in sorted(notes))
     score.tracks.append(track)
     return score
 

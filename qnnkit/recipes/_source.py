@@ -10,6 +10,7 @@ import inspect
 import linecache
 import re
 import sys
+import sysconfig
 import textwrap
 import tokenize
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from qnnkit import checks, workspace
+from qnnkit import checks
 from qnnkit.settings import digest_of
 
 PARTS = ("Settings", "load", "build", "task", "controls", "check")
@@ -102,8 +103,8 @@ def source_of(code: Any) -> str:
     """Source of an object's parts, and of what of yours they name, each once, in order of name.
 
     That is functions, classes, QNodes, values with a text of their own (numbers, lists, arrays), what a
-    function has kept from the one that made it, and files of the workspace that are imported. Functions that
-    a partial or a list holds have no such text.
+    function has kept from the one that made it, and files of yours that are imported. Functions that a
+    partial or a list holds have no such text.
 
     Raises:
         ValueError: Something has neither source nor text, so nobody could tell one experiment from another.
@@ -155,14 +156,17 @@ def _value(name: str, value: Any) -> str:
 
 
 def _is_yours(found: Any) -> bool:
-    """Whether a module, function or class is of a notebook, the current folder or the workspace."""
+    """Whether a module, function or class is of a notebook, or of a file that is no library's."""
     module = found if inspect.ismodule(found) else sys.modules.get(found.__module__ or "builtins")
     if module is None or module.__name__ == "__main__":
         return True
-    file = Path(getattr(module, "__file__", None) or sys.prefix)
-    places = (Path.cwd(), workspace.home().absolute())
-    library = "site-packages" in file.parts or file.is_relative_to(sys.prefix)
-    return not library and not module.__name__.startswith("qnnkit") and any(map(file.is_relative_to, places))
+    return not of_library(getattr(module, "__file__", None) or "<frozen")
+
+
+def of_library(file: str) -> bool:
+    """Whether a file is Python's, an installed library's, or the kit's."""
+    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return file.startswith((*libraries, str(Path(__file__).parents[1]), "<frozen", "<string>"))
 
 
 def _untold(name: str, value: Any) -> ValueError:
