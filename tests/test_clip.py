@@ -112,15 +112,6 @@ def test_texts_are_read_at_their_end():
     assert (clip.embed_texts(other) - clip.embed_texts(ids)).abs().max() > 1e-3
 
 
-def test_grey_images_are_scaled_alike():
-    clip, seen = clip_of("full", 1).eval(), []
-    pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1).expand(2, 1, SIDE, SIDE)
-    with clip.net.vision_model.register_forward_pre_hook(lambda module, given: seen.append(given[0])):
-        clip.embed_images(pixels)
-    mean, std = sum(CLIP_MEAN) / 3, sum(CLIP_STD) / 3
-    close(seen[0][:, 0, 0, 0], torch.tensor([-mean / std, (1 - mean) / std]))
-
-
 @pytest.mark.parametrize("size", CLIP)
 def test_sizes(size):
     from transformers import CLIPModel

@@ -338,7 +338,11 @@ def _listed(content: Any, reader: Reader) -> Any:
         images = content.pop("images")
         by_id = {image.pop("id"): image | {"captions": []} for image in images}
         if len(by_id) < len(images):
-            raise KeyError("an `id` of its own for each image")
+            value, step = (
+                f"{len(images):,} images of {len(by_id):,} numbers",
+                "Number each by an `id` of its own.",
+            )
+            raise refusal("number its images apart", value, step)
         for each in content.pop("annotations"):
             by_id[each.pop("image_id")]["captions"].append(each.pop("caption", None))
             reader.unused(each)

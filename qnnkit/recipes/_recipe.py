@@ -242,18 +242,16 @@ class Recipe:
     # --- the user's code ------------------------------------------------------------------------------------
 
     def _call(self, part: str, **offered: Any) -> Any:
+        from qnnkit.tasks import asked
+
         function = getattr(self.code, part)
-        taken = inspect.signature(function).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            unknown = [
-                name for name, each in taken.items() if name not in offered and each.default is each.empty
-            ]
-            if unknown:
+        for name, each in inspect.signature(function).parameters.items():
+            is_free = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            if name not in offered and each.default is each.empty and not is_free:
                 step = f"It may ask for {', '.join(offered)}."
-                raise self.wrong(f"Function `{part}` must not ask for `{unknown[0]}`. {step}", part)
-            offered = {name: offered[name] for name in taken if name in offered}
+                raise self.wrong(f"Function `{part}` must not ask for `{name}`. {step}", part)
         with self.located_errors():
-            return function(**offered)
+            return asked(function, **offered)
 
     @contextlib.contextmanager
     def located_errors(self) -> Iterator[None]:
