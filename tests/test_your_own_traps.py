@@ -1,6 +1,7 @@
 """Traps of a user's own recipes that a review found: each must be seen, and nothing lost."""
 
 import importlib.machinery
+import re
 import sys
 from pathlib import Path
 
@@ -374,6 +375,13 @@ class Net(nn.Linear):
 def build(settings, splits, seed):
     return {}
 """
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("task", "tasks"), ("Settings", "Setting")])
+def test_a_name_that_is_nearly_one_of_a_recipe_is_told(home, name, wrong):  # noqa: F811
+    (home / "mine.py").write_text(re.sub(rf"(def|class) {name}\b", rf"\1 {wrong}", RECIPE))
+    with pytest.warns(UserWarning, match=f"has no `{name}`, and `{wrong}` is not used as such"):
+        recipes.find("mine.py")
 
 
 UNSEEDED = """

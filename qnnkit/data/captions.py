@@ -338,11 +338,10 @@ def _listed(content: Any, reader: Reader) -> Any:
         images = content.pop("images")
         by_id = {image.pop("id"): image | {"captions": []} for image in images}
         if len(by_id) < len(images):
-            value, step = (
-                f"{len(images):,} images of {len(by_id):,} numbers",
-                "Number each by an `id` of its own.",
+            step = "Number each by an `id` of its own."
+            raise refusal(
+                "number its images apart", f"{len(images):,} images of {len(by_id):,} numbers", step
             )
-            raise refusal("number its images apart", value, step)
         for each in content.pop("annotations"):
             by_id[each.pop("image_id")]["captions"].append(each.pop("caption", None))
             reader.unused(each)

@@ -20,6 +20,7 @@ import difflib
 import importlib
 import linecache
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -221,6 +222,11 @@ def _kept(recipe: Recipe) -> Recipe:
             rule, step = f"define `{part}`", "See qnnkit.recipes for what a recipe is made of."
             own = [name for name in PARTS if hasattr(recipe.code, name)]
             raise RecipeError(f"Recipe `{recipe.reference}` must {rule}, but has {own or 'nothing'}. {step}")
+    for name, value in getattr(recipe.code, "__dict__", {}).items():
+        meant = difflib.get_close_matches(name, PARTS, 1, 0.85)
+        if meant and callable(value) and not hasattr(recipe.code, meant[0]):
+            told = f"Recipe `{recipe.reference}` has no `{meant[0]}`, and `{name}` is not used as such"
+            warnings.warn(f"{told}. Rename it, if it is meant.", stacklevel=3)
     same = _found.get(recipe.digest)
     if same is not None and same.code is recipe.code and same.reference == recipe.reference:
         return same
