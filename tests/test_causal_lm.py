@@ -15,7 +15,7 @@ from peft import LoraConfig
 from torch import nn
 
 from qnnkit import train
-from qnnkit.adapters import adapt, count
+from qnnkit.adapters import adapt
 from qnnkit.adapters.attach import trial
 from qnnkit.checkpoint import Store
 from qnnkit.data.splits import SPLITS
@@ -252,18 +252,3 @@ def test_how_a_weight_is_kept_is_known_of_a_skeleton():
     base.lm_head.weight.quant_type = "nf4"
     found = trial(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
     assert found.is_meta and found.quant_type == "nf4" and not base.lm_head.weight.is_meta
-
-
-# --- adapters ----------------------------------------------------------------------------------------------
-
-
-# boft looks at numbers, so no skeleton will do
-OTHERS = [("oft", {"r": 4, "oft_block_size": 0}), ("boft", {"boft_block_size": 4})]
-
-
-@pytest.mark.parametrize(("method", "options"), [*OTHERS, ("prompt_tuning", {"num_virtual_tokens": 3})])
-def test_other_methods_by_name(method, options):
-    model = adapt(small(), method, **options).eval()
-    assert 0 < count(model)["weights"] < 4000
-    Language()(model, half_masked(2)).loss.backward()
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.requires_grad)

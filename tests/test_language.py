@@ -232,13 +232,17 @@ def test_nothing_but_an_earlier_save_is_replaced(splits, tmp_path, name, told):
     assert path.read_text() == "words" and [each.name for each in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("ia3", {}), ("loha", {}), ("prompt_tuning", {"num_virtual_tokens": 2})],
-)
-def test_adapters_of_other_methods_are_read_again(splits, tmp_path, method, options):
+METHODS = {"ia3": {}, "loha": {}, "prompt_tuning": {"num_virtual_tokens": 2}}
+METHODS |= {"oft": {"r": 4, "oft_block_size": 0}, "boft": {"boft_block_size": 4}}
+"""boft looks at numbers, so no skeleton will do."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_adapters_of_other_methods_train_and_are_read_again(splits, tmp_path, method):
     ids = torch.tensor([splits.tokenizer.encode("The quick")])
-    model = shaken(adapt(small(), method, **options))
+    model = shaken(adapt(small(), method, **METHODS[method])).eval()
+    Language()(model, next(iter(splits.batches("train", 2, shuffle=False)))).loss.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.requires_grad)
     tasks.save(model, splits.tokenizer, tmp_path / "adapter")
     again = adapters.load(small(), tmp_path / "adapter")
     assert torch.equal(logits(again, ids), logits(model, ids))
