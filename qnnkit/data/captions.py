@@ -25,7 +25,7 @@ from qnnkit.data.folders import left_out
 from qnnkit.data.images import split, stack_files, stacked
 from qnnkit.data.places import Member, Place, first, open_place, refusal
 from qnnkit.data.public import mnist
-from qnnkit.data.records import ABOUT, KNOWN, SUFFIXES, Reader, side_of, side_of_file, single_list, stem
+from qnnkit.data.records import ABOUT, SPLIT_NAMES, SUFFIXES, Reader, side_of, side_of_file, single_list, stem
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
@@ -261,7 +261,7 @@ def listing(place: Place) -> Listing:
             missing[name] = None
             continue
         if split is not None and (side := side_of(str(split).strip())) == "any":
-            step = f"Known are {', '.join(KNOWN)}: rename it, or leave the column out."
+            step = f"Known are {', '.join(SPLIT_NAMES)}: rename it, or leave the column out."
             raise refusal("name a known split in every record", f"{where} with {split!r}", step)
         known = sides.get(member, "any")
         if "any" not in (known, side) and known != side:
@@ -338,10 +338,8 @@ def _listed(content: Any, reader: Reader) -> Any:
         images = content.pop("images")
         by_id = {image.pop("id"): image | {"captions": []} for image in images}
         if len(by_id) < len(images):
-            step = "Number each by an `id` of its own."
-            raise refusal(
-                "number its images apart", f"{len(images):,} images of {len(by_id):,} numbers", step
-            )
+            value, step = f"{len(images) - len(by_id):,} numbered as another", "Give each an `id` of its own."
+            raise refusal("number its images apart", value, step)
         for each in content.pop("annotations"):
             by_id[each.pop("image_id")]["captions"].append(each.pop("caption", None))
             reader.unused(each)

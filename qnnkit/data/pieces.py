@@ -22,7 +22,7 @@ from qnnkit.data import music_tokens, places
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.folders import SIDES
 from qnnkit.data.places import refusal
-from qnnkit.data.records import without_twins
+from qnnkit.data.records import without_duplicates
 from qnnkit.data.splits import SPLITS, duplicates, split_names
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
@@ -111,7 +111,7 @@ def _read(place: places.Place, name: str, composer: str) -> list[Piece]:
         return [Piece(composer, name.rpartition("/")[2].rpartition(".")[0], of_midi(content))]
     text = places.unpacked(content) if name.lower().endswith(".gz") else content
     try:
-        content = json.loads(text, object_pairs_hook=without_twins)
+        content = json.loads(text, object_pairs_hook=without_duplicates)
         parts = TypeAdapter(dict[str, list]).validate_python(content)
         rows = [(key, parts[key], "") for key in sorted(parts, key=places.natural)]
         if parts and set(parts) <= set(SIDES):

@@ -20,7 +20,7 @@ SUFFIXES = (".json", *LINES, ".csv", ".tsv", *COLUMNS)
 """Files of records; a table may be called .txt as well."""
 ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
 """Files about a dataset, which hold no records of it."""
-KNOWN = SIDES | {"restval": "train"}
+SPLIT_NAMES = SIDES | {"restval": "train"}
 """What names a split; Karpathy's "restval" is of COCO's validation part and trained on."""
 FLICKR = re.compile(r"[^\t]+#\d+\t")
 """How a line of Flickr's tables without a header begins."""
@@ -111,14 +111,14 @@ class Reader:
 def parsed(text: str, where: str) -> Any:
     """What a JSON text holds; `where` it stands, for the refusal."""
     try:
-        return json.loads(text, object_pairs_hook=without_twins)
+        return json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         raise refusal("hold valid JSON", where, f"Python says: {error}.") from None
 
 
 def side_of(*names: str) -> str:
     """The side that the first of these names, in any letters, or "any"; a number may follow: val2017."""
-    sides = (KNOWN.get(re.sub(r"[\d_-]+$", "", name.lower())) for name in names)
+    sides = (SPLIT_NAMES.get(re.sub(r"[\d_-]+$", "", name.lower())) for name in names)
     return next(filter(None, sides), "any")
 
 
@@ -134,7 +134,7 @@ def stem(name: str) -> str:
     return re.sub(r"\.[^./]+$", "", name)
 
 
-def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object from its pairs; ValueError if a key is there twice, as Python keeps the last alone."""
     content = dict(pairs)
     if len(content) < len(pairs):

@@ -129,10 +129,13 @@ def of_captions(wanted: Any, captions: Sequence[str], length: int | None = None)
     if length is not None and length < 3:
         rule, step = "be 3 or more", "Use 32 for captions of a sentence."
         raise ValueError(checks.message("sequence_length", rule, length, step))
-    made = (
-        _words(captions) if wanted is None else loaded(wanted) if isinstance(wanted, str | Path) else wanted
-    )
+    if wanted is None:
+        made = _words(captions)
+    else:
+        made = loaded(wanted) if isinstance(wanted, str | Path) else wanted
     made.model_max_length = length or (made.model_max_length if made.model_max_length < 10**6 else LENGTH)
+    if made.pad_token_id is None and made.eos_token_id is not None:
+        made.pad_token = made.eos_token
     ids = made("a")["input_ids"]
     if made.eos_token_id is None or ids[-1] != made.eos_token_id:
         step = "Take one made for CLIP, or leave it out to train one."
