@@ -223,12 +223,9 @@ class Run:
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
         metadata = {"Title": title, "Description": description}
-        if hasattr(figure, "png"):  # the kit's own keep what they have drawn: they are shown next
-            content = figure.png(**metadata)
-        else:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
-            content = buffer.getvalue()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+        content = buffer.getvalue()
         workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 

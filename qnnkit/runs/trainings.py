@@ -75,10 +75,7 @@ class Training:
         }
         groups, watch = recipes.parameter_groups(model, config), None
         if n := config.gradient_samples:
-            whose = {"event": "epoch", "net": net, "seed": seed}
-            rows = run.rows("gradients") if begun is not None else []
-            earlier = [row for row in rows if whose.items() <= row.items()]
-            watch = gradients.Watch(model, groups, per_epoch=n, log=self.journal.gradients, earlier=earlier)
+            watch = gradients.Watch(model, groups, per_epoch=n, log=self.journal.gradients)
         return self.loaders, {
             "groups": groups,
             "device": self.place,
