@@ -1,4 +1,4 @@
-"""qnnkit.runs.origin: the commit and whether it was changed; nothing names a person or a host."""
+"""How a run begins: the commit and whether it was changed; nothing names a person or a host."""
 
 import json
 import platform
@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from qnnkit.runs import origin
+from qnnkit.runs import opening
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def checkout(tmp_path, monkeypatch):
     git(package, "init", "-q", "..")
     git(package, "add", ".")
     git(package, "commit", "-qm", "first")
-    monkeypatch.setattr(origin, "_package", lambda: package)
+    monkeypatch.setattr(opening.qnnkit, "__file__", str(package / "__init__.py"))
     return package
 
 
@@ -32,7 +32,7 @@ def git(folder, *words):
 
 
 def test_the_origin_of_a_run_here():
-    found = origin.origin()
+    found = opening.origin()
     assert found["packages"]["torch"] == metadata.version("torch")
     assert {"pennylane", "accelerate", "numpy"} <= set(found["packages"])
     assert found["machine"]["cores"] >= 1 and found["machine"]["memory_gb"] > 0
@@ -43,14 +43,14 @@ def test_the_origin_of_a_run_here():
 
 
 def test_a_changed_checkout_is_said_to_be(checkout):
-    assert origin.origin()["commit_changed"] is False
+    assert opening.origin()["commit_changed"] is False
     (checkout.parent / "notes.txt").write_text("untracked")
-    assert origin.origin()["commit_changed"] is False, "what lies outside the package is no matter"
+    assert opening.origin()["commit_changed"] is False, "what lies outside the package is no matter"
     (checkout / "new.py").write_text("")
-    assert origin.origin()["commit_changed"] is True
+    assert opening.origin()["commit_changed"] is True
     (checkout / "new.py").unlink()
     (checkout / "__init__.py").write_text("one = 2\n")
-    assert origin.origin()["commit_changed"] is True
+    assert opening.origin()["commit_changed"] is True
 
 
 @pytest.mark.parametrize("where", ["in another project's checkout", "without git"])
@@ -58,8 +58,8 @@ def test_what_git_does_not_know_has_no_commit(checkout, monkeypatch, tmp_path, w
     inside = checkout.parent / ".venv" / "package"
     inside.mkdir(parents=True)
     (inside / "__init__.py").write_text("")
-    monkeypatch.setattr(origin, "_package", lambda: inside)
+    monkeypatch.setattr(opening.qnnkit, "__file__", str(inside / "__init__.py"))
     if where == "without git":
         monkeypatch.setenv("PATH", str(tmp_path))
-    found = origin.origin()
+    found = opening.origin()
     assert (found["commit"], found["commit_changed"]) == (None, None)

@@ -197,7 +197,7 @@ def test_runs_that_are_not_whole_are_left_out_and_counted(study):
         folder, told[name] = study.write(name, nets, 0.1), why
         rows = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
         if name == "edited":
-            runs.sums.write(folder, {"metrics.jsonl": runs.sums.of(folder / "metrics.jsonl")})
+            runs.rows.write_hashes(folder, {"metrics.jsonl": runs.rows.hash_of(folder / "metrics.jsonl")})
         (folder / file).write_bytes(content or b"".join(rows[:-1]))
     found = study.read()
     assert (found.planned, found.finished, len(found.frame)) == (11, 4, 18)

@@ -14,7 +14,8 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
 from qnnkit.report.verify import hashes
-from qnnkit.runs import NOTEBOOKS, Run, build, export, sums, trained
+from qnnkit.runs import NOTEBOOKS, Run, build, export, trained
+from qnnkit.runs import rows as files
 from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import BOUNDS, MAIN_NETS
@@ -208,9 +209,9 @@ def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened:
     page_ = without_places(render(run, result, shown, picture))
     workspace.write_bytes(run.report, page_.encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them again.
-    fresh, kept = hashes(run.folder), sums.read(run.folder) if before else None
+    fresh, kept = hashes(run.folder), files.read_hashes(run.folder) if before else {}
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
-    sums.write(run.folder, kept | drawn if kept else fresh)
+    files.write_hashes(run.folder, kept | drawn if kept else fresh)
     workspace.write_json(run.folder / "result.json", result)
     return result
 

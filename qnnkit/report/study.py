@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, stats, workspace
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
-from qnnkit.runs import Run, state, sums
+from qnnkit.runs import Run, state
 from qnnkit.runs import rows as files
-from qnnkit.runs.folder import settings_of, settled
+from qnnkit.runs.folder import settings_of
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
@@ -211,10 +211,9 @@ def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, l
     if config is None or logged is None:
         raise ValueError(f"its {'config.json' if config is None else 'metrics.jsonl'} is missing.")
     hashed = hashlib.sha256(logged).hexdigest()
-    kept = sums.parse((files.content(folder, sums.FILE) or b"").decode(errors="replace"))
-    if kept.get("metrics.jsonl", hashed) != hashed:
+    if files.read_hashes(folder).get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
-    run = Run(files.work(folder), settled(folder, settings_of(config)))
+    run = Run(files.work(folder), settings_of(config))
     if run.score != score:
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
     rows, provenance = frame_of(run), read("provenance.json") or {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from qnnkit import workspace
-from qnnkit.runs import Run, sums
+from qnnkit.runs import Run, rows
 
-_LATER = ("result.json", sums.FILE, "failed.json", "notebooks/04_analyze.ipynb")
+_LATER = ("result.json", rows.SUMS, "failed.json", "notebooks/04_analyze.ipynb")
 """Written after the hashes are taken, or not by the run itself."""
 _BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json", "logs/")
 """What 05_benchmark, `qnnkit measure` and trackers leave in a run's folder, whenever they are asked to."""
@@ -26,7 +26,7 @@ def hashes(folder: Path) -> dict[str, str]:
     """
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {
-        name: sums.of(folder / name)
+        name: rows.hash_of(folder / name)
         for name in sorted(names)
         if not any(part.startswith(".") for part in name.split("/"))
         if name not in _LATER and not name.startswith(_BENCHMARK) and not name.endswith(_PASSING)
@@ -46,10 +46,10 @@ def verify(run: Run) -> dict[str, str]:
     Raises:
         ValueError: The run is not finished, or has no SHA256SUMS.
     """
-    kept = sums.read(run.folder)
-    if run.result is None or kept is None:
+    kept = rows.read_hashes(run.folder)
+    if run.result is None or not kept:
         what, step = (
-            ("result.json", "qnnkit run --run-dir") if run.result is None else (sums.FILE, "qnnkit report")
+            ("result.json", "qnnkit run --run-dir") if run.result is None else (rows.SUMS, "qnnkit report")
         )
         raise ValueError(
             f"Run `{run.folder}` must be finished to be verified, but has no {what}. "

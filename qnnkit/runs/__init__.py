@@ -3,10 +3,10 @@
 from qnnkit.runs import chain
 from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.folder import Run
-from qnnkit.runs.frame import frame
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, find_notebook, launch
 from qnnkit.runs.opening import fork, open_run
 from qnnkit.runs.placing import placed
+from qnnkit.runs.rows import frame
 from qnnkit.runs.state import State
 from qnnkit.runs.surveying import to_plan
 from qnnkit.runs.trainings import (

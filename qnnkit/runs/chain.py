@@ -223,7 +223,7 @@ class _Following:
 
     def __init__(self, run: Run, echo: Callable[[str], None]):
         self.run, self.echo, self.done = run, echo, threading.Event()
-        self.rows, self.placed = Followed(run.folder), run.placement.get("sentence")
+        self.rows, self.placed = Followed(run.folder), _placement(run)
         self.rows.look()
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
@@ -240,7 +240,7 @@ class _Following:
         self._tell()
 
     def _tell(self) -> None:
-        placed = self.run.placement.get("sentence")
+        placed = _placement(self.run)
         if placed != self.placed:
             self.placed = placed
             self.echo(f"      {placed}")
@@ -249,3 +249,9 @@ class _Following:
                 self.echo(f"      {epoch_line(self.run, row)}")
             elif row["event"] == "warning" and row["of"] == "machine":
                 self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")
+
+
+def _placement(run: Run) -> str | None:
+    """What was last decided on where the run is trained."""
+    placement = run.provenance.get("placement")
+    return placement.get("sentence") if isinstance(placement, dict) else None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
-from qnnkit.runs.rows import trainings, whole
+from qnnkit.runs.rows import content, trainings, whole
 from qnnkit.settings import MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class Run:
 
     folder: Path
     config: Settings
-    """As config.json has them, but for a size of batch that was "auto": that is the number that was found."""
+    """As config.json has them, with paths as they are here."""
 
     @property
     def recipe(self) -> Recipe:
@@ -163,14 +161,7 @@ class Run:
     @property
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
-        path = self.folder / "provenance.json"
-        return dict(_as_it_is(workspace.read_json, path, _stamp(path)) or {})
-
-    @property
-    def placement(self) -> dict[str, Any]:
-        """What was last decided on where the run is trained, and why; see `runs.placed`."""
-        found = self.provenance.get("placement")
-        return found if isinstance(found, dict) else {}
+        return dict(content(self.folder, "provenance.json", workspace.read_json) or {})
 
     def predict(self, inputs: Any) -> list[dict[str, Any]]:
         """What the run's own net, first seed, says of new inputs; see `runs.predict`."""
@@ -185,8 +176,7 @@ class Run:
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of `<kind>.jsonl`, oldest first; what names no event (or, of metrics, no net) is none."""
-        path = self.folder / f"{kind}.jsonl"
-        found = _as_it_is(workspace.read_lines, path, _stamp(path))
+        found = content(self.folder, f"{kind}.jsonl", workspace.read_lines) or []
         return whole(found) if kind == "metrics" else [row for row in found if "event" in row]
 
     def epochs(self, event: str = "epoch") -> pd.DataFrame:
@@ -239,20 +229,6 @@ class Run:
         keep_mirrored(self.folder)
 
 
-@functools.lru_cache(maxsize=16)
-def _as_it_is(read: Callable[[Path], Any], path: Path, stamp: Any) -> Any:
-    """What a file holds, read once for each of its states."""
-    return read(path)
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes with every change of a file; nothing is told of one that cannot be asked."""
-    with contextlib.suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
-    return (time.monotonic_ns(),)
-
-
 def write_config(run: Run) -> None:
     """Writes config.json, which makes a folder a run, and the recipe's source beside it."""
     recipe = run.recipe
@@ -266,16 +242,6 @@ def kept_settings(run: Run) -> dict[str, Any]:
     """Settings as config.json and `model/` have them; `settings_of` reads them."""
     place = {"recipe": workspace.portable(run.recipe.reference)}
     return {"recipe_digest": run.recipe.digest, **run.asked.flat(), **place}
-
-
-def settled(folder: Path, config: Settings) -> Settings:
-    """The settings with the number that was found when the run began for a size of batch that is "auto"."""
-    if config.batch_size != "auto":
-        return config
-    found = (workspace.read_json(folder / "provenance.json") or {}).get("batch_size")
-    with contextlib.suppress(ValueError):  # a file that is damaged
-        return config.override(batch_size=found)
-    return config
 
 
 def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
@@ -297,7 +263,11 @@ def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
         sentence = f"Cannot read `{path}` ({error.strerror}). Choose a run_dir that you may read."
         raise type(error)(error.errno, sentence) from None
     try:
-        return settings_of(json.loads(text), recipe)
+        values = json.loads(text)
+        if isinstance(values, dict) and values.get("batch_size") == "auto":  # as an earlier version wrote it
+            measured = workspace.read_json(path.with_name("provenance.json")) or {}
+            values["batch_size"] = measured.get("batch_size")
+        return settings_of(values, recipe)
     except ValueError as error:
         raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
 
