@@ -167,5 +167,5 @@ def require_last_batch(run: Run) -> None:
             layers.called(net.train(), run.splits.example())
     except ValueError:
         rule = "leave more than one image for the last batch"
-        step = f"The last of {n:,} images would be alone, and this net has batch normalisation. Change it by one."
+        step = f"The last of {n:,} images would be alone in batch normalisation. Change it by one."
         raise ValueError(checks.message("batch_size", rule, batch_size, step)) from None
