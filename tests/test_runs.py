@@ -327,7 +327,7 @@ def test_epochs_and_words_of_the_machine_are_told_while_a_notebook_writes_them(t
     said = {"event": "warning", "of": "machine", "net": "classical", "seed": 1, "sentence": "Steps are slow."}
     for before in (row | {"epoch": 1, "validation_accuracy": 0.25}, said):
         run.log("metrics", before)
-    with chain._Following(run, lambda line: (told.append(line), heard.set())):
+    with chain._followed(run, lambda line: (told.append(line), heard.set())):
         run.log("metrics", row | {"epoch": 2, "updates": 8, "validation_accuracy": 0.75})
         assert heard.wait(10)
         tested = {"event": "test", "net": "hybrid", "seed": 0, "test_accuracy": 0.5, "best_epoch": 2}

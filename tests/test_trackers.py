@@ -163,7 +163,6 @@ def test_a_resumed_run_goes_on_in_tensorboard(home):
     with begin("tensorboard", epochs=5) as track:
         train(track, range(2, 4))  # step 2 twice: after a kill before its checkpoint
     assert sorted(set(scalars(home)["hybrid/seed0/train_loss"])) == THREE
-    assert len(list(folder_of(home).glob("*/hparams.yml"))) == 1, "the settings are told once"
     with begin("tensorboard", begun="2026-01-02T12:00:00Z"):
         pass
     assert len(list((home / "tensorboard").iterdir())) == 2, "a run of the same name is another one"

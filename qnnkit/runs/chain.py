@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def run_notebooks(
                 continue
             start, source = time.perf_counter(), find_notebook(name)
             echo(f"{label} ...")
-            with _Following(run, echo):
+            with _followed(run, echo):
                 given = _parameters(run, source, parameters or {})
                 try:
                     launch(source, run.notebook(name), given, asked_of_kernels(run))
@@ -218,40 +218,32 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
     )
 
 
-class _Following:
-    """Echoes where a run is placed, each epoch and each word of its machine, while a kernel writes them."""
+@contextlib.contextmanager
+def _followed(run: Run, echo: Callable[[str], None]) -> Iterator[None]:
+    """Echoes where a run is trained, its epochs and the warnings of its machine, while a kernel writes them."""
+    rows, done, said = Followed(run.folder), threading.Event(), {""}
+    rows.look()
 
-    def __init__(self, run: Run, echo: Callable[[str], None]):
-        self.run, self.echo, self.done = run, echo, threading.Event()
-        self.rows, self.placed = Followed(run.folder), _placement(run)
-        self.rows.look()
-        self.thread = threading.Thread(target=self._follow, daemon=True)
+    def follow() -> None:
+        going_on = True
+        while going_on:
+            going_on = not done.wait(0.5)
+            for row in rows.look():
+                line = ""
+                if row["event"] == "begin":
+                    line = run.provenance.get("trained", {}).get("sentence") or ""
+                elif row["event"] in ("epoch", "test"):
+                    line = epoch_line(run, row)
+                elif row["event"] == "warning" and row["of"] == "machine":
+                    line = f"{row['net']}, seed {row['seed']}: {row['sentence']}"
+                if line not in said:
+                    said.add(line)
+                    echo(f"      {line}")
 
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        self.thread.join()
-
-    def _follow(self) -> None:
-        while not self.done.wait(0.5):
-            self._tell()
-        self._tell()
-
-    def _tell(self) -> None:
-        placed = _placement(self.run)
-        if placed != self.placed:
-            self.placed = placed
-            self.echo(f"      {placed}")
-        for row in self.rows.look():
-            if row["event"] in ("epoch", "test"):
-                self.echo(f"      {epoch_line(self.run, row)}")
-            elif row["event"] == "warning" and row["of"] == "machine":
-                self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")
-
-
-def _placement(run: Run) -> str | None:
-    """What was last decided on where the run is trained."""
-    placement = run.provenance.get("placement")
-    return placement.get("sentence") if isinstance(placement, dict) else None
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

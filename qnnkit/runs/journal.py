@@ -126,9 +126,9 @@ class Journal:
 
     def _feel(self, event: str, **facts: Any) -> dict[str, Any]:
         """Adds a row that has the time and what memory is used."""
-        self.peak = max(self.peak, measure.peak_on(self.place))
         row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
-        row |= {"memory": measure.resident(), "peak_memory": self.peak}
+        row["memory"] = measure.resident()  # before its peak, which is never less
+        self.peak = row["peak_memory"] = max(self.peak, measure.peak_on(self.place))
         if self.place.type != "cpu":
             row["device_memory"] = _on_device(self.place)
         if self.main:

@@ -108,9 +108,9 @@ def launch(
     check_parameters(notebook, parameters)
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
+    usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
+    variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
     try:
-        usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
-        variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
         with _kernels(variables) as kernels, _heard_between_tasks():
             papermill.execute_notebook(
                 str(notebook),
@@ -122,36 +122,32 @@ def launch(
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
                 **kernels,
             )
-    except papermill.PapermillExecutionError as error:
-        _share(running).replace(failed)
-        raise NotebookError(
-            f"Notebook {notebook.name} stopped: {error.evalue} The cell and the whole trace are in {failed}."
-        ) from None
-    except DeadKernelError:
-        _share(running).replace(failed)
-        raise NotebookError(
-            f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Go on with "
-            "--set gradient_checkpointing=true, or begin another run_dir with a smaller batch_size or "
-            f"image_size. The cells before are in {failed}."
-        ) from None
-    except RuntimeError as error:  # jupyter_client's, of a kernel that does not come up
-        running.unlink(missing_ok=True)
-        raise NotebookError(
-            f"Notebook {notebook.name} cannot begin: {error}. Free memory, raise the number of open files "
-            "(`ulimit -n 1024`), and run the same command again."
-        ) from None
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
+    except (papermill.PapermillExecutionError, RuntimeError) as error:
+        if isinstance(error, papermill.PapermillExecutionError):
+            why = f"stopped: {error.evalue} The cell and the whole trace are in {failed}."
+        elif isinstance(error, DeadKernelError):
+            why = (
+                "stopped: its kernel died, as it does when memory runs out. Go on with --set "
+                "gradient_checkpointing=true, or begin another run_dir with a smaller batch_size or "
+                f"image_size. The cells before are in {failed}."
+            )
+        else:  # jupyter_client's, of a kernel that does not come up
+            why = (
+                f"cannot begin: {error}. Free memory, raise the number of open files (`ulimit -n 1024`), "
+                "and run the same command again."
+            )
+        if running.exists():
+            _share(running).replace(failed)
+        raise NotebookError(f"Notebook {notebook.name} {why}") from None
     failed.unlink(missing_ok=True)
-    _share(running)
-    return running.replace(output)
+    return _share(running).replace(output)
 
 
 def _share(notebook: Path) -> Path:
     """An executed notebook, in which no path says where this machine's workspace is, or whose it is."""
-    text = notebook.read_text(encoding="utf-8")
-    if (shared := without_places(text)) != text:
-        workspace.write_bytes(notebook, shared.encode())
+    workspace.write_bytes(notebook, without_places(notebook.read_text(encoding="utf-8")).encode())
     return notebook
 
 

@@ -25,6 +25,9 @@ ENDED = ("finished", "failed", "pruned")
 """States that a run leaves only if somebody starts it again."""
 STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
+FILES = ("provenance", "config", "failed")
+TIMED = ("begin", "step", "warning")
+NUMBERS = ("epoch", "epochs", "step", "steps", "loss", "per_second", "memory", "device_memory")
 SESSION = "session.json"
 """In a batch's folder: the command that it belongs to now, and the runs that it has pruned."""
 
@@ -68,7 +71,6 @@ class State:
     """Until this net is trained, if nothing stops it early."""
     seconds_left_run: float | None = None
     """Until all are."""
-    micro_batch: int | None = None
     memory: int | None = None
     """Bytes of RAM that the process holds."""
     peak_memory: int | None = None
@@ -138,33 +140,32 @@ def look(folder: Path, score: Score | None = None) -> State:
     """How the run in a folder stands; "waiting" where nothing is there yet."""
     if not (folder.exists() or work(folder).exists()):
         return State(folder, id=folder.name, score=score or ACCURACY)
-    provenance, settings = facts(folder, "provenance.json"), facts(folder, "config.json")
-    score = score or score_of(provenance)
-    order, epochs = _order(settings, provenance), settings.get("epochs")
-    lines = followed(folder)
+    provenance, settings, failure = (facts(folder, f"{name}.json") for name in FILES)
+    score, lines, order = score or score_of(provenance), followed(folder), _order(settings, provenance)
     lines.look()
-    found = of_rows(folder, lines.rows, order, epochs)
+    tested = {(row["net"], row["seed"]): row for row in trainings(lines.rows, "test", settings.get("epochs"))}
     column = f"validation_{score.on_validation}"
     own = [number(row, column) for row in lines.rows if row["net"] in MAIN_NETS]
     reached = [value for value in own if value is not None]
-    there = {"id": folder.name, "score": score, "validation": score.best(reached) if reached else None}
-    names = sorted(path.name for path in (work(folder) / "notebooks").glob("*.running.ipynb"))
+    found = _training(lines.rows, order, tested)
+    found |= {"id": folder.name, "score": score, "validation": score.best(reached) if reached else None}
+    locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if finished(folder):
-        return replace(found, state="finished", **there)
-    failure, locks = facts(folder, "failed.json"), [held(work(folder), each) for each in LOCKS]
-    if any(locks):
-        return replace(found, state="running", doing=names[-1].split(".")[0] if names else None, **there)
-    if failure:
-        where = failure.get("notebook")
-        there |= {"error": failure.get("error"), "notebook": folder / where if where else None}
-        return replace(found, state="pruned" if failure.get("state") == "pruned" else "failed", **there)
-    unknown = locks[-1] is None  # a mirror, a folder that was brought from one, or one that may only be read
-    if unknown and found.state == "stopped" and found.age is not None and found.age < STALE:
-        return replace(found, state="running", **there)
-    return replace(found, **there)
-
-
-LOCKS = ("begin", "chain", "train")
+        state = "finished"
+    elif any(locks):
+        state = "running"
+        names = sorted(path.name for path in (work(folder) / "notebooks").glob("*.running.ipynb"))
+        found["doing"] = names[-1].split(".")[0] if names else None
+    elif failure:
+        state, notebook = "pruned" if failure.get("state") == "pruned" else "failed", failure.get("notebook")
+        found |= {"error": failure.get("error"), "notebook": folder / notebook if notebook else None}
+    elif order and set(order) <= tested.keys():
+        state = "trained"
+    elif locks[-1] is None and found.get("age", STALE) < STALE:
+        state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
+    else:
+        state = "stopped" if lines.rows else "waiting"
+    return State(folder, state, **found)
 
 
 def finished(folder: Path) -> bool:
@@ -197,24 +198,22 @@ def frame(states: Iterable[State]) -> pd.DataFrame:
 # --- what the rows say --------------------------------------------------------------------------------------
 
 
-def of_rows(
-    folder: Path, rows: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]], epochs: int | None
-) -> State:
-    """What the rows of metrics.jsonl say; whether a training still goes on they cannot.
+def _training(
+    rows: Sequence[Mapping[str, Any]],
+    order: Sequence[tuple[str, int]],
+    tested: Mapping[tuple[str, int], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What the rows of metrics.jsonl say of the training that began last; nothing where none did.
 
     Args:
-        folder: Of the run.
         rows: Oldest first.
-        order: (net, seed) of all trainings of the run; may be empty, where nothing tells.
-        epochs: Of the run: a net that was tested after fewer, before it was extended, is trained again.
+        order: (net, seed) of all trainings of the run; may be empty, where no file lists them.
+        tested: (net, seed) -> the row of its test, for those that have ended.
     """
-    timed = ("begin", "step", "warning")
-    rows = [row for row in rows if row["event"] not in timed or number(row, "time") is not None]
-    tested = {(row["net"], row["seed"]): row for row in trainings(rows, "test", epochs)}
-    state = "trained" if order and set(order) <= set(tested) else "stopped" if rows else "waiting"
+    rows = [row for row in rows if row["event"] not in TIMED or number(row, "time") is not None]
     begun = [i for i, row in enumerate(rows) if row["event"] == "begin"]
     if not begun:
-        return State(folder, state)
+        return {}
     lately = rows[begun[-1] :]
     begin, steps = lately[0], [row for row in lately if row["event"] == "step"]
     last = steps[-1] if steps else begin
@@ -223,23 +222,17 @@ def of_rows(
         last = {**last, "epoch": ended[-1].get("epoch"), "step": last.get("steps")}
         last["loss"] = ended[-1].get("train_loss", last.get("loss"))
     pair = begin["net"], begin["seed"]
-    left_net, left_run = _left(steps, pair, order, tested)
-    words = {"net": str, "seed": int, "device": str, "counted": str}
-    known: dict[str, Any] = {name: _is(begin.get(name), kind) for name, kind in words.items()}
-    numbers = ("epoch", "epochs", "step", "steps", "loss", "per_second", "micro_batch")
-    known |= {name: number(last, name) for name in (*numbers, "memory", "device_memory")}
-    return State(
-        folder,
-        state,
-        age=max(0.0, time.time() - max(row["time"] for row in lately if "time" in row)),
-        number=order.index(pair) + 1 if pair in order else None,
-        of=len(order) or None,
-        seconds_left_net=left_net,
-        seconds_left_run=left_run,
-        peak_memory=max((number(row, "peak_memory") or 0 for row in lately), default=0) or None,
-        warnings=tuple(str(row.get("sentence")) for row in lately if row["event"] == "warning"),
-        **known,
-    )
+    found: dict[str, Any] = {name: number(last, name) for name in NUMBERS}
+    found |= {name: _text(begin, name) for name in ("net", "device", "counted")}
+    found["seconds_left_net"], found["seconds_left_run"] = _left(steps, pair, order, tested)
+    return found | {
+        "seed": number(begin, "seed"),
+        "age": max(0.0, time.time() - max(row["time"] for row in lately if "time" in row)),
+        "number": order.index(pair) + 1 if pair in order else None,
+        "of": len(order) or None,
+        "peak_memory": max((number(row, "peak_memory") or 0 for row in lately), default=0) or None,
+        "warnings": tuple(str(row.get("sentence")) for row in lately if row["event"] == "warning"),
+    }
 
 
 def seconds_of(row: Mapping[str, Any]) -> float:
@@ -249,17 +242,13 @@ def seconds_of(row: Mapping[str, Any]) -> float:
 
 def _left(
     steps: Sequence[Mapping[str, Any]],
-    pair: tuple[Any, Any],
+    pair: tuple[str, int],
     order: Sequence[tuple[str, int]],
-    tested: Mapping[tuple[Any, Any], Mapping[str, Any]],
+    tested: Mapping[tuple[str, int], Mapping[str, Any]],
 ) -> tuple[float | None, float | None]:
     """Seconds until the net is trained, and until all are: as long as the same net took, or as this one."""
     names = ("time", "updates", "epoch", "epochs", "step", "steps")
-    known: list[Any] = []
-    for row in steps:
-        if all(number(row, name) is not None for name in names):
-            resumed = known and row["updates"] < known[-1]["updates"]  # from its last checkpoint
-            known = [row] if resumed else [*known[:1], row]
+    known: list[Any] = [row for row in steps if all(number(row, name) is not None for name in names)]
     if not known or (done := known[-1]["updates"] - known[0]["updates"]) <= 0:
         return None, None
     first, last = known[0], known[-1]
@@ -281,5 +270,5 @@ def _order(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[t
     return []
 
 
-def _is(value: Any, kind: type) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+def _text(row: Mapping[str, Any], name: str) -> str | None:
+    return row[name] if isinstance(row.get(name), str) else None
