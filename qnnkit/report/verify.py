@@ -47,26 +47,21 @@ def verify(run: Run) -> dict[str, str]:
         ValueError: The run is not finished, or has no SHA256SUMS.
     """
     kept = rows.read_hashes(run.folder)
-    if run.result is None or not kept:
-        what, step = (
-            ("result.json", "qnnkit run --run-dir") if run.result is None else (rows.SUMS, "qnnkit report")
-        )
-        raise ValueError(
-            f"Run `{run.folder}` must be finished to be verified, but has no {what}. "
-            f"Finish it: {step} {run.folder}."
-        )
+    for file, command in (("result.json", "qnnkit run --run-dir"), (rows.SUMS, "qnnkit report")):
+        if not (run.folder / file).exists():
+            step = f"Finish it: {command} {run.folder}."
+            raise ValueError(f"Run `{run.folder}` must be finished to be verified, but has no {file}. {step}")
     now = hashes(run.folder)
-    found = {
-        name: "FAILED: missing"
-        if name not in now
-        else "FAILED: new"
-        if name not in kept
-        else "FAILED: changed"
-        for name in sorted({*kept, *now})
-        if now.get(name) != kept.get(name)
-    }
-    same = sum(now.get(name) == digest for name, digest in kept.items())
+    states = {name: _state(kept.get(name), now.get(name)) for name in sorted({*kept, *now})}
+    found = {name: state for name, state in states.items() if state != "OK"}
+    same = sum(states[name] == "OK" for name in kept)
     return {**found, f"{same} of {len(kept)} files": "OK", "data": _data(run)}
+
+
+def _state(kept: str | None, now: str | None) -> str:
+    if kept == now:
+        return "OK"
+    return f"FAILED: {'missing' if now is None else 'new' if kept is None else 'changed'}"
 
 
 def _data(run: Run) -> str:

@@ -220,7 +220,7 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _followed(run: Run, echo: Callable[[str], None]) -> Iterator[None]:
-    """Echoes where a run is trained, its epochs and the warnings of its machine, while a kernel writes them."""
+    """Echoes where a run is trained, its epochs and its machine, while a kernel writes rows."""
     rows, done, said = Followed(run.folder), threading.Event(), {""}
     rows.look()
 

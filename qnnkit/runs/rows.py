@@ -156,13 +156,16 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
 
     checks.choice("event", event, ("test", "epoch", "validation"))
     several = [runs] if isinstance(runs, str | Path) or hasattr(runs, "folder") else list(runs)
-    named = [getattr(each, "folder", each) for each in several]
-    places = [workspace.place(each) for each in named]
-    known = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
-    names = dict.fromkeys(name for _, provenance in known for name in provenance.get("given") or ())
+    sources = []
+    for each in several:
+        folder = getattr(each, "folder", each)
+        place = workspace.place(folder)
+        config = each.config.flat() if folder is not each else facts(place, "config.json")
+        sources.append((folder, place, config, facts(place, "provenance.json")))
+    names = dict.fromkeys(name for *_, provenance in sources for name in provenance.get("given") or ())
     names |= dict.fromkeys(settings)
     table: list[dict[str, Any]] = []
-    for folder, place, (config, provenance) in zip(named, places, known, strict=True):
+    for folder, place, config, provenance in sources:
         rows, price = read(place), number(config, "price_per_hour")
         about = {"folder": str(folder), "run": place.name, "recipe": config.get("recipe")}
         about |= {name: config[name] for name in names if name in config}
