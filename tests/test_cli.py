@@ -421,7 +421,7 @@ def test_training_tells_what_the_data_are(tmp_path, monkeypatch, qnnkit):
         "best_epoch": 1,
         "peak_memory": 10**9,
     }
-    monkeypatch.setattr(runs.Run, "load_data", lambda self, cached: splits)
+    monkeypatch.setattr(runs.Run, "splits", splits)
     monkeypatch.setattr("qnnkit.runs.trainings._train", lambda *given: final)
     status, out, err = qnnkit("train", "--run-dir", str(tmp_path / "run"))
     assert status == 0, err

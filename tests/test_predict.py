@@ -112,22 +112,22 @@ def test_images_unlike_those_of_the_training_are_said_to_be(pictured):
 def test_inverted_digits_are_told(home):
     run = trained("digits_quanv", train_fraction=0.1, hidden=2)
     image = run.splits.test.images[0, 0].numpy()
-    [inverted] = run.predict([255 - image])
+    [inverted] = runs.predict(run.folder, [255 - image])
     assert "invert it" in " ".join(inverted["notes"])
-    [row] = run.predict([image])
+    [row] = runs.predict(run.folder, [image])
     assert row["notes"] == []
 
 
 def test_captions_and_images_are_matched_by_clip(home):
     run = trained("digits_clip", train_fraction=0.1, n_qubits=2, n_layers=1, patch_size=8)
     image = run.splits.test.images[0, 0].numpy()
-    [row] = run.predict([image])
+    [row] = runs.predict(run.folder, [image])
     assert len(row["probabilities"]) == 10 and sum(row["probabilities"].values()) == pytest.approx(1)
     texts = ["a photo of the digit three", "a photo of the digit four"]
-    [chosen] = run.predict([image, *texts])
+    [chosen] = runs.predict(run.folder, [image, *texts])
     assert set(chosen["probabilities"]) == set(texts)
     with pytest.raises(ValueError, match="hold an image file"):
-        run.predict(texts)
+        runs.predict(run.folder, texts)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_a_task_that_knows_how_is_asked(home):
             return Guess()
 
     run = trained(Mine, train_fraction=0.1, hidden=2)
-    assert run.predict(["a"]) == [{"input": "a", "output": "QuanvNet of a"}]
+    assert list(runs.predict(run.folder, ["a"], recipe=Mine)) == [{"input": "a", "output": "QuanvNet of a"}]
 
 
 def test_what_cannot_be_predicted_is_refused_in_a_sentence(pictured, home):

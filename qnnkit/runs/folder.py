@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import time
@@ -12,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import recipes, stats, workspace
+from qnnkit import plots, recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
 from qnnkit.runs.rows import content, trainings, whole
@@ -105,26 +103,19 @@ class Run:
 
     @cached_property
     def splits(self) -> Splits:
-        """The data, as the recipe loads them; see `own_data`."""
-        return self.own_data()
-
-    def own_data(self, *, cached: bool = True) -> Splits:
         """The data, if they are those that the run was trained on.
 
-        Args:
-            cached: As of `load_data`.
-
         Raises:
-            ValueError: They cannot be used, or are others.
+            ValueError, OSError: They cannot be used, or are others.
         """
         from qnnkit.data import places
 
-        splits, trained_on = self.load_data(cached=cached), self.provenance.get("data")
+        splits, trained_on = self.recipe.load(self.config), self.provenance.get("data")
         for form in ("NFD", None):  # as names counted before they had one form
             if trained_on is None or splits.fingerprint() == trained_on:
                 return splits
             with places.names_in(form):
-                splits = self.load_data(cached=cached)
+                splits = self.recipe.load(self.config)
         if splits.fingerprint() == trained_on:
             return splits
         place = getattr(self.config, "data_dir", None) or splits.name
@@ -132,20 +123,6 @@ class Run:
             f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have changed, "
             "or their split. Put the files back as they were, or begin another run_dir."
         )
-
-    def load_data(self, *, cached: bool = True) -> Splits:
-        """The data, whatever the run was trained on.
-
-        Args:
-            cached: Whether images kept from before may stand for files of the same names, sizes and times.
-
-        Raises:
-            ValueError, OSError: They cannot be used.
-        """
-        from qnnkit import data
-
-        with contextlib.nullcontext() if cached else data.uncached():
-            return self.recipe.load(self.config)
 
     @cached_property
     def task(self) -> Any:
@@ -162,12 +139,6 @@ class Run:
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
         return dict(content(self.folder, "provenance.json", workspace.read_json) or {})
-
-    def predict(self, inputs: Any) -> list[dict[str, Any]]:
-        """What the run's own net, first seed, says of new inputs; see `runs.predict`."""
-        from qnnkit.runs.using import predict
-
-        return list(predict(self.folder, inputs, recipe=self.recipe))
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
@@ -213,12 +184,8 @@ class Run:
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
         metadata = {"Title": title, "Description": description}
-        if hasattr(figure, "png"):  # the kit's own keep what they have drawn: they are shown next
-            content = figure.png(**metadata)
-        else:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
-            content = buffer.getvalue()
+        # The kit's own figures keep what they have drawn: they are shown next.
+        content = figure.png(**metadata) if hasattr(figure, "png") else plots.as_png(figure, **metadata)
         workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 

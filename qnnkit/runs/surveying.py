@@ -91,7 +91,7 @@ def measure_machine(
         run = _unsaved(workspace.home(), recipe or "digits_quanv", settings or {})
     else:
         run = open_run(run_dir, recipe, **(settings or {}))
-    splits = run.load_data() if run_dir is None else run.splits
+    splits = run.recipe.load(run.config) if run_dir is None else run.splits
     place = survey.default_place(survey.facts()) if out is None else workspace.place(out)
     workspace.make_folder(place.parent)  # before minutes are spent
     found = survey.take(run.config, splits, **options)

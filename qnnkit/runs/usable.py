@@ -79,12 +79,13 @@ def require_usable(run: Run) -> None:
 
 def _require_runs(run: Run, model: nn.Module) -> None:
     """Refuses a net that does not take the first samples, or whose outputs its task does not take."""
-    recipe, task, splits, n = run.recipe, run.task, run.splits, min(2, len(run.splits.train))
+    recipe, splits, n = run.recipe, run.splits, min(2, len(run.splits.train))
     if any(weight.is_meta for weight in model.parameters()):
         if name := run.config.of_kit("pretrained"):  # every weight is there, though none is read
             causal_lm(name, device="meta", **splits.sizes)
         return
     with _taken(recipe, splits), recipe.located_errors():
+        task = run.task
         if not isinstance(task, tasks.Own):
             with torch.no_grad():
                 outputs: Any = layers.called(model.eval(), splits.example(n))
