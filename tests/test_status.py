@@ -405,7 +405,7 @@ def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
         "failed: Odd."
     )
     workspace.write_json(tmp_path / "batch.json", {"name": "b"})
-    with pytest.raises(ValueError, match="must hold a list of runs"):
+    with pytest.raises(ValueError, match="is damaged"):
         runs.watch(tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import os
 from collections import Counter
@@ -32,7 +31,7 @@ def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
-        again: Also where the page already shows what the runs have come to.
+        again: Also where it has been executed for what the runs have come to.
 
     Returns:
         Path of the page.
@@ -46,16 +45,13 @@ def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
     """
     folder = workspace.place(folder)
     study = read_study(folder)
-    if not again and _is_of(study):
-        return folder / "report.html"
     with alone(folder, "study"):
         try:
-            if len(study.frame):
+            if len(study.frame) and (again or _copy(study) is None):
                 values = {"run_dir": str(folder), "train": False}
                 launch(find_notebook(NOTEBOOK), folder / f"{NOTEBOOK}.ipynb", values)
         finally:
-            if not _is_of(study):
-                write_batch_page(folder)
+            write_batch_page(folder)
     return folder / "report.html"
 
 
@@ -87,7 +83,6 @@ def write_batch_page(folder: str | Path) -> Path:
         covered=COVERED,
         study=study,
         copy=notebook and f"{NOTEBOOK}.ipynb",
-        digest=_digest(study),
         body=page.body(notebook) if notebook else page.Body("", []),
     )
     workspace.write_bytes(study.folder / "report.html", content.encode())
@@ -164,20 +159,7 @@ def _sortable(table: pd.DataFrame) -> str:
     )
 
 
-def _digest(study: Study) -> str:
-    """What the page says of the runs, in short."""
-    said = [study.stamp, *study.notes, runs_table(study).to_csv()]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
-
-
 def _copy(study: Study) -> Path | None:
     """The executed 06_study, if it shows these very runs."""
     path = study.folder / f"{NOTEBOOK}.ipynb"
     return path if path.is_file() and study.stamp in path.read_text(encoding="utf-8") else None
-
-
-def _is_of(study: Study) -> bool:
-    """Whether the page shows these runs as they are, and 06_study below them where any has finished."""
-    path = study.folder / "report.html"
-    whole = not len(study.frame) or _copy(study) is not None
-    return whole and path.is_file() and f"<!-- {_digest(study)} -->" in path.read_text(encoding="utf-8")

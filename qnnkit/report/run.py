@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import device, gradients, layers, plots, stats, workspace
+from qnnkit import device, gradients, plots, stats, workspace
 from qnnkit.data.splits import SPLITS
 from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
@@ -23,11 +23,11 @@ from qnnkit.settings import BOUNDS, MAIN_NETS
 if TYPE_CHECKING:
     import pandas as pd
 
-SPREADS = {
-    "validation_loss": ("validation loss (nats / token)", ".3f"),
-    "tokens_per_second": ("tokens / s in training", ",.0f"),
+OF_TOKENS = {
+    "validation_loss": ("validation loss (nats / token)", "{:.3f}"),
+    "tokens_per_second": ("tokens / s in training", "{:,.0f}"),
 }
-"""What is told of language models with an interval over seeds -> as people read it, and how it is written."""
+"""What is reported of language models as well -> as people read it, and how it is written."""
 
 COSTS_BOUND = {
     "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
@@ -67,7 +67,7 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
                 **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
                 "seconds_per_epoch": row["seconds_per_epoch"],
                 **{name: _known(row[name]) for name in more},
-                **{name: of_net[name].tolist() for name in SPREADS if name in of_net.dropna(axis="columns")},
+                **{name: float(of_net[name].mean()) for name in OF_TOKENS if name in of_net.dropna(axis=1)},
             }
         )
     return rows
@@ -104,18 +104,10 @@ def scores(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
         for each in metrics(score)[1:]
         if any(row.get(each.name) is not None for row in rows)
     }
-    for name, (head, form) in SPREADS.items():
+    for name, (head, form) in OF_TOKENS.items():
         if any(name in row for row in rows):
-            columns[head] = [_spread(row.get(name, ()), form) for row in rows]
+            columns[head] = [form.format(row[name]) if name in row else "" for row in rows]
     return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    if not values or not all(map(math.isfinite, values)):
-        return ""
-    interval = stats.mean_interval(values, logarithmic=min(values) > 0)
-    ends = f" ({interval.low:{form}} to {interval.high:{form}})" if interval.known else ""
-    return f"{interval.mean:{form}}{ends}"
 
 
 def judge(run: Run) -> list[dict[str, Any]]:
@@ -266,16 +258,11 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
 
 
 def _facts(run: Run) -> list[str]:
-    """What was trained, on what: data, circuits, epochs."""
-    splits, config = run.splits, run.config
+    """What was trained, on what: data, circuit, epochs."""
+    splits, config, circuit = run.splits, run.config, run.config.of_kit("circuit")
     sizes = " / ".join(f"{len(splits.split(name)):,}" for name in SPLITS)
-    modules = build(run, run.nets[0], config.seed, bare=True).modules()
-    circuits = [module for module in modules if isinstance(module, layers.QuantumLayer)]
-    wires = ", ".join(dict.fromkeys(f"{len(each.qnode.device.wires or ())} wires" for each in circuits))
     facts = [f"Data: {splits.name}, {sizes} samples to train / validate / test"]
-    if circuits:
-        name = config.of_kit("circuit")
-        facts.append(f"Circuit: {f'{name}, ' if name else ''}{wires}")
+    facts += [f"Circuit: {circuit}"] if circuit else []
     return [*facts, f"{config.epochs} epochs, batches of {config.batch_size}"]
 
 

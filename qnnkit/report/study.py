@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, stats, workspace
+from qnnkit import stats, workspace
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
 from qnnkit.runs import Run, state
 from qnnkit.runs import rows as files
@@ -122,7 +122,8 @@ def read_study(folder: str | Path) -> Study:
     """
 
     folder = workspace.place(folder)
-    name, score, planned = _plan(folder)
+    listed, planned = state.batch_file(folder), state.of_batch(folder)
+    name, score = str(listed.get("name", folder.name)), state.score_of(listed)
     same = _within_models([each.settings for each in planned])
     frames, curves, behind, moved, margins = [], [], [], [], []
     left_out: dict[str, str] = {}
@@ -165,27 +166,6 @@ def read_study(folder: str | Path) -> Study:
         score,
         max(margins, default=None),
     )
-
-
-def _plan(folder: Path) -> tuple[str, stats.Score, list[state.State]]:
-    """Name, score and runs of a batch.
-
-    Raises:
-        FileNotFoundError: No batch is there.
-        ValueError: Its batch.json is damaged.
-    """
-    path = folder / "batch.json"
-    try:
-        content = json.loads(path.read_text())
-        score = stats.Score(**content["score"]) if "score" in content else stats.ACCURACY
-        name, _ = str(content.get("name", folder.name)), content["runs"]
-        return name, score, state.of_batch(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        step = "Begin one: qnnkit batch FILE.yaml."
-        raise FileNotFoundError(checks.message("folder", "hold a batch", str(folder), step)) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        step = "Run the same qnnkit batch again; it writes it again."
-        raise ValueError(f"Batch `{path}` is damaged ({type(error).__name__}: {error}). {step}") from None
 
 
 def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, list[str]]:

@@ -105,29 +105,35 @@ def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> li
 
     Raises:
         FileNotFoundError: No batch is there.
-        ValueError: Its batch.json lists no runs.
+        ValueError: Its batch.json is damaged.
     """
     batch = workspace.place(folder)
-    listed = facts(batch, "batch.json")
-    if not listed:
-        step = "Begin one: qnnkit batch FILE.yaml."
-        raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
-    if not isinstance(listed.get("runs"), list):
-        rule, step = "hold a list of runs in batch.json", "The command that runs the batch writes it again."
-        raise ValueError(checks.message("run_dir", rule, str(batch), step))
-    known, score, found = known or {}, score_of(listed), []
-    for row in map(named, listed["runs"]):
-        there = Path(os.path.normpath(batch / str(row["folder"])))
-        found.append(
-            known.get(row["id"])
-            or replace(look(there, score), id=row["id"], folder=there, settings=row["settings"])
-        )
+    score, found = score_of(listed := batch_file(batch)), []
+    for row in listed["runs"]:
+        there = Path(os.path.normpath(batch / row["folder"]))
+        id_ = str(row.get("id", there.name))
+        if known and id_ in known:
+            found.append(known[id_])
+        else:
+            settings = row.get("settings", {})
+            found.append(replace(look(there, score), id=id_, folder=there, settings=settings))
     return found
 
 
-def named(planned: dict[str, Any]) -> dict[str, Any]:
-    """A run as batch.json lists it; one without an id has the name of its folder."""
-    return {"settings": {}} | planned | {"id": str(planned.get("id", Path(str(planned["folder"])).name))}
+def batch_file(batch: Path) -> dict[str, Any]:
+    """What batch.json of a batch's folder holds; errors are those of `of_batch`."""
+    try:
+        listed = content(batch, "batch.json", workspace.read_json)
+        if listed is not None and not all(isinstance(row["folder"], str) for row in listed["runs"]):
+            raise TypeError("a run must have a folder")
+    except (ValueError, KeyError, TypeError) as error:
+        step = "Run the same qnnkit batch again; it writes it again."
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"Batch `{batch / 'batch.json'}` is damaged ({why}). {step}") from None
+    if listed is None:
+        step = "Begin one: qnnkit batch FILE.yaml."
+        raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
+    return listed
 
 
 def score_of(listed: Mapping[str, Any]) -> Score:

@@ -35,7 +35,7 @@ def watch(
 
     Raises:
         FileNotFoundError: There is no run and no batch.
-        ValueError: `every` is not above 0, or batch.json lists no runs.
+        ValueError: `every` is not above 0, or batch.json is damaged.
     """
     checks.positive("every", every, "Use a number of seconds, such as 2.")
     folder, begun = workspace.place(run_dir), time.monotonic()
