@@ -70,7 +70,7 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, home):
     for i, image in enumerate(test.images[:3]):
         paths.append(home / f"{i}.png")
         Image.fromarray(image[0].numpy()).save(paths[-1])
-    found = runs.open_run("runs/one").predict(paths)
+    found = list(runs.predict("runs/one", paths))
     assert [row["class"] for row in found] == [("above", "below")[i] for i in expected[:3].argmax(1)]
     for row, shares in zip(found, expected, strict=False):
         assert list(row["probabilities"].values()) == pytest.approx(shares.tolist(), abs=1e-6)
@@ -139,7 +139,7 @@ def written(home, workspaces):
 
 def test_a_text_is_gone_on_with(written, home):
     assert predictor("runs/one") == predictor("runs/one/model") == {"net": "reference", "seed": 0}
-    [row] = written.predict(["the cat"])
+    [row] = runs.predict(written.folder, ["the cat"])
     assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
     assert list(runs.predict("runs/one/model", ["the cat"])) == [row]
     (home / "runs" / "one" / "model").rename(home / "model")

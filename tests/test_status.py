@@ -14,9 +14,8 @@ import torch
 
 from qnnkit import cli, runs, workspace
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import journal, lock, state, watching
+from qnnkit.runs import Training, lock, state, trainings, watching
 from qnnkit.runs import rows as rows_of
-from qnnkit.runs.journal import Journal
 from qnnkit.runs.state import State
 from qnnkit.runs.state import of_run as read
 from qnnkit.train import Moment
@@ -72,7 +71,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         fake = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 1e9 + self.now)
-        for module in (journal, state):
+        for module in (trainings, state):
             monkeypatch.setattr(module, "time", fake)
 
 
@@ -85,7 +84,7 @@ def moment(updates, steps=10, epochs=4, loss=None):
 
 
 def reported(tmp_path, net="hybrid", seed=0):
-    """The journal of a training, of a run of two nets and two seeds."""
+    """A training, of a run of two nets and two seeds."""
     workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 2})
     workspace.write_json(tmp_path / "provenance.json", {"nets": ["hybrid", "classical"]})
     (tmp_path / ".train.lock").touch()
@@ -93,11 +92,11 @@ def reported(tmp_path, net="hybrid", seed=0):
     run = SimpleNamespace(
         log=lambda kind, row: workspace.append_line(path, row),
         rows=lambda kind: workspace.read_lines(path),
-        config=SimpleNamespace(gradient_checkpointing=False),
+        config=SimpleNamespace(gradient_checkpointing=False, of_net=lambda net: None),
         task=SimpleNamespace(counted="samples"),
         splits=None,
     )
-    return Journal(run, net, seed, CPU)
+    return Training(run, net, seed, CPU)
 
 
 def rows(folder):
@@ -111,7 +110,7 @@ def trained_before(folder, net, seed, **facts):
 
 def steps(told, clock, n=11):
     for updates in range(1, n + 1):
-        told.update(moment(updates))
+        told._update(moment(updates))
         clock.now += 0.5
 
 
@@ -140,7 +139,7 @@ def test_a_row_every_few_seconds(tmp_path, monkeypatch):
     clock, told = Clock(monkeypatch), reported(tmp_path)
     for updates in range(1, 10001):
         clock.now += 0.01
-        told.update(moment(updates, steps=10000))
+        told._update(moment(updates, steps=10000))
     times = [row["time"] for row in rows(tmp_path) if row["event"] == "step"]
     assert len(times) == 20 and all(b - a == pytest.approx(5, abs=0.02) for a, b in itertools.pairwise(times))
 
@@ -149,11 +148,11 @@ def test_a_disk_that_fails_stops_nothing(tmp_path):
     told = reported(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
-    told.update(moment(1))
-    told.machine("Steps take long.")
+    told._update(moment(1))
+    told._machine("Steps take long.")
     assert (tmp_path / "metrics.jsonl").is_dir()
     (tmp_path / "metrics.jsonl").rmdir()
-    reported(tmp_path).update(moment(1, loss=float("nan")))
+    reported(tmp_path)._update(moment(1, loss=float("nan")))
     assert rows(tmp_path)[-1]["loss"] is None and read(tmp_path).loss is None
 
 

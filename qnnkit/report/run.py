@@ -56,7 +56,7 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
     more = [each.name for each in metrics(run.score)[1:] if each.name != "loss" or likely]
     rows = []
     for row in means(frame, run.score).to_dict("records"):
-        of_net = frame[frame["net"] == row["net"]]
+        of_net: Any = frame[frame["net"] == row["net"]]
         rows.append(
             {
                 "net": row["net"],

@@ -155,7 +155,8 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     import pandas as pd
 
     checks.choice("event", event, ("test", "epoch", "validation"))
-    several = [runs] if isinstance(runs, str | Path) or hasattr(runs, "folder") else list(runs)
+    one = isinstance(runs, str | Path) or hasattr(runs, "folder")
+    several: list[Any] = [runs] if one else list(runs)
     sources = []
     for each in several:
         folder = getattr(each, "folder", each)

@@ -1,29 +1,38 @@
-"""The nets of a run: untrained, in training (what `train.fit` is given, and what is kept of it), trained."""
+"""How the nets of a run are trained: what `train.fit` is given, and the rows and sentences it leaves."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, device, gradients, layers, measure, recipes, tasks, train, workspace
+from qnnkit import device, gradients, layers, measure, recipes, tasks, train, workspace
 from qnnkit.checkpoint import Store, weights
-from qnnkit.data import ImageSplits, Splits
+from qnnkit.data import Splits
 from qnnkit.data.splits import SPLITS
 from qnnkit.measure import Placement
-from qnnkit.models import features
 from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.runs.folder import Run
-from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
+from qnnkit.runs.nets import build, seen_by
+from qnnkit.runs.placing import placed
+from qnnkit.runs.rows import number
 from qnnkit.runs.trackers import tracked
+from qnnkit.settings import Settings
 from qnnkit.train import out_of_memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
+from qnnkit.train.vitals import Vitals
+
+EVERY = 5.0
+"""Seconds between two rows of a training, at least."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -45,13 +54,26 @@ class Training:
                     loaders, kept = one.prepare(model)
                     progress = train.fit(model, run.task, loaders, one.config, **kept)
                     one.test(model, progress)
+
+    Rows of metrics.jsonl are "begin", "step" every few seconds, "validation" within an epoch, "epoch",
+    "warning" and "test", the last; of several processes, the first writes them. A disk that fails "begin",
+    "step" or "warning" stops nothing.
     """
 
-    def __init__(self, run: Run, net: str, seed: int, place: torch.device, on_row: Any, on_warning: Any):
-        self.run, self.net, self.seed, self.place = run, net, seed, place
-        self.config = run.config.of_net(net)
+    def __init__(
+        self, run: Run, net: str, seed: int, place: torch.device, on_row: Any = None, on_warning: Any = None
+    ):
         measure.reset_peak(place)
-        self.journal = Journal(run, net, seed, place, on_row, on_warning)
+        self.run, self.net, self.seed, self.place, self.main = run, net, seed, place, is_main()
+        self.config, self.whose = run.config.of_net(net), {"net": net, "seed": seed}
+        self.on_row, self.on_warning = on_row or (lambda row: None), on_warning or (lambda sentence: None)
+        self.vitals, self.warned = Vitals(self._machine, _remedy(run.config)), set()
+        rows = [row for row in run.rows("metrics") if self.whose.items() <= row.items()] if self.main else []
+        same = [row for row in rows if row.get("device") == str(place)]
+        self.peak = max((number(row, "peak_memory") or 0 for row in same), default=0)
+        self.samples, self.since = 0, -math.inf
+        # At once: the first update may be a minute away.
+        self._feel("begin", counted=getattr(run.task, "counted", "samples"))
 
     def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """What `train.fit` is given to train `model`, an untrained net, such that the run keeps it all.
@@ -75,21 +97,21 @@ class Training:
         }
         groups, watch = recipes.parameter_groups(model, config), None
         if n := config.gradient_samples:
-            whose = {"event": "epoch", "net": net, "seed": seed}
+            whose = {"event": "epoch", **self.whose}
             rows = run.rows("gradients") if begun is not None else []
             earlier = [row for row in rows if whose.items() <= row.items()]
-            watch = gradients.Watch(model, groups, per_epoch=n, log=self.journal.gradients, earlier=earlier)
+            watch = gradients.Watch(model, groups, per_epoch=n, log=self._gradients, earlier=earlier)
         return self.loaders, {
             "groups": groups,
             "device": self.place,
             "seed": seed,
             "folder": folder,
             "identity": identity,
-            "log": self.journal.epoch,
+            "log": self._epoch,
             "watch": watch,
-            "on_update": self.journal.update,
-            "on_validation": self.journal.validation,
-            "tell": self.journal.machine,
+            "on_update": self._update,
+            "on_validation": partial(self._add, "validation"),
+            "tell": self._machine,
             "base": base,
         }
 
@@ -98,7 +120,88 @@ class Training:
         run = self.run
         micro_batch = progress.micro_batch or run.config.micro_batch
         found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
-        return self.journal.end(progress.rows, _final(run, model, progress, found))
+        final = {"event": "test", **self.whose, **_final(run, model, progress, found)}
+        final |= {"peak_memory": max(self.peak, measure.peak_on(self.place)), "peak_ram": measure.peak()}
+        if self.main:
+            whose = {"event": "epoch", **self.whose}
+            there = {row["epoch"] for row in run.rows("metrics") if whose.items() <= row.items()}
+            for row in progress.rows:  # a checkpoint may have what the file has lost
+                if row["epoch"] not in there:
+                    run.log("metrics", whose | row | _speed(run, row["seconds"]))
+            run.log("metrics", final)
+        return final
+
+    # --- what it writes while it goes on: called by `train.fit` -----------------------------------------
+
+    def _update(self, moment: train.Moment) -> None:
+        """Called after every update; most calls write nothing."""
+        if not self.main:
+            return
+        self.vitals.update(moment)
+        self.samples += moment.samples
+        now = time.monotonic()
+        if now - self.since < EVERY:
+            return
+        per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
+        names = ("epoch", "epochs", "step", "steps", "updates", "learning_rate", "micro_batch")
+        row = {name: getattr(moment, name) for name in names}
+        row["loss"] = moment.loss if math.isfinite(moment.loss) else None
+        self.samples, self.since = 0, now
+        self.on_row(self._feel("step", **row, per_second=per_second or None))
+
+    def _epoch(self, row: dict[str, Any]) -> None:
+        self._add("epoch", row | _speed(self.run, row["seconds"]))
+
+    def _add(self, event: str, row: dict[str, Any]) -> None:
+        """Adds what an epoch, or a validation within one, came to."""
+        if self.main:
+            row = {"event": event, **self.whose, **row}
+            self.run.log("metrics", row)
+            self.on_row(row)
+
+    def _gradients(self, row: dict[str, Any]) -> None:
+        """Adds what an epoch's gradients were, and tells each kind of fault when it is first seen."""
+        self.run.log("gradients", {"event": "epoch", **self.whose, **row})
+        for sentence in row["warnings"]:
+            if (fault := sentence.split(":")[0]) not in self.warned:
+                self.warned.add(fault)
+                self._warn("gradients", sentence, f", epoch {row['epoch']}: ")
+
+    def _machine(self, sentence: str) -> None:
+        self._warn("machine", sentence, ": ")
+
+    def _warn(self, of: str, sentence: str, mark: str) -> None:
+        self._feel("warning", of=of, sentence=sentence)
+        if self.main:
+            self.on_warning(f"{self.net}, seed {self.seed}{mark}{sentence}")
+
+    def _feel(self, event: str, **facts: Any) -> dict[str, Any]:
+        """Adds a row that has the time and what memory is used."""
+        row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
+        row["memory"] = measure.resident()  # before its peak, which is never less
+        self.peak = row["peak_memory"] = max(self.peak, measure.peak_on(self.place))
+        if self.place.type == "cuda":
+            row["device_memory"] = torch.cuda.memory_reserved(self.place)
+        elif self.place.type == "mps":
+            row["device_memory"] = torch.mps.driver_allocated_memory()
+        if self.main:
+            with contextlib.suppress(OSError):
+                self.run.log("metrics", row)
+        return row
+
+
+def _speed(run: Run, seconds: float) -> dict[str, float]:
+    """Tokens of an epoch that are learnt from per second, where the data are tokens."""
+    tokens = getattr(run.splits.train, "n_predicted", None)
+    return {} if tokens is None else {"tokens_per_second": tokens / seconds}
+
+
+def _remedy(config: Settings) -> str:
+    """What may be done about memory that is nearly gone."""
+    if config.gradient_checkpointing:
+        return "Close other programs, or stop and begin another run_dir with a smaller batch_size."
+    again = "run the same command with --set gradient_checkpointing=true"
+    return f"Close other programs, or stop (Ctrl-C) and {again}."
 
 
 @contextlib.contextmanager
@@ -123,8 +226,6 @@ def training(
         Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
         OutOfMemory: Memory ran out, in an epoch or beside it; the message has the next remedy.
     """
-    from qnnkit.runs.placing import placed
-
     finished = run.tested()
     wait_for_all()  # nobody writes before all have read
     with contextlib.ExitStack() as work:
@@ -236,7 +337,7 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
         "seconds_per_epoch": progress.seconds_per_epoch,
-        **speed(run, progress.seconds_per_epoch),
+        **_speed(run, progress.seconds_per_epoch),
     }
     return found | ({"micro_batch": progress.micro_batch} if progress.micro_batch else {})
 
@@ -261,67 +362,3 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     offered = {"outputs": torch.cat(seen)} if seen else {}
     return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means
-
-
-# --- the nets ----------------------------------------------------------------------------------------------
-
-
-def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
-    """An untrained net of the run: its own, or one of the controls, which starts from the same weights.
-
-    Args:
-        run: The run.
-        net: Its name.
-        seed: Fixes its first weights.
-        bare: Whether a language model's weights are left on the meta device, where they take no memory: it
-            can be counted, and what is refused is refused alike, but nothing can be computed.
-
-    Raises:
-        ValueError: The run has no such net.
-    """
-    checks.choice("net", net, run.nets)
-    return recipes.made(run.config, run.splits, net, seed, bare=bare)
-
-
-def count_parameters(run: Run) -> dict[str, dict[str, int]]:
-    """Net -> its weights by kind, see `layers.count_parameters`; never are two of them in memory."""
-    return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
-
-
-def first_batch(
-    run: Run, place: torch.device | str = "cpu", *, split: str = "train", n: int | None = None
-) -> Any:
-    """The first `n` samples of a split, by default a batch, as the task takes them, on a device."""
-    from accelerate.utils import send_to_device
-
-    batches = run.splits.batches(split, n or run.config.batch_size, shuffle=False)
-    return send_to_device(next(iter(batches)), place)
-
-
-def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
-    """What a net of the run is given: the data, or what its frozen part made of the images once."""
-    if not isinstance(run.splits, ImageSplits):
-        return run.splits
-    if run.config.of_kit("augmentation", "none") != "none":  # other images, other features
-        return run.splits
-    return features.of(model, run.splits, place)
-
-
-def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
-    """A net of the run at its best epoch; the run's own, of its first seed, by default.
-
-    Raises:
-        FileNotFoundError: It has not been trained yet.
-    """
-    return best(run, net or run.nets[0], run.config.seed if seed is None else seed)[0]
-
-
-def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
-    """A net as `trained` gives it, and which epoch that is: 0 within the first one, before it ended."""
-    model, store = build(run, net, seed), Store(run.checkpoints(net, seed), run.identity(net, seed))
-    if store.restore() is None:
-        raise FileNotFoundError(
-            f"Net {net} of seed {seed} must be trained first: run 03_train on {run.folder}."
-        )
-    progress = store.load_best(model)["progress"]
-    return model.eval(), progress["epoch"]

@@ -20,9 +20,10 @@ from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
+from qnnkit.runs.nets import trained
 from qnnkit.runs.rows import facts
 from qnnkit.runs.state import look
-from qnnkit.runs.trainings import tested, trained
+from qnnkit.runs.trainings import tested
 from qnnkit.tasks import pictures
 
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
