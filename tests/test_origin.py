@@ -35,7 +35,7 @@ def test_the_origin_of_a_run_here():
     found = opening.origin()
     assert found["packages"]["torch"] == metadata.version("torch")
     assert {"pennylane", "accelerate", "numpy"} <= set(found["packages"])
-    assert found["machine"]["cores"] >= 1 and found["machine"]["memory_gb"] > 0
+    assert " core" in found["machine"]["name"] and found["machine"]["memory_bytes"] > 0
     told = json.dumps(found, allow_nan=False)
     assert not platform.node() or f'"{platform.node()}' not in told
     before = {"begun", "qnnkit", "commit", "commit_changed", "python", "platform", "packages"}

@@ -19,7 +19,8 @@ from typing import Any
 import qnnkit
 from qnnkit import checks, recipes, workspace
 from qnnkit.checkpoint import Store, weights
-from qnnkit.device import accelerators, machine
+from qnnkit.device import machine
+from qnnkit.measure import survey
 from qnnkit.recipes import Recipe
 from qnnkit.runs import rows
 from qnnkit.runs.folder import TRAINING, Run, now, read_config, write_config
@@ -309,13 +310,7 @@ def origin() -> dict[str, Any]:
         "commit_changed": None if changed is None else bool(changed),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "machine": {
-            "processor": machine.processor(),
-            "cores": machine.cores(),
-            "memory_gb": round(machine.memory()[0] / 1e9, 1),
-            "gpus": [f"{name}, driver {driver}" for name, driver in accelerators.nvidia_smi()],
-            "colab": machine.on_colab(),
-        },
+        "machine": survey.facts(),
         "packages": {name: machine.version(name) for name in sorted(names, key=str.lower)},
     }
 
