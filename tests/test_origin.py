@@ -28,7 +28,7 @@ def checkout(tmp_path, monkeypatch):
 
 
 def git(folder, *words):
-    subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+    return subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
 
 
 def test_the_origin_of_a_run_here():
@@ -43,7 +43,8 @@ def test_the_origin_of_a_run_here():
 
 
 def test_a_changed_checkout_is_said_to_be(checkout):
-    assert opening.origin()["commit_changed"] is False
+    found, head = opening.origin(), git(checkout, "rev-parse", "HEAD").stdout.decode().strip()
+    assert (found["commit"], found["commit_changed"]) == (head, False)
     (checkout.parent / "notes.txt").write_text("untracked")
     assert opening.origin()["commit_changed"] is False, "what lies outside the package is no matter"
     (checkout / "new.py").write_text("")

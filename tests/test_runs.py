@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -88,14 +87,6 @@ def test_a_new_run_writes_its_settings_and_where_it_began(tmp_path):
     told = {"recipe_digest": run.recipe.digest, **run.config.flat()}
     assert json.loads((run.folder / "config.json").read_text()) == told
     assert set(files(run.folder)) == {"config.json", "provenance.json", "recipe.py"}
-    provenance = json.loads((run.folder / "provenance.json").read_text())
-    began = time.strptime(provenance["begun"], "%Y-%m-%dT%H:%M:%SZ")
-    assert abs(time.mktime(began) - time.mktime(time.gmtime())) < 120
-    assert provenance["python"] == ".".join(map(str, sys.version_info[:3]))
-    checkout = Path(__file__).parent.parent
-    if (checkout / ".git").exists():
-        git = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True)
-        assert provenance["commit"] == git.stdout.strip() != ""
 
 
 @pytest.mark.parametrize("recipe", ["folder_quanv", None])
@@ -597,25 +588,16 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(trained, tmp_path)
     assert {
         name: content for name, content in files(source.folder).items() if not name.startswith(".")
     } == before
-    again = runs.fork(source.folder, tmp_path / "fork", **given)
-    assert again.config == run.config and len(again.finals()) == 2  # the same command opens it again
-
-
-def test_the_command_of_a_fork_opens_it_in_a_copied_workspace(trained, tmp_path, monkeypatch):
-    runs.fork(trained.folder, tmp_path / "fork", epochs=3)
-    copied = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copied")
-    again = runs.fork(copied / "run", copied / "fork", epochs=3)
-    assert again.folder == copied / "fork" and again.config.epochs == 3
-    with refused("--fork"):
-        runs.fork(copied / "run", copied / "fork", epochs=4)
-
-
-def test_what_a_fork_cost_is_counted_from_the_fork(once, tmp_path):
-    run = runs.fork(once(2).folder, tmp_path / "fork", epochs=3)
-    runs.train_all(run)
     report.finish(run)
     own = sum(row["seconds"] for row in run.rows("metrics") if row["event"] == "epoch" and row["epoch"] == 3)
-    assert run.provenance["training_hours"] == pytest.approx(own / 3600) and len(run.epochs()) == 6
+    assert run.provenance["training_hours"] == pytest.approx(own / 3600), "counted from the fork"
+    assert len(run.epochs()) == 6
+    copied = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copied")
+    for place in (tmp_path, copied):  # the same command opens it again
+        again = runs.fork(place / "run", place / "fork", **given)
+        assert again.folder == place / "fork" and again.config == run.config and len(again.finals()) == 2
+    with refused("--fork"):
+        runs.fork(copied / "run", copied / "fork", epochs=4)
 
 
 def test_a_finish_reads_each_file_once(trained, monkeypatch):

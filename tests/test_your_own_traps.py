@@ -210,16 +210,25 @@ def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(ho
     assert (found["samples"], found["score"]) == (4, "r2") and np.isfinite(found["r2"])
 
 
-def test_a_fork_never_touches_what_is_there(home):  # noqa: F811
+WIDER = RECIPE.replace("nn.Linear(3, 1)", "nn.Linear(3, 2)")
+
+
+def test_what_a_fork_refuses_touches_nothing(home):  # noqa: F811
     trained(home)
     (home / "precious").mkdir()
     (home / "precious" / "thesis.txt").write_text("years")
-    (home / "mine.py").write_text(RECIPE.replace("nn.Linear(3, 1)", "nn.Linear(3, 2)"))
-    for place in ("precious", "runs", "runs/one/checkpoints", "runs/one"):
-        with pytest.raises(ValueError, match="--fork"):
+    others = RECIPE.replace("np.sin(3 * t)", "np.sin(4 * t)")
+    refused = [(WIDER, place, "--fork") for place in ("precious", "runs", "runs/one/checkpoints", "runs/one")]
+    refused += [
+        (WIDER, "runs/two", "nets of the same shape"),
+        (others, "runs/two", "was trained on other data"),
+    ]
+    for recipe, place, told in refused:
+        (home / "mine.py").write_text(recipe)
+        with pytest.raises(ValueError, match=told):
             runs.fork("runs/one", place, "mine.py", epochs=3)
     assert (home / "precious" / "thesis.txt").read_text() == "years"
-    assert (home / "runs" / "one" / "config.json").exists()
+    assert (home / "runs" / "one" / "config.json").exists() and not (home / "runs" / "two").exists()
 
 
 def test_a_row_without_an_event_is_none(home):  # noqa: F811
@@ -232,21 +241,16 @@ def test_a_row_without_an_event_is_none(home):  # noqa: F811
     assert run.result["nets"][0]["net"] == "hybrid"
 
 
-def test_a_fork_does_not_go_on_with_other_data(home):  # noqa: F811
-    trained(home)
-    (home / "mine.py").write_text(RECIPE.replace("np.sin(3 * t)", "np.sin(4 * t)"))
-    with pytest.raises(ValueError, match="was trained on other data than"):
-        runs.fork("runs/one", "runs/two", "mine.py", epochs=3)
-    assert not (home / "runs" / "two").exists()
-
-
-def test_a_fork_of_a_fork_keeps_what_was_given(home):  # noqa: F811
-    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
-    list(runs.train_all(run))
-    forked = runs.fork("runs/one", "runs/two", "mine.py", epochs=3, learning_rate=0.03)
-    list(runs.train_all(forked))
+def test_a_fork_of_a_fork_keeps_what_was_given_and_takes_the_changed_recipe_s_own(home):  # noqa: F811
+    list(runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY)))
+    (home / "mine.py").write_text(RECIPE.replace("0.05", "0.02"))
+    forked = runs.fork("runs/one", "runs/two", "mine.py", epochs=3)
+    assert (forked.config.learning_rate, forked.config.epochs) == (0.02, 3)
+    assert [final["epochs_trained"] for final in runs.train_all(forked)] == [3]
+    again = runs.fork("runs/two", "runs/three", "mine.py", epochs=4, learning_rate=0.03)
     (home / "mine.py").write_text(RECIPE + "\nX = 1\n")
-    assert runs.fork("runs/two", "runs/three", "mine.py", epochs=4).config.learning_rate == 0.03
+    list(runs.train_all(again))
+    assert runs.fork("runs/three", "runs/four", "mine.py", epochs=5).config.learning_rate == 0.03
 
 
 HELD_TWICE = """
