@@ -197,12 +197,7 @@ def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted,
     assert min(found["tokens_per_second"].values()) > 0
     page = adapted.report.read_text()
     assert "Against the base alone" in page and f"<td>{found['loss']['before']:.3f}</td>" in page
-    table = report.scores(report.summary(adapted))
-    assert table["tokens / s in training"].str.replace(",", "").astype(float).gt(0).all()
-    validation = adapted.finals().set_index("net")["validation_loss"]
-    told = "validation loss (nats / token)"
-    assert table[told].tolist() == [f"{validation[net]:.3f}" for net in adapted.nets]
-    assert base.result["adapter"] is None and "validation loss" in page
+    assert base.result["adapter"] is None
 
 
 def test_an_adapter_is_merged_by_a_command(adapted, base, tmp_path, monkeypatch, capsys):

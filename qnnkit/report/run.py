@@ -23,12 +23,6 @@ from qnnkit.settings import BOUNDS, MAIN_NETS
 if TYPE_CHECKING:
     import pandas as pd
 
-OF_TOKENS = {
-    "validation_loss": ("validation loss (nats / token)", "{:.3f}"),
-    "tokens_per_second": ("tokens / s in training", "{:,.0f}"),
-}
-"""What is reported of language models as well -> as people read it, and how it is written."""
-
 COSTS_BOUND = {
     "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
     "max_epoch_seconds": ("seconds_per_epoch", fmean, 1, "s an epoch"),
@@ -67,7 +61,6 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
                 **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
                 "seconds_per_epoch": row["seconds_per_epoch"],
                 **{name: _known(row[name]) for name in more},
-                **{name: float(of_net[name].mean()) for name in OF_TOKENS if name in of_net.dropna(axis=1)},
             }
         )
     return rows
@@ -104,9 +97,6 @@ def scores(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
         for each in metrics(score)[1:]
         if any(row.get(each.name) is not None for row in rows)
     }
-    for name, (head, form) in OF_TOKENS.items():
-        if any(name in row for row in rows):
-            columns[head] = [form.format(row[name]) if name in row else "" for row in rows]
     return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
 
 
