@@ -297,21 +297,6 @@ def test_a_begin_that_was_cut_short_begins_again(tiny):
 # --- rows --------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_were_written_twice_count_once(tiny):
-    run = tiny()
-    assert len(run.epochs()) == len(run.finals()) == 0
-    for epoch, loss in ((1, 0.9), (2, 0.8), (2, 0.7), (3, 0.6)):
-        run.log("metrics", {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": epoch, "loss": loss})
-    for net, accuracy in (("hybrid", 0.5), ("classical", 0.6), ("hybrid", 0.7)):
-        run.log("metrics", {"event": "test", "net": net, "seed": 0, "test_accuracy": accuracy})
-    assert run.epochs()["loss"].tolist() == [0.9, 0.7, 0.6]
-    finals = run.finals()
-    assert sorted(zip(finals["net"], finals["test_accuracy"], strict=True)) == [
-        ("classical", 0.6),
-        ("hybrid", 0.7),
-    ]
-
-
 def test_epochs_and_words_of_the_machine_are_told_while_a_notebook_writes_them(tiny):
     run, told, heard = tiny(), [], threading.Event()
     row = {"event": "epoch", "net": "hybrid", "seed": 0, "train_loss": 0.5, "seconds": 0.1}
@@ -714,15 +699,6 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, m
     )
 
 
-def test_other_data_are_another_experiment(pictures, tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    runs.open_run("a", "folder_quanv", data_dir=str(pictures), **TINY)
-    other = shutil.copytree(pictures, tmp_path / "other")
-    next(path for path in other.rglob("*.png")).unlink()
-    with pytest.raises(ValueError, match="was trained on other data than"):
-        runs.open_run("a", data_dir="other")
-
-
 def test_drafts_of_the_dead_are_cleared_and_others_stay(trained):
     run, dead = trained, subprocess.Popen(["true"])
     dead.wait()
@@ -910,14 +886,6 @@ def test_a_copy_beside_the_workspace_comes_before_the_kits_own(tmp_path, monkeyp
         runs.find_notebook("03_trian")
     with refused("notebook", FileNotFoundError):
         runs.launch(tmp_path / "none.ipynb", tmp_path / "copy.ipynb", {})
-
-
-@pytest.mark.parametrize("name", runs.NOTEBOOKS)
-def test_what_the_chain_passes_is_what_the_notebooks_declare(tiny, name):
-    source = runs.find_notebook(name)
-    parameters = chain._parameters(tiny(device="cpu"), source, {})
-    runs.check_parameters(source, parameters)
-    assert {"recipe", "run_dir", "data_dir"} <= parameters.keys()
 
 
 # --- many runs as one table --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -252,6 +253,13 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
             return found.Settings.of({name: values[name] for name in values if name not in gone})
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
     return kind.of(values)
+
+
+def changed_recipe(folder: Path, recipe: Recipe) -> str:
+    """The lines in which a recipe differs from the one that `folder` keeps."""
+    with contextlib.suppress(OSError):
+        return recipes.difference((folder / "recipe.py").read_text(), recipe.source) or "in what it imports"
+    return "its recipe.py is lost"
 
 
 def without_places(text: str) -> str:

@@ -23,7 +23,7 @@ from qnnkit.device import machine
 from qnnkit.measure import survey
 from qnnkit.recipes import Recipe
 from qnnkit.runs import rows
-from qnnkit.runs.folder import TRAINING, Run, now, read_config, write_config
+from qnnkit.runs.folder import TRAINING, Run, changed_recipe, now, read_config, write_config
 from qnnkit.runs.lock import alone, bring, keep_mirrored
 from qnnkit.runs.placing import decide
 from qnnkit.runs.usable import require_last_batch, require_usable, resolve
@@ -124,9 +124,7 @@ def _refuse_other_recipe(folder: Path, named: Recipe, begun: Settings) -> None:
     """Raises ValueError: the folder was begun with another recipe, or with another state of this one."""
     recorded = getattr(begun, "recorded", "")
     if Path(recorded).name == Path(named.reference).name:
-        with contextlib.suppress(OSError):
-            changed = recipes.difference((folder / "recipe.py").read_text(), named.source)
-            raise _other_experiment(folder, f"the recipe has changed: {changed or 'in what it imports'}")
+        raise _other_experiment(folder, f"the recipe has changed: {changed_recipe(folder, named)}")
     raise _other_experiment(folder, f"recipe: {recorded!r} there, {named.reference!r} now")
 
 

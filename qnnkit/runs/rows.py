@@ -155,10 +155,10 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     import pandas as pd
 
     checks.choice("event", event, ("test", "epoch", "validation"))
-    one = isinstance(runs, str | Path) or hasattr(runs, "folder")
-    several: list[Any] = [runs] if one else list(runs)
+    if isinstance(runs, str | Path) or hasattr(runs, "folder"):
+        runs = [runs]
     sources = []
-    for each in several:
+    for each in runs:
         folder = getattr(each, "folder", each)
         place = workspace.place(folder)
         config = each.config.flat() if folder is not each else facts(place, "config.json")

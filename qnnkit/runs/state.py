@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 STATES = ("running", "failed", "stopped", "trained", "waiting", "pruned", "finished")
 """What a person looks for first comes first."""
-ENDED = ("finished", "failed", "pruned")
-"""States that a run leaves only if somebody starts it again."""
 STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
 FILES = ("provenance", "config", "failed")
@@ -241,11 +239,6 @@ def _training(
     }
 
 
-def seconds_of(row: Mapping[str, Any]) -> float:
-    """Seconds that a net's training took, of its final row; 0 where it does not tell."""
-    return float(row.get("seconds_per_epoch") or 0.0) * int(row.get("epochs_trained") or 0)
-
-
 def _left(
     steps: Sequence[Mapping[str, Any]],
     pair: tuple[str, int],
@@ -263,7 +256,8 @@ def _left(
     whole, others = each * last["epochs"] * last["steps"], 0.0
     for net, seed in order:
         if (net, seed) not in tested and (net, seed) != pair:
-            took = [seconds_of(row) for (other, _), row in tested.items() if other == net]
+            same = [row for (other, _), row in tested.items() if other == net]
+            took = [(row.get("seconds_per_epoch") or 0) * (row.get("epochs_trained") or 0) for row in same]
             others += max(took, default=0.0) or whole
     return left, left + others
 

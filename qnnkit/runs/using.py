@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,7 @@ from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
-from qnnkit.runs.folder import Run, kept_settings, settings_of
+from qnnkit.runs.folder import Run, changed_recipe, kept_settings, settings_of
 from qnnkit.runs.nets import trained
 from qnnkit.runs.rows import facts
 from qnnkit.runs.state import look
@@ -168,10 +167,8 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     named = None if recipe is None else recipes.find(recipe)
     config = settings_of(about["settings"], named)
     if named is not None and config.source is None:
-        with contextlib.suppress(OSError):
-            changed = recipes.difference((folder / "recipe.py").read_text(), named.source)
-            told = f"`{folder}` was trained by another recipe than `{named.reference}`"
-            raise ValueError(f"{told} ({changed or 'in what it imports'}). Name the one that it was.")
+        other = f"`{folder}` was trained by another recipe than `{named.reference}`"
+        raise ValueError(f"{other} ({changed_recipe(folder, named)}). Name the one that it was.")
     config = config.with_paths(workspace.located)
     found, told = recipes.of(config), dict(about["data"])
     told["sizes"] = {name: _tuple(value) for name, value in told["sizes"].items()}
