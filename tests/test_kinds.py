@@ -334,7 +334,7 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
     free = {"device": "auto", "threads": "auto", "batch_size": 1, "controls": ["lora"]}
     fresh = runs.Run(tmp_path, adapted.config.override(**free))
     found = measure.plan(**runs.to_plan(fresh))
-    assert "a trial would hold" in fresh.placement["sentence"]
+    assert "a trial would hold" in fresh.provenance["placement"]["sentence"]
     assert found.places[0]["basis"] == "estimated" and found.places[0]["in_all"] > 0
     assert any("A step was too large to be timed here" in note for note in found.notes)
 
