@@ -6,13 +6,11 @@ import contextlib
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,11 @@ from qnnkit.settings import CRITERIA, PLACEMENT, FlatValue, Settings
 
 BEGIN = 120.0
 """Seconds that a newcomer waits while another process begins the run: it may be measuring."""
+PACKAGES = (
+    *("torch", "pennylane", "pennylane-lightning", "accelerate", "transformers", "peft", "safetensors"),
+    *("tokenizers", "datasets", "numpy", "scipy", "scikit-learn", "pydantic", "papermill", "optuna", "dask"),
+)
+"""Packages whose versions are kept with a run."""
 ASKED = "QNNKIT_ASKED"
 """Environment variable: the file in which a chain tells its kernels what it was asked for."""
 
@@ -295,12 +298,6 @@ def origin() -> dict[str, Any]:
     package = Path(qnnkit.__file__).parent
     tracked = _git(package, "ls-files", "--error-unmatch", "--", "__init__.py") is not None
     changed = _git(package, "status", "--porcelain", "--", ".") if tracked else None
-    try:
-        required = metadata.requires("qnnkit") or []
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        required = ["torch", "pennylane", "accelerate", "numpy"]
-    computing = [line for line in required if not re.search(r"extra == .(dev|lab|bench)\b", line)]
-    names = {re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in computing} - {"qnnkit"}
     return {
         "begun": now(),
         "qnnkit": qnnkit.__version__,
@@ -309,7 +306,7 @@ def origin() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": survey.facts(),
-        "packages": {name: machine.version(name) for name in sorted(names, key=str.lower)},
+        "packages": {name: machine.version(name) for name in PACKAGES},
     }
 
 

@@ -66,13 +66,25 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
 
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
-    config = run.config
-    _require_runs(run, recipes.made(config, run.splits, "", config.seed, bare=True))
-    _require_controls(run)
-    if not run.recipe.shipped:
-        _warn_of_data_in_build(run)
-        for name in run.nets[1:] if hasattr(run.recipe.code, "controls") else ():
-            _require_runs(run, recipes.made(config, run.splits, name, config.seed))
+    config, recipe, own_controls = run.config, run.recipe, hasattr(run.recipe.code, "controls")
+    for name in run.nets if own_controls or config.controls != "all" else run.nets[:1]:
+        try:
+            net = recipes.made(config, run.splits, name, config.seed, bare=True)
+        except NotImplementedError as error:  # a control that not every circuit has
+            raise ValueError(str(error)) from None
+        if own_controls or name == run.nets[0]:
+            _require_runs(run, net)
+    if config.net_settings:
+        controls = recipe.control_names(recipes.without_weights(config), run.splits, config.seed)
+        for setting in config.net_settings:
+            names = (run.nets[0], *controls, *recipe.more_control_names())
+            checks.choice("net in net_settings", setting.split(".")[0], names)
+    if not recipe.shipped and "vocabulary" not in run.splits.sizes:  # language models have their own files
+        try:
+            recipe.build(config, data_of(run.splits), config.seed)
+        except RecipeError as error:
+            lost = "`qnnkit predict` builds the trained net without its data, and will not be able to"
+            warnings.warn(f"{lost}. {error}", stacklevel=4)
     require_last_batch(run)
     placement.devices(config.device, config.precision)  # refused where none has it
 
@@ -102,39 +114,6 @@ def _require_runs(run: Run, model: nn.Module) -> None:
             if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
                 step = "Leave out what detaches it, such as .item()."
                 raise recipe.refusal("task", "give a loss with a gradient", "without one", step)
-
-
-def _warn_of_data_in_build(run: Run) -> None:
-    """Warns where the trained net could not be built again without its data, as `predict` does it."""
-    if "vocabulary" in run.splits.sizes:  # language models are read from their own files
-        return
-    try:
-        run.recipe.build(run.config, data_of(run.splits), run.config.seed)
-    except RecipeError as error:
-        lost = "`qnnkit predict` builds the trained net without its data, and will not be able to"
-        warnings.warn(f"{lost}. {error}", stacklevel=5)
-
-
-def _require_controls(run: Run) -> None:
-    """Refuses the names of nets that this recipe does not have."""
-    chosen = () if run.config.controls == "all" else run.config.controls
-    single = [setting.split(".")[0] for setting in run.config.net_settings]
-    if not chosen and not single:
-        return
-    config, recipe = (
-        recipes.without_weights(run.config),
-        run.recipe,
-    )  # whatever its weights, the names are these
-    names, more = recipe.control_names(config, run.splits, config.seed), recipe.more_control_names()
-    for name in chosen:
-        recipe.require_control(name, names)
-        if name in more:  # which not every circuit has
-            try:
-                recipe.control(name, run.config, run.splits, config.seed)
-            except NotImplementedError as error:
-                raise ValueError(str(error)) from None
-    for name in single:
-        checks.choice("net in net_settings", name, [run.nets[0], *names, *more])
 
 
 @contextlib.contextmanager
