@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -335,100 +336,75 @@ def test_a_line_of_words(tmp_path):
     assert watching.line(State(tmp_path, "waiting")) == f"{tmp_path.name}  waiting"
 
 
-def test_watching_ends_with_the_training_and_says_each_line_once(tmp_path):
-    planted(tmp_path, warnings=["Steps take long."])
-    said = []
-    [found] = runs.watch(tmp_path, said.append, every=0.01)
-    assert found.state == "stopped" and said[1:] == ["  ! Steps take long."] and "stopped" in said[0]
-    said.clear()
-    with lock.alone(tmp_path, "train"):
-        [found] = runs.watch(tmp_path, said.append, once=True)
-    assert found.state == "running" and "running" in said[0]
-
-
-def test_watching_waits_while_it_trains(tmp_path):
-    planted(tmp_path, epoch=1)
+def test_watching_says_each_line_once_waits_while_it_trains_and_ends_with_it(tmp_path):
+    planted(tmp_path, warnings=["Steps take long."], epoch=1)
     said, held = [], contextlib.ExitStack()
-    held.enter_context(lock.alone(tmp_path, "train"))
 
     def echo(sentence):
         said.append(sentence)
-        planted(tmp_path, epoch=len(said) + 1)
-        if len(said) == 3:
+        planted(tmp_path, warnings=["Steps take long."], epoch=len(said))
+        if len(said) == 4:
             held.close()
 
-    runs.watch(tmp_path, echo, every=0.01)
-    assert [f"epoch {n}/12" in sentence for n, sentence in enumerate(said, start=1)] == [True] * 4
+    with held:
+        held.enter_context(lock.alone(tmp_path, "train"))
+        [found] = runs.watch(tmp_path, [].append, once=True)
+        assert found.state == "running"
+        [found] = runs.watch(tmp_path, echo, every=0.01)
+    assert found.state == "stopped" and said[1] == "  ! Steps take long." and "stopped" in said[-1]
+    told = [sentence for sentence in said if "epoch" in sentence]
+    assert [re.search(r"epoch (\d+)/12", each)[1] for each in told] == ["1", "2", "3", "4"]
 
 
-def test_a_batch_shows_each_of_its_runs(tmp_path, monkeypatch, capsys):
-    rows = []
-    for name in ("one", "two", "waiting"):
-        if name != "waiting":
-            (tmp_path / "runs" / name).mkdir(parents=True)
-            planted(tmp_path / "runs" / name, net=f"net of {name}")
-        rows.append({"id": name, "folder": f"runs/{name}", "settings": {}})
-    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
+def batch_of(folder, *names):
+    """Lists runs in the file of a batch; their folders."""
+    listed = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
+    workspace.write_json(folder / "batch.json", {"name": "b", "recipe": "r", "runs": listed})
+    return [workspace.make_folder(folder / "runs" / name) for name in names]
+
+
+def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path, monkeypatch, capsys):
+    places = batch_of(tmp_path, "one", "two", "three")
+    planted(places[0], net="net of one")
     monkeypatch.setattr(sys, "argv", ["qnnkit", "watch", str(tmp_path), "--once"])
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    out = capsys.readouterr().out.splitlines()
-    assert caught.value.code == 0 and len(out) == 2
-    assert "net of one" in out[0] and "net of two" in out[1]
-
-
-def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
-    rows = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in ("one", "two", "three")]
-    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
-    places = [tmp_path / row["folder"] for row in rows]
-    for place in places:
-        place.mkdir(parents=True)  # begun, but for its settings
-    planted(places[0])
+    [line] = capsys.readouterr().out.splitlines()
+    assert caught.value.code == 0 and "net of one" in line, "what has not begun is no line"
     said = []
-
-    def finish(place):
-        (place / "result.json").write_text("{}")
 
     def echo(sentence):
         said.append(sentence)
         if len(said) == 1:
-            finish(places[0])
+            (places[0] / "result.json").write_text("{}")
         elif len(said) == 2:
             planted(places[1])
         elif len(said) == 3:
-            finish(places[1])
+            (places[1] / "result.json").write_text("{}")
             workspace.write_json(places[2] / "failed.json", {"state": "failed", "error": "Odd."})
 
     found = runs.watch(tmp_path, echo, every=0.01)
-    assert [status.state for status in found] == ["finished", "finished", "failed"] and said[-1].endswith(
-        "failed: Odd."
-    )
+    assert [run.state for run in found] == ["finished", "finished", "failed"]
+    assert said[-1].endswith("failed: Odd.")
     workspace.write_json(tmp_path / "batch.json", {"name": "b"})
     with pytest.raises(ValueError, match="is damaged"):
         runs.watch(tmp_path)
 
 
 def test_a_batch_whose_sampler_proposes_runs_is_watched_to_its_end(tmp_path, monkeypatch):
-    session = tmp_path / "session.json"
+    session, said = tmp_path / "session.json", []
     workspace.write_json(session, {"id": "one", "pruned": []})
 
     def plan(*names):
-        rows = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
-        workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
-        (tmp_path / "runs" / names[-1]).mkdir(parents=True)
-        workspace.write_json(planted(tmp_path / "runs" / names[-1]) / "result.json", {})
+        workspace.write_json(planted(batch_of(tmp_path, *names)[-1]) / "result.json", {})
 
     def echo(sentence):
         said.append(sentence)
-        if len(said) == 1:
-            plan("one", "two")
-        else:
-            session.unlink()
+        plan("one", "two") if len(said) == 1 else session.unlink()
 
-    said = []
     plan("one")
     found = runs.watch(tmp_path, echo, every=0.01)
-    assert len(said) == 2 and [status.state for status in found] == ["finished", "finished"]
+    assert len(said) == 2 and [run.state for run in found] == ["finished", "finished"]
     workspace.write_json(session, {"id": "killed", "pruned": []})
     monkeypatch.setattr(watching, "PATIENCE", 0.05)
     assert len(runs.watch(tmp_path, str, every=0.01)) == 2, "as a kill leaves it"
