@@ -107,7 +107,7 @@ class Training:
             "seed": seed,
             "folder": folder,
             "identity": identity,
-            "log": self._epoch,
+            "log": partial(self._add, "epoch"),
             "watch": watch,
             "on_update": self._update,
             "on_validation": partial(self._add, "validation"),
@@ -149,13 +149,11 @@ class Training:
         self.samples, self.since = 0, now
         self.on_row(self._feel("step", **row, per_second=per_second or None))
 
-    def _epoch(self, row: dict[str, Any]) -> None:
-        self._add("epoch", row | _speed(self.run, row["seconds"]))
-
     def _add(self, event: str, row: dict[str, Any]) -> None:
         """Adds what an epoch, or a validation within one, came to."""
         if self.main:
-            row = {"event": event, **self.whose, **row}
+            speed = _speed(self.run, row["seconds"]) if event == "epoch" else {}
+            row = {"event": event, **self.whose, **row, **speed}
             self.run.log("metrics", row)
             self.on_row(row)
 
