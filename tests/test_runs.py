@@ -496,7 +496,7 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained, tmp_path):
     run = trained
     workspace.write_json(run.folder / "result.json", {"nets": []})
     (run.folder / "notebooks").mkdir()
-    for name in ("02_gradient_check", "03_train", "04_analyze"):
+    for name in ("02_gradient_check", "03_train", "04_analyze", "04b_inside"):
         run.notebook(name).write_text(name)
     before = {name: content for name, content in files(run.folder).items() if "checkpoint-" in name}
 
@@ -506,6 +506,7 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained, tmp_path):
     assert more.notebook("02_gradient_check").exists()
     there = files(run.folder)
     assert {"result.epochs-2.json", "notebooks/03_train.epochs-2.ipynb"} <= set(there)
+    assert not more.notebook("04b_inside").exists(), "it shows what was trained for fewer"
     assert {name: there[name] for name in before} == before
     (extended,) = more.provenance["extended"]
     assert (extended["from"], extended["to"]) == (2, 4)

@@ -189,8 +189,8 @@ def extend(run: Run, epochs: int) -> None:
     """
     fewer, folder = run.config.epochs, run.folder
     with alone(folder, "chain"):
-        names = ("notebooks/03_train.ipynb", "notebooks/04_analyze.ipynb", "result.json")
-        for path in filter(Path.exists, map(folder.joinpath, names)):
+        names = [f"notebooks/{name}.ipynb" for name in ("03_train", "04_analyze", "04b_inside")]
+        for path in filter(Path.exists, map(folder.joinpath, (*names, "result.json"))):
             path.replace(path.with_name(f"{path.stem}.epochs-{fewer}{path.suffix}"))
         extended = [*run.provenance.get("extended", []), {"from": fewer, "to": epochs, "at": now()}]
         run.note_provenance(extended=extended)
