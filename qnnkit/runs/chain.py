@@ -18,7 +18,7 @@ from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.opening import asked_of_kernels
 from qnnkit.runs.rows import Followed
-from qnnkit.runs.trainings import Stopped, stopped_in
+from qnnkit.runs.trainings import stopping
 
 ANALYZE, INSIDE = "04_analyze", "04b_inside"
 """The notebook that writes report and result, and the one that adds to them."""
@@ -118,29 +118,15 @@ def run_notebooks(
                 continue
             start, source = time.perf_counter(), find_notebook(name)
             echo(f"{label} ...")
-            with _followed(run, echo):
+            with stopping(run, name), _followed(run, echo):
                 given = _parameters(run, source, parameters or {})
-                try:
-                    launch(source, run.notebook(name), given, asked_of_kernels(run))
-                except KeyboardInterrupt:
-                    raise Stopped(_stopped(run, name)) from None
-                except SystemExit as ended:  # of a signal
-                    ended.add_note(_stopped(run, name))
-                    raise
+                launch(source, run.notebook(name), given, asked_of_kernels(run))
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
         if run.result is None and ANALYZE in names:
             raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
         if run.result is None and "03_train" in names and finish is not None:
             finish(run)
     return run.result
-
-
-def _stopped(run: Run, name: str) -> str:
-    """Where a person has stopped a notebook: in which epoch, while it trains."""
-    begun = [(row["net"], row["seed"]) for row in run.rows("metrics") if row["event"] == "begin"]
-    if name != "03_train" or not begun or begun[-1] in run.tested():
-        return f"Stopped in {name}. Run this again to go on from here."
-    return stopped_in(run, *begun[-1])
 
 
 def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:

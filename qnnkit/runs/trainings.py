@@ -24,7 +24,7 @@ from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.nets import build, seen_by
 from qnnkit.runs.placing import placed
-from qnnkit.runs.rows import number
+from qnnkit.runs.rows import number, trainings
 from qnnkit.runs.trackers import tracked
 from qnnkit.settings import Settings
 from qnnkit.train import out_of_memory
@@ -252,16 +252,9 @@ def training(
                         yield begun[0]
 
         work.enter_context(measure.threads(where.threads))
+        work.enter_context(stopping(run, "03_train"))
         try:
             yield untrained()
-        except KeyboardInterrupt:
-            if not begun:
-                raise
-            raise Stopped(stopped_in(run, begun[0].net, begun[0].seed)) from None
-        except SystemExit as ended:  # of a signal
-            if begun:
-                ended.add_note(stopped_in(run, begun[0].net, begun[0].seed))
-            raise
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, out_of_memory.OutOfMemory) or not out_of_memory.ran_out(error) or not begun:
                 raise
@@ -311,14 +304,23 @@ def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) 
     run.note_provenance(**facts_of_data, device=where.device, trained=facts)
 
 
-def stopped_in(run: Run, net: str, seed: int) -> str:
-    """Where a person has stopped a training, for people."""
-    whose = {"event": "epoch", "net": net, "seed": seed}
-    done = [row["epoch"] for row in run.rows("metrics") if whose.items() <= row.items()]
-    return (
-        f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} "
-        "epochs. Run this again to go on from here: nothing is trained twice."
-    )
+@contextlib.contextmanager
+def stopping(run: Run, work: str) -> Iterator[None]:
+    """Says where a person has stopped the work on a run: by Ctrl-C, as `Stopped`, or by another signal."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as ended:
+        begun = [(row["net"], row["seed"]) for row in run.rows("metrics") if row["event"] == "begin"]
+        where = f"Stopped in {work}. Run this again to go on from here."
+        if work == "03_train" and begun and begun[-1] not in run.tested():
+            (net, seed), rows = begun[-1], trainings(run.rows("metrics"), "epoch", None)
+            done = [row["epoch"] for row in rows if (row["net"], row["seed"]) == begun[-1]]
+            where = f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} "
+            where += "epochs. Run this again to go on from here: nothing is trained twice."
+        if isinstance(ended, KeyboardInterrupt):
+            raise Stopped(where) from None
+        ended.add_note(where)
+        raise
 
 
 def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:
