@@ -461,10 +461,10 @@ def test_a_net_with_features_computed_beforehand_is_raced_on_them(tiny, monkeypa
 
 
 def test_the_chain_tells_where_it_trains(tiny):
-    run, told = tiny(), []
-    with chain._Following(run, told.append):
-        sentence = runs.placed(run).sentence
-    assert told == [f"      {sentence}"]
+    run, told = tiny(epochs=1), []
+    with chain._followed(run, told.append):
+        runs.train_all(run)
+    assert told.count(f"      {runs.placed(run).sentence}") == 1 and "best epoch 1" in told[-1]
 
 
 def test_a_notebook_takes_auto_for_a_size_of_batch():

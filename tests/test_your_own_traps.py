@@ -272,7 +272,9 @@ def test_a_circuit_that_is_held_outside_the_modules_is_not_compared_with_itself(
     )
     assert text != RECIPE
     (home / "mine.py").write_text(text + HELD_TWICE)
-    run = runs.open_run("runs/one", "mine.py", **(TINY | {"controls": ["classical"]}))
+    with pytest.raises(recipes.RecipeError, match="exchange every circuit of the net"):
+        runs.open_run("runs/one", "mine.py", **(TINY | {"controls": ["classical"]}))
+    run = runs.open_run("runs/one", "mine.py", **TINY)
     with pytest.raises(recipes.RecipeError, match="exchange every circuit of the net"):
         runs.build(run, "classical", 0)
 
