@@ -51,7 +51,9 @@ def study_fractions(rows: Any, score: Score) -> tuple[Any, int]:
     hybrids, references = rows.loc[rows["net"] == "hybrid", ["model"]], rows[rows["net"] == "reference"]
     repeated = references.assign(net=references["model"]).drop(columns="model")
     repeated = repeated.merge(hybrids.drop_duplicates(), how="cross")
-    panels = pd.concat([rows.drop(references.index), repeated] if len(hybrids) else [rows], ignore_index=True)
+    panels: Any = pd.concat(
+        [rows.drop(references.index), repeated] if len(hybrids) else [rows], ignore_index=True
+    )
     shares = sorted(100 * panels["train_fraction"].unique())
     aside = panels["net"].map({net: at for at, net in enumerate(panels["net"].unique())})
     aside = 0.015 * (aside - aside.max() / 2)  # nets are next to each other at their share

@@ -38,9 +38,9 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
 def best(study: Study, means: Any) -> tuple[Any, Any]:
     """Scores with their means, as people read them, and curves, of the models that a figure has room for."""
     score, name = study.score, study.score.name
-    rows = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
+    rows: Any = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
     rows[[name, f"{name}_mean", f"{name}_low", f"{name}_high"]] *= score.factor
     rows["data"] = [f"{100 * share:g} %" for share in rows["train_fraction"]]
-    validation = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
-    top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS]
+    validation: Any = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
+    top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS].tolist()
     return rows[rows["model"].isin(top)], study.curves[study.curves["model"].isin(top)]
