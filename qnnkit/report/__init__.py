@@ -1,4 +1,4 @@
-"""What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
+"""Results of a run or a batch: tables of nets, verdicts, and one HTML page that needs no other file."""
 
 from qnnkit.report.batch_page import analyze_batch, write_batch_page
 from qnnkit.report.figures import draw

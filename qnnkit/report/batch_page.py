@@ -124,8 +124,8 @@ def runs_table(study: Study) -> pd.DataFrame:
 
 def _cell(row: Any, score: stats.Score) -> list[str]:
     """The mean of a row of `means`, and its interval."""
-    told = score.with_interval(row[score.name], row[f"{score.name}_low"], row[f"{score.name}_high"])
-    return [told.partition(" ")[0], told.partition(" ")[2].strip("()")]
+    text = score.with_interval(row[score.name], row[f"{score.name}_low"], row[f"{score.name}_high"])
+    return [text.partition(" ")[0], text.partition(" ")[2].strip("()")]
 
 
 def _links(study: Study) -> list[str | None]:

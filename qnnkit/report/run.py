@@ -124,16 +124,16 @@ def judge(run: Run) -> list[dict[str, Any]]:
             rows.append(row | {"sentence": f"not judged: {why}."})
             continue
         row["measured"] = measured = of_seeds(values) / factor
-        told, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
+        reached, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
         row["met"] = score.reaches(measured, bound) if of_score else measured <= bound
         if of_score:
             found = score.interval(values, own["n_test"])
             row |= {"low": _known(found.low), "high": _known(found.high)}
-            told = f"test {score.word} {score.with_unit(measured, beside=bound)}"
+            reached = f"test {score.word} {score.with_unit(measured, beside=bound)}"
             if found.known:
-                told += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
+                reached += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
             limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
-        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {told}, {limit} wanted."})
+        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {reached}, {limit} wanted."})
     return rows
 
 

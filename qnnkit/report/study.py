@@ -139,8 +139,10 @@ def read_study(folder: str | Path) -> Study:
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
         left = [key for key, value in each.settings.items() if now[key] != value]
         if left:
-            told = ", ".join(f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left)
-            moved.append(f"Run {run.folder.name} has left the batch's plan: {told}.")
+            changes = ", ".join(
+                f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left
+            )
+            moved.append(f"Run {run.folder.name} has left the batch's plan: {changes}.")
         varied = {key: value for key, value in now.items() if key not in same}
         about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
@@ -152,7 +154,7 @@ def read_study(folder: str | Path) -> Study:
     names = ["seed", *(each.name for each in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
     learned = _joined(curves, ["seed", "epoch", watched]).dropna(subset=watched)
     learned = learned.rename(columns={watched: "validation"})
-    told = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
+    of_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
     table = _joined(frames, [*names, "n_test", "run", "data"])
     return Study(
         folder,
@@ -162,7 +164,7 @@ def read_study(folder: str | Path) -> Study:
         len(planned),
         left_out,
         hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12],
-        (*told, *moved),
+        (*of_data, *moved),
         score,
         max(margins, default=None),
     )

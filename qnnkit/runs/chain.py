@@ -130,7 +130,7 @@ def run_notebooks(
 
 
 def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:
-    """Executes 04_analyze of a trained run anew, with the parameters it had: report, figures and result.
+    """Executes 04_analyze of a trained run again, with the parameters it had: report, figures and result.
 
     Raises:
         NotebookError: The notebook stopped; the earlier page stays.
@@ -150,7 +150,7 @@ def _used(run: Run, name: str) -> dict[str, Any]:
 
 
 def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
-    """`echo`, which also adds what it is told to run.log in the run folder, with the time."""
+    """A function that calls `echo` and adds the same text to run.log in the run folder, with the time."""
 
     def tell(text: str = "") -> None:
         with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
@@ -196,13 +196,13 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
         return f"{whose}  {reached}, best epoch {row['best_epoch']}, peak memory {peak}"
     epoch = f"{row['epoch']:>3}/{run.config.epochs}"
     name = score.on_validation
-    told = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
+    reached = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
     speed = f", {row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
     if row.get("updates"):
         speed += f", {words.duration(row['epoch'] * row['seconds'] / row['updates'])} per batch"
     return (
         f"{whose}  epoch {epoch}  loss {row['train_loss']:.3f}  "
-        f"validation {told}  {row['seconds']:.2f} s{speed}"
+        f"validation {reached}  {row['seconds']:.2f} s{speed}"
     )
 
 

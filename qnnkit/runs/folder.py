@@ -50,7 +50,7 @@ class Run:
         return recipes.of(self.config)
 
     def notebook(self, name: str) -> Path:
-        """Where the executed copy of a notebook stands once it has finished."""
+        """Path of the executed copy of a notebook, which is there once it has finished."""
         return self.folder / "notebooks" / f"{name}.ipynb"
 
     def checkpoints(self, net: str, seed: int) -> Path:
@@ -58,7 +58,7 @@ class Run:
         return self.folder / "checkpoints" / f"{net}-seed{seed}"
 
     def identity(self, net: str, seed: int) -> dict[str, Any]:
-        """What tells one net's checkpoints from others: what it is made of and sees."""
+        """Identifies the checkpoints of one net: by recipe, settings, data and seed."""
         made_of = self.provenance.get("made_of") or self.made_of()
         return {"net": net, "seed": seed, "made of": made_of}
 
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def asked(self) -> Settings:
-        """The settings with paths as config.json has them, which hold wherever the workspace lies."""
+        """The settings with paths as config.json has them: relative to the workspace inside it."""
         begun = workspace.read_json(self.folder / "config.json")
         if not isinstance(begun, dict):
             return self.config.with_paths(workspace.portable)
@@ -90,7 +90,7 @@ class Run:
 
     @cached_property
     def nets(self) -> tuple[str, ...]:
-        """The net of the run ("hybrid", or "reference" without a circuit) and the controls beside it."""
+        """The net of the run ("hybrid", or "reference" without a circuit) and its controls."""
         if known := self.provenance.get("nets"):
             return tuple(known)
         from qnnkit import layers
@@ -198,7 +198,7 @@ class Run:
 
 
 def write_config(run: Run) -> None:
-    """Writes config.json, which makes a folder a run, and the recipe's source beside it."""
+    """Writes config.json, which makes a folder a run, and the recipe's source."""
     recipe = run.recipe
     workspace.write_bytes(run.folder / "recipe.py", recipe.source.encode())
     if recipe.neighbours:
@@ -277,5 +277,5 @@ def without_places(text: str) -> str:
 
 
 def now() -> str:
-    """The time, as provenance tells it."""
+    """The time in UTC, as in provenance.json."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -30,7 +30,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 START_TIMEOUT = 300
 """Seconds that a kernel has to start; papermill's own 60 are too few where many start at once."""
 ANNOUNCED = "QNNKIT_NOTEBOOK"
-"""The variable that tells a kernel which file its notebook's executed copy is being written to."""
+"""Environment variable of a kernel: the file to which the executed copy of its notebook is written."""
 STOP_TIMEOUT = 60.0
 """Seconds that an interrupted kernel has to finish its step and save it; Jupyter's own 5 are too few."""
 
@@ -92,7 +92,7 @@ def launch(
         notebook: Source, left unchanged.
         output: Where the executed copy goes.
         parameters: Values by name.
-        environment: Variables that the kernel gets beside those of this process.
+        environment: Variables that the kernel gets in addition to those of this process.
 
     Raises:
         ValueError: A parameter is unknown.
@@ -235,7 +235,7 @@ def _heard_between_tasks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kernels(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What papermill is to be told of its kernels; none is left in the end.
+    """Options for papermill's kernels; at the end, no kernel is left running.
 
     They speak over files in a folder of their own: two launches at once cannot take each other's. Jupyter's
     own choice is `kernel-ipc-1` and so on in the current folder, or ports; of both, two that start

@@ -35,7 +35,7 @@ PACKAGES = (
 )
 """Packages whose versions are kept with a run."""
 ASKED = "QNNKIT_ASKED"
-"""Environment variable: the file in which a chain tells its kernels what it was asked for."""
+"""Environment variable of a kernel: the file with the placement that its chain was asked for."""
 
 
 def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
@@ -119,7 +119,7 @@ def _resume(folder: Path, named: Recipe | None, begun: Settings, given: dict[str
 def _other_experiment(folder: Path, difference: str) -> ValueError:
     return ValueError(
         f"Run folder `{folder}` holds another experiment ({difference}). Choose another run_dir, "
-        "or the settings it began with; --fork NEW_DIR goes on from it with other training settings."
+        "or the settings it began with; --fork NEW_DIR continues from it with other training settings."
     )
 
 
@@ -147,7 +147,8 @@ def _asked_by_chain(folder: Path) -> dict[str, FlatValue]:
 def _moved(folder: Path, begun: Settings, config: Settings) -> tuple[Settings, Settings]:
     """Both settings, where the run's data may lie elsewhere now than when it began.
 
-    A place in a workspace that has moved stands for that in this one; data that are the same are taken.
+    A path in a workspace that has moved means the same path in this one. Other paths are accepted if the
+    data are the same.
     """
     places = {}
     for name in begun.places():
@@ -233,7 +234,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     copied = {"checkpoints", "metrics.jsonl", "provenance.json", "recipe.py"}  # by a fork that was killed
     others = {path.name for path in folder.glob("[!.]*")} - copied
     if others or folder in (source.folder, *source.folder.parents) or source.folder in folder.parents:
-        refuse("name a folder beside the run's, new or empty", str(folder), "Choose another one.")
+        refuse("name a new or empty folder outside the run's", str(folder), "Choose another one.")
     if source.config.epochs >= config.epochs and len(source.tested()) >= len(source.nets) * len(source.seeds):
         rule = f"be above {config.epochs}, to which `{source.folder}` is trained"
         refuse(rule, config.epochs, "Add --epochs with more.", "epochs")

@@ -43,7 +43,7 @@ def placed(run: Run, *, locked: bool = False) -> Placement:
 
 
 def _known(run: Run) -> Placement | None:
-    """What needs no decision: that of several processes, one that is kept, and that of a finished run."""
+    """The placement of several processes, of a finished run, or as it was decided before; None: decide."""
     if n_processes() > 1:
         return _unmeasured(run, f"{n_processes()} processes take equal shares, so nothing was measured.")
     kept, tested = run.provenance.get("placement"), len(run.tested())

@@ -1,4 +1,4 @@
-"""How a run stands: read from its files and locks alone, here or on Drive, for everybody who asks."""
+"""The state of a run, read from its files and locks alone, on this machine or on Drive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SESSION = "session.json"
 
 @dataclass(frozen=True)
 class State:
-    """How a run stands; what its files do not tell is None."""
+    """The state of a run; what its files do not say is None."""
 
     folder: Path
     state: str = "waiting"
@@ -80,7 +80,7 @@ class State:
 
 
 def of_run(run_dir: str | Path) -> State:
-    """How the run in a folder stands; also one that another machine works on, as its mirror has it.
+    """The state of the run in a folder; of one that another machine trains, as of its mirror.
 
     Raises:
         FileNotFoundError: There is no run.
@@ -95,7 +95,7 @@ def of_run(run_dir: str | Path) -> State:
 
 
 def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> list[State]:
-    """The runs of a batch and how each stands.
+    """The states of the runs of a batch.
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
@@ -141,7 +141,7 @@ def score_of(listed: Mapping[str, Any]) -> Score:
 
 
 def look(folder: Path, score: Score | None = None) -> State:
-    """How the run in a folder stands; "waiting" where nothing is there yet."""
+    """The state of the run in a folder; "waiting" if nothing is there yet."""
     if not (folder.exists() or work(folder).exists()):
         return State(folder, id=folder.name, score=score or ACCURACY)
     provenance, settings, failure = (facts(folder, f"{name}.json") for name in FILES)

@@ -50,7 +50,7 @@ def tracked(
     the first sends.
 
     Args:
-        names: As Accelerate has them; "all" stands for those that are installed.
+        names: As Accelerate has them; "all" means those that are installed.
         project: What groups runs in a tracker, such as the recipe.
         run: The run's name.
         begun: When it was. A run of the same name and time continues in TensorBoard, W&B and trackio where it

@@ -131,7 +131,7 @@ class Training:
             run.log("metrics", final)
         return final
 
-    # --- what it writes while it goes on: called by `train.fit` -----------------------------------------
+    # --- called by `train.fit` ----------------------------------------------------------------------------
 
     def _update(self, moment: train.Moment) -> None:
         """Called after every update; most calls write nothing."""
@@ -158,7 +158,7 @@ class Training:
             self.on_row(row)
 
     def _gradients(self, row: dict[str, Any]) -> None:
-        """Adds what an epoch's gradients were, and tells each kind of fault when it is first seen."""
+        """Adds the gradients of an epoch, and warns of each kind of fault when it is first seen."""
         self.run.log("gradients", {"event": "epoch", **self.whose, **row})
         for sentence in row["warnings"]:
             if (fault := sentence.split(":")[0]) not in self.warned:
@@ -222,7 +222,7 @@ def training(
     Raises:
         BlockingIOError: Another process is training this run.
         Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
-        OutOfMemory: Memory ran out, in an epoch or beside it; the message has the next remedy.
+        OutOfMemory: Memory ran out; the message has the next remedy.
     """
     finished = run.tested()
     wait_for_all()  # nobody writes before all have read
@@ -259,9 +259,9 @@ def training(
             if isinstance(error, out_of_memory.OutOfMemory) or not out_of_memory.ran_out(error) or not begun:
                 raise
             one = begun[0]
-            told = f"net {one.net}, seed {one.seed}, before or after its epochs"
+            whose = f"net {one.net}, seed {one.seed}, before or after its epochs"
             raise out_of_memory.OutOfMemory(
-                out_of_memory.stopped(told, 0, config, one.place, n_processes())
+                out_of_memory.stopped(whose, 0, config, one.place, n_processes())
             ) from None
 
 

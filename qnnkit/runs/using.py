@@ -35,7 +35,7 @@ MOST_CAPTIONS = 1000
 
 @dataclass(frozen=True)
 class Data:
-    """What a net must know of the data it was trained on; for a recipe's `build` it stands for the splits."""
+    """What a net must know of its training data; a recipe's `build` gets it in place of the splits."""
 
     name: str
     sizes: dict[str, Any]
@@ -44,7 +44,7 @@ class Data:
     classes: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
     like: Mapping[str, Sequence[float]] | None = None
-    """Mean and spread over training images of their brightness and of that of their edge, 0 to 255."""
+    """Mean and standard deviation over training images of the brightness of image and edge, 0 to 255."""
 
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
@@ -151,7 +151,7 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     """A net as `write_model` left it, in evaluation mode on the CPU; no training data are read.
 
     Args:
-        folder: `model/` of a finished run, wherever it lies now.
+        folder: `model/` of a finished run, or a copy of it anywhere.
         recipe: The run's, where it is a user's own: its code runs only where it is named.
 
     Raises:
@@ -171,15 +171,15 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
         other = f"`{folder}` was trained by another recipe than `{named.reference}`"
         raise ValueError(f"{other} ({changed_recipe(folder, named)}). Name the one that it was.")
     config = config.with_paths(workspace.located)
-    found, told = recipes.of(config), dict(about["data"])
-    told["sizes"] = {name: _tuple(value) for name, value in told["sizes"].items()}
+    used, values = recipes.of(config), dict(about["data"])
+    values["sizes"] = {name: _tuple(value) for name, value in values["sizes"].items()}
     if (folder / "tokenizer").is_dir():
-        told["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
+        values["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
     known = {each.name for each in fields(Data)}
-    data = Data(**{name: _tuple(value) for name, value in told.items() if name in known})
-    net = found.build(config.override(backend="auto"), data, about["seed"])
+    data = Data(**{name: _tuple(value) for name, value in values.items() if name in known})
+    net = used.build(config.override(backend="auto"), data, about["seed"])
     net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
-    return net.eval(), data, found
+    return net.eval(), data, used
 
 
 def load_language(folder: Path) -> tuple[Any, Data, Any]:

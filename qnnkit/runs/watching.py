@@ -16,13 +16,13 @@ from qnnkit.runs.state import State
 from qnnkit.words import duration
 
 PATIENCE = 60.0
-"""Seconds that a run which has not begun, or the next one of a batch, is waited for while none goes on."""
+"""Seconds to wait for a run that has not begun, or for the next one of a batch, while none is running."""
 
 
 def watch(
     run_dir: str | Path, echo: Callable[[str], None] | None = None, *, every: float = 2.0, once: bool = False
 ) -> list[State]:
-    """Shows how a run, or every run of a batch, stands until none is running; returns what was seen last.
+    """Shows the state of a run, or of every run of a batch, until none is running; returns the last states.
 
     On a terminal and in a notebook the lines are kept up to date in place. Only files are read and the system
     asked, so nothing that is watched is slowed down or can be harmed; Ctrl-C ends the watching alone.
