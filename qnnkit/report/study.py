@@ -139,10 +139,8 @@ def read_study(folder: str | Path) -> Study:
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
         left = [key for key, value in each.settings.items() if now[key] != value]
         if left:
-            changes = ", ".join(
-                f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left
-            )
-            moved.append(f"Run {run.folder.name} has left the batch's plan: {changes}.")
+            changes = [f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left]
+            moved.append(f"Run {run.folder.name} has left the batch's plan: {', '.join(changes)}.")
         varied = {key: value for key, value in now.items() if key not in same}
         about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
