@@ -288,11 +288,8 @@ def predict(
     If the model has a chat template, a text is sent as a user's message.
     """
     from qnnkit import runs
-    from qnnkit.runs.using import of_language, prediction_lines, predictor
+    from qnnkit.runs.using import prediction_lines, predictor
 
-    if recipe is not None and of_language(run_dir):
-        step = "It is read from its own files."
-        raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
     found = runs.predict(run_dir, inputs, recipe=recipe, raw=raw)
     by = predictor(run_dir)
     for row in found:

@@ -210,6 +210,9 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
     """The trained net of a run, what it knows of its data, its task, and its settings where it has any."""
     folder = _folder(run_dir)
     if _of_tokens(folder):
+        if recipe is not None:
+            step = "It is read from its own files."
+            raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
         return *load_language(folder), None
     net, about, found = load_model(folder, recipe)
     settings = settings_of(workspace.read_json(folder / ABOUT)["settings"], found)
@@ -337,11 +340,6 @@ def predictor(run_dir: str | Path) -> dict[str, Any]:
         nets, settings = (facts(folder.parent, name) for name in ("provenance.json", "config.json"))
         about = {"net": (nets.get("nets") or [None])[0], "seed": settings.get("seed")}
     return {name: about[name] for name in ("net", "seed") if about.get(name) is not None}
-
-
-def of_language(run_dir: str | Path) -> bool:
-    """Whether `predict` reads a language model there, which needs no recipe."""
-    return _of_tokens(_folder(run_dir))
 
 
 def prediction_lines(row: Mapping[str, Any]) -> Iterator[str]:
