@@ -140,6 +140,14 @@ def test_the_kits_own_tasks_stay_as_they_are():
         assert complete(task) is task
 
 
+def test_one_of_the_kit_that_watches_its_loss_is_as_one_of_a_users():
+    """Where less is better, the epoch of the least is chosen."""
+    falling = complete(tasks.Language(monitor="loss"))
+    assert (falling.monitor, falling.score.larger) == ("minus_loss", False)
+    with refused("score"):
+        complete(Classification(monitor="loss"))
+
+
 MONITORS = [
     (None, "minus_loss", False), ("loss", "minus_loss", False), ("r2", "r2", True),
     ("mean_error", "minus_mean_error", False), ("cross_entropy", "minus_cross_entropy", False),

@@ -208,7 +208,7 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _followed(run: Run, echo: Callable[[str], None]) -> Iterator[None]:
-    """Echoes where a run is trained, its epochs and its machine, while a kernel writes rows."""
+    """Echoes where a run is trained, and each of its epochs, while a kernel writes rows."""
     rows, done, said = Followed(run.folder), threading.Event(), {""}
     rows.look()
 
@@ -222,8 +222,6 @@ def _followed(run: Run, echo: Callable[[str], None]) -> Iterator[None]:
                     line = run.provenance.get("trained", {}).get("sentence") or ""
                 elif row["event"] in ("epoch", "test"):
                     line = epoch_line(run, row)
-                elif row["event"] == "warning" and row["of"] == "machine":
-                    line = f"{row['net']}, seed {row['seed']}: {row['sentence']}"
                 if line not in said:
                     said.add(line)
                     echo(f"      {line}")

@@ -8,13 +8,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qnnkit import device, gradients, layers, measure, recipes, tasks, train, workspace
+from qnnkit import device, gradients, layers, measure, recipes, tasks, train, words, workspace
 from qnnkit.checkpoint import Store, weights
 from qnnkit.data import Splits
 from qnnkit.data.splits import SPLITS
@@ -26,10 +25,8 @@ from qnnkit.runs.nets import build, seen_by
 from qnnkit.runs.placing import placed
 from qnnkit.runs.rows import number, trainings
 from qnnkit.runs.trackers import tracked
-from qnnkit.settings import Settings
-from qnnkit.train import out_of_memory
+from qnnkit.train.out_of_memory import out_of_memory, ran_out
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
-from qnnkit.train.vitals import Vitals
 
 EVERY = 5.0
 """Seconds between two rows of a training, at least."""
@@ -55,9 +52,8 @@ class Training:
                     progress = train.fit(model, run.task, loaders, one.config, **kept)
                     one.test(model, progress)
 
-    Rows of metrics.jsonl are "begin", "step" every few seconds, "validation" within an epoch, "epoch",
-    "warning" and "test", the last; of several processes, the first writes them. A disk that fails "begin",
-    "step" or "warning" stops nothing.
+    Rows of metrics.jsonl are "begin", "step" every few seconds, "epoch", "warning" and "test", the last; of
+    several processes, the first writes them. A disk that fails "begin", "step" or "warning" stops nothing.
     """
 
     def __init__(
@@ -67,7 +63,7 @@ class Training:
         self.run, self.net, self.seed, self.place, self.main = run, net, seed, place, is_main()
         self.config, self.whose = run.config.of_net(net), {"net": net, "seed": seed}
         self.on_row, self.on_warning = on_row or (lambda row: None), on_warning or (lambda sentence: None)
-        self.vitals, self.warned = Vitals(self._machine, _remedy(run.config)), set()
+        self.warned: set[str] = set()
         rows = [row for row in run.rows("metrics") if self.whose.items() <= row.items()] if self.main else []
         same = [row for row in rows if row.get("device") == str(place)]
         self.peak = max((number(row, "peak_memory") or 0 for row in same), default=0)
@@ -107,19 +103,17 @@ class Training:
             "seed": seed,
             "folder": folder,
             "identity": identity,
-            "log": partial(self._add, "epoch"),
+            "log": self._epoch,
             "watch": watch,
             "on_update": self._update,
-            "on_validation": partial(self._add, "validation"),
-            "tell": self._machine,
             "base": base,
         }
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
         run = self.run
-        micro_batch = progress.micro_batch or run.config.micro_batch
-        found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
+        loader, size = self.loaders["test"], run.config.micro_batch
+        found = tested(model, run.task, loader, self.splits, self.place, size)
         final = {"event": "test", **self.whose, **_final(run, model, progress, found)}
         final |= {"peak_memory": max(self.peak, measure.peak_on(self.place)), "peak_ram": measure.peak()}
         if self.main:
@@ -133,27 +127,24 @@ class Training:
 
     # --- called by `train.fit` ----------------------------------------------------------------------------
 
-    def _update(self, moment: train.Moment) -> None:
+    def _update(self, row: dict[str, Any]) -> None:
         """Called after every update; most calls write nothing."""
         if not self.main:
             return
-        self.vitals.update(moment)
-        self.samples += moment.samples
+        row = dict(row)
+        self.samples += row.pop("samples")
         now = time.monotonic()
         if now - self.since < EVERY:
             return
+        row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
         per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
-        names = ("epoch", "epochs", "step", "steps", "updates", "learning_rate", "micro_batch")
-        row = {name: getattr(moment, name) for name in names}
-        row["loss"] = moment.loss if math.isfinite(moment.loss) else None
         self.samples, self.since = 0, now
         self.on_row(self._feel("step", **row, per_second=per_second or None))
 
-    def _add(self, event: str, row: dict[str, Any]) -> None:
-        """Adds what an epoch, or a validation within one, came to."""
+    def _epoch(self, row: dict[str, Any]) -> None:
+        """Adds what an epoch came to."""
         if self.main:
-            speed = _speed(self.run, row["seconds"]) if event == "epoch" else {}
-            row = {"event": event, **self.whose, **row, **speed}
+            row = {"event": "epoch", **self.whose, **row, **_speed(self.run, row["seconds"])}
             self.run.log("metrics", row)
             self.on_row(row)
 
@@ -163,15 +154,9 @@ class Training:
         for sentence in row["warnings"]:
             if (fault := sentence.split(":")[0]) not in self.warned:
                 self.warned.add(fault)
-                self._warn("gradients", sentence, f", epoch {row['epoch']}: ")
-
-    def _machine(self, sentence: str) -> None:
-        self._warn("machine", sentence, ": ")
-
-    def _warn(self, of: str, sentence: str, mark: str) -> None:
-        self._feel("warning", of=of, sentence=sentence)
-        if self.main:
-            self.on_warning(f"{self.net}, seed {self.seed}{mark}{sentence}")
+                self._feel("warning", of="gradients", sentence=sentence)
+                if self.main:
+                    self.on_warning(f"{self.net}, seed {self.seed}, epoch {row['epoch']}: {sentence}")
 
     def _feel(self, event: str, **facts: Any) -> dict[str, Any]:
         """Adds a row that has the time and what memory is used."""
@@ -194,14 +179,6 @@ def _speed(run: Run, seconds: float) -> dict[str, float]:
     return {} if tokens is None else {"tokens_per_second": tokens / seconds}
 
 
-def _remedy(config: Settings) -> str:
-    """What may be done about memory that is nearly gone."""
-    if config.gradient_checkpointing:
-        return "Close other programs, or stop and begin another run_dir with a smaller batch_size."
-    again = "run the same command with --set gradient_checkpointing=true"
-    return f"Close other programs, or stop (Ctrl-C) and {again}."
-
-
 @contextlib.contextmanager
 def training(
     run: Run,
@@ -214,15 +191,14 @@ def training(
 
     Args:
         run: The run; its metrics.jsonl gets the rows, its folder the checkpoints.
-        on_row: Called with each row: "step" every 5 s of training, "validation" within an epoch, "epoch".
+        on_row: Called with each row: "step" every 5 s of training, and "epoch".
         on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
-            each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
-            the machine does not keep up: metrics.jsonl has these.
+            each kind of fault of a net and seed; gradients.jsonl holds the warnings of every epoch.
 
     Raises:
         BlockingIOError: Another process is training this run.
         Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
-        OutOfMemory: Memory ran out; the message has the next remedy.
+        OutOfMemory: Memory ran out, in an epoch or outside of them; the message names the next remedy.
     """
     finished = run.tested()
     wait_for_all()  # nobody writes before all have read
@@ -256,13 +232,10 @@ def training(
         try:
             yield untrained()
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, out_of_memory.OutOfMemory) or not out_of_memory.ran_out(error) or not begun:
+            if isinstance(error, train.OutOfMemory) or not ran_out(error) or not begun:
                 raise
-            one = begun[0]
-            whose = f"net {one.net}, seed {one.seed}, before or after its epochs"
-            raise out_of_memory.OutOfMemory(
-                out_of_memory.stopped(whose, 0, config, one.place, n_processes())
-            ) from None
+            place = f"net {begun[0].net}, seed {begun[0].seed}, before or after its epochs"
+            raise out_of_memory(place, words.first_line(error), config) from None
 
 
 def train_all(
@@ -326,12 +299,13 @@ def stopping(run: Run, work: str) -> Iterator[None]:
 def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:
     """What a trained net came to."""
     score = run.task.score
-    sign = 1 if run.task.monitor == score.on_validation else -1  # what is to fall is watched as minus itself
+    [best] = [row for row in progress.rows if row["epoch"] == progress.best_epoch]
+    watched = f"validation_{score.on_validation}"
     found = {
         "epochs": run.config.epochs,
         "epochs_trained": progress.epoch,
         "best_epoch": progress.best_epoch,
-        f"validation_{score.on_validation}": sign * progress.best_score[0],
+        watched: best[watched],
         **{f"test_{name}": value for name, value in test.items()},
         "n_test": len(run.splits.test),
         **layers.count_parameters(model),
@@ -339,7 +313,7 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
         "seconds_per_epoch": progress.seconds_per_epoch,
         **_speed(run, progress.seconds_per_epoch),
     }
-    return found | ({"micro_batch": progress.micro_batch} if progress.micro_batch else {})
+    return found | ({"micro_batch": run.config.micro_batch} if run.config.micro_batch else {})
 
 
 def tested(
