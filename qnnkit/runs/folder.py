@@ -151,25 +151,11 @@ class Run:
         found = content(self.folder, f"{kind}.jsonl", workspace.read_lines) or []
         return whole(found) if kind == "metrics" else [row for row in found if "event" in row]
 
-    def epochs(self, event: str = "epoch") -> pd.DataFrame:
-        """One row per net, seed and epoch, or "validation" within one; of many runs, see `runs.frame`."""
+    def epochs(self) -> pd.DataFrame:
+        """One row per net, seed and epoch; of many runs, see `runs.frame`."""
         import pandas as pd
 
-        return pd.DataFrame(trainings(self.rows("metrics"), event, self.config.epochs))
-
-    def validations(self) -> pd.DataFrame:
-        """One row per net, seed and validation; of one within an epoch, `epoch` is a fraction."""
-        import pandas as pd
-
-        between = self.epochs("validation")
-        if len(between):
-            between["epoch"] += between["step"] / between["steps"] - 1
-        rows = pd.concat([self.epochs(), between])
-        if not len(rows):
-            return rows
-        # Resumed on more processes, a place in an epoch may have been validated by another step.
-        rows = rows.drop_duplicates(["net", "seed", "epoch"], keep="last")
-        return rows.sort_values(["seed", "epoch"], kind="stable", ignore_index=True)
+        return pd.DataFrame(trainings(self.rows("metrics"), "epoch", self.config.epochs))
 
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
         """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""

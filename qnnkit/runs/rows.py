@@ -120,13 +120,13 @@ def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None)
 
     Args:
         rows: Oldest first.
-        event: "epoch", "validation" between, or "test" of those trainings that have ended.
+        event: "epoch", or "test" of those trainings that have ended.
         epochs: Of the run: tests after fewer, before it was extended, are left out.
     """
     found = {}
     for row in rows:
         if row.get("event") == event and (event != "test" or row.get("epochs", epochs) == epochs):
-            found[row.get("net"), row.get("seed"), row.get("epoch"), row.get("step")] = dict(row)
+            found[row.get("net"), row.get("seed"), row.get("epoch")] = dict(row)
     return list(found.values())
 
 
@@ -136,8 +136,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     Args:
         runs: A run or its folder, or several; relative folders are meant from the workspace. One without rows
             adds none.
-        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs,
-            "validation" one for each validation within an epoch.
+        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs.
         settings: Names of settings that become columns, besides those that any of the runs was given.
 
     Returns:
@@ -154,7 +153,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     """
     import pandas as pd
 
-    checks.choice("event", event, ("test", "epoch", "validation"))
+    checks.choice("event", event, ("test", "epoch"))
     if isinstance(runs, str | Path) or hasattr(runs, "folder"):
         runs = [runs]
     sources = []
