@@ -10,7 +10,6 @@ import torch
 from qnnkit import data, measure, runs
 from qnnkit.data import ImageSplits, TensorSplits
 from qnnkit.data.splits import SPLITS
-from qnnkit.inspector import Inspector
 from qnnkit.settings import Settings
 from tests.toys import refused
 
@@ -242,8 +241,6 @@ def test_labelled_samples_are_classified(tmp_path):
     assert 0 <= final["test_accuracy"] <= 1 and final["test_macro_f1"] >= 0
     found = measure.predict(measure.of_recipe(run.config, run.splits), measured=False)
     assert (found.n_weights, found.n_samples) == (10, 36)
-    with refused("run", NotImplementedError):
-        Inspector(run)
 
 
 def test_a_net_that_gives_another_number_of_classes_is_refused(tmp_path):

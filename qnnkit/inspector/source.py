@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, gradients, runs
+from qnnkit import gradients, runs
 from qnnkit.gradients import History, Training
 from qnnkit.layers import QuantumLayer
 
@@ -66,15 +66,9 @@ class Source:
 
     Args:
         run: Its folder is only read.
-
-    Raises:
-        NotImplementedError: Its data are no labelled images.
     """
 
     def __init__(self, run: runs.Run):
-        if not hasattr(run.splits.train, "images") or not hasattr(run.splits.train, "labels"):
-            step = "Plot gradients.read(run.folder), as 04b_inside does."
-            raise NotImplementedError(checks.message("run", "be of labelled images", run.splits.name, step))
         # Whatever trained it: the same numbers come from the fused programs, where moves are quick.
         fast = run.config.backend == "auto"
         self.run = run if fast else replace(run, config=run.config.override(backend="auto"))
