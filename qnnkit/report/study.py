@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import stats, workspace
+from qnnkit import plots, stats, workspace
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
 from qnnkit.runs import Run, state
 from qnnkit.runs import rows as files
