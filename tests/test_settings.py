@@ -127,6 +127,9 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("learning_rate", -1.0, "`learning_rate` must be greater than 0, but is -1.0"),
         ("learning_rate", "fast", "`learning_rate` must be a valid number"),
         ("schedule", "cosin", "`schedule` must be 'constant', 'cosine' or 'linear', but is 'cosin'"),
+        ("shots", 0, "`shots` must be greater than or equal to 1, but is 0"),
+        ("noise", ["depolarising=0.1"], "`noise` must be depolarizing=P and readout=P, each once, with"),
+        ("noise", ["readout=0.1", "readout=0.2"], "`noise` must be depolarizing=P and readout=P, each once"),
         ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
         ("seed", 2**31, "`seed` must be less than 2147483648"),
         (

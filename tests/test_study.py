@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
-from qnnkit.report import figures
 from tests.showing import Batch, Page
 
 ROOT = Path(__file__).parent.parent
@@ -493,7 +492,7 @@ def test_many_models_have_tables_and_eight_have_figures(space, undrawn):
         nets = {"hybrid": [0.9, 0.8 - index / 100], "classical": [0.8, 0.75]}
         space.write(f"run-{index}", nets, name=f"model {index}")
     names = execute(space.folder)
-    rows, curves = figures.best(names["study"], names["means"])
+    rows, curves = report.study.best(names["study"], names["means"])
     assert set(rows["model"]) == set(curves["model"]) == {f"model {index}" for index in range(8)}
     assert len(names["means"]) == 18 and set(names["compared"]["other_net"]) == {"classical"}
     assert names["notes"][0].startswith("Hybrid nets are not compared with one another: of 9 models")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import device, gradients, layers, measure, recipes, tasks, train, words, workspace
-from qnnkit.checkpoint import Store, weights
+from qnnkit.checkpoint import Store, own_generators, seed_all, weights
 from qnnkit.data import Splits
 from qnnkit.data.splits import SPLITS
 from qnnkit.measure import Placement
@@ -113,7 +113,9 @@ class Training:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
         run = self.run
         loader, size = self.loaders["test"], run.config.micro_batch
-        found = tested(model, run.task, loader, self.splits, self.place, size)
+        with own_generators():
+            seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
+            found = tested(model, run.task, loader, self.splits, self.place, size)
         final = {"event": "test", **self.whose, **_final(run, model, progress, found)}
         final |= {"peak_memory": max(self.peak, measure.peak_on(self.place)), "peak_ram": measure.peak()}
         if self.main:
