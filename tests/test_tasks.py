@@ -186,20 +186,6 @@ def test_a_number_of_unknown_direction_is_refused_until_the_score_says_it(monito
     assert (complete(task).monitor, progress.best_epoch) == (f"minus_{monitor}", 4)
 
 
-def test_fit_reads_the_direction_of_a_users_task():
-    loaders = {
-        "train": Batches(POINTS, VALUES, 8, shuffle=True),
-        "validation": Batches(POINTS, VALUES, 6, shuffle=False),
-    }
-    progress = train.fit(
-        line(),
-        Regression("cross_entropy", cross_entropy=of_loss),
-        loaders,
-        Settings(epochs=4, learning_rate=0.1),
-    )
-    assert progress.best_epoch == 4, "it falls, and less is better"
-
-
 def test_a_loss_is_reported_though_the_task_names_none():
     task = complete(Regression())
     step = task(line(), (POINTS, VALUES))

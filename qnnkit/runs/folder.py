@@ -171,8 +171,7 @@ class Run:
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
         metadata = {"Title": title, "Description": description}
-        # The kit's own figures keep what they have drawn: they are shown next.
-        content = figure.png(**metadata) if hasattr(figure, "png") else plots.as_png(figure, **metadata)
+        content = plots.as_png(figure, **metadata)
         workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 

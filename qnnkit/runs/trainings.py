@@ -93,10 +93,7 @@ class Training:
         }
         groups, watch = recipes.parameter_groups(model, config), None
         if n := config.gradient_samples:
-            whose = {"event": "epoch", **self.whose}
-            rows = run.rows("gradients") if begun is not None else []
-            earlier = [row for row in rows if whose.items() <= row.items()]
-            watch = gradients.Watch(model, groups, per_epoch=n, log=self._gradients, earlier=earlier)
+            watch = gradients.Watch(model, groups, per_epoch=n, log=self._gradients)
         return self.loaders, {
             "groups": groups,
             "device": self.place,

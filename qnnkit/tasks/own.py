@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qnnkit import checks
 from qnnkit.data import music_tokens
 from qnnkit.layers import evaluating
-from qnnkit.stats import SCORES, Score, direction
+from qnnkit.stats import ACCURACY, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
@@ -111,9 +111,8 @@ def complete(task: Any) -> Any:
 
 
 def _score(name: str) -> Score:
-    for known in SCORES.values():
-        if known.name == name == "accuracy":
-            return known
+    if name == ACCURACY.name:
+        return ACCURACY
     return Score(name, name.replace("_", " "), per="", factor=1.0, unit="", digits=4, criterion="")
 
 
