@@ -205,12 +205,7 @@ MUTANTS = (
         "measure_clock measure_placement",
     ),
     ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
-    (
-        "runs/opening.py",
-        '!= known.get("data", run.splits.fingerprint())',
-        "is None",
-        "your_own_traps runs",
-    ),
+    ("runs/opening.py", "checked = Run(source.folder, config)", "checked = run", "your_own_traps"),
 )
 
 

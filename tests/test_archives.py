@@ -296,7 +296,7 @@ def test_an_archive_on_drive_is_unpacked_on_local_disk(tmp_path, monkeypatch, st
 
 def splits_of(folder: Path, **values):
     """As a run loads them."""
-    return Run(folder / "run", recipes.settings("digits_quanv", **values)).load_data()
+    return Run(folder / "run", recipes.settings("digits_quanv", **values)).splits
 
 
 def test_a_run_hands_its_options_on(tmp_path, monkeypatch):

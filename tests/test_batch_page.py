@@ -10,7 +10,7 @@ from qnnkit import report, runs
 from qnnkit.report import write_batch_page
 from qnnkit.report.batch_page import runs_table
 from qnnkit.runs import state
-from tests.showing import Batch, Page, log_epochs, log_test, needs_chromium
+from tests.showing import Batch, Page, log_epochs, log_test
 
 
 class Workspace(Batch):
@@ -122,7 +122,7 @@ def test_a_run_that_was_extended_is_listed_as_it_is_now(four):
 def test_links_lead_to_files_that_are_there_and_nothing_is_fetched(four):
     _, page = read(four)
     assert [tag for tag, found in page.tags if "src" in found or tag in ("link", "iframe", "object")] == []
-    links = [found["href"] for tag, found in page.tags if tag == "a" and "itables.org" not in found["href"]]
+    links = [found["href"] for tag, found in page.tags if tag == "a"]
     expected = {
         "../../runs/digits-good/report.html",
         "../../runs/digits-fair/report.html",
@@ -144,7 +144,7 @@ def test_five_hundred_runs(space):
         space.runs.append(run)
     space.plan("last", {"seed": 500})
     html, _ = read(space)
-    assert len(rows(space)) == 501 and "run-499" in html and len(html) < 3_000_000
+    assert len(rows(space)) == 501 and "run-499" in html and len(html) < 300_000
 
 
 # --- folders that are damaged, and names that are hostile --------------------------------------------------
@@ -222,46 +222,5 @@ def test_hostile_words_stay_text(space):
     assert "<script>alert" not in html and not [tag for tag, _ in page.tags if tag in ("img", "b")]
     assert not {name for _, found in page.tags for name in found if name.startswith("on")}
     links = [found["href"] for tag, found in page.tags if tag == "a"]
-    assert all(link.startswith(("../../runs/", "https://itables.org/")) for link in links)
+    assert all(link.startswith("../../runs/") for link in links)
     assert HOSTILE in page.text
-
-
-# --- in a browser ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.browser
-@needs_chromium
-def test_sorting_and_filtering(browser, four):
-    four.finish("digits-poor", [0.75, 0.77], n_layers=1, learning_rate=0.03)
-    page, complaints, asked = browser.new_page(viewport={"width": 1280, "height": 900}), [], []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(write_batch_page(four.folder).as_uri())
-    page.wait_for_selector("#runs.dataTable")  # from here on the table answers
-
-    def shows(*wanted):
-        rows = "[...document.querySelectorAll('#runs tbody tr')].map(row => row.cells[0].innerText.slice(7))"
-        page.wait_for_function(f"{rows}.join() === '{','.join(wanted)}'", timeout=10_000)
-
-    page.locator("#runs thead th", has_text="n_layers").click()
-    shows("poor", "good", "lost", "next", "fair")  # 10 after 4
-    page.locator("#runs thead th", has_text="n_layers").click()
-    shows("fair", "next", "lost", "good", "poor")
-    page.locator("input").press_sequentially("finished")
-    shows("fair", "good", "poor")
-    page.set_viewport_size({"width": 390, "height": 900})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert complaints == [] and not [url for url in asked if not url.startswith(("file:", "blob:", "data:"))]
-    page.close()
-
-
-@pytest.mark.browser
-@needs_chromium
-def test_hostile_words_do_not_run(browser, space):
-    hostile(space)
-    page, said = browser.new_page(), []
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    page.goto((space.folder / "report.html").as_uri())
-    page.wait_for_selector("#runs.dataTable")
-    assert said == [] and page.locator("#runs img").count() == 0
-    page.close()

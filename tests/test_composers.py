@@ -85,7 +85,7 @@ def test_music_is_trained_written_drawn_and_heard(base):
 
 def test_blocks_overlap_as_a_run_asks(base, home, tmp_path):
     usual = base.splits
-    none, half = (runs.Run(tmp_path, base.config.override(overlap=n)).load_data() for n in (0, 32))
+    none, half = (runs.Run(tmp_path, base.config.override(overlap=n)).splits for n in (0, 32))
     assert len(none.train) <= len(usual.train) < len(half.train)
     for split in ("validation", "test"):
         assert torch.equal(none.split(split).labels, half.split(split).labels)

@@ -41,7 +41,7 @@ def test_what_datasets_reads(folder, tmp_path):
     assert splits.fingerprint() == load(f"hub:{folder}").fingerprint()
     assert load(f"hub:{folder}", image_size=4, grey=False).train.images.shape[1:] == (3, 4, 4)
     run = Run(tmp_path / "run", recipes.settings("digits_quanv", dataset=f"hub:{folder}"))
-    assert run.load_data().fingerprint() == splits.fingerprint()
+    assert run.recipe.load(run.config).fingerprint() == splits.fingerprint()
     (folder / "train" / "cat" / "0.png").write_bytes(b"no image")
     assert load(f"hub:{folder}").notes[0].startswith("Left out 1 of 28 images that cannot be read: train/0 (")
     with refused("dataset"):

@@ -197,14 +197,7 @@ def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted,
     assert min(found["tokens_per_second"].values()) > 0
     page = adapted.report.read_text()
     assert "Against the base alone" in page and f"<td>{found['loss']['before']:.3f}</td>" in page
-    table = report.scores(report.summary(adapted))
-    assert table["tokens / s in training"].str.replace(",", "").astype(float).gt(0).all()
-    validation = adapted.finals().set_index("net")["validation_loss"]
-    told = "validation loss (nats / token)"
-    assert table[told].tolist() == [f"{validation[net]:.3f}" for net in adapted.nets]
-    rows = [{"net": "a", "validation_loss": [1.0, 2.0, 3.0]}, {"net": "b"}]
-    assert report.scores(rows)[told].tolist() == ["2.000 (0.399 to 11.255)", ""]
-    assert base.result["adapter"] is None and "validation loss" in page
+    assert base.result["adapter"] is None
 
 
 def test_an_adapter_on_four_bits_is_merged_onto_the_base_in_float32(adapted, tmp_path):
@@ -315,7 +308,7 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
     free = {"device": "auto", "threads": "auto", "batch_size": 1, "controls": ["lora"]}
     fresh = runs.Run(tmp_path, adapted.config.override(**free))
     found = measure.plan(**runs.to_plan(fresh))
-    assert "a trial would hold" in fresh.placement["sentence"]
+    assert "a trial would hold" in fresh.provenance["placement"]["sentence"]
     assert found.places[0]["basis"] == "estimated" and found.places[0]["in_all"] > 0
     assert any("A step was too large to be timed here" in note for note in found.notes)
 

@@ -105,7 +105,7 @@ def test_captions_and_tokens_are_measured_as_images_are(tmp_path, recipe, settin
     if recipe.startswith("text"):
         settings = {**settings, "data_dir": str(texts(tmp_path))}
     config = recipes.settings(recipe, batch_size=4, micro_batch=2, threads=1, **settings)
-    splits = runs.Run(tmp_path, config).load_data()
+    splits = runs.Run(tmp_path, config).splits
     found = {row["what"]: row for row in survey.net_rows(config, splits, [(CPU, "float32")], 0.1)}
     updates = len(splits.train) / 4
     assert found["net epoch"]["value"] == pytest.approx(updates * found["net update"]["value"])

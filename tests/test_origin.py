@@ -1,4 +1,4 @@
-"""qnnkit.runs.origin: the commit and whether it was changed; nothing names a person or a host."""
+"""How a run begins: the commit and whether it was changed; nothing names a person or a host."""
 
 import json
 import platform
@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from qnnkit.runs import origin
+from qnnkit.runs import opening
 
 
 @pytest.fixture
@@ -23,19 +23,19 @@ def checkout(tmp_path, monkeypatch):
     git(package, "init", "-q", "..")
     git(package, "add", ".")
     git(package, "commit", "-qm", "first")
-    monkeypatch.setattr(origin, "_package", lambda: package)
+    monkeypatch.setattr(opening.qnnkit, "__file__", str(package / "__init__.py"))
     return package
 
 
 def git(folder, *words):
-    subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+    return subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
 
 
 def test_the_origin_of_a_run_here():
-    found = origin.origin()
+    found = opening.origin()
     assert found["packages"]["torch"] == metadata.version("torch")
     assert {"pennylane", "accelerate", "numpy"} <= set(found["packages"])
-    assert found["machine"]["cores"] >= 1 and found["machine"]["memory_gb"] > 0
+    assert " core" in found["machine"]["name"] and found["machine"]["memory_bytes"] > 0
     told = json.dumps(found, allow_nan=False)
     assert not platform.node() or f'"{platform.node()}' not in told
     before = {"begun", "qnnkit", "commit", "commit_changed", "python", "platform", "packages"}
@@ -43,14 +43,15 @@ def test_the_origin_of_a_run_here():
 
 
 def test_a_changed_checkout_is_said_to_be(checkout):
-    assert origin.origin()["commit_changed"] is False
+    found, head = opening.origin(), git(checkout, "rev-parse", "HEAD").stdout.decode().strip()
+    assert (found["commit"], found["commit_changed"]) == (head, False)
     (checkout.parent / "notes.txt").write_text("untracked")
-    assert origin.origin()["commit_changed"] is False, "what lies outside the package is no matter"
+    assert opening.origin()["commit_changed"] is False, "what lies outside the package is no matter"
     (checkout / "new.py").write_text("")
-    assert origin.origin()["commit_changed"] is True
+    assert opening.origin()["commit_changed"] is True
     (checkout / "new.py").unlink()
     (checkout / "__init__.py").write_text("one = 2\n")
-    assert origin.origin()["commit_changed"] is True
+    assert opening.origin()["commit_changed"] is True
 
 
 @pytest.mark.parametrize("where", ["in another project's checkout", "without git"])
@@ -58,8 +59,8 @@ def test_what_git_does_not_know_has_no_commit(checkout, monkeypatch, tmp_path, w
     inside = checkout.parent / ".venv" / "package"
     inside.mkdir(parents=True)
     (inside / "__init__.py").write_text("")
-    monkeypatch.setattr(origin, "_package", lambda: inside)
+    monkeypatch.setattr(opening.qnnkit, "__file__", str(inside / "__init__.py"))
     if where == "without git":
         monkeypatch.setenv("PATH", str(tmp_path))
-    found = origin.origin()
+    found = opening.origin()
     assert (found["commit"], found["commit_changed"]) == (None, None)

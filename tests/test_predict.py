@@ -51,7 +51,7 @@ def test_images_are_classified_as_the_net_does_without_the_data(expected, tmp_pa
     for i, image in enumerate(test.images[:3]):
         paths.append(tmp_path / f"{i}.png")
         Image.fromarray(image[0].numpy()).save(paths[-1])
-    found = runs.open_run("runs/one").predict(paths)
+    found = list(runs.predict("runs/one", paths))
     assert [row["class"] for row in found] == [("above", "below")[i] for i in shares[:3].argmax(1)]
     for row, each in zip(found, shares, strict=False):
         assert list(row["probabilities"].values()) == pytest.approx(each.tolist(), abs=1e-6)
@@ -88,22 +88,22 @@ def test_images_unlike_those_of_the_training_are_said_to_be(expected):
 def test_inverted_digits_are_told(home):
     run = trained("digits_quanv", train_fraction=0.1, hidden=2)
     image = run.splits.test.images[0, 0].numpy()
-    [inverted] = run.predict([255 - image])
+    [inverted] = runs.predict(run.folder, [255 - image])
     assert "invert it" in " ".join(inverted["notes"])
-    [row] = run.predict([image])
+    [row] = runs.predict(run.folder, [image])
     assert row["notes"] == []
 
 
 def test_captions_and_images_are_matched_by_clip(home):
     run = trained("digits_clip", train_fraction=0.1, n_qubits=2, n_layers=1, patch_size=8)
     image = run.splits.test.images[0, 0].numpy()
-    [row] = run.predict([image])
+    [row] = runs.predict(run.folder, [image])
     assert len(row["probabilities"]) == 10 and sum(row["probabilities"].values()) == pytest.approx(1)
     texts = ["a photo of the digit three", "a photo of the digit four"]
-    [chosen] = run.predict([image, *texts])
+    [chosen] = runs.predict(run.folder, [image, *texts])
     assert set(chosen["probabilities"]) == set(texts)
     with pytest.raises(ValueError, match="hold an image file"):
-        run.predict(texts)
+        runs.predict(run.folder, texts)
 
 
 WRITERS = {"base": ("model", "reference"), "two": ("adapter", "hybrid")}
@@ -115,7 +115,7 @@ def test_a_text_is_gone_on_with_by_a_model_and_by_an_adapter(moved, tmp_path, mo
     monkeypatch.setenv("QNNKIT_HOME", str(moved[0]))
     place = f"runs/{run}/{files}"
     assert predictor(f"runs/{run}") == predictor(place) == {"net": net, "seed": 0}
-    [row] = runs.open_run(f"runs/{run}").predict(["the cat"])
+    [row] = runs.predict(f"runs/{run}", ["the cat"])
     assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
     copied = shutil.copytree(moved[0] / place, tmp_path / "copied")
     assert [list(runs.predict(each, ["the cat"])) for each in (place, copied)] == [[row]] * 2
@@ -171,7 +171,7 @@ def test_a_task_that_knows_how_is_asked(home):
             return Guess()
 
     run = trained(Mine, train_fraction=0.1, hidden=2)
-    assert run.predict(["a"]) == [{"input": "a", "output": "QuanvNet of a"}]
+    assert list(runs.predict(run.folder, ["a"], recipe=Mine)) == [{"input": "a", "output": "QuanvNet of a"}]
 
 
 def test_what_cannot_be_predicted_is_refused_in_a_sentence(expected, tmp_path):

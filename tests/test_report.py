@@ -13,7 +13,7 @@ from PIL import Image
 
 from qnnkit import recipes, report, runs, stats, tasks
 from qnnkit.tasks import Predictions
-from tests.showing import Page, log_epochs, log_test
+from tests.showing import Page, log_test
 
 T_95_3 = 4.302653  # Student's t for a 95 % interval of three values, from a printed table
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -170,23 +170,6 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
     ):
         assert sentence in told, sentence
     assert "None" not in told
-
-
-def test_validations_within_epochs_have_a_fraction_and_stand_once(begin):
-    """Also before the first epoch has ended, and once each where a kill has left a row twice."""
-    run = begin({}, n_seeds=1)
-    assert run.validations().empty
-    row = {"event": "validation", "net": "hybrid", "seed": 0, "epoch": 1, "step": 3, "steps": 4}
-    for loss in (0.9, 0.8):
-        run.log("metrics", row | {"validation_loss": loss, "validation_accuracy": 0.1})
-    assert run.validations()["epoch"].tolist() == [0.75]
-    log_epochs(run, "hybrid", 0, [0.3, 0.4])  # with losses of 1
-    run.log("metrics", row | {"epoch": 2, "step": 1, "validation_loss": 0.65, "validation_accuracy": 0.35})
-    other = {"epoch": 2, "step": 2, "steps": 8, "validation_loss": 0.6, "validation_accuracy": 0}
-    run.log("metrics", row | other)  # the same place, on half as many processes
-    found = run.validations()
-    assert found["epoch"].tolist() == [0.75, 1, 1.25, 2]
-    assert found["validation_loss"].tolist() == [0.8, 1.0, 0.6, 1.0]
 
 
 def test_confusion_and_the_worst_by_hand():

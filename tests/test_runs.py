@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -88,14 +87,6 @@ def test_a_new_run_writes_its_settings_and_where_it_began(tmp_path):
     told = {"recipe_digest": run.recipe.digest, **run.config.flat()}
     assert json.loads((run.folder / "config.json").read_text()) == told
     assert set(files(run.folder)) == {"config.json", "provenance.json", "recipe.py"}
-    provenance = json.loads((run.folder / "provenance.json").read_text())
-    began = time.strptime(provenance["begun"], "%Y-%m-%dT%H:%M:%SZ")
-    assert abs(time.mktime(began) - time.mktime(time.gmtime())) < 120
-    assert provenance["python"] == ".".join(map(str, sys.version_info[:3]))
-    checkout = Path(__file__).parent.parent
-    if (checkout / ".git").exists():
-        git = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True)
-        assert provenance["commit"] == git.stdout.strip() != ""
 
 
 @pytest.mark.parametrize("recipe", ["folder_quanv", None])
@@ -306,26 +297,11 @@ def test_a_begin_that_was_cut_short_begins_again(tiny):
 # --- rows --------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_were_written_twice_count_once(tiny):
-    run = tiny()
-    assert len(run.epochs()) == len(run.finals()) == 0
-    for epoch, loss in ((1, 0.9), (2, 0.8), (2, 0.7), (3, 0.6)):
-        run.log("metrics", {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": epoch, "loss": loss})
-    for net, accuracy in (("hybrid", 0.5), ("classical", 0.6), ("hybrid", 0.7)):
-        run.log("metrics", {"event": "test", "net": net, "seed": 0, "test_accuracy": accuracy})
-    assert run.epochs()["loss"].tolist() == [0.9, 0.7, 0.6]
-    finals = run.finals()
-    assert sorted(zip(finals["net"], finals["test_accuracy"], strict=True)) == [
-        ("classical", 0.6),
-        ("hybrid", 0.7),
-    ]
-
-
 def test_epochs_are_told_while_a_notebook_writes_them(tiny):
     run, told, heard = tiny(), [], threading.Event()
     row = {"event": "epoch", "net": "hybrid", "seed": 0, "train_loss": 0.5, "seconds": 0.1}
     run.log("metrics", row | {"epoch": 1, "validation_accuracy": 0.25})
-    with chain._Following(run, lambda line: (told.append(line), heard.set())):
+    with chain._followed(run, lambda line: (told.append(line), heard.set())):
         run.log("metrics", row | {"epoch": 2, "updates": 8, "validation_accuracy": 0.75})
         assert heard.wait(10)
         tested = {"event": "test", "net": "hybrid", "seed": 0, "test_accuracy": 0.5, "best_epoch": 2}
@@ -517,7 +493,7 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained, tmp_path):
     run = trained
     workspace.write_json(run.folder / "result.json", {"nets": []})
     (run.folder / "notebooks").mkdir()
-    for name in ("02_gradient_check", "03_train", "04_analyze"):
+    for name in ("02_gradient_check", "03_train", "04_analyze", "04b_inside"):
         run.notebook(name).write_text(name)
     before = {name: content for name, content in files(run.folder).items() if "checkpoint-" in name}
 
@@ -527,6 +503,7 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained, tmp_path):
     assert more.notebook("02_gradient_check").exists()
     there = files(run.folder)
     assert {"result.epochs-2.json", "notebooks/03_train.epochs-2.ipynb"} <= set(there)
+    assert not more.notebook("04b_inside").exists(), "it shows what was trained for fewer"
     assert {name: there[name] for name in before} == before
     (extended,) = more.provenance["extended"]
     assert (extended["from"], extended["to"]) == (2, 4)
@@ -594,25 +571,16 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(trained, tmp_path)
     assert {
         name: content for name, content in files(source.folder).items() if not name.startswith(".")
     } == before
-    again = runs.fork(source.folder, tmp_path / "fork", **given)
-    assert again.config == run.config and len(again.finals()) == 2  # the same command opens it again
-
-
-def test_the_command_of_a_fork_opens_it_in_a_copied_workspace(trained, tmp_path, monkeypatch):
-    runs.fork(trained.folder, tmp_path / "fork", epochs=3)
-    copied = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copied")
-    again = runs.fork(copied / "run", copied / "fork", epochs=3)
-    assert again.folder == copied / "fork" and again.config.epochs == 3
-    with refused("--fork"):
-        runs.fork(copied / "run", copied / "fork", epochs=4)
-
-
-def test_what_a_fork_cost_is_counted_from_the_fork(once, tmp_path):
-    run = runs.fork(once(2).folder, tmp_path / "fork", epochs=3)
-    runs.train_all(run)
     report.finish(run)
     own = sum(row["seconds"] for row in run.rows("metrics") if row["event"] == "epoch" and row["epoch"] == 3)
-    assert run.provenance["training_hours"] == pytest.approx(own / 3600) and len(run.epochs()) == 6
+    assert run.provenance["training_hours"] == pytest.approx(own / 3600), "counted from the fork"
+    assert len(run.epochs()) == 6
+    copied = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copied")
+    for place in (tmp_path, copied):  # the same command opens it again
+        again = runs.fork(place / "run", place / "fork", **given)
+        assert again.folder == place / "fork" and again.config == run.config and len(again.finals()) == 2
+    with refused("--fork"):
+        runs.fork(copied / "run", copied / "fork", epochs=4)
 
 
 def test_a_finish_reads_each_file_once(trained, monkeypatch):
@@ -727,15 +695,6 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, m
         runs.open_run(second / "runs" / "a", data_dir=str(place_of(second))).tested().keys()
         == moved.tested().keys()
     )
-
-
-def test_other_data_are_another_experiment(pictures, tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    runs.open_run("a", "folder_quanv", data_dir=str(pictures), **TINY)
-    other = shutil.copytree(pictures, tmp_path / "other")
-    next(path for path in other.rglob("*.png")).unlink()
-    with pytest.raises(ValueError, match="was trained on other data than"):
-        runs.open_run("a", data_dir="other")
 
 
 def test_drafts_of_the_dead_are_cleared_and_others_stay(trained):
@@ -925,14 +884,6 @@ def test_a_copy_beside_the_workspace_comes_before_the_kits_own(tmp_path, monkeyp
         runs.find_notebook("03_trian")
     with refused("notebook", FileNotFoundError):
         runs.launch(tmp_path / "none.ipynb", tmp_path / "copy.ipynb", {})
-
-
-@pytest.mark.parametrize("name", runs.NOTEBOOKS)
-def test_what_the_chain_passes_is_what_the_notebooks_declare(tiny, name):
-    source = runs.find_notebook(name)
-    parameters = chain._parameters(tiny(device="cpu"), source, {})
-    runs.check_parameters(source, parameters)
-    assert {"recipe", "run_dir", "data_dir"} <= parameters.keys()
 
 
 # --- many runs as one table --------------------------------------------------------------------------------

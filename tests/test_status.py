@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -14,9 +15,8 @@ import torch
 
 from qnnkit import cli, runs, workspace
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import journal, lock, state, watching
+from qnnkit.runs import Training, lock, state, trainings, watching
 from qnnkit.runs import rows as rows_of
-from qnnkit.runs.journal import Journal
 from qnnkit.runs.state import State
 from qnnkit.runs.state import of_run as read
 from tests import forked
@@ -71,7 +71,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         fake = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 1e9 + self.now)
-        for module in (journal, state):
+        for module in (trainings, state):
             monkeypatch.setattr(module, "time", fake)
 
 
@@ -84,7 +84,7 @@ def moment(updates, steps=10, epochs=4, loss=None):
 
 
 def reported(tmp_path, net="hybrid", seed=0):
-    """The journal of a training, of a run of two nets and two seeds."""
+    """A training, of a run of two nets and two seeds."""
     workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 2})
     workspace.write_json(tmp_path / "provenance.json", {"nets": ["hybrid", "classical"]})
     (tmp_path / ".train.lock").touch()
@@ -92,11 +92,11 @@ def reported(tmp_path, net="hybrid", seed=0):
     run = SimpleNamespace(
         log=lambda kind, row: workspace.append_line(path, row),
         rows=lambda kind: workspace.read_lines(path),
-        config=SimpleNamespace(gradient_checkpointing=False),
+        config=SimpleNamespace(gradient_checkpointing=False, of_net=lambda net: None),
         task=SimpleNamespace(counted="samples"),
         splits=None,
     )
-    return Journal(run, net, seed, CPU)
+    return Training(run, net, seed, CPU)
 
 
 def rows(folder):
@@ -110,7 +110,7 @@ def trained_before(folder, net, seed, **facts):
 
 def steps(told, clock, n=11):
     for updates in range(1, n + 1):
-        told.update(moment(updates))
+        told._update(moment(updates))
         clock.now += 0.5
 
 
@@ -139,7 +139,7 @@ def test_a_row_every_few_seconds(tmp_path, monkeypatch):
     clock, told = Clock(monkeypatch), reported(tmp_path)
     for updates in range(1, 10001):
         clock.now += 0.01
-        told.update(moment(updates, steps=10000))
+        told._update(moment(updates, steps=10000))
     times = [row["time"] for row in rows(tmp_path) if row["event"] == "step"]
     assert len(times) == 20 and all(b - a == pytest.approx(5, abs=0.02) for a, b in itertools.pairwise(times))
 
@@ -148,10 +148,10 @@ def test_a_disk_that_fails_stops_nothing(tmp_path):
     told = reported(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
-    told.update(moment(1))
+    told._update(moment(1))
     assert (tmp_path / "metrics.jsonl").is_dir()
     (tmp_path / "metrics.jsonl").rmdir()
-    reported(tmp_path).update(moment(1, loss=float("nan")))
+    reported(tmp_path)._update(moment(1, loss=float("nan")))
     assert rows(tmp_path)[-1]["loss"] is None and read(tmp_path).loss is None
 
 
@@ -334,100 +334,75 @@ def test_a_line_of_words(tmp_path):
     assert watching.line(State(tmp_path, "waiting")) == f"{tmp_path.name}  waiting"
 
 
-def test_watching_ends_with_the_training_and_says_each_line_once(tmp_path):
-    planted(tmp_path, warnings=["Steps take long."])
-    said = []
-    [found] = runs.watch(tmp_path, said.append, every=0.01)
-    assert found.state == "stopped" and said[1:] == ["  ! Steps take long."] and "stopped" in said[0]
-    said.clear()
-    with lock.alone(tmp_path, "train"):
-        [found] = runs.watch(tmp_path, said.append, once=True)
-    assert found.state == "running" and "running" in said[0]
-
-
-def test_watching_waits_while_it_trains(tmp_path):
-    planted(tmp_path, epoch=1)
+def test_watching_says_each_line_once_waits_while_it_trains_and_ends_with_it(tmp_path):
+    planted(tmp_path, warnings=["Steps take long."], epoch=1)
     said, held = [], contextlib.ExitStack()
-    held.enter_context(lock.alone(tmp_path, "train"))
 
     def echo(sentence):
         said.append(sentence)
-        planted(tmp_path, epoch=len(said) + 1)
-        if len(said) == 3:
+        planted(tmp_path, warnings=["Steps take long."], epoch=len(said))
+        if len(said) == 4:
             held.close()
 
-    runs.watch(tmp_path, echo, every=0.01)
-    assert [f"epoch {n}/12" in sentence for n, sentence in enumerate(said, start=1)] == [True] * 4
+    with held:
+        held.enter_context(lock.alone(tmp_path, "train"))
+        [found] = runs.watch(tmp_path, [].append, once=True)
+        assert found.state == "running"
+        [found] = runs.watch(tmp_path, echo, every=0.01)
+    assert found.state == "stopped" and said[1] == "  ! Steps take long." and "stopped" in said[-1]
+    told = [sentence for sentence in said if "epoch" in sentence]
+    assert [re.search(r"epoch (\d+)/12", each)[1] for each in told] == ["1", "2", "3", "4"]
 
 
-def test_a_batch_shows_each_of_its_runs(tmp_path, monkeypatch, capsys):
-    rows = []
-    for name in ("one", "two", "waiting"):
-        if name != "waiting":
-            (tmp_path / "runs" / name).mkdir(parents=True)
-            planted(tmp_path / "runs" / name, net=f"net of {name}")
-        rows.append({"id": name, "folder": f"runs/{name}", "settings": {}})
-    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
+def batch_of(folder, *names):
+    """Lists runs in the file of a batch; their folders."""
+    listed = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
+    workspace.write_json(folder / "batch.json", {"name": "b", "recipe": "r", "runs": listed})
+    return [workspace.make_folder(folder / "runs" / name) for name in names]
+
+
+def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path, monkeypatch, capsys):
+    places = batch_of(tmp_path, "one", "two", "three")
+    planted(places[0], net="net of one")
     monkeypatch.setattr(sys, "argv", ["qnnkit", "watch", str(tmp_path), "--once"])
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    out = capsys.readouterr().out.splitlines()
-    assert caught.value.code == 0 and len(out) == 2
-    assert "net of one" in out[0] and "net of two" in out[1]
-
-
-def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
-    rows = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in ("one", "two", "three")]
-    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
-    places = [tmp_path / row["folder"] for row in rows]
-    for place in places:
-        place.mkdir(parents=True)  # begun, but for its settings
-    planted(places[0])
+    [line] = capsys.readouterr().out.splitlines()
+    assert caught.value.code == 0 and "net of one" in line, "what has not begun is no line"
     said = []
-
-    def finish(place):
-        (place / "result.json").write_text("{}")
 
     def echo(sentence):
         said.append(sentence)
         if len(said) == 1:
-            finish(places[0])
+            (places[0] / "result.json").write_text("{}")
         elif len(said) == 2:
             planted(places[1])
         elif len(said) == 3:
-            finish(places[1])
+            (places[1] / "result.json").write_text("{}")
             workspace.write_json(places[2] / "failed.json", {"state": "failed", "error": "Odd."})
 
     found = runs.watch(tmp_path, echo, every=0.01)
-    assert [status.state for status in found] == ["finished", "finished", "failed"] and said[-1].endswith(
-        "failed: Odd."
-    )
+    assert [run.state for run in found] == ["finished", "finished", "failed"]
+    assert said[-1].endswith("failed: Odd.")
     workspace.write_json(tmp_path / "batch.json", {"name": "b"})
-    with pytest.raises(ValueError, match="must hold a list of runs"):
+    with pytest.raises(ValueError, match="is damaged"):
         runs.watch(tmp_path)
 
 
 def test_a_batch_whose_sampler_proposes_runs_is_watched_to_its_end(tmp_path, monkeypatch):
-    session = tmp_path / "session.json"
+    session, said = tmp_path / "session.json", []
     workspace.write_json(session, {"id": "one", "pruned": []})
 
     def plan(*names):
-        rows = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
-        workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
-        (tmp_path / "runs" / names[-1]).mkdir(parents=True)
-        workspace.write_json(planted(tmp_path / "runs" / names[-1]) / "result.json", {})
+        workspace.write_json(planted(batch_of(tmp_path, *names)[-1]) / "result.json", {})
 
     def echo(sentence):
         said.append(sentence)
-        if len(said) == 1:
-            plan("one", "two")
-        else:
-            session.unlink()
+        plan("one", "two") if len(said) == 1 else session.unlink()
 
-    said = []
     plan("one")
     found = runs.watch(tmp_path, echo, every=0.01)
-    assert len(said) == 2 and [status.state for status in found] == ["finished", "finished"]
+    assert len(said) == 2 and [run.state for run in found] == ["finished", "finished"]
     workspace.write_json(session, {"id": "killed", "pruned": []})
     monkeypatch.setattr(watching, "PATIENCE", 0.05)
     assert len(runs.watch(tmp_path, str, every=0.01)) == 2, "as a kill leaves it"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from qnnkit import report, runs, workspace
 from qnnkit.report.verify import hashes, verify
-from qnnkit.runs import sums
+from qnnkit.runs import rows
 from tests.showing import log_test
 
 
@@ -52,7 +52,7 @@ def finish(run):
         digest = hashlib.sha256(content).hexdigest()[:16]
         (checkpoints / f"checkpoint-000012-{digest}.safetensors").write_bytes(content)
     result |= {"config_digest": run.asked.digest()}
-    sums.write(run.folder, hashes(run.folder))
+    rows.write_hashes(run.folder, hashes(run.folder))
     workspace.write_json(run.folder / "result.json", result)
 
 
@@ -134,7 +134,7 @@ def test_data_that_are_not_on_this_machine_and_a_run_that_is_not_finished(finish
     (tmp_path / "pictures").rename(tmp_path / "gone")
     told = f"not checked: {tmp_path / 'pictures'} is not on this machine"
     assert verify(runs.open_run(finished.folder))["data"] == told
-    for name in (sums.FILE, "result.json"):
+    for name in (rows.SUMS, "result.json"):
         (finished.folder / name).unlink()
         with pytest.raises(ValueError, match=rf"must be finished to be verified, but has no {name}\. Finish"):
             verify(finished)
@@ -144,7 +144,7 @@ def test_the_sums_are_read_by_the_systems_own_tool(finished):
     tool = shutil.which("sha256sum")
     if tool is None:
         pytest.skip("no sha256sum here")
-    command = [tool, "--check", "--quiet", sums.FILE]
+    command = [tool, "--check", "--quiet", rows.SUMS]
     assert subprocess.run(command, cwd=finished.folder, capture_output=True).returncode == 0
     (finished.folder / "metrics.jsonl").write_text("{}")
     told = subprocess.run(command, cwd=finished.folder, capture_output=True, text=True)

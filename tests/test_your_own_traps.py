@@ -220,7 +220,7 @@ def test_a_fork_is_of_the_same_data_and_nets_of_the_same_shape_and_touches_nothi
     (home / "precious" / "thesis.txt").write_text("years")
     for old, new, told, places in (
         ("nn.Linear(3, 1)", "nn.Linear(3, 2)", "nets of the same shape", ["runs/three"]),
-        ("np.sin(3 * t)", "np.sin(4 * t)", "go on with the same data", ["runs/three"]),
+        ("np.sin(3 * t)", "np.sin(4 * t)", "was trained on other data", ["runs/three"]),
         ("0.05", "0.02", "--fork", ["precious", "runs", "runs/one/checkpoints", "runs/one"]),
     ):
         (home / "mine.py").write_text(RECIPE.replace(old, new))
@@ -257,7 +257,9 @@ def test_a_circuit_that_is_held_outside_the_modules_is_not_compared_with_itself(
     )
     assert text != RECIPE
     (home / "mine.py").write_text(text + HELD_TWICE)
-    run = runs.open_run("runs/one", "mine.py", **(TINY | {"controls": ["classical"]}))
+    with pytest.raises(recipes.RecipeError, match="exchange every circuit of the net"):
+        runs.open_run("runs/one", "mine.py", **(TINY | {"controls": ["classical"]}))
+    run = runs.open_run("runs/one", "mine.py", **TINY)
     with pytest.raises(recipes.RecipeError, match="exchange every circuit of the net"):
         runs.build(run, "classical", 0)
 

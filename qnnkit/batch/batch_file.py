@@ -259,7 +259,7 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         ValueError: A value breaks its rule.
         OSError: Its data_dir is no folder.
     """
-    from qnnkit.runs.resolve import resolve
+    from qnnkit.runs.usable import resolve
 
     given = {**config.settings, **varied}
     recipe = recipes.find(given.pop("recipe", config.recipes[0]))

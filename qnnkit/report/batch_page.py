@@ -1,9 +1,7 @@
-"""The page of a batch: a table of its runs that sorts and searches, then the executed 06_study."""
+"""The page of a batch: a table of its runs, then the executed 06_study."""
 
 from __future__ import annotations
 
-import hashlib
-import html
 import os
 from collections import Counter
 from pathlib import Path
@@ -32,7 +30,7 @@ def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
-        again: Also where the page already shows what the runs have come to.
+        again: Also where it has been executed for what the runs have come to.
 
     Returns:
         Path of the page.
@@ -46,16 +44,13 @@ def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
     """
     folder = workspace.place(folder)
     study = read_study(folder)
-    if not again and _is_of(study):
-        return folder / "report.html"
     with alone(folder, "study"):
         try:
-            if len(study.frame):
+            if len(study.frame) and (again or _copy(study) is None):
                 values = {"run_dir": str(folder), "train": False}
                 launch(find_notebook(NOTEBOOK), folder / f"{NOTEBOOK}.ipynb", values)
         finally:
-            if not _is_of(study):
-                write_batch_page(folder)
+            write_batch_page(folder)
     return folder / "report.html"
 
 
@@ -81,13 +76,13 @@ def write_batch_page(folder: str | Path) -> Path:
         "batch.html",
         title=f"{study.name}: {study.planned} run{'s' * (study.planned != 1)}",
         counts=", ".join(f"{n} {each}" for each, n in Counter(table["state"]).items()),
-        table=_sortable(_linked(study, table)),
+        table=table,
+        links=_links(study),
         verdict="No run has finished yet." if compared is None else verdict(compared),
         failed=[f"{n} run{'s' * (n > 1)}: {why}" for why, n in failed.items()],
         covered=COVERED,
         study=study,
         copy=notebook and f"{NOTEBOOK}.ipynb",
-        digest=_digest(study),
         body=page.body(notebook) if notebook else page.Body("", []),
     )
     workspace.write_bytes(study.folder / "report.html", content.encode())
@@ -129,55 +124,26 @@ def runs_table(study: Study) -> pd.DataFrame:
 
 def _cell(row: Any, score: stats.Score) -> list[str]:
     """The mean of a row of `means`, and its interval."""
-    told = score.with_interval(row[score.name], row[f"{score.name}_low"], row[f"{score.name}_high"])
-    return [told.partition(" ")[0], told.partition(" ")[2].strip("()")]
+    text = score.with_interval(row[score.name], row[f"{score.name}_low"], row[f"{score.name}_high"])
+    return [text.partition(" ")[0], text.partition(" ")[2].strip("()")]
 
 
-def _linked(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """The table as HTML: all of it escaped; a run leads to its report, or to the notebook that it failed in.
+def _links(study: Study) -> list[str | None]:
+    """For each run the address of its report, or of the notebook that it failed in.
 
     Relative and quoted, so that a folder cannot pass for another kind of address ("javascript:").
     """
-    linked = table.map(html.escape).rename(columns=lambda name: html.escape(str(name)))
-    names = []
-    for each, name in zip(state.of_batch(study.folder), linked["run"], strict=True):
+    links = []
+    for each in state.of_batch(study.folder):
         here = files.work(each.folder)
         found = [here / "report.html", *sorted((here / "notebooks").glob("*.failed.ipynb"))]
         path = next((path for path in found if path.is_file()), None)
         address = path and os.path.relpath(each.folder / path.relative_to(here), study.folder)
-        names.append(f'<a href="{quote(Path(address).as_posix())}">{name}</a>' if address else name)
-    return linked.assign(run=names)
-
-
-def _sortable(table: pd.DataFrame) -> str:
-    """A table that sorts and searches; the script it needs is in the page."""
-    from itables import to_html_datatable
-    from itables.javascript import generate_init_offline_itables_html
-    from itables.options import dt_bundle
-
-    layout = {"topStart": None, "topEnd": "search", "bottomStart": "info", "bottomEnd": "paging"}
-    options: Any = {"maxBytes": 0, "lengthMenu": [25, 100, 500], "table_id": "runs", "layout": layout}
-    options |= {"display_logo_when_loading": False, "text_in_header_can_be_selected": False}  # a click sorts
-    script = generate_init_offline_itables_html(dt_bundle).partition("<div")[0]  # then words on notebooks
-    return script + to_html_datatable(
-        table, connected=False, allow_html=True, showIndex=False, classes="compact nowrap", **options
-    )
-
-
-def _digest(study: Study) -> str:
-    """What the page says of the runs, in short."""
-    said = [study.stamp, *study.notes, runs_table(study).to_csv()]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+        links.append(quote(Path(address).as_posix()) if address else None)
+    return links
 
 
 def _copy(study: Study) -> Path | None:
     """The executed 06_study, if it shows these very runs."""
     path = study.folder / f"{NOTEBOOK}.ipynb"
     return path if path.is_file() and study.stamp in path.read_text(encoding="utf-8") else None
-
-
-def _is_of(study: Study) -> bool:
-    """Whether the page shows these runs as they are, and 06_study below them where any has finished."""
-    path = study.folder / "report.html"
-    whole = not len(study.frame) or _copy(study) is not None
-    return whole and path.is_file() and f"<!-- {_digest(study)} -->" in path.read_text(encoding="utf-8")

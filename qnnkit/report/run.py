@@ -14,19 +14,14 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
 from qnnkit.report.verify import hashes
-from qnnkit.runs import ANALYZE, INSIDE, Run, build, export, sums, trained
+from qnnkit.runs import ANALYZE, INSIDE, Run, build, export, trained
+from qnnkit.runs import rows as files
 from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import BOUNDS, MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SPREADS = {
-    "validation_loss": ("validation loss (nats / token)", ".3f"),
-    "tokens_per_second": ("tokens / s in training", ",.0f"),
-}
-"""What is told of language models with an interval over seeds -> as people read it, and how it is written."""
 
 COSTS_BOUND = {
     "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
@@ -55,7 +50,7 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
     more = [each.name for each in metrics(run.score)[1:] if each.name != "loss" or likely]
     rows = []
     for row in means(frame, run.score).to_dict("records"):
-        of_net = frame[frame["net"] == row["net"]]
+        of_net: Any = frame[frame["net"] == row["net"]]
         rows.append(
             {
                 "net": row["net"],
@@ -66,7 +61,6 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
                 **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
                 "seconds_per_epoch": row["seconds_per_epoch"],
                 **{name: _known(row[name]) for name in more},
-                **{name: of_net[name].tolist() for name in SPREADS if name in of_net.dropna(axis="columns")},
             }
         )
     return rows
@@ -103,18 +97,7 @@ def scores(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
         for each in metrics(score)[1:]
         if any(row.get(each.name) is not None for row in rows)
     }
-    for name, (head, form) in SPREADS.items():
-        if any(name in row for row in rows):
-            columns[head] = [_spread(row.get(name, ()), form) for row in rows]
     return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    if not values or not all(map(math.isfinite, values)):
-        return ""
-    interval = stats.mean_interval(values, logarithmic=min(values) > 0)
-    ends = f" ({interval.low:{form}} to {interval.high:{form}})" if interval.known else ""
-    return f"{interval.mean:{form}}{ends}"
 
 
 def judge(run: Run) -> list[dict[str, Any]]:
@@ -141,16 +124,16 @@ def judge(run: Run) -> list[dict[str, Any]]:
             rows.append(row | {"sentence": f"not judged: {why}."})
             continue
         row["measured"] = measured = of_seeds(values) / factor
-        told, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
+        reached, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
         row["met"] = score.reaches(measured, bound) if of_score else measured <= bound
         if of_score:
             found = score.interval(values, own["n_test"])
             row |= {"low": _known(found.low), "high": _known(found.high)}
-            told = f"test {score.word} {score.with_unit(measured, beside=bound)}"
+            reached = f"test {score.word} {score.with_unit(measured, beside=bound)}"
             if found.known:
-                told += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
+                reached += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
             limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
-        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {told}, {limit} wanted."})
+        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {reached}, {limit} wanted."})
     return rows
 
 
@@ -207,9 +190,9 @@ def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened:
     page_ = without_places(render(run, result, shown, picture))
     workspace.write_bytes(run.report, page_.encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them again.
-    fresh, kept = hashes(run.folder), sums.read(run.folder) if before else None
+    fresh, kept = hashes(run.folder), files.read_hashes(run.folder) if before else {}
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
-    sums.write(run.folder, kept | drawn if kept else fresh)
+    files.write_hashes(run.folder, kept | drawn if kept else fresh)
     workspace.write_json(run.folder / "result.json", result)
     return result
 
@@ -275,16 +258,11 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
 
 
 def _facts(run: Run) -> list[str]:
-    """What was trained, on what: data, circuits, epochs."""
-    splits, config = run.splits, run.config
+    """What was trained, on what: data, circuit, epochs."""
+    splits, config, circuit = run.splits, run.config, run.config.of_kit("circuit")
     sizes = " / ".join(f"{len(splits.split(name)):,}" for name in SPLITS)
-    modules = build(run, run.nets[0], config.seed, bare=True).modules()
-    circuits = [module for module in modules if isinstance(module, layers.QuantumLayer)]
-    wires = ", ".join(dict.fromkeys(f"{len(each.qnode.device.wires or ())} wires" for each in circuits))
     facts = [f"Data: {splits.name}, {sizes} samples to train / validate / test"]
-    if circuits:
-        name = config.of_kit("circuit")
-        facts.append(f"Circuit: {f'{name}, ' if name else ''}{wires}")
+    facts += [f"Circuit: {circuit}"] if circuit else []
     return [*facts, f"{config.epochs} epochs, batches of {config.batch_size}"]
 
 

@@ -35,8 +35,8 @@ def _figures(run: Run, part: str, name: str, title: str, *given: Any, **offered:
     kept = []
     for number, each in enumerate(found if isinstance(found, list | tuple) else [found]):
         if not isinstance(each, tasks.Shown):
-            told = f"As `{part}` of the recipe's task draws it."
-            each = tasks.Shown(each, f"{name}_{number + 1}" if number else name, title, told)
+            caption = f"As `{part}` of the recipe's task draws it."
+            each = tasks.Shown(each, f"{name}_{number + 1}" if number else name, title, caption)
         if hasattr(each.content, "savefig"):
             run.save_figure(each.content, each.name, each.title, each.description)
         kept.append(each.content)

@@ -7,16 +7,16 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, stats, workspace
+from qnnkit import plots, stats, workspace
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
-from qnnkit.runs import Run, state, sums
+from qnnkit.runs import Run, state
 from qnnkit.runs import rows as files
-from qnnkit.runs.folder import settings_of, settled
+from qnnkit.runs.folder import settings_of
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _NO_MODEL = ("train_fraction", "seed", "n_seeds", "min_difference")
 """Settings that vary within a model."""
 _LENGTHS = ("epochs", "warmup_epochs", "patience")
 """Settings that do so too where each fraction has one value of its own, as for as many updates at each."""
+MOST_MODELS = 8
+"""Models in a figure: those that did best on the validation split. Tables have all."""
 _OF_NETS = ("controls", "net_settings")
 """Settings of the nets next to each other, of which a model's name is free where the rest tells it apart."""
 
@@ -87,8 +89,6 @@ class Study:
         elif isinstance(shown, str):
             files = {".txt": f"{shown}\n\n{stamp}\n"}
         else:
-            from qnnkit import plots
-
             shown = shown if hasattr(shown, "savefig") else plots.stamped(shown, stamp, *size)
             files = {".png": plots.as_png(shown, Title=title, Stamp=stamp)}
             files |= {".pdf": plots.as_pdf(shown, Title=title, Keywords=stamp)}
@@ -122,7 +122,8 @@ def read_study(folder: str | Path) -> Study:
     """
 
     folder = workspace.place(folder)
-    name, score, planned = _plan(folder)
+    listed, planned = state.batch_file(folder), state.of_batch(folder)
+    name, score = str(listed.get("name", folder.name)), state.score_of(listed)
     same = _within_models([each.settings for each in planned])
     frames, curves, behind, moved, margins = [], [], [], [], []
     left_out: dict[str, str] = {}
@@ -138,8 +139,8 @@ def read_study(folder: str | Path) -> Study:
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
         left = [key for key, value in each.settings.items() if now[key] != value]
         if left:
-            told = ", ".join(f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left)
-            moved.append(f"Run {run.folder.name} has left the batch's plan: {told}.")
+            changes = [f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left]
+            moved.append(f"Run {run.folder.name} has left the batch's plan: {', '.join(changes)}.")
         varied = {key: value for key, value in now.items() if key not in same}
         about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
@@ -151,7 +152,7 @@ def read_study(folder: str | Path) -> Study:
     names = ["seed", *(each.name for each in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
     learned = _joined(curves, ["seed", "epoch", watched]).dropna(subset=watched)
     learned = learned.rename(columns={watched: "validation"})
-    told = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
+    of_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
     table = _joined(frames, [*names, "n_test", "run", "data"])
     return Study(
         folder,
@@ -161,31 +162,10 @@ def read_study(folder: str | Path) -> Study:
         len(planned),
         left_out,
         hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12],
-        (*told, *moved),
+        (*of_data, *moved),
         score,
         max(margins, default=None),
     )
-
-
-def _plan(folder: Path) -> tuple[str, stats.Score, list[state.State]]:
-    """Name, score and runs of a batch.
-
-    Raises:
-        FileNotFoundError: No batch is there.
-        ValueError: Its batch.json is damaged.
-    """
-    path = folder / "batch.json"
-    try:
-        content = json.loads(path.read_text())
-        score = stats.Score(**content["score"]) if "score" in content else stats.ACCURACY
-        name, _ = str(content.get("name", folder.name)), content["runs"]
-        return name, score, state.of_batch(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        step = "Begin one: qnnkit batch FILE.yaml."
-        raise FileNotFoundError(checks.message("folder", "hold a batch", str(folder), step)) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        step = "Run the same qnnkit batch again; it writes it again."
-        raise ValueError(f"Batch `{path}` is damaged ({type(error).__name__}: {error}). {step}") from None
 
 
 def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, list[str]]:
@@ -211,10 +191,9 @@ def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, l
     if config is None or logged is None:
         raise ValueError(f"its {'config.json' if config is None else 'metrics.jsonl'} is missing.")
     hashed = hashlib.sha256(logged).hexdigest()
-    kept = sums.parse((files.content(folder, sums.FILE) or b"").decode(errors="replace"))
-    if kept.get("metrics.jsonl", hashed) != hashed:
+    if files.read_hashes(folder).get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
-    run = Run(files.work(folder), settled(folder, settings_of(config)))
+    run = Run(files.work(folder), settings_of(config))
     if run.score != score:
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
     rows, provenance = frame_of(run), read("provenance.json") or {}
@@ -267,3 +246,40 @@ def _within_models(runs: Sequence[Mapping[str, Any]]) -> Collection[str]:
         return len({repr([(name, run[name]) for name in run if name not in omitted]) for run in runs})
 
     return same | {*_OF_NETS} if models({*same, *_OF_NETS}) == models(same) else same
+
+
+# --- its figures --------------------------------------------------------------------------------------------
+
+
+def draw(study: Study, means: Any) -> Iterator[Any]:
+    """Draws the figures of a study, saves them into its folder, and yields each as a notebook shows it.
+
+    Args:
+        study: Of finished runs, one at least.
+        means: Of its frame, as `report.means` gives them.
+    """
+    score, (rows, curves) = study.score, best(study, means)
+    n_shares = rows["data"].nunique()
+    size = (3.2 * n_shares + 1.5, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
+    title = f"Test {score.word}: each seed, mean and 95 % interval"
+    yield study.save(plots.study_scores(rows, score), "scores", title, size)
+    size = (3.2 * n_shares + 1, 2.4 * curves["model"].nunique())
+    title = "Learning curves: mean over seeds and their range"
+    yield study.save(plots.study_curves(curves, score), "curves", title, size)
+    if n_shares > 1:
+        plot, n = plots.study_fractions(rows, score)
+        size = (3.6 * min(n, 3) + 1, 3.2 * -(-n // 3))
+        yield study.save(plot, "fractions", f"Test {score.word} against training data", size)
+    size = (9, 1 + 2 * rows["model"].nunique())
+    yield study.save(plots.study_costs(rows, score), "costs", f"Test {score.word} against cost", size)
+
+
+def best(study: Study, means: Any) -> tuple[Any, Any]:
+    """Scores with their means, as people read them, and curves, of the models that a figure has room for."""
+    score, name = study.score, study.score.name
+    rows: Any = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
+    rows[[name, f"{name}_mean", f"{name}_low", f"{name}_high"]] *= score.factor
+    rows["data"] = [f"{100 * share:g} %" for share in rows["train_fraction"]]
+    validation: Any = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
+    top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS].tolist()
+    return rows[rows["model"].isin(top)], study.curves[study.curves["model"].isin(top)]

@@ -118,7 +118,7 @@ def comparisons(
     Returns:
         The table, with the columns of `stats.decide`, and a sentence on every pair that is not compared, or
         not with all of its seeds. Hybrid nets of more models than MOST_HYBRIDS are not compared with one
-        another, which is told once.
+        another; a note says so once.
     """
     import pandas as pd
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qnnkit import workspace
-from qnnkit.runs import Run, sums
+from qnnkit import data, workspace
+from qnnkit.runs import Run, rows
 
-_LATER = ("result.json", sums.FILE, "failed.json", "notebooks/04_analyze.ipynb")
+_LATER = ("result.json", rows.SUMS, "failed.json", "notebooks/04_analyze.ipynb")
 """Written after the hashes are taken, or not by the run itself."""
 _BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json", "logs/")
 """What 05_benchmark, `qnnkit measure` and trackers leave in a run's folder, whenever they are asked to."""
@@ -26,7 +26,7 @@ def hashes(folder: Path) -> dict[str, str]:
     """
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {
-        name: sums.of(folder / name)
+        name: rows.hash_of(folder / name)
         for name in sorted(names)
         if not any(part.startswith(".") for part in name.split("/"))
         if name not in _LATER and not name.startswith(_BENCHMARK) and not name.endswith(_PASSING)
@@ -46,27 +46,22 @@ def verify(run: Run) -> dict[str, str]:
     Raises:
         ValueError: The run is not finished, or has no SHA256SUMS.
     """
-    kept = sums.read(run.folder)
-    if run.result is None or kept is None:
-        what, step = (
-            ("result.json", "qnnkit run --run-dir") if run.result is None else (sums.FILE, "qnnkit report")
-        )
-        raise ValueError(
-            f"Run `{run.folder}` must be finished to be verified, but has no {what}. "
-            f"Finish it: {step} {run.folder}."
-        )
+    kept = rows.read_hashes(run.folder)
+    for file, command in (("result.json", "qnnkit run --run-dir"), (rows.SUMS, "qnnkit report")):
+        if not (run.folder / file).exists():
+            step = f"Finish it: {command} {run.folder}."
+            raise ValueError(f"Run `{run.folder}` must be finished to be verified, but has no {file}. {step}")
     now = hashes(run.folder)
-    found = {
-        name: "FAILED: missing"
-        if name not in now
-        else "FAILED: new"
-        if name not in kept
-        else "FAILED: changed"
-        for name in sorted({*kept, *now})
-        if now.get(name) != kept.get(name)
-    }
-    same = sum(now.get(name) == digest for name, digest in kept.items())
+    states = {name: _state(kept.get(name), now.get(name)) for name in sorted({*kept, *now})}
+    found = {name: state for name, state in states.items() if state != "OK"}
+    same = sum(states[name] == "OK" for name in kept)
     return {**found, f"{same} of {len(kept)} files": "OK", "data": _data(run)}
+
+
+def _state(kept: str | None, now: str | None) -> str:
+    if kept == now:
+        return "OK"
+    return f"FAILED: {'missing' if now is None else 'new' if kept is None else 'changed'}"
 
 
 def _data(run: Run) -> str:
@@ -78,7 +73,8 @@ def _data(run: Run) -> str:
     try:
         if run.provenance.get("data") is None:
             return "not checked: provenance.json has no fingerprint of them"
-        run.own_data(cached=False)
+        with data.uncached():
+            Run(run.folder, run.config).splits  # noqa: B018  they are compared as they are read
     except (ValueError, OSError) as error:
         return f"FAILED: {error}"
     return "OK"

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.opening import asked_of_kernels
 from qnnkit.runs.rows import Followed
-from qnnkit.runs.trainings import Stopped, stopped_in
+from qnnkit.runs.trainings import stopping
 
 ANALYZE, INSIDE = "04_analyze", "04b_inside"
 """The notebook that writes report and result, and the one that adds to them."""
@@ -118,15 +118,9 @@ def run_notebooks(
                 continue
             start, source = time.perf_counter(), find_notebook(name)
             echo(f"{label} ...")
-            with _Following(run, echo):
+            with stopping(run, name), _followed(run, echo):
                 given = _parameters(run, source, parameters or {})
-                try:
-                    launch(source, run.notebook(name), given, asked_of_kernels(run))
-                except KeyboardInterrupt:
-                    raise Stopped(_stopped(run, name)) from None
-                except SystemExit as ended:  # of a signal
-                    ended.add_note(_stopped(run, name))
-                    raise
+                launch(source, run.notebook(name), given, asked_of_kernels(run))
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
         if run.result is None and ANALYZE in names:
             raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
@@ -135,16 +129,8 @@ def run_notebooks(
     return run.result
 
 
-def _stopped(run: Run, name: str) -> str:
-    """Where a person has stopped a notebook: in which epoch, while it trains."""
-    begun = [(row["net"], row["seed"]) for row in run.rows("metrics") if row["event"] == "begin"]
-    if name != "03_train" or not begun or begun[-1] in run.tested():
-        return f"Stopped in {name}. Run this again to go on from here."
-    return stopped_in(run, *begun[-1])
-
-
 def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:
-    """Executes 04_analyze of a trained run anew, with the parameters it had: report, figures and result.
+    """Executes 04_analyze of a trained run again, with the parameters it had: report, figures and result.
 
     Raises:
         NotebookError: The notebook stopped; the earlier page stays.
@@ -164,7 +150,7 @@ def _used(run: Run, name: str) -> dict[str, Any]:
 
 
 def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
-    """`echo`, which also adds what it is told to run.log in the run folder, with the time."""
+    """A function that calls `echo` and adds the same text to run.log in the run folder, with the time."""
 
     def tell(text: str = "") -> None:
         with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
@@ -210,42 +196,40 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
         return f"{whose}  {reached}, best epoch {row['best_epoch']}, peak memory {peak}"
     epoch = f"{row['epoch']:>3}/{run.config.epochs}"
     name = score.on_validation
-    told = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
+    reached = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
     speed = f", {row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
     if row.get("updates"):
         speed += f", {words.duration(row['epoch'] * row['seconds'] / row['updates'])} per batch"
     return (
         f"{whose}  epoch {epoch}  loss {row['train_loss']:.3f}  "
-        f"validation {told}  {row['seconds']:.2f} s{speed}"
+        f"validation {reached}  {row['seconds']:.2f} s{speed}"
     )
 
 
-class _Following:
-    """Echoes where a run is placed, each epoch and each word of its machine, while a kernel writes them."""
+@contextlib.contextmanager
+def _followed(run: Run, echo: Callable[[str], None]) -> Iterator[None]:
+    """Echoes where a run is trained, and each of its epochs, while a kernel writes rows."""
+    rows, done, said = Followed(run.folder), threading.Event(), {""}
+    rows.look()
 
-    def __init__(self, run: Run, echo: Callable[[str], None]):
-        self.run, self.echo, self.done = run, echo, threading.Event()
-        self.rows, self.placed = Followed(run.folder), run.placement.get("sentence")
-        self.rows.look()
-        self.thread = threading.Thread(target=self._follow, daemon=True)
+    def follow() -> None:
+        going_on = True
+        while going_on:
+            going_on = not done.wait(0.5)
+            for row in rows.look():
+                line = ""
+                if row["event"] == "begin":
+                    line = run.provenance.get("trained", {}).get("sentence") or ""
+                elif row["event"] in ("epoch", "test"):
+                    line = epoch_line(run, row)
+                if line not in said:
+                    said.add(line)
+                    echo(f"      {line}")
 
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        self.thread.join()
-
-    def _follow(self) -> None:
-        while not self.done.wait(0.5):
-            self._tell()
-        self._tell()
-
-    def _tell(self) -> None:
-        placed = self.run.placement.get("sentence")
-        if placed != self.placed:
-            self.placed = placed
-            self.echo(f"      {placed}")
-        for row in self.rows.look():
-            if row["event"] in ("epoch", "test"):
-                self.echo(f"      {epoch_line(self.run, row)}")
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import recipes, stats, workspace
+from qnnkit import plots, recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
-from qnnkit.runs.rows import trainings, whole
+from qnnkit.runs.rows import content, trainings, whole
 from qnnkit.settings import GONE, MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ class Run:
 
     folder: Path
     config: Settings
-    """As config.json has them, but for a size of batch that was "auto": that is the number that was found."""
+    """As config.json has them, with paths as they are here."""
 
     @property
     def recipe(self) -> Recipe:
@@ -53,7 +50,7 @@ class Run:
         return recipes.of(self.config)
 
     def notebook(self, name: str) -> Path:
-        """Where the executed copy of a notebook stands once it has finished."""
+        """Path of the executed copy of a notebook, which is there once it has finished."""
         return self.folder / "notebooks" / f"{name}.ipynb"
 
     def checkpoints(self, net: str, seed: int) -> Path:
@@ -61,7 +58,7 @@ class Run:
         return self.folder / "checkpoints" / f"{net}-seed{seed}"
 
     def identity(self, net: str, seed: int) -> dict[str, Any]:
-        """What tells one net's checkpoints from others: what it is made of and sees."""
+        """Identifies the checkpoints of one net: by recipe, settings, data and seed."""
         made_of = self.provenance.get("made_of") or self.made_of()
         return {"net": net, "seed": seed, "made of": made_of}
 
@@ -72,7 +69,7 @@ class Run:
 
     @property
     def asked(self) -> Settings:
-        """The settings with paths as config.json has them, which hold wherever the workspace lies."""
+        """The settings with paths as config.json has them: relative to the workspace inside it."""
         begun = workspace.read_json(self.folder / "config.json")
         if not isinstance(begun, dict):
             return self.config.with_paths(workspace.portable)
@@ -93,7 +90,7 @@ class Run:
 
     @cached_property
     def nets(self) -> tuple[str, ...]:
-        """The net of the run ("hybrid", or "reference" without a circuit) and the controls beside it."""
+        """The net of the run ("hybrid", or "reference" without a circuit) and its controls."""
         if known := self.provenance.get("nets"):
             return tuple(known)
         from qnnkit import layers
@@ -107,26 +104,19 @@ class Run:
 
     @cached_property
     def splits(self) -> Splits:
-        """The data, as the recipe loads them; see `own_data`."""
-        return self.own_data()
-
-    def own_data(self, *, cached: bool = True) -> Splits:
         """The data, if they are those that the run was trained on.
 
-        Args:
-            cached: As of `load_data`.
-
         Raises:
-            ValueError: They cannot be used, or are others.
+            ValueError, OSError: They cannot be used, or are others.
         """
         from qnnkit.data import places
 
-        splits, trained_on = self.load_data(cached=cached), self.provenance.get("data")
+        splits, trained_on = self.recipe.load(self.config), self.provenance.get("data")
         for form in ("NFD", None):  # as names counted before they had one form
             if trained_on is None or splits.fingerprint() == trained_on:
                 return splits
             with places.names_in(form):
-                splits = self.load_data(cached=cached)
+                splits = self.recipe.load(self.config)
         if splits.fingerprint() == trained_on:
             return splits
         place = getattr(self.config, "data_dir", None) or splits.name
@@ -134,20 +124,6 @@ class Run:
             f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have changed, "
             "or their split. Put the files back as they were, or begin another run_dir."
         )
-
-    def load_data(self, *, cached: bool = True) -> Splits:
-        """The data, whatever the run was trained on.
-
-        Args:
-            cached: Whether images kept from before may stand for files of the same names, sizes and times.
-
-        Raises:
-            ValueError, OSError: They cannot be used.
-        """
-        from qnnkit import data
-
-        with contextlib.nullcontext() if cached else data.uncached():
-            return self.recipe.load(self.config)
 
     @cached_property
     def task(self) -> Any:
@@ -163,20 +139,7 @@ class Run:
     @property
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
-        path = self.folder / "provenance.json"
-        return dict(_as_it_is(workspace.read_json, path, _stamp(path)) or {})
-
-    @property
-    def placement(self) -> dict[str, Any]:
-        """What was last decided on where the run is trained, and why; see `runs.placed`."""
-        found = self.provenance.get("placement")
-        return found if isinstance(found, dict) else {}
-
-    def predict(self, inputs: Any) -> list[dict[str, Any]]:
-        """What the run's own net, first seed, says of new inputs; see `runs.predict`."""
-        from qnnkit.runs.using import predict
-
-        return list(predict(self.folder, inputs, recipe=self.recipe))
+        return dict(content(self.folder, "provenance.json", workspace.read_json) or {})
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
@@ -185,29 +148,14 @@ class Run:
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of `<kind>.jsonl`, oldest first; what names no event (or, of metrics, no net) is none."""
-        path = self.folder / f"{kind}.jsonl"
-        found = _as_it_is(workspace.read_lines, path, _stamp(path))
+        found = content(self.folder, f"{kind}.jsonl", workspace.read_lines) or []
         return whole(found) if kind == "metrics" else [row for row in found if "event" in row]
 
-    def epochs(self, event: str = "epoch") -> pd.DataFrame:
-        """One row per net, seed and epoch, or "validation" within one; of many runs, see `runs.frame`."""
+    def epochs(self) -> pd.DataFrame:
+        """One row per net, seed and epoch; of many runs, see `runs.frame`."""
         import pandas as pd
 
-        return pd.DataFrame(trainings(self.rows("metrics"), event, self.config.epochs))
-
-    def validations(self) -> pd.DataFrame:
-        """One row per net, seed and validation; of one within an epoch, `epoch` is a fraction."""
-        import pandas as pd
-
-        between = self.epochs("validation")
-        if len(between):
-            between["epoch"] += between["step"] / between["steps"] - 1
-        rows = pd.concat([self.epochs(), between])
-        if not len(rows):
-            return rows
-        # Resumed on more processes, a place in an epoch may have been validated by another step.
-        rows = rows.drop_duplicates(["net", "seed", "epoch"], keep="last")
-        return rows.sort_values(["seed", "epoch"], kind="stable", ignore_index=True)
+        return pd.DataFrame(trainings(self.rows("metrics"), "epoch", self.config.epochs))
 
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
         """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""
@@ -223,9 +171,7 @@ class Run:
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
         metadata = {"Title": title, "Description": description}
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
-        content = buffer.getvalue()
+        content = plots.as_png(figure, **metadata)
         workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 
@@ -236,22 +182,8 @@ class Run:
         keep_mirrored(self.folder)
 
 
-@functools.lru_cache(maxsize=16)
-def _as_it_is(read: Callable[[Path], Any], path: Path, stamp: Any) -> Any:
-    """What a file holds, read once for each of its states."""
-    return read(path)
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes with every change of a file; nothing is told of one that cannot be asked."""
-    with contextlib.suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
-    return (time.monotonic_ns(),)
-
-
 def write_config(run: Run) -> None:
-    """Writes config.json, which makes a folder a run, and the recipe's source beside it."""
+    """Writes config.json, which makes a folder a run, and the recipe's source."""
     recipe = run.recipe
     workspace.write_bytes(run.folder / "recipe.py", recipe.source.encode())
     if recipe.neighbours:
@@ -263,16 +195,6 @@ def kept_settings(run: Run) -> dict[str, Any]:
     """Settings as config.json and `model/` have them; `settings_of` reads them."""
     place = {"recipe": workspace.portable(run.recipe.reference)}
     return {"recipe_digest": run.recipe.digest, **run.asked.flat(), **place}
-
-
-def settled(folder: Path, config: Settings) -> Settings:
-    """The settings with the number that was found when the run began for a size of batch that is "auto"."""
-    if config.batch_size != "auto":
-        return config
-    found = (workspace.read_json(folder / "provenance.json") or {}).get("batch_size")
-    with contextlib.suppress(ValueError):  # a file that is damaged
-        return config.override(batch_size=found)
-    return config
 
 
 def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
@@ -294,7 +216,11 @@ def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
         sentence = f"Cannot read `{path}` ({error.strerror}). Choose a run_dir that you may read."
         raise type(error)(error.errno, sentence) from None
     try:
-        return settings_of(json.loads(text), recipe)
+        values = json.loads(text)
+        if isinstance(values, dict) and values.get("batch_size") == "auto":  # as an earlier version wrote it
+            measured = workspace.read_json(path.with_name("provenance.json")) or {}
+            values["batch_size"] = measured.get("batch_size")
+        return settings_of(values, recipe)
     except ValueError as error:
         raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
 
@@ -315,6 +241,13 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
     return kind.of(values)
 
 
+def changed_recipe(folder: Path, recipe: Recipe) -> str:
+    """The lines in which a recipe differs from the one that `folder` keeps."""
+    with contextlib.suppress(OSError):
+        return recipes.difference((folder / "recipe.py").read_text(), recipe.source) or "in what it imports"
+    return "its recipe.py is lost"
+
+
 def without_places(text: str) -> str:
     """A text that may be shared: the workspace in it is ".", and the person's folder "~".
 
@@ -330,5 +263,5 @@ def without_places(text: str) -> str:
 
 
 def now() -> str:
-    """The time, as provenance tells it."""
+    """The time in UTC, as in provenance.json."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

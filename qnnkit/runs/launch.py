@@ -30,7 +30,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 START_TIMEOUT = 300
 """Seconds that a kernel has to start; papermill's own 60 are too few where many start at once."""
 ANNOUNCED = "QNNKIT_NOTEBOOK"
-"""The variable that tells a kernel which file its notebook's executed copy is being written to."""
+"""Environment variable of a kernel: the file to which the executed copy of its notebook is written."""
 STOP_TIMEOUT = 60.0
 """Seconds that an interrupted kernel has to finish its step and save it; Jupyter's own 5 are too few."""
 
@@ -92,7 +92,7 @@ def launch(
         notebook: Source, left unchanged.
         output: Where the executed copy goes.
         parameters: Values by name.
-        environment: Variables that the kernel gets beside those of this process.
+        environment: Variables that the kernel gets in addition to those of this process.
 
     Raises:
         ValueError: A parameter is unknown.
@@ -108,9 +108,9 @@ def launch(
     check_parameters(notebook, parameters)
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
+    usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
+    variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
     try:
-        usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
-        variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
         with _kernels(variables) as kernels, _heard_between_tasks():
             papermill.execute_notebook(
                 str(notebook),
@@ -122,36 +122,32 @@ def launch(
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
                 **kernels,
             )
-    except papermill.PapermillExecutionError as error:
-        _share(running).replace(failed)
-        raise NotebookError(
-            f"Notebook {notebook.name} stopped: {error.evalue} The cell and the whole trace are in {failed}."
-        ) from None
-    except DeadKernelError:
-        _share(running).replace(failed)
-        raise NotebookError(
-            f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Go on with "
-            "--set gradient_checkpointing=true, or begin another run_dir with a smaller batch_size or "
-            f"image_size. The cells before are in {failed}."
-        ) from None
-    except RuntimeError as error:  # jupyter_client's, of a kernel that does not come up
-        running.unlink(missing_ok=True)
-        raise NotebookError(
-            f"Notebook {notebook.name} cannot begin: {error}. Free memory, raise the number of open files "
-            "(`ulimit -n 1024`), and run the same command again."
-        ) from None
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
+    except (papermill.PapermillExecutionError, RuntimeError) as error:
+        if isinstance(error, papermill.PapermillExecutionError):
+            why = f"stopped: {error.evalue} The cell and the whole trace are in {failed}."
+        elif isinstance(error, DeadKernelError):
+            why = (
+                "stopped: its kernel died, as it does when memory runs out. Go on with --set "
+                "gradient_checkpointing=true, or begin another run_dir with a smaller batch_size or "
+                f"image_size. The cells before are in {failed}."
+            )
+        else:  # jupyter_client's, of a kernel that does not come up
+            why = (
+                f"cannot begin: {error}. Free memory, raise the number of open files (`ulimit -n 1024`), "
+                "and run the same command again."
+            )
+        if running.exists():
+            _share(running).replace(failed)
+        raise NotebookError(f"Notebook {notebook.name} {why}") from None
     failed.unlink(missing_ok=True)
-    _share(running)
-    return running.replace(output)
+    return _share(running).replace(output)
 
 
 def _share(notebook: Path) -> Path:
     """An executed notebook, in which no path says where this machine's workspace is, or whose it is."""
-    text = notebook.read_text(encoding="utf-8")
-    if (shared := without_places(text)) != text:
-        workspace.write_bytes(notebook, shared.encode())
+    workspace.write_bytes(notebook, without_places(notebook.read_text(encoding="utf-8")).encode())
     return notebook
 
 
@@ -239,7 +235,7 @@ def _heard_between_tasks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kernels(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What papermill is to be told of its kernels; none is left in the end.
+    """Options for papermill's kernels; at the end, no kernel is left running.
 
     They speak over files in a folder of their own: two launches at once cannot take each other's. Jupyter's
     own choice is `kernel-ipc-1` and so on in the current folder, or ports; of both, two that start

@@ -29,7 +29,7 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
     """Holds the folder for one kind of work ("chain", "train"); the system frees it when the process ends.
 
     Raises:
-        BlockingIOError: Another process holds it; told is which.
+        BlockingIOError: Another process holds it; the message names it.
     """
     from filelock import FileLock, Timeout
 
@@ -135,7 +135,7 @@ def bring(folder: Path) -> None:
 
 def _owner(note: Path) -> str:
     try:
-        told = json.loads(note.read_text())
-        return f" by process {told['pid']} on {told['machine']}, since {told['since']}"
+        owner = json.loads(note.read_text())
+        return f" by process {owner['pid']} on {owner['machine']}, since {owner['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return " by another process"

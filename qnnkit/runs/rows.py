@@ -1,17 +1,22 @@
-"""The rows of a run, and its other files: read, mended and followed here, wherever the run is."""
+"""The files of a run, read wherever it is: rows of metrics.jsonl, one tidy table of many runs, hashes."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
+import hashlib
 import math
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qnnkit import workspace
+from qnnkit import checks, workspace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUMS = "SHA256SUMS"
+"""The file of a finished run with the hash of each other one, as `sha256sum --check` reads it."""
 
 
 def work(folder: Path) -> Path:
@@ -23,35 +28,41 @@ def work(folder: Path) -> Path:
     return local if (local / "config.json").exists() else folder
 
 
-def content(folder: Path, name: str) -> bytes | None:
-    """A file of a run; None if it is missing.
+def content(folder: Path, name: str, read: Callable[[Path], Any] = Path.read_bytes) -> Any:
+    """A file of a run, by default its bytes, read once for each of its states; None if it is missing.
 
     Raises:
         OSError: It cannot be read.
     """
     for place in dict.fromkeys((work(folder), folder)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return (place / name).read_bytes()
+            found = (place / name).stat()
+            return _read(read, place / name, (found.st_ino, found.st_mtime_ns, found.st_size))
     return None
+
+
+@functools.lru_cache(maxsize=16)
+def _read(read: Callable[[Path], Any], path: Path, state: tuple[int, ...]) -> Any:
+    return read(path)
 
 
 def facts(folder: Path, name: str) -> dict[str, Any]:
     """What a JSON file of a run holds; nothing where it is missing, damaged or cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        values = json.loads(content(folder, name) or b"{}")
-        return values if isinstance(values, dict) else {}
+        values = content(folder, name, workspace.read_json)
+        return dict(values) if isinstance(values, dict) else {}
     return {}
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, oldest first; none where the file cannot be read."""
     with contextlib.suppress(OSError):
-        return whole(workspace.parse_lines(content(folder, "metrics.jsonl") or b"")[0])
+        return whole(content(folder, "metrics.jsonl", workspace.read_lines) or [])
     return []
 
 
 def whole(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the rows that say what happened, and to which net and seed; others are damaged."""
+    """The rows that name an event, a net and a seed; others are damaged."""
     return [row for row in rows if {"event", "net", "seed"} <= row.keys()]
 
 
@@ -68,26 +79,20 @@ class Followed:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._start()
-
-    def _start(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.end, self.last, self.inode = 0, b"", None
+        self.end, self.last = 0, b""
 
     def look(self) -> list[dict[str, Any]]:
         """The rows that are new; all are in `rows`. A file that was replaced is read from its beginning."""
         try:
             with (work(self.folder) / "metrics.jsonl").open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
                 file.seek(self.end - len(self.last))
+                if file.read(len(self.last)) != self.last:
+                    self.rows, self.end = [], file.seek(0)
                 added = file.read()
-                if inode != self.inode or not added.startswith(self.last):
-                    self._start()
-                    file.seek(0)
-                    added, self.inode = file.read(), inode
         except OSError:
             return []
-        added = added[len(self.last) : added.rfind(b"\n") + 1]
+        added = added[: added.rfind(b"\n") + 1]
         if not added:
             return []
         self.end += len(added)
@@ -115,11 +120,83 @@ def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None)
 
     Args:
         rows: Oldest first.
-        event: "epoch", "validation" between, or "test" of those trainings that have ended.
+        event: "epoch", or "test" of those trainings that have ended.
         epochs: Of the run: tests after fewer, before it was extended, are left out.
     """
     found = {}
     for row in rows:
         if row.get("event") == event and (event != "test" or row.get("epochs", epochs) == epochs):
-            found[row.get("net"), row.get("seed"), row.get("epoch"), row.get("step")] = dict(row)
+            found[row.get("net"), row.get("seed"), row.get("epoch")] = dict(row)
     return list(found.values())
+
+
+def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.DataFrame:
+    """Trainings of one or many runs as one tidy table, for pandas and seaborn.
+
+    Args:
+        runs: A run or its folder, or several; relative folders are meant from the workspace. One without rows
+            adds none.
+        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs.
+        settings: Names of settings that become columns, besides those that any of the runs was given.
+
+    Returns:
+        Columns: `folder` as it was given, `run`, its name, `recipe`, the settings as the runs have them now,
+        what metrics.jsonl has (net, seed, scores, numbers of weights, ...) and `data`, the fingerprint. A row
+        of a test also has `hours`, the time of its epochs, and `cost`, by the setting `price_per_hour`.
+
+    Raises:
+        ValueError: `event` is none of them.
+
+    Example:
+        >>> frame([]).empty
+        True
+    """
+    import pandas as pd
+
+    checks.choice("event", event, ("test", "epoch"))
+    if isinstance(runs, str | Path) or hasattr(runs, "folder"):
+        runs = [runs]
+    sources = []
+    for each in runs:
+        folder = getattr(each, "folder", each)
+        place = workspace.place(folder)
+        config = each.config.flat() if folder is not each else facts(place, "config.json")
+        sources.append((folder, place, config, facts(place, "provenance.json")))
+    names = dict.fromkeys(name for *_, provenance in sources for name in provenance.get("given") or ())
+    names |= dict.fromkeys(settings)
+    table: list[dict[str, Any]] = []
+    for folder, place, config, provenance in sources:
+        rows, price = read(place), number(config, "price_per_hour")
+        about = {"folder": str(folder), "run": place.name, "recipe": config.get("recipe")}
+        about |= {name: config[name] for name in names if name in config}
+        hours: dict[Any, float] = {}
+        for row in trainings(rows, "epoch", None):
+            if "copied" not in row:  # by a fork: its source has spent them
+                training = row["net"], row["seed"]
+                hours[training] = hours.get(training, 0.0) + (number(row, "seconds") or 0.0) / 3600
+        for row in trainings(rows, event, config.get("epochs")):
+            costs = {}
+            if event == "test":
+                spent = hours.get((row["net"], row["seed"]), math.nan)
+                costs = {"hours": spent, "cost": math.nan if price is None else price * spent}
+            table.append({**about, **row, "data": provenance.get("data"), **costs})
+    return pd.DataFrame(table)
+
+
+def hash_of(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Writes SHA256SUMS: the hash of each file, by its name relative to `folder`."""
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
+    workspace.write_bytes(folder / SUMS, lines.encode())
+
+
+def read_hashes(folder: Path) -> dict[str, str]:
+    """Hash (hex) of each file that SHA256SUMS lists; none without it."""
+    lines = (content(folder, SUMS) or b"").decode(errors="replace").splitlines()
+    pairs = (line.split("  ", 1) for line in lines if "  " in line)
+    return {name: digest for digest, name in pairs}

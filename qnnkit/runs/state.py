@@ -1,4 +1,4 @@
-"""How a run stands: read from its files and locks alone, here or on Drive, for everybody who asks."""
+"""The state of a run, read from its files and locks alone, on this machine or on Drive."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 STATES = ("running", "failed", "stopped", "trained", "waiting", "pruned", "finished")
 """What a person looks for first comes first."""
-ENDED = ("finished", "failed", "pruned")
-"""States that a run leaves only if somebody starts it again."""
 STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
+FILES = ("provenance", "config", "failed")
+TIMED = ("begin", "step", "warning")
+NUMBERS = ("epoch", "epochs", "step", "steps", "loss", "per_second", "memory", "device_memory")
 SESSION = "session.json"
 """In a batch's folder: the command that it belongs to now, and the runs that it has pruned."""
 
 
 @dataclass(frozen=True)
 class State:
-    """How a run stands; what its files do not tell is None."""
+    """The state of a run; what its files do not say is None."""
 
     folder: Path
     state: str = "waiting"
@@ -79,7 +80,7 @@ class State:
 
 
 def of_run(run_dir: str | Path) -> State:
-    """How the run in a folder stands; also one that another machine works on, as its mirror has it.
+    """The state of the run in a folder; of one that another machine trains, as of its mirror.
 
     Raises:
         FileNotFoundError: There is no run.
@@ -94,7 +95,7 @@ def of_run(run_dir: str | Path) -> State:
 
 
 def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> list[State]:
-    """The runs of a batch and how each stands.
+    """The states of the runs of a batch.
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
@@ -102,29 +103,35 @@ def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> li
 
     Raises:
         FileNotFoundError: No batch is there.
-        ValueError: Its batch.json lists no runs.
+        ValueError: Its batch.json is damaged.
     """
     batch = workspace.place(folder)
-    listed = facts(batch, "batch.json")
-    if not listed:
-        step = "Begin one: qnnkit batch FILE.yaml."
-        raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
-    if not isinstance(listed.get("runs"), list):
-        rule, step = "hold a list of runs in batch.json", "The command that runs the batch writes it again."
-        raise ValueError(checks.message("run_dir", rule, str(batch), step))
-    known, score, found = known or {}, score_of(listed), []
-    for row in map(named, listed["runs"]):
-        there = Path(os.path.normpath(batch / str(row["folder"])))
-        found.append(
-            known.get(row["id"])
-            or replace(look(there, score), id=row["id"], folder=there, settings=row["settings"])
-        )
+    score, found = score_of(listed := batch_file(batch)), []
+    for row in listed["runs"]:
+        there = Path(os.path.normpath(batch / row["folder"]))
+        id_ = str(row.get("id", there.name))
+        if known and id_ in known:
+            found.append(known[id_])
+        else:
+            settings = row.get("settings", {})
+            found.append(replace(look(there, score), id=id_, folder=there, settings=settings))
     return found
 
 
-def named(planned: dict[str, Any]) -> dict[str, Any]:
-    """A run as batch.json lists it; one without an id has the name of its folder."""
-    return {"settings": {}} | planned | {"id": str(planned.get("id", Path(str(planned["folder"])).name))}
+def batch_file(batch: Path) -> dict[str, Any]:
+    """What batch.json of a batch's folder holds; errors are those of `of_batch`."""
+    try:
+        listed = content(batch, "batch.json", workspace.read_json)
+        if listed is not None and not all(isinstance(row["folder"], str) for row in listed["runs"]):
+            raise TypeError("a run must have a folder")
+    except (ValueError, KeyError, TypeError) as error:
+        step = "Run the same qnnkit batch again; it writes it again."
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"Batch `{batch / 'batch.json'}` is damaged ({why}). {step}") from None
+    if listed is None:
+        step = "Begin one: qnnkit batch FILE.yaml."
+        raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
+    return listed
 
 
 def score_of(listed: Mapping[str, Any]) -> Score:
@@ -134,36 +141,35 @@ def score_of(listed: Mapping[str, Any]) -> Score:
 
 
 def look(folder: Path, score: Score | None = None) -> State:
-    """How the run in a folder stands; "waiting" where nothing is there yet."""
+    """The state of the run in a folder; "waiting" if nothing is there yet."""
     if not (folder.exists() or work(folder).exists()):
         return State(folder, id=folder.name, score=score or ACCURACY)
-    provenance, settings = facts(folder, "provenance.json"), facts(folder, "config.json")
-    score = score or score_of(provenance)
-    order, epochs = _order(settings, provenance), settings.get("epochs")
-    lines = followed(folder)
+    provenance, settings, failure = (facts(folder, f"{name}.json") for name in FILES)
+    score, lines, order = score or score_of(provenance), followed(folder), _order(settings, provenance)
     lines.look()
-    found = of_rows(folder, lines.rows, order, epochs)
+    tested = {(row["net"], row["seed"]): row for row in trainings(lines.rows, "test", settings.get("epochs"))}
     column = f"validation_{score.on_validation}"
     own = [number(row, column) for row in lines.rows if row["net"] in MAIN_NETS]
     reached = [value for value in own if value is not None]
-    there = {"id": folder.name, "score": score, "validation": score.best(reached) if reached else None}
-    names = sorted(path.name for path in (work(folder) / "notebooks").glob("*.running.ipynb"))
+    found = _training(lines.rows, order, tested)
+    found |= {"id": folder.name, "score": score, "validation": score.best(reached) if reached else None}
+    locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if finished(folder):
-        return replace(found, state="finished", **there)
-    failure, locks = facts(folder, "failed.json"), [held(work(folder), each) for each in LOCKS]
-    if any(locks):
-        return replace(found, state="running", doing=names[-1].split(".")[0] if names else None, **there)
-    if failure:
-        where = failure.get("notebook")
-        there |= {"error": failure.get("error"), "notebook": folder / where if where else None}
-        return replace(found, state="pruned" if failure.get("state") == "pruned" else "failed", **there)
-    unknown = locks[-1] is None  # a mirror, a folder that was brought from one, or one that may only be read
-    if unknown and found.state == "stopped" and found.age is not None and found.age < STALE:
-        return replace(found, state="running", **there)
-    return replace(found, **there)
-
-
-LOCKS = ("begin", "chain", "train")
+        state = "finished"
+    elif any(locks):
+        state = "running"
+        names = sorted(path.name for path in (work(folder) / "notebooks").glob("*.running.ipynb"))
+        found["doing"] = names[-1].split(".")[0] if names else None
+    elif failure:
+        state, notebook = "pruned" if failure.get("state") == "pruned" else "failed", failure.get("notebook")
+        found |= {"error": failure.get("error"), "notebook": folder / notebook if notebook else None}
+    elif order and set(order) <= tested.keys():
+        state = "trained"
+    elif locks[-1] is None and found.get("age", STALE) < STALE:
+        state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
+    else:
+        state = "stopped" if lines.rows else "waiting"
+    return State(folder, state, **found)
 
 
 def finished(folder: Path) -> bool:
@@ -196,24 +202,22 @@ def frame(states: Iterable[State]) -> pd.DataFrame:
 # --- what the rows say --------------------------------------------------------------------------------------
 
 
-def of_rows(
-    folder: Path, rows: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]], epochs: int | None
-) -> State:
-    """What the rows of metrics.jsonl say; whether a training still goes on they cannot.
+def _training(
+    rows: Sequence[Mapping[str, Any]],
+    order: Sequence[tuple[str, int]],
+    tested: Mapping[tuple[str, int], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What the rows of metrics.jsonl say of the training that began last; nothing where none did.
 
     Args:
-        folder: Of the run.
         rows: Oldest first.
-        order: (net, seed) of all trainings of the run; may be empty, where nothing tells.
-        epochs: Of the run: a net that was tested after fewer, before it was extended, is trained again.
+        order: (net, seed) of all trainings of the run; may be empty, where no file lists them.
+        tested: (net, seed) -> the row of its test, for those that have ended.
     """
-    timed = ("begin", "step", "warning")
-    rows = [row for row in rows if row["event"] not in timed or number(row, "time") is not None]
-    tested = {(row["net"], row["seed"]): row for row in trainings(rows, "test", epochs)}
-    state = "trained" if order and set(order) <= set(tested) else "stopped" if rows else "waiting"
+    rows = [row for row in rows if row["event"] not in TIMED or number(row, "time") is not None]
     begun = [i for i, row in enumerate(rows) if row["event"] == "begin"]
     if not begun:
-        return State(folder, state)
+        return {}
     lately = rows[begun[-1] :]
     begin, steps = lately[0], [row for row in lately if row["event"] == "step"]
     last = steps[-1] if steps else begin
@@ -222,43 +226,28 @@ def of_rows(
         last = {**last, "epoch": ended[-1].get("epoch"), "step": last.get("steps")}
         last["loss"] = ended[-1].get("train_loss", last.get("loss"))
     pair = begin["net"], begin["seed"]
-    left_net, left_run = _left(steps, pair, order, tested)
-    words = {"net": str, "seed": int, "device": str, "counted": str}
-    known: dict[str, Any] = {name: _is(begin.get(name), kind) for name, kind in words.items()}
-    numbers = ("epoch", "epochs", "step", "steps", "loss", "per_second")
-    known |= {name: number(last, name) for name in (*numbers, "memory", "device_memory")}
-    return State(
-        folder,
-        state,
-        age=max(0.0, time.time() - max(row["time"] for row in lately if "time" in row)),
-        number=order.index(pair) + 1 if pair in order else None,
-        of=len(order) or None,
-        seconds_left_net=left_net,
-        seconds_left_run=left_run,
-        peak_memory=max((number(row, "peak_memory") or 0 for row in lately), default=0) or None,
-        warnings=tuple(str(row.get("sentence")) for row in lately if row["event"] == "warning"),
-        **known,
-    )
-
-
-def seconds_of(row: Mapping[str, Any]) -> float:
-    """Seconds that a net's training took, of its final row; 0 where it does not tell."""
-    return float(row.get("seconds_per_epoch") or 0.0) * int(row.get("epochs_trained") or 0)
+    found: dict[str, Any] = {name: number(last, name) for name in NUMBERS}
+    found |= {name: _text(begin, name) for name in ("net", "device", "counted")}
+    found["seconds_left_net"], found["seconds_left_run"] = _left(steps, pair, order, tested)
+    return found | {
+        "seed": number(begin, "seed"),
+        "age": max(0.0, time.time() - max(row["time"] for row in lately if "time" in row)),
+        "number": order.index(pair) + 1 if pair in order else None,
+        "of": len(order) or None,
+        "peak_memory": max((number(row, "peak_memory") or 0 for row in lately), default=0) or None,
+        "warnings": tuple(str(row.get("sentence")) for row in lately if row["event"] == "warning"),
+    }
 
 
 def _left(
     steps: Sequence[Mapping[str, Any]],
-    pair: tuple[Any, Any],
+    pair: tuple[str, int],
     order: Sequence[tuple[str, int]],
-    tested: Mapping[tuple[Any, Any], Mapping[str, Any]],
+    tested: Mapping[tuple[str, int], Mapping[str, Any]],
 ) -> tuple[float | None, float | None]:
     """Seconds until the net is trained, and until all are: as long as the same net took, or as this one."""
     names = ("time", "updates", "epoch", "epochs", "step", "steps")
-    known: list[Any] = []
-    for row in steps:
-        if all(number(row, name) is not None for name in names):
-            resumed = known and row["updates"] < known[-1]["updates"]  # from its last checkpoint
-            known = [row] if resumed else [*known[:1], row]
+    known: list[Any] = [row for row in steps if all(number(row, name) is not None for name in names)]
     if not known or (done := known[-1]["updates"] - known[0]["updates"]) <= 0:
         return None, None
     first, last = known[0], known[-1]
@@ -267,7 +256,8 @@ def _left(
     whole, others = each * last["epochs"] * last["steps"], 0.0
     for net, seed in order:
         if (net, seed) not in tested and (net, seed) != pair:
-            took = [seconds_of(row) for (other, _), row in tested.items() if other == net]
+            same = [row for (other, _), row in tested.items() if other == net]
+            took = [(row.get("seconds_per_epoch") or 0) * (row.get("epochs_trained") or 0) for row in same]
             others += max(took, default=0.0) or whole
     return left, left + others
 
@@ -280,5 +270,5 @@ def _order(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[t
     return []
 
 
-def _is(value: Any, kind: type) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+def _text(row: Mapping[str, Any], name: str) -> str | None:
+    return row[name] if isinstance(row.get(name), str) else None

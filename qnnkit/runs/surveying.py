@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,7 @@ from qnnkit.measure import survey
 from qnnkit.runs.folder import Run
 from qnnkit.runs.opening import open_run
 from qnnkit.runs.placing import placed
-from qnnkit.runs.resolve import resolve
-
-RECIPE = "digits_quanv"
-"""Whose net is measured by default: its images ship with a dependency."""
+from qnnkit.runs.usable import resolve
 
 
 def to_plan(
@@ -36,35 +33,34 @@ def to_plan(
         timed: Whether "auto" settings are measured, as training would; see `runs.placed`.
 
     Raises:
-        ValueError: A name or value is wrong; the size of batch is "auto".
+        ValueError: A name or value is wrong; the batch size is "auto".
         OSError, ValueError: The data cannot be used.
     """
-    if not isinstance(run, Run):
-        with tempfile.TemporaryDirectory() as folder:  # a plan leaves nothing behind
-            return to_plan(_unsaved(Path(folder), run, settings), samples=samples, alone=alone, timed=timed)
-    config = run.config
-    _require_batch_size(run)
-    workload, where = measure.of_recipe(config, run.splits), placed(run) if timed else config
+    with tempfile.TemporaryDirectory() as folder:  # a plan leaves nothing behind
+        if not isinstance(run, Run):
+            run = _unsaved(Path(folder), run, settings or {})
+        workload, where = measure.of_recipe(run.config, run.splits), placed(run) if timed else run.config
     return {
         "workload": workload if samples is None else workload.of_samples(samples),
         "device": where.device,
         "n_threads": where.threads if isinstance(where.threads, int) else None,
         "nets": 1 if alone else len(run.nets),
         "seeds": 1 if alone else len(run.seeds),
-        "price_per_hour": config.price_per_hour,
+        "price_per_hour": run.config.price_per_hour,
     }
 
 
-def _unsaved(folder: Path, recipe: Any, settings: Mapping[str, Any] | None) -> Run:
-    """A run whose folder is not begun."""
-    named = recipes.find(recipe)
-    return Run(folder, resolve(named, settings or {}))
+def _unsaved(folder: Path, recipe: Any, settings: Mapping[str, Any]) -> Run:
+    """A run of a recipe whose folder is not begun.
 
-
-def _require_batch_size(run: Run) -> None:
+    Raises:
+        ValueError: A name or value is wrong; the batch size is "auto".
+    """
+    run = Run(folder, resolve(recipes.find(recipe), settings))
     if run.config.batch_size == "auto":
         step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
         raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
+    return run
 
 
 def measure_machine(
@@ -72,8 +68,7 @@ def measure_machine(
     run_dir: str | Path | None = None,
     *,
     out: Path | None = None,
-    settings: dict[str, Any] | None = None,
-    echo: Callable[[str], None] = lambda sentence: None,
+    settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], Path]:
     """Surveys this machine and writes its file.
@@ -83,8 +78,7 @@ def measure_machine(
         run_dir: A run whose settings and data are taken.
         out: The machine's file; default: `machines/<kind>.json` of the workspace.
         settings: Changed in the recipe, by their own names.
-        echo: Receives what comes next.
-        **options: As `survey.take` has them: `seconds`, `quick`.
+        **options: As `survey.take` has them: `seconds`, `quick`, `echo`.
 
     Returns:
         The survey, and where it was written.
@@ -92,16 +86,14 @@ def measure_machine(
     Raises:
         ValueError, OSError: A name or value is wrong, data cannot be used, or the file cannot be written.
     """
-    if "seconds" in options:
-        checks.positive("seconds", options["seconds"])
+    checks.positive("seconds", options.get("seconds", 1.0))
     if run_dir is None:
-        run = _unsaved(workspace.home(), recipe or RECIPE, settings)
-        _require_batch_size(run)
+        run = _unsaved(workspace.home(), recipe or "digits_quanv", settings or {})
     else:
         run = open_run(run_dir, recipe, **(settings or {}))
-    splits = run.load_data() if run_dir is None else run.splits
+    splits = run.recipe.load(run.config) if run_dir is None else run.splits
     place = survey.default_place(survey.facts()) if out is None else workspace.place(out)
     workspace.make_folder(place.parent)  # before minutes are spent
-    found = survey.take(run.config, splits, echo=echo, **options)
+    found = survey.take(run.config, splits, **options)
     workspace.write_json(place, found)
     return found, place

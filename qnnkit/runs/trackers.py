@@ -17,10 +17,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, workspace
+from qnnkit import workspace
 from qnnkit.settings import digest_of
 from qnnkit.train.processes import is_main
 
@@ -31,21 +30,13 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",  # drawn from the generator that the training may use
-    "MLFLOW_DISABLE_TELEMETRY": "true",
     "TRACKIO_DIR": "{home}/trackio",
     "WANDB_CONSOLE": "off",
     "WANDB_SILENT": "true",  # and asks no terminal for a key
 }
 """What trackers read, where the user has not set it; `home` is the workspace."""
-NOT_TOLD = ("seed", "step", "steps", "epochs", "updates", "time")
-
-
-def require_known(names: Iterable[str]) -> None:
-    """Raises ValueError unless each name is one of Accelerate's trackers or "all"."""
-    for name in names:
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-        checks.choice("tracker", name, (*LOGGER_TYPE_TO_CLASS, "all"))
+PLAIN = (bool, int, float)
+NOT_SENT = ("seed", "step", "steps", "epochs", "updates", "time")
 
 
 @contextlib.contextmanager
@@ -59,59 +50,73 @@ def tracked(
     the first sends.
 
     Args:
-        names: As Accelerate has them; "all" stands for those that are installed.
+        names: As Accelerate has them; "all" means those that are installed.
         project: What groups runs in a tracker, such as the recipe.
         run: The run's name.
         begun: When it was. A run of the same name and time continues in TensorBoard, W&B and trackio where it
             was; other trackers begin another.
-        config: Flat settings, logged once.
+        config: Flat settings, logged when the tracker starts.
 
     Example:
         >>> with tracked([], "digits_quanv", "mine", None, {}) as track:
         ...     track({"train_loss": 0.5}, 1, "hybrid/seed0")
     """
-    threads: list[tuple[threading.Thread, queue.SimpleQueue[Any]]] = []
+    threads: dict[threading.Thread, queue.SimpleQueue[Any]] = {}
     if names and is_main():
         from accelerate import tracking
 
         # Accelerate's logger asks for the state of an Accelerator, which is not there between two nets.
         tracking.logger = logging.getLogger(tracking.__name__)  # pyright: ignore[reportAttributeAccessIssue]
-        home = workspace.home().absolute()
         for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value.format(home=home))
-        about = project, re.sub(r"[^\w.-]", "_", run) + f"-{digest_of([run, begun])[:6]}", config
-        wanted = tracking.filter_trackers(["all"], home) if "all" in names else names
-        for name in {str(name) for name in wanted}:
+            os.environ.setdefault(name, value.format(home=workspace.home().absolute()))
+        run = re.sub(r"[^\w.-]", "_", run) + f"-{digest_of([run, begun])[:6]}"
+        for name in tracking.get_available_trackers() if "all" in names else names:
             rows = queue.SimpleQueue[Any]()
-            thread = threading.Thread(target=_send, args=(name, rows, home, *about), name=name, daemon=True)
+            given = str(name), rows, project, run, config
+            threads[threading.Thread(target=_send, args=given, name=str(name), daemon=True)] = rows
+        for thread in threads:
             thread.start()
-            threads.append((thread, rows))
 
     def track(row: dict[str, Any], step: int, prefix: str) -> None:
-        finite = {
-            f"{prefix}/{name}": value
-            for name, value in row.items()
-            if type(value) in (int, float) and math.isfinite(value) and name not in NOT_TOLD
-        }
-        for _, rows in threads:
+        numbers = {name: row[name] for name in row.keys() - NOT_SENT if type(row[name]) in (int, float)}
+        finite = {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
+        for rows in threads.values():
             rows.put((finite, step))
 
     try:
         yield track
     finally:
         end = time.monotonic() + END
-        for _, rows in threads:
+        for rows in threads.values():
             rows.put(None)
-        for thread, _ in threads:
+        for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 _leave_out(thread.name, f"it had not finished {END:.0f} s after the training")
 
 
-def _send(name: str, rows: queue.SimpleQueue[Any], *about: Any) -> None:
-    """Sends rows to one tracker until there is none."""
+def _send(name: str, rows: queue.SimpleQueue[Any], project: str, run: str, config: dict[str, Any]) -> None:
+    """Starts one of Accelerate's trackers, and sends it rows until there is none."""
     try:
-        tracker = _start(name, *about)
+        from accelerate import tracking
+        from filelock import FileLock
+
+        home = workspace.home().absolute()
+        if not tracking.filter_trackers([name], home):
+            raise ModuleNotFoundError(f"it is not installed, which `pip install {name}` does")
+        options = {
+            "mlflow": {"run_name": run},
+            "wandb": {"name": run, "id": run, "resume": "allow", "dir": home},
+            "trackio": {"name": run, "resume": "allow", "embed": False},
+        }
+        kind = tracking.LOGGER_TYPE_TO_CLASS[name]
+        place = [run, home / name] if kind.requires_logging_directory else [project]
+        tracker = kind(*place, **options.get(name, {}))
+        tracker.main_process_only = False  # asking who is the first asks for the same state
+        with FileLock(home / f".{name}.lock", timeout=60):  # MLflow's one database is made once
+            tracker.start()
+        plain = {key: value if type(value) in PLAIN else str(value) for key, value in config.items()}
+        tracker.store_init_configuration(plain)
         while (row := rows.get()) is not None:
             values, step = row
             if name == "wandb":  # takes no step twice, and each net counts its own
@@ -123,33 +128,6 @@ def _send(name: str, rows: queue.SimpleQueue[Any], *about: Any) -> None:
         _leave_out(name, textwrap.shorten(words, 240, placeholder=" ...").rstrip("."))
 
 
-def _start(name: str, home: Path, project: str, run: str, config: dict[str, Any]) -> Any:
-    """A tracker of Accelerate's, begun or resumed."""
-    from accelerate import tracking
-    from filelock import FileLock
-
-    if not tracking.filter_trackers([name], home):
-        raise ModuleNotFoundError(f"it is not installed, which `pip install {name}` does")
-    kind, resumed = tracking.LOGGER_TYPE_TO_CLASS[name], (home / name / run).exists()  # TensorBoard's folder
-    options = {
-        "mlflow": {"run_name": run},
-        "wandb": {"name": run, "id": run, "resume": "allow", "dir": home},
-        "trackio": {"name": run, "resume": "allow", "embed": False},
-    }
-    place = [run, home / name] if kind.requires_logging_directory else [project]
-    one_by_one = name == "mlflow"  # runs of a batch begin at once, and its database can be made once
-    with FileLock(home / ".mlflow.lock", timeout=60) if one_by_one else contextlib.nullcontext():
-        tracker = kind(*place, **options.get(name, {}))
-        tracker.main_process_only = False  # asking who is the first asks for the same state
-        tracker.start()
-    if not resumed:
-        kinds = bool, int, float
-        plain = {key: value if type(value) in kinds else str(value) for key, value in config.items()}
-        tracker.store_init_configuration(plain)
-    return tracker
-
-
 def _leave_out(name: str, why: str) -> None:
-    told = "metrics.jsonl has every row. Mend it, or leave it out of `trackers`."
-    sentence = f"Tracker `{name}` is left out from here on: {why}. Training goes on, and {told}"
-    print(sentence, file=sys.stderr, flush=True)
+    step = "Training goes on, and metrics.jsonl has every row. Mend it, or leave it out of `trackers`."
+    print(f"Tracker `{name}` is left out from here on: {why}. {step}", file=sys.stderr, flush=True)

@@ -1,9 +1,11 @@
-"""The nets of a run: untrained, in training (what `train.fit` is given, and what is kept of it), trained."""
+"""How the nets of a run are trained: what `train.fit` is given, and the rows and sentences it leaves."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,19 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, device, gradients, layers, measure, recipes, tasks, train, words, workspace
+from qnnkit import device, gradients, layers, measure, recipes, tasks, train, words, workspace
 from qnnkit.checkpoint import Store, own_generators, seed_all, weights
-from qnnkit.data import ImageSplits, Splits
+from qnnkit.data import Splits
 from qnnkit.data.splits import SPLITS
 from qnnkit.measure import Placement
-from qnnkit.models import features
 from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.runs.folder import Run
-from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
+from qnnkit.runs.nets import build, seen_by
+from qnnkit.runs.placing import placed
+from qnnkit.runs.rows import number, trainings
 from qnnkit.runs.trackers import tracked
 from qnnkit.train.out_of_memory import out_of_memory, ran_out
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
+
+EVERY = 5.0
+"""Seconds between two rows of a training, at least."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -45,13 +51,25 @@ class Training:
                     loaders, kept = one.prepare(model)
                     progress = train.fit(model, run.task, loaders, one.config, **kept)
                     one.test(model, progress)
+
+    Rows of metrics.jsonl are "begin", "step" every few seconds, "epoch", "warning" and "test", the last; of
+    several processes, the first writes them. A disk that fails "begin", "step" or "warning" stops nothing.
     """
 
-    def __init__(self, run: Run, net: str, seed: int, place: torch.device, on_row: Any, on_warning: Any):
-        self.run, self.net, self.seed, self.place = run, net, seed, place
-        self.config = run.config.of_net(net)
+    def __init__(
+        self, run: Run, net: str, seed: int, place: torch.device, on_row: Any = None, on_warning: Any = None
+    ):
         measure.reset_peak(place)
-        self.journal = Journal(run, net, seed, place, on_row, on_warning)
+        self.run, self.net, self.seed, self.place, self.main = run, net, seed, place, is_main()
+        self.config, self.whose = run.config.of_net(net), {"net": net, "seed": seed}
+        self.on_row, self.on_warning = on_row or (lambda row: None), on_warning or (lambda sentence: None)
+        self.warned: set[str] = set()
+        rows = [row for row in run.rows("metrics") if self.whose.items() <= row.items()] if self.main else []
+        same = [row for row in rows if row.get("device") == str(place)]
+        self.peak = max((number(row, "peak_memory") or 0 for row in same), default=0)
+        self.samples, self.since = 0, -math.inf
+        # At once: the first update may be a minute away.
+        self._feel("begin", counted=getattr(run.task, "counted", "samples"))
 
     def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """What `train.fit` is given to train `model`, an untrained net, such that the run keeps it all.
@@ -75,16 +93,16 @@ class Training:
         }
         groups, watch = recipes.parameter_groups(model, config), None
         if n := config.gradient_samples:
-            watch = gradients.Watch(model, groups, per_epoch=n, log=self.journal.gradients)
+            watch = gradients.Watch(model, groups, per_epoch=n, log=self._gradients)
         return self.loaders, {
             "groups": groups,
             "device": self.place,
             "seed": seed,
             "folder": folder,
             "identity": identity,
-            "log": self.journal.epoch,
+            "log": self._epoch,
             "watch": watch,
-            "on_update": self.journal.update,
+            "on_update": self._update,
             "base": base,
         }
 
@@ -95,7 +113,69 @@ class Training:
         with own_generators():
             seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
             found = tested(model, run.task, loader, self.splits, self.place, size)
-        return self.journal.end(progress.rows, _final(run, model, progress, found))
+        final = {"event": "test", **self.whose, **_final(run, model, progress, found)}
+        final |= {"peak_memory": max(self.peak, measure.peak_on(self.place)), "peak_ram": measure.peak()}
+        if self.main:
+            whose = {"event": "epoch", **self.whose}
+            there = {row["epoch"] for row in run.rows("metrics") if whose.items() <= row.items()}
+            for row in progress.rows:  # a checkpoint may have what the file has lost
+                if row["epoch"] not in there:
+                    run.log("metrics", whose | row | _speed(run, row["seconds"]))
+            run.log("metrics", final)
+        return final
+
+    # --- called by `train.fit` ----------------------------------------------------------------------------
+
+    def _update(self, row: dict[str, Any]) -> None:
+        """Called after every update; most calls write nothing."""
+        if not self.main:
+            return
+        row = dict(row)
+        self.samples += row.pop("samples")
+        now = time.monotonic()
+        if now - self.since < EVERY:
+            return
+        row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
+        per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
+        self.samples, self.since = 0, now
+        self.on_row(self._feel("step", **row, per_second=per_second or None))
+
+    def _epoch(self, row: dict[str, Any]) -> None:
+        """Adds what an epoch came to."""
+        if self.main:
+            row = {"event": "epoch", **self.whose, **row, **_speed(self.run, row["seconds"])}
+            self.run.log("metrics", row)
+            self.on_row(row)
+
+    def _gradients(self, row: dict[str, Any]) -> None:
+        """Adds the gradients of an epoch, and warns of each kind of fault when it is first seen."""
+        self.run.log("gradients", {"event": "epoch", **self.whose, **row})
+        for sentence in row["warnings"]:
+            if (fault := sentence.split(":")[0]) not in self.warned:
+                self.warned.add(fault)
+                self._feel("warning", of="gradients", sentence=sentence)
+                if self.main:
+                    self.on_warning(f"{self.net}, seed {self.seed}, epoch {row['epoch']}: {sentence}")
+
+    def _feel(self, event: str, **facts: Any) -> dict[str, Any]:
+        """Adds a row that has the time and what memory is used."""
+        row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
+        row["memory"] = measure.resident()  # before its peak, which is never less
+        self.peak = row["peak_memory"] = max(self.peak, measure.peak_on(self.place))
+        if self.place.type == "cuda":
+            row["device_memory"] = torch.cuda.memory_reserved(self.place)
+        elif self.place.type == "mps":
+            row["device_memory"] = torch.mps.driver_allocated_memory()
+        if self.main:
+            with contextlib.suppress(OSError):
+                self.run.log("metrics", row)
+        return row
+
+
+def _speed(run: Run, seconds: float) -> dict[str, float]:
+    """Tokens of an epoch that are learnt from per second, where the data are tokens."""
+    tokens = getattr(run.splits.train, "n_predicted", None)
+    return {} if tokens is None else {"tokens_per_second": tokens / seconds}
 
 
 @contextlib.contextmanager
@@ -119,8 +199,6 @@ def training(
         Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
         OutOfMemory: Memory ran out, in an epoch or outside of them; the message names the next remedy.
     """
-    from qnnkit.runs.placing import placed
-
     finished = run.tested()
     wait_for_all()  # nobody writes before all have read
     with contextlib.ExitStack() as work:
@@ -149,16 +227,9 @@ def training(
                         yield begun[0]
 
         work.enter_context(measure.threads(where.threads))
+        work.enter_context(stopping(run, "03_train"))
         try:
             yield untrained()
-        except KeyboardInterrupt:
-            if not begun:
-                raise
-            raise Stopped(stopped_in(run, begun[0].net, begun[0].seed)) from None
-        except SystemExit as ended:  # of a signal
-            if begun:
-                ended.add_note(stopped_in(run, begun[0].net, begun[0].seed))
-            raise
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, train.OutOfMemory) or not ran_out(error) or not begun:
                 raise
@@ -205,14 +276,23 @@ def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) 
     run.note_provenance(**facts_of_data, device=where.device, trained=facts)
 
 
-def stopped_in(run: Run, net: str, seed: int) -> str:
-    """Where a person has stopped a training, for people."""
-    whose = {"event": "epoch", "net": net, "seed": seed}
-    done = [row["epoch"] for row in run.rows("metrics") if whose.items() <= row.items()]
-    return (
-        f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} "
-        "epochs. Run this again to go on from here: nothing is trained twice."
-    )
+@contextlib.contextmanager
+def stopping(run: Run, work: str) -> Iterator[None]:
+    """Says where a person has stopped the work on a run: by Ctrl-C, as `Stopped`, or by another signal."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as ended:
+        begun = [(row["net"], row["seed"]) for row in run.rows("metrics") if row["event"] == "begin"]
+        where = f"Stopped in {work}. Run this again to go on from here."
+        if work == "03_train" and begun and begun[-1] not in run.tested():
+            (net, seed), rows = begun[-1], trainings(run.rows("metrics"), "epoch", None)
+            done = [row["epoch"] for row in rows if (row["net"], row["seed"]) == begun[-1]]
+            where = f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} "
+            where += "epochs. Run this again to go on from here: nothing is trained twice."
+        if isinstance(ended, KeyboardInterrupt):
+            raise Stopped(where) from None
+        ended.add_note(where)
+        raise
 
 
 def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:
@@ -230,7 +310,7 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
         "seconds_per_epoch": progress.seconds_per_epoch,
-        **speed(run, progress.seconds_per_epoch),
+        **_speed(run, progress.seconds_per_epoch),
     }
     return found | ({"micro_batch": run.config.micro_batch} if run.config.micro_batch else {})
 
@@ -255,68 +335,3 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     offered = {"outputs": torch.cat(seen)} if seen else {}
     return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means
-
-
-# --- the nets ----------------------------------------------------------------------------------------------
-
-
-def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
-    """An untrained net of the run: its own, or one of the controls, which starts from the same weights.
-
-    Args:
-        run: The run.
-        net: Its name.
-        seed: Fixes its first weights.
-        bare: Whether a language model's weights are left on the meta device, where they take no memory: it
-            can be counted, and what is refused is refused alike, but nothing can be computed.
-
-    Raises:
-        ValueError: The run has no such net.
-    """
-    checks.choice("net", net, run.nets)
-    return recipes.made(run.config, run.splits, net, seed, bare=bare)
-
-
-def count_parameters(run: Run) -> dict[str, dict[str, int]]:
-    """Net -> its weights by kind, see `layers.count_parameters`; never are two of them in memory."""
-    return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
-
-
-def first_batch(
-    run: Run, place: torch.device | str = "cpu", *, split: str = "train", n: int | None = None
-) -> Any:
-    """The first `n` samples of a split, by default a batch, as the task takes them, on a device."""
-    from accelerate.utils import send_to_device
-
-    batches = run.splits.batches(split, n or run.config.batch_size, shuffle=False)
-    return send_to_device(next(iter(batches)), place)
-
-
-def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
-    """What a net of the run is given: the data, or what its frozen part made of the images once."""
-    if not isinstance(run.splits, ImageSplits):
-        return run.splits
-    changes = run.config.of_kit("augmentation", "none") != "none" or run.config.shots
-    if changes or run.config.noise:  # other images or other shots, other features
-        return run.splits
-    return features.of(model, run.splits, place)
-
-
-def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
-    """A net of the run at its best epoch; the run's own, of its first seed, by default.
-
-    Raises:
-        FileNotFoundError: It has not been trained yet.
-    """
-    return best(run, net or run.nets[0], run.config.seed if seed is None else seed)[0]
-
-
-def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
-    """A net as `trained` gives it, and which epoch that is: 0 within the first one, before it ended."""
-    model, store = build(run, net, seed), Store(run.checkpoints(net, seed), run.identity(net, seed))
-    if store.restore() is None:
-        raise FileNotFoundError(
-            f"Net {net} of seed {seed} must be trained first: run 03_train on {run.folder}."
-        )
-    progress = store.load_best(model)["progress"]
-    return model.eval(), progress["epoch"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,22 +18,24 @@ from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
-from qnnkit.runs.folder import Run, kept_settings, settings_of
+from qnnkit.runs.folder import Run, changed_recipe, kept_settings, settings_of
+from qnnkit.runs.nets import trained
 from qnnkit.runs.rows import facts
 from qnnkit.runs.state import look
-from qnnkit.runs.trainings import tested, trained
+from qnnkit.runs.trainings import tested
 from qnnkit.tasks import pictures
 
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
 LENGTH, BATCH = 256, 32
 """Tokens of a block where a net's files name no number, and samples of a batch that is evaluated."""
+SPEEDS = ("tokens_per_second", "events_per_second")
 MOST_CAPTIONS = 1000
 """Of the training split, that an image is held against where no other texts are given."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a net must know of the data it was trained on; for a recipe's `build` it stands for the splits."""
+    """What a net must know of its training data; a recipe's `build` gets it in place of the splits."""
 
     name: str
     sizes: dict[str, Any]
@@ -43,7 +44,7 @@ class Data:
     classes: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
     like: Mapping[str, Sequence[float]] | None = None
-    """Mean and spread over training images of their brightness and of that of their edge, 0 to 255."""
+    """Mean and standard deviation over training images of the brightness of image and edge, 0 to 255."""
 
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
@@ -150,7 +151,7 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     """A net as `write_model` left it, in evaluation mode on the CPU; no training data are read.
 
     Args:
-        folder: `model/` of a finished run, wherever it lies now.
+        folder: `model/` of a finished run, or a copy of it anywhere.
         recipe: The run's, where it is a user's own: its code runs only where it is named.
 
     Raises:
@@ -167,20 +168,18 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     named = None if recipe is None else recipes.find(recipe)
     config = settings_of(about["settings"], named)
     if named is not None and config.source is None:
-        with contextlib.suppress(OSError):
-            changed = recipes.difference((folder / "recipe.py").read_text(), named.source)
-            told = f"`{folder}` was trained by another recipe than `{named.reference}`"
-            raise ValueError(f"{told} ({changed or 'in what it imports'}). Name the one that it was.")
+        other = f"`{folder}` was trained by another recipe than `{named.reference}`"
+        raise ValueError(f"{other} ({changed_recipe(folder, named)}). Name the one that it was.")
     config = config.with_paths(workspace.located)
-    found, told = recipes.of(config), dict(about["data"])
-    told["sizes"] = {name: _tuple(value) for name, value in told["sizes"].items()}
+    used, values = recipes.of(config), dict(about["data"])
+    values["sizes"] = {name: _tuple(value) for name, value in values["sizes"].items()}
     if (folder / "tokenizer").is_dir():
-        told["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
+        values["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
     known = {each.name for each in fields(Data)}
-    data = Data(**{name: _tuple(value) for name, value in told.items() if name in known})
-    net = found.build(config.override(backend="auto"), data, about["seed"])
+    data = Data(**{name: _tuple(value) for name, value in values.items() if name in known})
+    net = used.build(config.override(backend="auto"), data, about["seed"])
     net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
-    return net.eval(), data, found
+    return net.eval(), data, used
 
 
 def load_language(folder: Path) -> tuple[Any, Data, Any]:
@@ -211,6 +210,9 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
     """The trained net of a run, what it knows of its data, its task, and its settings where it has any."""
     folder = _folder(run_dir)
     if _of_tokens(folder):
+        if recipe is not None:
+            step = "It is read from its own files."
+            raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
         return *load_language(folder), None
     net, about, found = load_model(folder, recipe)
     settings = settings_of(workspace.read_json(folder / ABOUT)["settings"], found)
@@ -262,17 +264,16 @@ def _rows_of(file: str | Path, about: Data) -> np.ndarray:
     with path.open(errors="replace") as lines:
         mark = max(",;\t", key=lines.readline().count)
     try:
-        table = pd.read_csv(path, sep=mark, header=None)
+        table: Any = pd.read_csv(path, sep=mark, header=None).apply(pd.to_numeric, errors="coerce")
     except (OSError, ValueError) as error:
         step = f"It says: {words.first_line(error)}."
         raise ValueError(checks.message("inputs", "be tables", str(file), step)) from None
-    numbers: Any = table.apply(pd.to_numeric, errors="coerce")
-    shape = about.shapes[""][1:]
-    numbers = numbers[int(numbers.iloc[0].isna().any()) :]  # a first line that names the columns
-    if shape != [len(table.columns)] or numbers.isna().any(axis=None):
+    n, shape = table.shape[1], about.shapes[""][1:]
+    numbers = table[int(table.iloc[0].isna().any()) :]  # a first line that names the columns
+    if shape != [n] or numbers.isna().any(axis=None):
         rule = f"hold {shape[0] if len(shape) == 1 else 'no'} columns of numbers, as the net was trained on"
         step = "Leave out other columns, such as the targets, and rows without a number."
-        raise ValueError(checks.message("inputs", rule, f"{file} with {len(table.columns)}", step))
+        raise ValueError(checks.message("inputs", rule, f"{file} with {n}", step))
     return numbers.to_numpy(np.float32, copy=True)
 
 
@@ -308,28 +309,27 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
         else:
             flat = LAST_NUMBER if settings.of_kit("dataset") == "flat_folder" else None
             splits = unsplit.labelled(root, about, settings.of_kit("label_pattern") or flat)
-    batches = splits.batches("test", BATCH, shuffle=False)
-    numbers = tested(net, task, batches, splits, device.choose("auto"), None)
+    numbers = tested(
+        net, task, splits.batches("test", BATCH, shuffle=False), splits, device.choose("auto"), None
+    )
     counted, score = getattr(task, "counted", "samples"), task.score
     n = splits.test.n_predicted if counted == "tokens" else len(splits.test)
-    numbers = {name: value for name, value in numbers.items() if not name.startswith("minus_")}
-    found = {"data": splits.name, counted: n, **numbers, "score": score.name, "notes": list(splits.notes)}
+    row = {"data": splits.name, counted: n, "score": score.name, "notes": list(splits.notes)}
+    row |= {name: value for name, value in numbers.items() if not name.startswith("minus_")}
     if score.per == "%" and counted == "samples":
-        found["interval"] = list(stats.clopper_pearson(numbers[score.name] * n, n))
-    return found
+        row["interval"] = list(stats.clopper_pearson(numbers[score.name] * n, n))
+    return row
 
 
-def evaluation_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def evaluation_lines(row: Mapping[str, Any]) -> Iterator[str]:
     """What `evaluate` gives, for people."""
-    counted = next(name for name in ("samples", "tokens") if name in found)
-    yield f"{found['data']}: {found[counted]:,} {counted}"
-    for name, value in found.items():
+    counted = "tokens" if "tokens" in row else "samples"
+    yield f"{row['data']}: {row[counted]:,} {counted}"
+    for name, value in row.items():
         if isinstance(value, float):
-            low, high = found.get("interval", (None, None)) if name == found["score"] else (None, None)
-            yield f"{name}: {value:.4g}" + (
-                f" (95 % interval {low:.4g} to {high:.4g})" if low is not None else ""
-            )
-    yield from (f"Note: {note}" for note in found["notes"])
+            low, high = row.get("interval", (0, 0)) if name == row["score"] else (0, 0)
+            yield f"{name}: {value:.4g}" + (f" (95 % interval {low:.4g} to {high:.4g})" if high else "")
+    yield from (f"Note: {note}" for note in row["notes"])
 
 
 def predictor(run_dir: str | Path) -> dict[str, Any]:
@@ -342,31 +342,22 @@ def predictor(run_dir: str | Path) -> dict[str, Any]:
     return {name: about[name] for name in ("net", "seed") if about.get(name) is not None}
 
 
-def of_language(run_dir: str | Path) -> bool:
-    """Whether `predict` reads a language model there, which needs no recipe."""
-    return _of_tokens(_folder(run_dir))
-
-
 def prediction_lines(row: Mapping[str, Any]) -> Iterator[str]:
     """A row of `predict` for people; of an array a line for each of its samples."""
-    told, output = row.get("input", ""), row.get("output")
+    name, output = row.get("input", ""), row.get("output")
     if isinstance(output, list) and any(isinstance(each, list | dict) for each in output):
         for place, each in enumerate(output):
             inner = each if isinstance(each, dict) and "probabilities" in each else {"output": each}
-            yield from prediction_lines({"input": f"{told}[{place}]"} | inner)
+            yield from prediction_lines({"input": f"{name}[{place}]"} | inner)
         return
     if "probabilities" in row:
         best = sorted(row["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in best)
+        text = ", ".join(f"{label} {100 * share:.1f} %" for label, share in best)
     else:
-        said = _short(row.get("text", row.get("file", output)))
-        speeds = [
-            f"{row[f'{of}_per_second']:.0f} {of}/s"
-            for of in ("tokens", "events")
-            if f"{of}_per_second" in row
-        ]
-        said += f" ({', '.join(speeds)})" if speeds else ""
-    yield f"{told}: {said}" if told else said
+        text = _short(row.get("text", row.get("file", output)))
+    speeds = [f"{row[key]:.0f} {key.removesuffix('_per_second')}/s" for key in SPEEDS if key in row]
+    text += f" ({', '.join(speeds)})" if speeds else ""
+    yield f"{name}: {text}" if name else text
     yield from (f"  Note: {note}" for note in row.get("notes", ()))
 
 

@@ -16,13 +16,13 @@ from qnnkit.runs.state import State
 from qnnkit.words import duration
 
 PATIENCE = 60.0
-"""Seconds that a run which has not begun, or the next one of a batch, is waited for while none goes on."""
+"""Seconds to wait for a run that has not begun, or for the next one of a batch, while none is running."""
 
 
 def watch(
     run_dir: str | Path, echo: Callable[[str], None] | None = None, *, every: float = 2.0, once: bool = False
 ) -> list[State]:
-    """Shows how a run, or every run of a batch, stands until none is running; returns what was seen last.
+    """Shows the state of a run, or of every run of a batch, until none is running; returns the last states.
 
     On a terminal and in a notebook the lines are kept up to date in place. Only files are read and the system
     asked, so nothing that is watched is slowed down or can be harmed; Ctrl-C ends the watching alone.
@@ -35,67 +35,66 @@ def watch(
 
     Raises:
         FileNotFoundError: There is no run and no batch.
-        ValueError: `every` is not above 0, or batch.json lists no runs.
+        ValueError: `every` is not above 0, or batch.json is damaged.
     """
     checks.positive("every", every, "Use a number of seconds, such as 2.")
-    folder, begun = workspace.place(run_dir), time.monotonic()
-    said: set[str] = set()
+    folder, active = workspace.place(run_dir), time.monotonic()
+    echoed: set[str] = set()
     with (
         contextlib.suppress(KeyboardInterrupt),
-        live() if echo is None else contextlib.nullcontext() as place,
+        live() if echo is None else contextlib.nullcontext() as screen,
     ):
         while True:
             is_batch = (folder / "batch.json").exists()
-            found = state.of_batch(folder) if is_batch else [state.of_run(run_dir)]
-            shown = [each for each in found if each.state != "waiting"] or found
-            lines = [text for each in shown for text in (line(each), *(f"  ! {w}" for w in each.warnings))]
-            if place is not None:
-                place[0]("\n".join(lines))
-            for text in () if place else [text for text in lines if text not in said]:
-                said.add(text)
-                (echo or print)(text)
-            states = {each.state for each in found}
-            begun = time.monotonic() if "running" in states else begun
+            runs = state.of_batch(folder) if is_batch else [state.of_run(run_dir)]
+            shown = [run for run in runs if run.state != "waiting"] or runs
+            lines = [text for run in shown for text in (line(run), *(f"  ! {w}" for w in run.warnings))]
+            if screen is not None:
+                screen[0]("\n".join(lines))
+            else:
+                for text in [text for text in lines if text not in echoed]:
+                    echoed.add(text)
+                    (echo or print)(text)
+            states = {run.state for run in runs}
+            active = time.monotonic() if "running" in states else active
             # A command that runs a batch may propose another run, or try one again; a kill leaves its file.
             waiting = "waiting" in states or (folder / state.SESSION).exists()
-            if once or not ("running" in states or (waiting and time.monotonic() - begun < PATIENCE)):
+            if once or not ("running" in states or (waiting and time.monotonic() - active < PATIENCE)):
                 break
             time.sleep(every)
     return shown
 
 
-def line(found: State) -> str:
+def line(run: State) -> str:
     """A run in one line of words."""
-    told, running = [found.folder.name, _state(found)], found.state == "running"
-    if found.net is not None:
-        of = f" ({found.number} of {found.of})" if found.of else ""
-        told.append(f"{found.net}, seed {found.seed}{of}")
-    if found.epoch is not None:
-        told.append(f"epoch {found.epoch}/{found.epochs}, step {found.step}/{found.steps}")
-    if found.loss is not None:
-        told.append(f"loss {found.loss:.4f}")
-    if running and found.per_second is not None:
-        told.append(f"{found.per_second:,.0f} {found.counted or 'samples'}/s")
-    if running and found.seconds_left_net is not None:
-        left = duration(found.seconds_left_net)
-        if found.seconds_left_run is not None and found.of != 1:
-            left += f", in all {duration(found.seconds_left_run)}"
-        told.append(f"{left} left")
-    if found.memory is not None:
-        peak = "" if found.peak_memory is None else f" (peak {found.peak_memory / 1e9:.2f})"
-        told.append(f"memory {found.memory / 1e9:.2f} GB{peak}")
-    if found.device is not None:
-        on_device = found.device_memory
-        told.append(found.device + ("" if on_device is None else f" {on_device / 1e9:.2f} GB"))
-    return "  ".join(told)
+    running, words = run.state == "running", [run.folder.name, _state(run)]
+    if run.net is not None:
+        words.append(f"{run.net}, seed {run.seed}" + (f" ({run.number} of {run.of})" if run.of else ""))
+    if run.epoch is not None:
+        words.append(f"epoch {run.epoch}/{run.epochs}, step {run.step}/{run.steps}")
+    if run.loss is not None:
+        words.append(f"loss {run.loss:.4f}")
+    if running and run.per_second is not None:
+        words.append(f"{run.per_second:,.0f} {run.counted or 'samples'}/s")
+    if running and run.seconds_left_net is not None:
+        whole = run.of != 1 and run.seconds_left_run
+        in_all = f", in all {duration(whole)}" if whole else ""
+        words.append(f"{duration(run.seconds_left_net)}{in_all} left")
+    if run.memory is not None:
+        peak = f" (peak {run.peak_memory / 1e9:.2f})" if run.peak_memory else ""
+        words.append(f"memory {run.memory / 1e9:.2f} GB{peak}")
+    if run.device is not None:
+        on_device = f" {run.device_memory / 1e9:.2f} GB" if run.device_memory is not None else ""
+        words.append(f"{run.device}{on_device}")
+    return "  ".join(words)
 
 
-def _state(found: State) -> str:
-    if found.state == "running" and found.age is not None and found.age > 20:
-        return f"running (last sign {duration(found.age)} ago)"
-    if found.state == "stopped" and found.age is not None:
-        return f"stopped {duration(found.age)} ago"
-    return found.state + (f": {found.error}" if found.error else "")
+def _state(run: State) -> str:
+    if run.state == "running" and run.age is not None and run.age > 20:
+        return f"running (last sign {duration(run.age)} ago)"
+    if run.state == "stopped" and run.age is not None:
+        return f"stopped {duration(run.age)} ago"
+    return run.state + (f": {run.error}" if run.error else "")
 
 
 @contextlib.contextmanager
