@@ -7,7 +7,6 @@ import copy
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pennylane as qp
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks, circuits
 from qnnkit.layers.counting import Given, look
-from qnnkit.layers.fourier import FourierLayer, seeded_linear
+from qnnkit.layers.fourier import FourierLayer, seeded_linear, sizes_of
 from qnnkit.layers.quantum import QuantumLayer
 
 
@@ -243,17 +242,12 @@ def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
 
 def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
     weights = list(layer.parameters())
-    twin = ClassicalLayer(*_sizes(layer), sum(weight.numel() for weight in weights), seed=seed)
+    twin = ClassicalLayer(*sizes_of(layer), sum(weight.numel() for weight in weights), seed=seed)
     return twin.requires_grad_(any(weight.requires_grad for weight in weights))
 
 
-def _fourier(layer: QuantumLayer, seed: int, *, random: bool = False) -> FourierLayer:
-    _sizes(layer)
-    return FourierLayer(layer, random=random, seed=seed)
-
-
 def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
-    n_features, n_outputs = _sizes(layer)
+    n_features, n_outputs = sizes_of(layer)
     tape = qp.workflow.construct_tape(layer.qnode, level="device")(
         **layer._arguments(torch.zeros(n_features))
     )
@@ -266,9 +260,9 @@ _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
     "frozen_random": _frozen_random,
     "classical": _classical,
     "classical_trained": lambda layer, seed: _classical(layer, seed).requires_grad_(True),
-    "no_quantum": lambda layer, seed: Bypass(*_sizes(layer)),
-    "fourier": _fourier,
-    "fourier_random": partial(_fourier, random=True),
+    "no_quantum": lambda layer, seed: Bypass(*sizes_of(layer)),
+    "fourier": lambda layer, seed: FourierLayer(layer, seed=seed),
+    "fourier_random": lambda layer, seed: FourierLayer(layer, seed=seed, random=True),
     "compute_matched": _matched,
 }
 """What a control puts in a layer's place, from the layer and a seed."""
@@ -292,17 +286,6 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
     for weight in before:
         weight.requires_grad_(False)
     return model
-
-
-def _sizes(layer: QuantumLayer) -> tuple[int, int]:
-    """Lengths of the last axes of a layer's inputs and outputs."""
-    if layer.n_features is None:
-        step = "Call it on one batch, then ask again."
-        raise ValueError(checks.message("model", "have run once", "a model that has not", step))
-    if layer.n_outputs is None:
-        rule, step = "return a list", "Write `return [qp.expval(...)]` in the QNode."
-        raise NotImplementedError(checks.message("qnode", rule, "a QNode that returns something else", step))
-    return layer.n_features, layer.n_outputs
 
 
 def _without_quantum(model: nn.Module) -> nn.Module:

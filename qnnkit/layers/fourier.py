@@ -42,6 +42,17 @@ def seeded_linear(n_inputs: int, n_outputs: int, generator: torch.Generator, **o
     return linear
 
 
+def sizes_of(layer: QuantumLayer) -> tuple[int, int]:
+    """Lengths of the last axes of a layer's inputs and outputs."""
+    if layer.n_features is None:
+        step = "Call it on one batch, then ask again."
+        raise ValueError(checks.message("model", "have run once", "a model that has not", step))
+    if layer.n_outputs is None:
+        rule, step = "return a list", "Write `return [qp.expval(...)]` in the QNode."
+        raise NotImplementedError(checks.message("qnode", rule, "a QNode that returns something else", step))
+    return layer.n_features, layer.n_outputs
+
+
 class FourierLayer(nn.Module):
     """A trained linear map of a circuit's own trigonometric features, in the circuit's place.
 
@@ -85,8 +96,8 @@ class FourierLayer(nn.Module):
             frequencies = torch.cat([frequencies[:1], drawn * spread])
         dtype = next((weight.dtype for weight in layer.parameters()), torch.float32)
         self.register_buffer("frequencies", frequencies.to(dtype), persistent=False)
-        sizes = 2 * len(frequencies) - 1, int(layer.n_outputs or 0)
-        self.linear = seeded_linear(*sizes, generator, bias=False, dtype=dtype)
+        n_features = 2 * len(frequencies) - 1
+        self.linear = seeded_linear(n_features, self.encoding.n_outputs, generator, bias=False, dtype=dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
@@ -151,10 +162,8 @@ class _Encoding:
     """
 
     def __init__(self, layer: QuantumLayer):
-        if layer.n_features is None or layer.n_outputs is None:
-            rule, step = "have run once and return a list", "Call the layer on one batch, then ask again."
-            raise NotImplementedError(checks.message("layer", rule, "a layer that does not", step))
-        self.n_features, self.layer = layer.n_features, layer  # which is copied and pickled as layers are
+        self.n_features, self.n_outputs = sizes_of(layer)
+        self.layer = layer  # which is copied and pickled as layers are
         self.shapes = {name: tuple(weight.shape) for name, weight in layer._weights().items()}
         generator = torch.Generator().manual_seed(0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pennylane as qp
 import torch
@@ -67,14 +68,9 @@ class Quanv2d(nn.Module):
             generator = torch.Generator().manual_seed(seed * 1000 + i)
             if isinstance(circuit, str):
                 n_qubits = circuits.embedding_of(circuit, embedding).n_qubits(n_features)
-                qnode, shapes = circuits.build(
-                    circuit,
-                    n_qubits=n_qubits,
-                    n_layers=n_layers,
-                    embedding=embedding,
-                    seed=seed * 1000 + i,
-                    mirrored=initialisation in circuits.MIRRORED,
-                )
+                options: Any = {"n_layers": n_layers, "embedding": embedding, "seed": seed * 1000 + i}
+                options["mirrored"] = initialisation in circuits.MIRRORED
+                qnode, shapes = circuits.build(circuit, n_qubits=n_qubits, **options)
             else:
                 qnode, shapes = circuit
             layer = QuantumLayer(qnode, shapes, partial(draw, generator=generator), backend=backend)
