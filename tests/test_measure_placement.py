@@ -255,7 +255,7 @@ def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
     monkeypatch.setattr(clock_, "race", None)
     net = Net()
     assert place(net, batch(), device="cpu", threads=2).sentence == (
-        "cpu on 2 threads: nothing else to choose from, so nothing was measured."
+        "cpu on 2 threads: the only choice here, so nothing was timed."
     )
     monkeypatch.setattr(placement, "thread_counts", lambda: [1])
     monkeypatch.setattr(placement.device, "usable_devices", lambda: [torch.device("cpu")])
@@ -345,7 +345,7 @@ def test_on_another_machine_or_asked_something_else_it_decides_anew(tiny, monkey
     monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
     first, raced = runs.placed(tiny()), counted(monkeypatch)
     assert runs.placed(tiny()) == first and first.threads == 2 and raced == [], "as it did"
-    assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: nothing else to choose from")
+    assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: the only choice here")
     runs.placed(tiny())
     assert len(raced) == 1
     monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
@@ -442,7 +442,7 @@ def test_a_run_of_an_earlier_version_still_opens(tiny):
     path.write_text(json.dumps(settings | {"threads": None}))
     begun = runs.open_run(run.folder)
     assert begun.config.threads is None
-    assert runs.placed(begun).sentence == "cpu: nothing else to choose from, so nothing was measured."
+    assert runs.placed(begun).sentence == "cpu: the only choice here, so nothing was timed."
 
 
 def test_a_net_with_features_computed_beforehand_is_raced_on_them(tiny, monkeypatch):
@@ -487,7 +487,7 @@ def test_a_gpu_is_raced_too():
     wide = nn.Sequential(linear(4, 4096), nn.ReLU(), linear(4096, 4096), nn.ReLU(), linear(4096, 2))
     assert place(wide, batch(512), seconds=5).device == "cuda:0"
     run_on = place(wide, batch(512), device="cuda", threads="auto")
-    assert run_on.sentence == "cuda: nothing else to choose from, so nothing was measured."
+    assert run_on.sentence == "cuda: the only choice here, so nothing was timed."
 
 
 @pytest.mark.gpu

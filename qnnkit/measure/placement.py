@@ -112,12 +112,12 @@ def place(
         >>> config = Settings(batch_size=8)
         >>> own = Workload("", config, 8, lambda *_: net, lambda config: batch, Classification())
         >>> place(own, device="cpu", threads=1).sentence
-        'cpu on 1 thread: nothing else to choose from, so nothing was measured.'
+        'cpu on 1 thread: the only choice here, so nothing was timed.'
     """
     config = workload.training
     ways = candidates(device, threads, config, workload.n_samples)
     if len(ways) == 1:
-        sentence = f"{ways[0].place}: nothing else to choose from, so nothing was measured."
+        sentence = f"{ways[0].place}: the only choice here, so nothing was timed."
         return Placement(ways[0].device, config.backend, ways[0].threads, ways[0].batch_size, sentence)
     laps, at, busy = timed(workload, ways, seconds, trainings)
     chosen = decide(ways, laps)
