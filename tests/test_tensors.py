@@ -53,6 +53,8 @@ def test_labels_are_split_class_by_class():
     few = split(targets=uneven, train_fraction=0.1)
     assert few.train.labels.unique().tolist() == [0, 1], "no class is lost from a small share"
     assert split(classes=np.array(["a", "b", "c", "d"])).classes == tuple("abcd")
+    gaps = split(targets=2 * LABELS + 1)
+    assert gaps.classes == ("1", "3", "5", "7") and torch.equal(gaps.train.labels, split().train.labels)
 
 
 LIKE = {

@@ -138,7 +138,7 @@ def stack_files(
         grey: As in `class_folder`.
 
     Raises:
-        ValueError: No image can be read, or they do not fit into memory.
+        ValueError: A class has no image that can be read, or they do not fit into memory.
     """
     size, n_bytes = _as_size(image_size), 0
     pictures: dict[File, Picture] = {}
@@ -155,8 +155,10 @@ def stack_files(
             raise ValueError(checks.message("image_size", "keep all images under 4 GiB", image_size, step))
     of_all = f"{len(failed):,} of {len(files):,} images"
     notes = [f"Left out {of_all} that cannot be read: {first(failed)}."] if failed else []
-    if not pictures:
-        raise refusal("hold images that can be read", of_all, " ".join([*notes, "Add some."]))
+    if lacking := {file[:2] for file in files} - {file[:2] for file in pictures}:
+        side, label = min(lacking)
+        value = f"none in {classes[label] if classes else 'all'!r} ({side})"
+        raise refusal("hold a readable image of every class", value, notes[-1])
     stack = _of_one_form(pictures, list(pictures.values()), classes, size, grey)
     return replace(stack, notes=(*notes, *stack.notes))
 
