@@ -221,13 +221,11 @@ class Settings(Base):
 
     @field_validator("noise")
     @classmethod
-    def _probabilities(cls, noise: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _probabilities(cls, noise: tuple[str, ...]) -> tuple[str, ...]:
         kinds = [each.partition("=")[0] for each in noise]
         wrong = [each for each in noise if not re.fullmatch(r"(depolarizing|readout)=(0?\.\d+|0|1)", each)]
         if wrong or len(set(kinds)) < len(kinds):
             raise ValueError("be depolarizing=P and readout=P, each once, with probabilities such as 0.01")
-        if noise and info.data.get("shots"):
-            raise ValueError("be () where `shots` is set: noise is computed as exact expectation values")
         return noise
 
     def of_net(self, net: str) -> Self:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, device, gradients, layers, measure, recipes, tasks, train, workspace
-from qnnkit.checkpoint import Store, weights
+from qnnkit.checkpoint import Store, own_generators, seed_all, weights
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.data.splits import SPLITS
 from qnnkit.measure import Placement
@@ -97,7 +97,9 @@ class Training:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
         run = self.run
         micro_batch = progress.micro_batch or run.config.micro_batch
-        found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
+        with own_generators():
+            seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
+            found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
         return self.journal.end(progress.rows, _final(run, model, progress, found))
 
 
