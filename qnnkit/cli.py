@@ -107,10 +107,21 @@ def run(
     notebooks: Annotated[
         str | None, Option(metavar="NAMES", help="Run only these: 03_train,04_analyze.")
     ] = None,
+    on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
     as_option: AsOption = None,
 ) -> None:
     """Run notebooks 00 to 04b. Type it again to resume an unfinished run, or to print a finished one."""
     run_dir = folder_of(run_dir, as_option)
+    if on is not None:
+        checks.choice("--on", on, ("colab",))
+        from qnnkit.runs import on_colab
+
+        words = sys.argv[2:]
+        at = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--on")
+        read = [str(each) for each in (recipe, *(files or ())) if each]
+        path = on_colab.write(run_dir, read, [*words[:at], *words[at + (2 if words[at] == "--on" else 1) :]])
+        typer.echo(f"Wrote {path}. Start it by: colab run --gpu T4 {path}")
+        return
     warm.begin()
     with ending_cleanly():
         with warm.importing():

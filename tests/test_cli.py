@@ -479,3 +479,26 @@ def test_a_plan_takes_the_words_of_the_run_that_it_is_of(qnnkit, home):
     words = "--recipe", "digits_quanv", "--settings", "mine.yaml", "--epochs", "7", "--no-measuring"
     status, out, err = qnnkit("plan", *words)
     assert status == 0 and "7 epochs of" in out and "seeds: 2," in out, err
+
+
+def test_a_script_for_colab_holds_the_command_and_is_refused_where_colab_could_not_fetch_it(
+    tmp_path, monkeypatch, qnnkit
+):
+    monkeypatch.chdir(tmp_path)
+    run = "run", "--recipe", "digits_quanv", "--run-dir"
+    refused(qnnkit(*run, "runs/a", "--on", "colab"), "--on", "have a git remote `origin`")
+    for words in (["init", "-q"], ["remote", "add", "origin", "https://me:secret@example.org/a/b"]):
+        subprocess.run(["git", *words], check=True)
+    refused(qnnkit(*run, "/runs/a", "--on", "colab"), "be relative to the workspace")
+    refused(qnnkit(*run, "runs/a", "--on", "mars"), "--on", "mars")
+    (tmp_path / "mine.py").write_text("")
+    mine = "run", "--recipe=mine.py", "--run-dir", "runs/a", "--on=colab"
+    refused(qnnkit(*mine), "be in the repository", "mine.py")
+    subprocess.run(["git", "add", "mine.py"], check=True)
+    for command in (mine, (*run, "runs/a", "--on", "colab", "--epochs", "2")):
+        assert qnnkit(*command)[0] == 0
+        script = (tmp_path / "a_on_colab.py").read_text()
+        told = json.loads(re.search(r"JOB = json.loads\('(.*)'\)", script)[1])
+        assert told["address"] == "https://example.org/a/b" and told["run_dir"] == "runs/a"
+        assert told["words"] == [word for word in command if word not in ("--on", "--on=colab", "colab")]
+        compile(script, "a_on_colab.py", "exec")

@@ -236,3 +236,23 @@ def test_a_numbered_notebook_in_the_image(new_machine, tmp_path, told) -> None:
     done = machine.run_ipython(without_address(code), QNNKIT_REPOSITORY=machine.repository)
     assert done.stdout.splitlines()[-1] == str(machine.workspace), done.stdout + done.stderr
     told("cells out of order", "the first cell, run late, leaves the same state")
+
+
+@pytest.mark.slow
+def test_a_run_that_a_laptop_hands_to_colab(new_machine, undisturbed, tmp_path, told) -> None:
+    """`colab run` copies the script to the machine, and shows what it prints."""
+    machine = machine_at(new_machine, tmp_path / "machine")
+    laptop = tmp_path / "laptop"
+    machine.git(machine.content, "clone", "--quiet", machine.repository, str(laptop))
+    written = subprocess.run(
+        [machine.python, "-m", "qnnkit", *RUN, "--on", "colab"], cwd=laptop, env=machine.environment(),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert written.stdout.startswith("Wrote first_on_colab.py. Start it by: colab run --gpu T4"), written
+    done = machine.run(machine.python, laptop / "first_on_colab.py", QNNKIT_CONTENT=str(machine.content))
+    assert done.returncode == 0, done.stdout + done.stderr
+    packed = machine.content / "runs_first.zip"
+    assert f"The run folder is packed. Fetch it by: colab download {packed} ." in done.stdout
+    shutil.unpack_archive(packed, laptop)
+    assert scores(laptop / "runs" / "first") == scores(local_run(undisturbed))
+    told("qnnkit run --on colab", "the script gave the same command, and packed a run with the same numbers")
