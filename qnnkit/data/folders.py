@@ -152,9 +152,10 @@ def _layout(place: Place, depth: int, label: Callable[[str], str | None], why: s
         folders = first(sorted(inner, key=natural))
         notes += (f"Images in folders inside a class folder are of that class: {folders}.",)
     if not images:
+        rule = "hold two or more class folders with images" if depth else "hold images"
         where = "<class>/, or train/<class>/ and test/<class>/" if depth else "it, or in train/ and test/"
         step = " ".join([f"Put them in {where} there.", *notes])
-        raise refusal("hold images of classes", str(place.path), step)
+        raise refusal(rule, str(place.path), step)
     there = {(each.side, each.label) for each in images}
     labels = {each.label for each in images}
     if depth:  # a class folder without images is one that somebody meant

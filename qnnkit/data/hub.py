@@ -118,6 +118,8 @@ def hub_images(name: str, **options: Any) -> ImageSplits:
         for row, number in enumerate(part[label])
     ]
     files = [each for each in rows if each[1] is not None and each[1] >= 0]
+    if not files:
+        raise ValueError(checks.message("dataset", "hold images with labels", f"hub:{name}", "Take another."))
 
     def content(source: str) -> bytes:
         side, _, row = source.rpartition("/")
