@@ -69,7 +69,7 @@ class Training:
         self.peak = max((number(row, "peak_memory") or 0 for row in same), default=0)
         self.samples, self.since = 0, -math.inf
         # At once: the first update may be a minute away.
-        self._feel("begin", counted=getattr(run.task, "counted", "samples"))
+        self._timed("begin", counted=getattr(run.task, "counted", "samples"))
 
     def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """What `train.fit` is given to train `model`, an untrained net, such that the run keeps it all.
@@ -138,7 +138,7 @@ class Training:
         row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
         per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
         self.samples, self.since = 0, now
-        self.on_row(self._feel("step", **row, per_second=per_second or None))
+        self.on_row(self._timed("step", **row, per_second=per_second or None))
 
     def _epoch(self, row: dict[str, Any]) -> None:
         """Adds what an epoch came to."""
@@ -153,11 +153,11 @@ class Training:
         for sentence in row["warnings"]:
             if (fault := sentence.split(":")[0]) not in self.warned:
                 self.warned.add(fault)
-                self._feel("warning", of="gradients", sentence=sentence)
+                self._timed("warning", of="gradients", sentence=sentence)
                 if self.main:
                     self.on_warning(f"{self.net}, seed {self.seed}, epoch {row['epoch']}: {sentence}")
 
-    def _feel(self, event: str, **facts: Any) -> dict[str, Any]:
+    def _timed(self, event: str, **facts: Any) -> dict[str, Any]:
         """Adds a row that has the time and what memory is used."""
         row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
         row["memory"] = measure.resident()  # before its peak, which is never less
