@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -228,6 +229,8 @@ def batch(
     """Run many runs, several at a time. Type it again to resume; Ctrl-C stops cleanly."""
     if scheduler is None:
         warm.begin()
+    else:
+        logging.disable()  # Dask's, of workers that come and go
     with warm.importing():
         from qnnkit import batch as batches
 
