@@ -17,6 +17,7 @@ from typing import NoReturn
 
 
 def stand_in(words: list[str]) -> NoReturn:
+    import typer
     from filelock import FileLock
 
     from qnnkit import cli_output, cli_settings, workspace
@@ -24,7 +25,7 @@ def stand_in(words: list[str]) -> NoReturn:
 
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = {"warmup_epochs": 0.01} | cli_settings.parse_settings(given)
+    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, None, given)
     status = 0
     try:
         with cli_output.ending_cleanly():
@@ -61,8 +62,8 @@ def stand_in(words: list[str]) -> NoReturn:
             row = {"event": "test", "net": net, "seed": settings.get("seed", 0)}
             workspace.append_line(folder / "metrics.jsonl", row | {column: score})
             workspace.write_json(folder / "result.json", {"score": score})
-    except SystemExit as error:
-        status = error.code
+    except typer.Exit as error:
+        status = error.exit_code
     os._exit(status)
 
 

@@ -990,7 +990,7 @@ def test_real_runs_stop_cleanly_fail_alone_and_go_on(home, pictures):
     assert good.state == "finished" and good.validation is not None
     assert sorted(path.stem for path in (good.folder / "notebooks").iterdir()) == ["03_train", "04_analyze"]
     assert bad.state == "failed" and bad.notebook is not None and bad.notebook.exists()
-    assert "stopped:" in bad.error and f"Run {bad.id} failed: {bad.error}" in text
+    assert "stopped:" in bad.error and f"failed: {bad.error}" in text
     assert f"Report: {home / 'batches' / 'b' / 'report.html'}" in text
     assert processes(home) == []
 

@@ -181,7 +181,7 @@ def test_stop_says_where_and_what_next_and_the_same_call_goes_on(tmp_path):
     with pytest.raises(OutOfMemory) as caught:
         fitted(model, task=At(17, lambda: vars(model).update(most=4), training=None), folder=tmp_path)
     told = r"Memory ran out at epoch 2, batch 4, 8 samples: \d+\.\d\d GB are in use by this process on cpu\. "
-    told += "What was saved is whole, and the same command goes on from it with --on-oom shrink or --set "
+    told += "What was saved is whole, and the same command goes on from it with --set on_oom=shrink or --set "
     told += "gradient_checkpointing=true. In another run_dir: a smaller"
     assert re.match(told, str(caught.value)), caught.value
     assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
@@ -236,7 +236,8 @@ def test_other_errors_pass():
     ("micro_batch", "processes", "told"),
     [
         (None, 2, "with --set micro_batch=4 or --set"), (3, 2, "with --set micro_batch=1 or --set"),
-        (3, 1, "with --on-oom shrink or"), (1, 2, "A single sample does not fit."), (1, 1, "A single sample"),
+        (3, 1, "with --set on_oom=shrink or"), (1, 2, "A single sample does not fit."),
+        (1, 1, "A single sample"),
     ],
 )  # fmt: skip
 def test_what_was_tried_already_is_not_proposed(micro_batch, processes, told):
@@ -434,7 +435,7 @@ def test_the_command_tells_it_in_one_sentence(tmp_path, monkeypatch, capfd):
     status, _, error = command(*words, "--recipe", "digits_quanv", *settings)
     assert status == 2 and error.count("\n") == 1
     assert error.startswith("qnnkit: Memory ran out at epoch 1, batch 0, 32 samples")
-    status, out, _ = command(*words, "--on-oom", "shrink")
+    status, out, _ = command(*words, "--set", "on_oom=shrink")
     assert status == 0 and "from here on at most 16 of the 32 samples" in out
-    status, _, error = command(*words, "--on-oom", "shrinks")
+    status, _, error = command(*words, "--set", "on_oom=shrinks")
     assert status == 2 and "`on_oom` must be 'stop' or 'shrink'" in error

@@ -399,7 +399,7 @@ def test_the_command_writes_page_and_study_of_the_runs_they_name(study, wine):
     shutil.copytree(wine.folder, study.plan("wine", {"recipe": "wine"}))
     told = CliRunner().invoke(cli.app, ["report", str(study.folder)])
     assert told.exit_code == 0, told.output
-    assert "Study of 6 of 6 runs:" in told.output and "undecided" in told.output
+    assert "undecided" in told.output
     place, path = study.folder / "study", study.folder / "report.html"
     assert f"Study: {place}" in told.output and f"Report: {path}" in told.output
     found, page, written = study.read(), path.read_text(), path.stat().st_mtime_ns

@@ -82,7 +82,7 @@ def stopped(where: str, n: int | None, config: Settings, device: torch.device, p
     elif at_once == 1:
         told += "A single sample does not fit. "
     elif at_once and config.on_oom != "shrink":
-        remedies.append("--on-oom shrink" if processes == 1 else f"--set micro_batch={at_once // 2}")
+        remedies.append("--set on_oom=shrink" if processes == 1 else f"--set micro_batch={at_once // 2}")
     if n != 0 and not config.gradient_checkpointing:
         remedies.append("--set gradient_checkpointing=true")
     how = f"with {' or '.join(remedies)}" if remedies else "where more is free"
