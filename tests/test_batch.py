@@ -277,7 +277,7 @@ BAD = [
     ("grid.epochs", {"grid": {"epochs": []}}),
     ("grid.epochs", {"grid": {"epochs": 3}}), ("epochs", {"grid": {"epochs": [2.5]}}),
     ("epochs", {"grid": {"epochs": [1, 0]}}), ("circuit", {"grid": {"circuit": ["data_reuploadin"]}}),
-    ("grid.image_size.0", {"grid": {"image_size": [None]}}), ("grid", {"grid": {"backend": ["batched"]}}),
+    ("grid.image_size.0", {"grid": {"image_size": [None]}}), ("backend", {"grid": {"backend": ["batched"]}}),
     ("grid.learning_rate.0", {"grid": {"learning_rate": [float("nan")]}}),
     ("batch_size", {"grid": {"batch_size": [8, "auto"]}}),
     ("batch", {"grid": {"epochs": MANY, "hidden": MANY}}),

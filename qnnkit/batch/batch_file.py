@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,7 +179,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _check(config: BatchConfig) -> None:
-    """Refuses what pydantic cannot see: keys and settings that exclude each other, unknown notebooks."""
+    """Refuses what pydantic cannot see: keys that exclude each other, and unknown notebooks."""
     from qnnkit.runs import NOTEBOOKS
 
     others = [key for key in ("grid", "runs", "seeds") if getattr(config, key)]
@@ -191,23 +192,6 @@ def _check(config: BatchConfig) -> None:
     if "03_train" not in config.notebooks:
         step = "Add 03_train, or leave the key out."
         raise ValueError(checks.message("notebooks", "train", config.notebooks, step))
-    sections = {
-        "recipe": ["recipe"],
-        "settings": list(config.settings),
-        "grid": list(config.grid),
-        "runs": list(dict.fromkeys(name for run in config.runs for name in run)),
-        "optuna.space": list(config.optuna.space) if config.optuna else [],
-        "seeds": ["seed"] if config.seeds else [],
-    }
-    places = [(name, section) for section, names in sections.items() for name in names]
-    first = {name: section for name, section in reversed(places)}
-    for name, section in places:
-        if name in PLACEMENT and section != "settings":
-            rule = "hold what makes another experiment; where a run computes belongs under `settings`"
-            raise ValueError(checks.message(section, rule, name, "Move it there."))
-        if first[name] != section:
-            rule, step = "be given in one place", "Drop one of them."
-            raise ValueError(checks.message(name, rule, [first[name], section], step))
 
 
 # --- its runs -----------------------------------------------------------------------------------------------
@@ -225,7 +209,16 @@ def combinations(config: BatchConfig) -> Iterator[dict[str, Any]]:
     grid = (dict(zip(config.grid, row, strict=True)) for row in itertools.product(*config.grid.values()))
     seeds = [{"seed": seed} for seed in config.seeds]
     for parts in itertools.product(several or [{}], grid, config.runs or [{}], seeds or [{}]):
-        yield {name: value for part in parts for name, value in part.items()}
+        yield _joined(*parts)
+
+
+def _joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of several sections of the file, of which each may stand in one."""
+    for name, n in Counter(name for part in parts for name in part).items():
+        if n > 1:
+            values = [part[name] for part in parts if name in part]
+            raise ValueError(checks.message(name, "be given in one section", values, "Drop one of them."))
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def count(config: BatchConfig) -> int:
@@ -251,8 +244,13 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
     """
     from qnnkit.runs.resolve import resolve
 
-    recipe = recipes.find(varied.get("recipe", config.recipes[0]))
-    given = {name: value for name, value in {**config.settings, **varied}.items() if name != "recipe"}
+    given = _joined(
+        {"recipe": config.recipe} if isinstance(config.recipe, str) else {}, config.settings, varied
+    )
+    recipe = recipes.find(given.pop("recipe"))
+    for name in varied.keys() & {*PLACEMENT}:
+        rule = "be the same in all runs, as it makes no other experiment"
+        raise ValueError(checks.message(name, rule, varied[name], "Move it to `settings`."))
     run = resolve(recipe, given)
     if run.batch_size == "auto":  # runs of one study could settle on different numbers
         step = "Name a number; qnnkit run --set batch_size=auto finds one."
