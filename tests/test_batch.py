@@ -23,8 +23,7 @@ import yaml
 
 from qnnkit import batch, recipes, report, warm, workspace
 from qnnkit.batch import batch_file, engine, table, workers
-from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import State, chain, rows
+from qnnkit.runs import State, chain
 from tests.forked import start
 from tests.toys import typing
 
@@ -179,13 +178,6 @@ def test_runs_of_a_batch_keep_their_names_where_the_workspace_moves(tmp_path, mo
     assert len(set(ids)) == 1 and len({*ids, *digests}) == 3
 
 
-def test_a_batch_of_one(home):
-    (run,) = planned(settings={"epochs": 3})
-    assert run.varied == {} and run.config == recipes.settings("digits_quanv", epochs=3)
-    assert run.folder == home / "runs" / f"digits_quanv-{run.config.digest()[:12]}"
-    assert run.words == ("epochs=3",)
-
-
 def test_grid_runs_and_seeds_combine_in_order():
     pairs = [{"hidden": 3, "filters": 1}, {"hidden": 4}]
     assert varied(runs=pairs) == pairs
@@ -241,10 +233,13 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
     assert runs[0].words == ("learning_rate=0.001",)
 
 
-def test_identical_runs_are_planned_once():
+def test_identical_runs_are_planned_once(home):
     runs = planned(grid={"epochs": [12, 3, 3], "hidden": [24, 24]})
     assert [run.varied["epochs"] for run in runs] == [12, 3]
-    assert planned(name="other")[0].folder == runs[0].folder, "12 epochs and hidden 24 are the recipe's own"
+    (usual,) = planned(name="other", settings={"epochs": 3})  # hidden 24 is the recipe's own
+    assert usual.varied == {} and usual.words == ("epochs=3",)
+    assert usual.config == recipes.settings("digits_quanv", epochs=3)
+    assert usual.folder == runs[1].folder == home / "runs" / f"digits_quanv-{usual.config.digest()[:12]}"
 
 
 @pytest.mark.parametrize("recipe", ["digits_quanv", ["digits_quanv", "folder_quanv"]])
@@ -369,11 +364,6 @@ def test_a_missing_extra_says_what_to_type(home, monkeypatch, module, extra):
     assert list(home.iterdir()) == []
 
 
-def test_a_folder_without_a_batch(home):
-    with pytest.raises(FileNotFoundError, match=r"must hold a batch.*qnnkit batch FILE"):
-        batch.read("batches/none")
-
-
 # --- shares ------------------------------------------------------------------------------------------------
 
 
@@ -394,17 +384,6 @@ def test_cores_gpus_and_memory_bound_the_workers(monkeypatch, keys, wanted, gpus
     if not keys:
         monkeypatch.setattr(workers, "RUN_BYTES", workers.machine.memory()[1] / 2.5)
         assert workers.shares(config, 1, 0)[0] in (2, 3)
-
-
-def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
-    local, remote = tmp_path / "local", tmp_path / "remote"
-    with Mirror(local, remote):
-        workspace.write_json(local / "config.json", {})
-        for epoch in (1, 2):
-            row = {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": epoch, "validation_accuracy": 0.5}
-            workspace.append_line(local / "metrics.jsonl", row)
-    assert [row["epoch"] for row in rows.read(remote)] == [1, 2]
-    assert rows.read(tmp_path / "none") == []
 
 
 # --- running -----------------------------------------------------------------------------------------------
