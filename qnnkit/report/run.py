@@ -294,6 +294,7 @@ def _notes(run: Run) -> list[str]:
     said = []
     if single := run.config.net_settings:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
+    said += _measurements(run)
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
     said += [f"The net is built on {module.origin}." for module in modules if hasattr(module, "origin")]
     said += [*_gradient_notes(run), *(provenance.get("notes") or run.splits.notes)]
@@ -301,6 +302,22 @@ def _notes(run: Run) -> list[str]:
         said.append(f"Trained on {placed}")
     warned = (row for row in rows if row["event"] == "warning" and row["of"] == "machine")
     return said + [f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in warned]
+
+
+def _measurements(run: Run) -> list[str]:
+    """What training under shots or noise costs."""
+    if run.config.noise:
+        return [f"Circuits ran with noise ({', '.join(run.config.noise)}), in training and in the test."]
+    if not run.config.shots:
+        return []
+    model, example = build(run, run.nets[0], run.config.seed), run.splits.example()
+    circuits = layers.circuits_by_layer(model, example)
+    forward = sum(circuits.values()) * run.config.shots
+    turns = sum(circuits.get(each, 0) * sum(p.numel() for p in each.parameters()) for each in circuits)
+    return [
+        f"Every circuit was measured {run.config.shots:,} times, in training and in the test: {forward:,} "
+        f"measurements a sample, and some {2 * turns * run.config.shots:,} more for the gradient by weights."
+    ]
 
 
 def _gradient_notes(run: Run) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, device, gradients, layers, measure, recipes, tasks, train, workspace
-from qnnkit.checkpoint import Store, weights
+from qnnkit.checkpoint import Store, own_generators, seed_all, weights
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.data.splits import SPLITS
 from qnnkit.measure import Placement
@@ -97,7 +97,9 @@ class Training:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
         run = self.run
         micro_batch = progress.micro_batch or run.config.micro_batch
-        found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
+        with own_generators():
+            seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
+            found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
         return self.journal.end(progress.rows, _final(run, model, progress, found))
 
 
@@ -302,7 +304,8 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Sp
     """What a net of the run is given: the data, or what its frozen part made of the images once."""
     if not isinstance(run.splits, ImageSplits):
         return run.splits
-    if run.config.of_kit("augmentation", "none") != "none":  # other images, other features
+    changes = run.config.of_kit("augmentation", "none") != "none" or run.config.shots
+    if changes or run.config.noise:  # other images or other shots, other features
         return run.splits
     return features.of(model, run.splits, place)
 
