@@ -181,7 +181,8 @@ def train(
                 show(final)
         runs.train_all(begun, on_row=show, on_warning=tell)
         written = any((begun.folder / name).exists() for name in ("model", "adapter"))
-        if is_main() and (len(begun.tested()) > len(before) or not written):
+        own_net = begun.nets[0], begun.config.seed
+        if is_main() and own_net in begun.tested() and (len(begun.tested()) > len(before) or not written):
             tell(f"The trained net is in {runs.export(begun)}.")
 
 

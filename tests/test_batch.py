@@ -895,6 +895,11 @@ def test_a_killed_study_resumes_as_undisturbed(stand_in, home, studies):
 def test_trials_of_another_space_or_recipe_are_left_out(stand_in, home, studies):
     study = {"n_trials": 3, "sampler": "random", "space": {"hidden": [3, 4, 5]}, "pruner": "none"}
     before, _ = quietly(stand_in(optuna=study))
+    path = home / "batches" / "b" / "batch.json"  # as version 0.1 has left it
+    listed = json.loads(path.read_text())
+    del listed["trials"]
+    path.write_text(json.dumps(listed))
+    assert {each.id for each in before} <= {each.id for each in quietly(stand_in(optuna=study))[0]}
     narrower = {**study, "n_trials": 2, "space": {"hidden": [3]}}
     assert {each.settings["hidden"] for each in quietly(stand_in(optuna=narrower))[0]} == {3}
     other, _ = quietly(stand_in(optuna=study, settings={"seed": 1}))
