@@ -713,15 +713,7 @@ def test_a_scheduler_that_does_not_answer(stand_in, home, monkeypatch):
 
 
 def test_a_scheduler_without_workers(stand_in, home, monkeypatch):
-    opened = workers.opened
-
-    @contextlib.contextmanager
-    def impatient(*given):
-        with opened(*given) as pool:
-            monkeypatch.setattr(workers, "TIMEOUT", 0.3)
-            yield pool
-
-    monkeypatch.setattr(workers, "opened", impatient)
+    monkeypatch.setattr(workers, "TIMEOUT", 3)
     with (
         scheduler(home, workers=0) as (address, _),
         pytest.raises(ConnectionError, match=r"has no workers. Start some: dask worker tcp://127"),
