@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit.runs import state
-from qnnkit.runs.state import ENDED, STATES, State
+from qnnkit.runs.state import STATES, State
 from qnnkit.runs.watching import line, live
 from qnnkit.words import duration
+
+ENDED = ("finished", "failed", "pruned")
 
 
 class Shown:
