@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.core
 from typer import Argument, Option
 
 from qnnkit import checks, device, warm, workspace
-from qnnkit.cli_output import ending_cleanly, judged_anew, print_result, show_batch, tell_data
+from qnnkit.cli_output import ending_cleanly, print_result, show_batch, tell_data
 from qnnkit.cli_settings import (
     AsOption,
     Epochs,
@@ -33,20 +35,10 @@ from qnnkit.cli_settings import (
 TRAIN, SET_UP, PLAN, MODELS = "Train", "Set up", "Plan", "Models"
 """The groups of commands in the help."""
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
-
-
-class Commands(typer.core.TyperGroup):
-    """The commands; Ctrl-C ends each with a sentence, that of its own where it has one."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("Stopped.")
-            raise typer.Exit(130) from None
-
-
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+Trained = Annotated[
+    Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or its model/ or adapter/.")
+]
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -70,7 +62,7 @@ def start(
 
 
 def main() -> None:
-    """Runs the command; what a person can mend is told in one sentence, with exit status 2.
+    """Runs the command; an error that a person can mend is one sentence, with exit status 2.
 
     `QNNKIT_DEBUG=1` shows the whole trace instead.
     """
@@ -82,13 +74,12 @@ def main() -> None:
     except Exception as error:
         from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
 
-        if not isinstance(error, ValueError | TypeError | OSError | MemoryError | NotebookError):
+        mendable = ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError, NotebookError
+        if not isinstance(error, mendable) or os.environ.get("QNNKIT_DEBUG"):
             raise
-        if os.environ.get("QNNKIT_DEBUG"):
-            raise
-        # qnnkit's own sentences stand in strerror; the system's say little without the file's name.
-        told = error.strerror if isinstance(error, OSError) and not error.filename else None
-        typer.echo(f"qnnkit: {told or str(error) or 'Memory ran out.'}", err=True)
+        # qnnkit's own sentences are in strerror; the system's say little without the file's name.
+        sentence = error.strerror if isinstance(error, OSError) and not error.filename else None
+        typer.echo(f"qnnkit: {sentence or str(error) or 'Memory ran out.'}", err=True)
         raise SystemExit(2) from None
 
 
@@ -116,10 +107,9 @@ def run(
         checks.choice("--on", on, ("colab",))
         from qnnkit.runs import on_colab
 
-        words = sys.argv[2:]
-        at = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--on")
+        words = re.sub(r"(^| )--on[ =]colab\b", "", shlex.join(sys.argv[2:]))
         read = [str(each) for each in (recipe, *(files or ())) if each]
-        path = on_colab.write(run_dir, read, [*words[:at], *words[at + (2 if words[at] == "--on" else 1) :]])
+        path = on_colab.write(run_dir, read, shlex.split(words))
         typer.echo(f"Wrote {path}. Start it by: colab run --gpu T4 {path}")
         return
     warm.begin()
@@ -127,9 +117,10 @@ def run(
         with warm.importing():
             from qnnkit import report as reports
             from qnnkit import runs
+            from qnnkit.settings import CRITERIA
 
         names = runs.chain.chosen(notebooks)
-        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
         own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
@@ -142,10 +133,12 @@ def run(
             tell = runs.chain.logged(begun, typer.echo)
             tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
             result = runs.run_notebooks(begun, tell, own, names, reports.finish)
+        elif asked.keys() & {*CRITERIA}:
+            result = reports.finish(begun)
         if result is None:
             tell(f"The run is not finished: qnnkit run --run-dir {run_dir} goes on.")
         else:
-            print_result(begun, judged_anew(begun, result), tell)
+            print_result(begun, result, tell)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -169,32 +162,27 @@ def train(
         from qnnkit.train.processes import is_main, wait_for_all
 
     with ending_cleanly():
-        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
         begun = runs.open_run(run_dir, named, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, named, **asked)
         require_own_net(only, begun.nets[0])
-        placed = runs.placed(begun)
+        placed, before = runs.placed(begun), begun.tested()
         tell = runs.chain.logged(begun, typer.echo)
-        if is_main():
-            tell_data(begun, tell)
-            tell(placed.sentence)
 
         def show(row: dict[str, Any]) -> None:
             if row["event"] in ("epoch", "test"):
                 tell(runs.epoch_line(begun, row))
 
-        before = begun.tested()
-        for final in before.values() if is_main() else ():
-            show(final)
+        if is_main():
+            tell_data(begun, tell)
+            tell(placed.sentence)
+            for final in before.values():
+                show(final)
         runs.train_all(begun, on_row=show, on_warning=tell)
         written = any((begun.folder / name).exists() for name in ("model", "adapter"))
-        tested = begun.tested()
-        if (
-            is_main()
-            and (begun.nets[0], begun.config.seed) in tested
-            and (len(tested) > len(before) or not written)
-        ):
+        own_net = begun.nets[0], begun.config.seed
+        if is_main() and own_net in begun.tested() and (len(begun.tested()) > len(before) or not written):
             tell(f"The trained net is in {runs.export(begun)}.")
 
 
@@ -226,30 +214,21 @@ def batch(
     """Run many runs, several at a time. Type it again to resume; Ctrl-C stops cleanly."""
     if scheduler is None:
         warm.begin()
+    else:
+        logging.disable()  # Dask's, of workers that come and go
     with warm.importing():
         from qnnkit import batch as batches
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
-    echo = None if sys.stdout.isatty() else typer.echo
-    with ending_cleanly(KeyboardInterrupt):
-        try:
-            outcomes = batches.run_batch(file, scheduler=scheduler, echo=echo)
-        except ModuleNotFoundError as error:
-            typer.echo(f"qnnkit: {error}", err=True)
-            raise typer.Exit(2) from None
-        failed = [each for each in outcomes if each.state == "failed"]
-        for each in failed:
-            where = f" Notebook: {each.notebook}" if each.notebook else ""
-            typer.echo(f"Run {each.id} failed: {each.error}{where}")
+    with ending_cleanly():
+        outcomes = batches.run_batch(file, scheduler=scheduler)
         show_batch(folder, again=False)
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(any(each.state == "failed" for each in outcomes))
 
 
 @app.command(rich_help_panel=PLAN)
 def plan(
-    recipe: Annotated[
-        str | None, Option(metavar="NAME_OR_FILE", help="A shipped recipe, or your .py file.")
-    ] = None,
+    recipe: Annotated[str, Option(metavar="NAME_OR_FILE", help="A shipped recipe, or your .py file.")],
     settings: Set = None,
     files: Files = None,
     only: Only = None,
@@ -267,11 +246,8 @@ def plan(
 
     --only hybrid plans one net and one seed. The exit status is 0 even if the training fits nowhere.
     """
-    from qnnkit import measure, recipes, runs
+    from qnnkit import measure, runs
 
-    if recipe is None:
-        names = f"Name one: {', '.join(recipes.RECIPES)}, or your own file."
-        raise ValueError(checks.message("--recipe", "be named", recipe, names))
     controls = None if only is None else controls_of(only)
     chosen = gathered(recipe, files, settings, controls=controls, epochs=epochs)
     asked = runs.to_plan(recipe, chosen, samples=samples, alone=controls == [], timed=measuring)
@@ -281,9 +257,7 @@ def plan(
 
 @app.command(rich_help_panel=MODELS)
 def predict(
-    run_dir: Annotated[
-        Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or its model/ or adapter/.")
-    ],
+    run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: Recipe = None,
     raw: Annotated[
@@ -429,20 +403,14 @@ def report(
     """
     from qnnkit import report as reports
     from qnnkit import runs
+    from qnnkit.runs import state
 
-    is_batch = (workspace.place(run_dir) / "batch.json").exists()
-    if verify and is_batch:
-        raise ValueError(
-            f"Option --verify must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
-        )
-    if is_batch and recipe is not None:
-        raise ValueError(
-            f"Option --recipe must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
-        )
-    if is_batch:
+    if (workspace.place(run_dir) / "batch.json").exists():
+        refuse_with("a batch", {"--verify": verify, "--recipe": recipe})
         show_batch(workspace.place(run_dir))
         return
-    begun = _begun(run_dir, recipe)
+    state.of_run(run_dir)  # says what the folder must hold
+    begun = runs.open_run(run_dir, recipe)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
@@ -456,9 +424,7 @@ def report(
 
 @app.command(rich_help_panel=MODELS)
 def evaluate(
-    run_dir: Annotated[
-        Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or its model/ or adapter/.")
-    ],
+    run_dir: Trained,
     data: Annotated[str, Argument(metavar="FILE_OR_FOLDER", help="Text, chats, music, or labelled samples.")],
     recipe: Recipe = None,
     as_json: Json = False,
@@ -483,12 +449,3 @@ def merge(
     from qnnkit import runs
 
     typer.echo(f"The whole model is in {runs.merge(run_dir, workspace.place(out))}.")
-
-
-def _begun(run_dir: Path, recipe: str | None = None) -> Any:
-    """A run that is there already."""
-    from qnnkit import runs
-    from qnnkit.runs import state
-
-    state.of_run(run_dir)  # says what the folder must hold
-    return runs.open_run(run_dir, recipe)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from qnnkit import checks, workspace
-from qnnkit.settings import MAIN_NETS, listed
 
 Recipe = Annotated[
     str | None,
@@ -40,13 +39,12 @@ Epochs = Annotated[int | None, Option(help="Passes over the data; may be raised 
 
 
 def folder_of(run_dir: Path | None, option: Path | None) -> Path:
-    """The run's folder, given once: as an argument or as an option."""
-    if run_dir is None and option is None:
-        raise ValueError("Argument `RUN_DIR` must be given. Name the run's folder, such as runs/first.")
-    if run_dir is not None and option is not None and run_dir != option:
-        step = "Leave out one of the two."
-        raise ValueError(checks.message("--run-dir", f"be left out beside {run_dir}", str(option), step))
-    return run_dir or option or Path()
+    """The run's folder, given as an argument or as an option."""
+    given = {each for each in (run_dir, option) if each is not None}
+    if len(given) != 1:
+        step = "Name it once, such as qnnkit run runs/first."
+        raise ValueError(checks.message("RUN_DIR", "be given once", [str(each) for each in given], step))
+    return given.pop()
 
 
 def asked_for(
@@ -55,9 +53,9 @@ def asked_for(
     files: list[Path] | None,
     words: list[str] | None,
     only: str | None,
-    **given: Any,
+    epochs: int | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
+    """The recipe of a run, named or as the run began with it, and the settings that are given for it."""
     from qnnkit import recipes
     from qnnkit.runs import folder, lock
 
@@ -71,11 +69,69 @@ def asked_for(
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
         named = recipes.of(begun)
-    return named, gathered(named, files, words, controls=only and controls_of(only), **given)
+    return named, gathered(named, files, words, controls=only and controls_of(only), epochs=epochs)
+
+
+def gathered(
+    recipe: Any, files: list[Path] | None, words: list[str] | None, **options: Any
+) -> dict[str, Any]:
+    """Settings of files, of which a later one wins, replaced by those of words and options.
+
+    Args:
+        recipe: Tells which settings are texts.
+        files: YAML files.
+        words: As `--set` is given them.
+        options: Of the command line, by the name of the setting; None if not given.
+
+    Raises:
+        ValueError: A file or word gives no settings, or words and options differ about one.
+        OSError: A file cannot be read.
+
+    Example:
+        >>> gathered(None, None, ["epochs=2", "circuit=random"], controls=None)
+        {'epochs': 2, 'circuit': 'random'}
+    """
+    from qnnkit import recipes
+
+    kind = None if recipe is None else recipes.find(recipe).Settings
+    asked: dict[str, Any] = {}
+    for path in files or ():
+        settings = checks.read_yaml(path, "settings file")
+        if not isinstance(settings, dict):
+            raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
+        asked |= settings
+    once: dict[str, Any] = {}
+    given = [(name, value) for name, value in options.items() if value is not None]
+    for name, value in [*(_parsed(word, kind) for word in words or ()), *given]:
+        if once.setdefault(name, value) != value:
+            both, step = [once[name], value], "Leave out one of them."
+            raise ValueError(checks.message(name, "be given once", both, step))
+    for name, value in (asked | once).items():
+        if name in ("recipe", "run_dir"):
+            step = f"Use --{name.replace('_', '-')}."
+            raise ValueError(checks.message("setting", "be one of the recipe's", name, step))
+        if value is None:
+            raise ValueError(
+                checks.message(name, "have a value", value, "Leave it out for the recipe's own.")
+            )
+    return asked | once
+
+
+def _parsed(word: str, kind: Any) -> tuple[str, Any]:
+    """Name and value in `KEY=VALUE`: JSON if it is JSON, else text; of a text setting, always text."""
+    name, equals, text = word.partition("=")
+    if not equals:
+        raise ValueError(checks.message("--set", "be KEY=VALUE", word, "Write, for example, --set epochs=2."))
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return name, text
+    is_text = kind is not None and kind.is_text(name) and not isinstance(value, str | list)
+    return name, text if is_text else value  # tokenizer=123 is the folder of that name
 
 
 def controls_of(only: str) -> list[str]:
-    """The controls that `--only` names beside the run's own net.
+    """The controls that `--only` names next to the run's own net.
 
     Raises:
         ValueError: That net is not named: controls are compared with it, so it is always trained.
@@ -84,112 +140,29 @@ def controls_of(only: str) -> list[str]:
         >>> controls_of("hybrid, classical")
         ['classical']
     """
+    from qnnkit.settings import MAIN_NETS, listed
+
     names = listed(only)
     if not {*names} & {*MAIN_NETS}:
-        usual = "no_entanglement, frozen_random, classical, no_quantum, or the recipe's own"
-        step = (
-            f"Name it, alone or with controls ({usual}), which are compared with it: --only hybrid,classical."
-        )
         rule = "name the run's own net, hybrid (reference, without a circuit)"
-        raise ValueError(checks.message("--only", rule, only, step))
+        raise ValueError(checks.message("--only", rule, only, "Write, for example, --only hybrid,classical."))
     return [name for name in names if name not in MAIN_NETS]
 
 
 def require_own_net(only: str | None, net: str) -> None:
-    """Raises ValueError where `--only` names the other kind of net of one's own than the run has.
+    """Raises ValueError if `--only` does not name the run's own net: with a circuit, or without one."""
+    from qnnkit.settings import listed
 
-    Example:
-        >>> require_own_net("hybrid,classical", "hybrid")
-    """
     if only is not None and net not in listed(only):
-        why = "its net holds a circuit" if net == MAIN_NETS[0] else "its net holds no circuit"
-        raise ValueError(checks.message("--only", f"name {net}, as {why}", only, f"Write --only {net}."))
+        raise ValueError(checks.message("--only", f"name {net}, as its net is", only, f"Write --only {net}."))
 
 
-def refuse_with(option: str, given: Mapping[str, Any]) -> None:
-    """Refuses options that would be passed over beside another one: those that have a value.
-
-    Raises:
-        ValueError: One has.
+def refuse_with(other: str, given: Mapping[str, Any]) -> None:
+    """Raises ValueError if one of the options has a value, since it would do nothing with the other.
 
     Example:
-        >>> refuse_with("--compare", {"--quick": False, "--seconds": None})
+        >>> refuse_with("--once", {"--every": None})
     """
     for name, value in given.items():
         if value:
-            raise ValueError(
-                checks.message(name, f"be left out with {option}", value, f"{option} takes none.")
-            )
-
-
-def gathered(recipe: Any, files: list[Path] | None, words: list[str] | None, **given: Any) -> dict[str, Any]:
-    """Settings of files, then of words, then of options of their own; `recipe` tells what is a text."""
-    from qnnkit import recipes
-
-    asked: dict[str, Any] = {}
-    for path in files or ():
-        asked |= read_settings(path)
-    given = {name: value for name, value in given.items() if value is not None}
-    set_ = parse_settings(words or [], None if recipe is None else recipes.find(recipe).Settings)
-    for name in set_.keys() & given.keys():
-        option = "--only" if name == "controls" else f"--{name.replace('_', '-')}"
-        value, step = [set_[name], given[name]], f"Leave out --set or {option}."
-        raise ValueError(checks.message(name, "be given once", value, step))
-    return asked | set_ | given
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Settings in a YAML file, by name.
-
-    Raises:
-        ValueError: It holds something else.
-        OSError: It cannot be read.
-    """
-    found = checks.read_yaml(path, "settings file")
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
-    for name, value in found.items():
-        _require_setting(f"Settings file `{path}`", name, value)
-    return found
-
-
-def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
-    """`["epochs=2", "circuit=random"]` as values: JSON where it is JSON, else text.
-
-    Args:
-        words: As `--set` is given them.
-        kind: Settings class of the recipe: a text in it stays one, whatever it looks like.
-
-    Raises:
-        ValueError: A word has no `=`, names what an option of its own does, or what another word does.
-
-    Example:
-        >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
-        {'epochs': 2, 'circuit': 'random', 'trainable': False}
-    """
-    values: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            step = "Write, for example, --set epochs=2."
-            raise ValueError(f"Option --set must be KEY=VALUE, but is {word!r}. {step}")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        if isinstance(value, int | float | dict) and kind is not None and kind.is_text(name):
-            value = text  # tokenizer=123 is the folder of that name
-        _require_setting("Option --set", name, value)
-        if values.get(name, value) != value:
-            step = "Leave all but one out."
-            raise ValueError(checks.message(name, "be given once", [values[name], value], step))
-        values[name] = value
-    return values
-
-
-def _require_setting(whose: str, name: str, value: Any) -> None:
-    """Raises ValueError for what is no setting, and for one that is given no value."""
-    if name in ("recipe", "run_dir"):
-        raise ValueError(f"{whose} must name a setting, but names `{name}`. Use --{name.replace('_', '-')}.")
-    if value is None:
-        raise ValueError(f"{whose} must give a value for `{name}`. Leave it out to keep the recipe's own.")
+            raise ValueError(checks.message(name, f"be left out with {other}", value, "It would do nothing."))

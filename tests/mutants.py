@@ -190,12 +190,12 @@ MUTANTS = (
         "data",
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),
-    ("batch/table.py", "found.number - 1 + epoch", "found.number + epoch", "batch"),
+    ("batch/search.py", "states.PRUNED if how", "states.FAIL if how", "batch"),
     ("runs/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
     (
         "batch/engine.py",
-        "self.tries[run.id] <= self.config.retries",
-        "self.tries[run.id] < self.config.retries",
+        "self.failures[run.id] <= self.config.retries",
+        "self.failures[run.id] < self.config.retries",
         "batch",
     ),
     (

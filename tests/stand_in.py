@@ -17,23 +17,29 @@ from typing import NoReturn
 
 
 def stand_in(words: list[str]) -> NoReturn:
+    import typer
     from filelock import FileLock
 
     from qnnkit import cli_output, cli_settings, workspace
+    from qnnkit.runs import lock
 
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = {"warmup_epochs": 0.01} | cli_settings.parse_settings(given)
+    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, None, given)
     status = 0
     try:
         with cli_output.ending_cleanly():
+            if (workspace.run_folder(folder) / "result.json").exists():  # and not on Drive
+                with lock.mirrored(workspace.run_folder(folder)):
+                    pass
+                os._exit(0)
             folder.mkdir(parents=True, exist_ok=True)
             facts = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "settings": settings}
             facts |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "words": words}
             workspace.append_line(folder / "calls.jsonl", facts)
             calls = len(workspace.read_lines(folder / "calls.jsonl"))
-            lock = FileLock(folder / ".chain.lock")
-            lock.acquire()
+            chain = FileLock(folder / ".chain.lock")
+            chain.acquire()
             config = {"epochs": settings["epochs"], "controls": [], "n_seeds": 1}
             workspace.write_json(folder / "config.json", config)
             hidden = settings.get("hidden")
@@ -56,8 +62,8 @@ def stand_in(words: list[str]) -> NoReturn:
             row = {"event": "test", "net": net, "seed": settings.get("seed", 0)}
             workspace.append_line(folder / "metrics.jsonl", row | {column: score})
             workspace.write_json(folder / "result.json", {"score": score})
-    except SystemExit as error:
-        status = error.code
+    except typer.Exit as error:
+        status = error.exit_code
     os._exit(status)
 
 
@@ -80,7 +86,7 @@ runpy.run_module = lambda name, **options: (
 if sys.orig_argv[1:2] == ["-m"] and asked(sys.orig_argv[2:]):
     stand_in(sys.orig_argv[4:])
 if engine := sys.modules.get("qnnkit.batch.engine"):  # who is forked waits in short steps
-    engine.LOOK, engine.task.LOOK, engine.task.warm.LOOK = 0.1, 0.05, 0.01
+    engine.LOOK, engine.workers.LOOK, engine.workers.warm.LOOK = 0.1, 0.05, 0.01
 if os.environ.get("QNNKIT_STAND_IN") == "by itself":
     from qnnkit import warm
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,9 +22,8 @@ import pytest
 import yaml
 
 from qnnkit import batch, recipes, report, warm, workspace
-from qnnkit.batch import batch_file, cluster, engine, search, table, task
-from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import State, chain, rows
+from qnnkit.batch import batch_file, engine, table, workers
+from qnnkit.runs import State, chain
 from tests.forked import start
 from tests.toys import typing
 
@@ -40,7 +40,7 @@ def home(tmp_path, monkeypatch):
     home.mkdir()
     monkeypatch.setenv("QNNKIT_HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    for module, seconds in ((engine, 0.1), (task, 0.05), (warm, 0.01)):  # short waits
+    for module, seconds in ((engine, 0.1), (workers, 0.05), (warm, 0.01)):  # short waits
         monkeypatch.setattr(module, "LOOK", seconds)
     yield home
     left = processes(home)
@@ -136,7 +136,7 @@ def quietly(content, **options):
 def command(home, content, *words):
     """`qnnkit batch` as a process of its own, in its own group, as a terminal starts it."""
     path = home.parent / "batch.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
     process = start("qnnkit", "batch", path, *words, log=home.parent / "out.txt")
     try:
         yield process
@@ -176,13 +176,6 @@ def test_runs_of_a_batch_keep_their_names_where_the_workspace_moves(tmp_path, mo
         ids.append(run.id)
         digests.append(run.config.digest()[:12])
     assert len(set(ids)) == 1 and len({*ids, *digests}) == 3
-
-
-def test_a_batch_of_one(home):
-    (run,) = planned(settings={"epochs": 3})
-    assert run.varied == {} and run.config == recipes.settings("digits_quanv", epochs=3)
-    assert run.folder == home / "runs" / f"digits_quanv-{run.config.digest()[:12]}"
-    assert run.words == ("epochs=3",)
 
 
 def test_grid_runs_and_seeds_combine_in_order():
@@ -240,10 +233,13 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
     assert runs[0].words == ("learning_rate=0.001",)
 
 
-def test_identical_runs_are_planned_once():
+def test_identical_runs_are_planned_once(home):
     runs = planned(grid={"epochs": [12, 3, 3], "hidden": [24, 24]})
     assert [run.varied["epochs"] for run in runs] == [12, 3]
-    assert planned(name="other")[0].folder == runs[0].folder, "12 epochs and hidden 24 are the recipe's own"
+    (usual,) = planned(name="other", settings={"epochs": 3})  # hidden 24 is the recipe's own
+    assert usual.varied == {} and usual.words == ("epochs=3",)
+    assert usual.config == recipes.settings("digits_quanv", epochs=3)
+    assert usual.folder == runs[1].folder == home / "runs" / f"digits_quanv-{usual.config.digest()[:12]}"
 
 
 @pytest.mark.parametrize("recipe", ["digits_quanv", ["digits_quanv", "folder_quanv"]])
@@ -271,17 +267,18 @@ BAD = [
     ("batch", {"recipe": ["digits_quanv", "digits_clip"]}),
     ("pretrained", {"recipe": "text_adapter", "grid": {"epochs": [1]}}),
     ("min_accuracy", {"recipe": "text_llama", "settings": {"min_accuracy": 0.9}}),
-    ("setting in settings", {"settings": {"recipe": "folder_quanv"}}),
-    ("setting in grid", {"grid": {"epocs": [1]}}), ("grid.epochs", {"grid": {"epochs": []}}),
+    ("recipe", {"settings": {"recipe": "folder_quanv"}}), ("recipe", {"grid": {"recipe": ["cnn"]}}),
+    ("setting", {"settings": {"epocs": 1}}), ("setting", {"grid": {"epocs": [1]}}),
+    ("grid.epochs", {"grid": {"epochs": []}}),
     ("grid.epochs", {"grid": {"epochs": 3}}), ("epochs", {"grid": {"epochs": [2.5]}}),
     ("epochs", {"grid": {"epochs": [1, 0]}}), ("circuit", {"grid": {"circuit": ["data_reuploadin"]}}),
-    ("grid.image_size.0", {"grid": {"image_size": [None]}}), ("grid", {"grid": {"backend": ["batched"]}}),
+    ("grid.image_size.0", {"grid": {"image_size": [None]}}), ("backend", {"grid": {"backend": ["batched"]}}),
     ("grid.learning_rate.0", {"grid": {"learning_rate": [float("nan")]}}),
     ("batch_size", {"grid": {"batch_size": [8, "auto"]}}),
     ("batch", {"grid": {"epochs": MANY, "hidden": MANY}}),
     ("epochs", {"grid": {"epochs": [1]}, "settings": {"epochs": 2}}),
     ("seed", {"grid": {"seed": [1]}, "seeds": [1]}),
-    ("runs", {"runs": {"epochs": 1}}), ("setting in runs", {"runs": [{"epocs": 1}]}),
+    ("runs", {"runs": {"epochs": 1}}), ("setting", {"runs": [{"epocs": 1}]}),
     ("epochs", {"runs": [{"epochs": 1}], "grid": {"epochs": [2]}}), ("seeds.0", {"seeds": [-1]}),
     ("notebook", {"notebooks": ["03_trian"]}), ("notebooks", {"notebooks": ["04_analyze"]}),
     ("workers", {"workers": 0}), ("gpus_per_run", {"gpus_per_run": 99}),
@@ -289,11 +286,11 @@ BAD = [
     ("optuna", {"optuna": OPTUNA, "grid": {"epochs": [1]}}),
     ("optuna.n_trials", {"optuna": {"space": {"hidden": [1]}}}),
     ("optuna.n_trials", {"optuna": {**OPTUNA, "n_trials": 0}}),
-    ("key of optuna", {"optuna": {**OPTUNA, "spcae": {}}}),
+    ("optuna.spcae", {"optuna": {**OPTUNA, "spcae": {}}}),
     ("optuna.sampler", {"optuna": {**OPTUNA, "sampler": "tep"}}),
     *((name, {"optuna": {**OPTUNA, "space": {"hidden": space}}}) for name, space in (
         ("hidden", [1, 0]), ("optuna.space.hidden.high", {"low": 2, "hgih": 3}),
-        ("key of optuna.space.hidden", SPACE | {"logs": True}), ("optuna.space.hidden", SPACE | {"low": 3}),
+        ("optuna.space.hidden.logs", SPACE | {"logs": True}), ("optuna.space.hidden", SPACE | {"low": 3}),
         ("optuna.space.hidden", SPACE | {"low": 0, "log": True}),
         ("optuna.space.hidden", SPACE | {"high": 4.5, "int": True}),
     )),
@@ -310,14 +307,15 @@ def test_a_bad_batch_is_refused_before_anything_is_written(home, argument, keys)
 
 
 TEXTS = {
-    "must hold keys and values": ["", "- 1\n- 2", "1: 2"],
+    "must hold keys and values": ["", "- 1\n- 2"],
+    "`key of the batch` must be a known name": ["1: 2"],
     "must be plain YAML": ["name: \x07", "name: a\n\trecipe: b", "name: 2024-13-45", "[" * 1000 + "]" * 1000],
     "must be plain YAML, but is not in line": ["name: ["],
     "in line 2: `name` is given twice": ["name: a\nname: b"],
     "in line 2: a key is no word": ["name: a\n? [1, 2]\n: b"],
     "it links with `*`": ["a: &a [1, 2]\nb: *a"],
-    "must have the key `name`, but has not. Add a line `name: ...`.": ["recipe: digits_quanv"],
-    "must have the key `recipe`": ["name: a"],
+    "`name` must be given": ["recipe: digits_quanv"],
+    "`recipe` must be given": ["name: a"],
     "must be a number, a text": ["name: a\nrecipe: digits_quanv\nsettings: {data_dir: 2024-01-01}"],
 }
 
@@ -362,13 +360,8 @@ def test_code_in_a_batch_file_is_never_executed(home, tmp_path, attack, line):
 def test_a_missing_extra_says_what_to_type(home, monkeypatch, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ModuleNotFoundError, match=rf"needs {module}.*pip install 'qnnkit\[{extra}\]'"):
-        batch.run_batch({**BASE, "optuna": OPTUNA}, echo=print)
+        batch.run_batch({**BASE, "optuna": OPTUNA}, echo=print, scheduler="tcp://127.0.0.1:9")
     assert list(home.iterdir()) == []
-
-
-def test_a_folder_without_a_batch(home):
-    with pytest.raises(FileNotFoundError, match=r"must hold a batch.*qnnkit batch FILE"):
-        batch.read("batches/none")
 
 
 # --- shares ------------------------------------------------------------------------------------------------
@@ -384,24 +377,13 @@ def test_a_folder_without_a_batch(home):
     ],
 )  # fmt: skip
 def test_cores_gpus_and_memory_bound_the_workers(monkeypatch, keys, wanted, gpus, expected):
-    monkeypatch.setattr(cluster.machine, "cores", lambda: 8)
-    monkeypatch.setattr(cluster, "RUN_BYTES", 1)
+    monkeypatch.setattr(workers.machine, "cores", lambda: 8)
+    monkeypatch.setattr(workers, "RUN_BYTES", 1)
     config = batch.read_config({**BASE, "seeds": list(range(100)), **keys})
-    assert cluster.shares(config, wanted, gpus) == expected
+    assert workers.shares(config, wanted, gpus) == expected
     if not keys:
-        monkeypatch.setattr(cluster, "RUN_BYTES", cluster.machine.memory()[1] / 2.5)
-        assert cluster.shares(config, 1, 0)[0] in (2, 3)
-
-
-def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
-    local, remote = tmp_path / "local", tmp_path / "remote"
-    with Mirror(local, remote):
-        workspace.write_json(local / "config.json", {})
-        for epoch in (1, 2):
-            row = {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": epoch, "validation_accuracy": 0.5}
-            workspace.append_line(local / "metrics.jsonl", row)
-    assert [row["epoch"] for row in rows.read(remote)] == [1, 2]
-    assert rows.read(tmp_path / "none") == []
+        monkeypatch.setattr(workers, "RUN_BYTES", workers.machine.memory()[1] / 2.5)
+        assert workers.shares(config, 1, 0)[0] in (2, 3)
 
 
 # --- running -----------------------------------------------------------------------------------------------
@@ -441,8 +423,8 @@ def test_a_batch_runs_and_is_kept(stand_in, home):
         (call,) = calls(each.folder)
         assert call["threads"] == "2" and call["settings"]["threads"] == 2
         assert call["words"][4:6] == ["--notebooks", "03_train,04_analyze"]
-    assert {path.name for path in folder.iterdir()} == {"batch.yaml", "batch.json"}
-    assert told[0] == "Batch b: 3 runs." and sum("finished  validation" in line for line in told) == 3
+    assert {path.name for path in folder.glob("[!.]*")} == {"batch.yaml", "batch.json"}
+    assert told[0] == "Batch b: 3 runs." and sum("  finished" in line for line in told) == 3
 
     def files():
         return {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
@@ -464,12 +446,10 @@ def test_a_finished_run_that_drive_lacks_is_mirrored(stand_in, home, tmp_path, m
     workspace.write_json(local / "result.json", {"score": 1.0})
     (home / "runs").write_text("no folder can be made here")
     _, told = quietly(content)
-    assert "could not be mirrored whole" in told[1]
+    assert told[1].startswith("Its worker could not run it: Folder")
     (home / "runs").unlink()
     outcomes, told = quietly(content)
-    assert [each.state for each in outcomes] == ["finished"] and told == [
-        "Batch b: 1 run, 1 of them finished before."
-    ]
+    assert [each.state for each in outcomes] == ["finished"] and len(told) == 1
     assert json.loads((run.folder / "result.json").read_text()) == {"score": 1.0}
 
 
@@ -613,21 +593,20 @@ def test_ctrl_c_stops_cleanly_and_goes_on(stand_in, home, sign):
     assert processes(home) == []
     assert {each.state for each in written(home)} <= {"waiting", "stopped", "finished"}
     text = (home.parent / "out.txt").read_text()
-    assert "Stopping: 2 runs write their checkpoints. The same command goes on." in text
+    assert "Stopping: 2 runs write their checkpoints. Type the same command again to resume." in text
     assert "Traceback" not in text and "Error" not in text
     release()
     undisturbed(quietly(stand_in(**SLOW))[0])
 
 
-def test_a_second_command_takes_over(stand_in, home):
+def test_a_second_command_is_refused(stand_in, home, monkeypatch):
+    monkeypatch.setattr(engine, "alone", partial(engine.alone, wait=0))
     with held(home, stand_in(**SLOW)) as (process, release):
-        outcomes = batch.run_batch(
-            stand_in(**SLOW), echo=lambda line: release() if "finished" in line else None
-        )
-        undisturbed(outcomes)
-        assert process.wait(60) == 2
-    text = (home.parent / "out.txt").read_text()
-    assert "qnnkit: Batch `b` was taken over by another command" in text and "Traceback" not in text
+        with pytest.raises(BlockingIOError, match=rf"is in use by process {process.pid} "):
+            quietly(stand_in(**SLOW))
+        release()
+        assert process.wait(60) == 0
+    undisturbed(written(home))
 
 
 # --- a scheduler elsewhere ---------------------------------------------------------------------------------
@@ -680,7 +659,7 @@ def test_two_runs_on_one_worker_of_a_scheduler_have_a_gpu_each(stand_in, home, e
 
     told, content = [], stand_in(grid={"hidden": [3, 4, 5]}, gpus_per_run=1)
     outcomes = batch.run_batch(content, echo=echo, scheduler=elsewhere)
-    assert [each.state for each in outcomes] == ["finished"] * 3 and told[1] == f"Scheduler: {elsewhere}"
+    assert [each.state for each in outcomes] == ["finished"] * 3
     seen = [calls(each.folder)[0]["gpus"] for each in outcomes]
     assert sorted(seen[:2]) == ["GPU-a", "GPU-b"] and seen[2] in seen[:2]
 
@@ -705,7 +684,7 @@ def test_a_scheduler_with_tls_as_dask_is_configured(stand_in, home, tmp_path, mo
             for name in names:
                 configured.delenv(f"DASK_DISTRIBUTED__COMM__TLS__{name}")
             status, text = finish(home, stand_in(grid={"hidden": [3, 4, 5]}), "--scheduler", address)
-    assert status == 2 and "asks for a certificate, and Dask has none here. Name its files" in text
+    assert status == 2 and "asks for a certificate, and Dask has none. Name its files" in text
     assert "Traceback" not in text
 
 
@@ -725,7 +704,7 @@ def test_a_scheduler_that_dies(stand_in, home):
 
 def test_a_scheduler_that_does_not_answer(stand_in, home, monkeypatch):
     """Also where nothing is left to run: nothing that was given is passed over."""
-    monkeypatch.setattr(cluster, "TIMEOUT", 0.3)
+    monkeypatch.setattr(workers, "TIMEOUT", 0.3)
     for finished in (False, True):
         with pytest.raises(ConnectionError, match=r"No scheduler answers at tcp://127.0.0.1:9"):
             quietly(stand_in(), scheduler="tcp://127.0.0.1:9")
@@ -734,15 +713,7 @@ def test_a_scheduler_that_does_not_answer(stand_in, home, monkeypatch):
 
 
 def test_a_scheduler_without_workers(stand_in, home, monkeypatch):
-    opened = cluster.opened
-
-    @contextlib.contextmanager
-    def impatient(*given):
-        with opened(*given) as pool:
-            monkeypatch.setattr(cluster, "TIMEOUT", 0.3)
-            yield pool
-
-    monkeypatch.setattr(cluster, "opened", impatient)
+    monkeypatch.setattr(workers, "TIMEOUT", 3)
     with (
         scheduler(home, workers=0) as (address, _),
         pytest.raises(ConnectionError, match=r"has no workers. Start some: dask worker tcp://127"),
@@ -764,45 +735,24 @@ def test_a_worker_that_sees_another_disk_stops_the_batch_with_one_sentence(
 
 
 def outcome(**facts):
-    return State(**{"id": "a", "folder": Path("/a"), "settings": {"hidden": 3}} | facts)
-
-
-def training(left=None, **facts):
-    usual = {"net": "hybrid", "seed": 0, "number": 1, "of": 2, "epoch": 3, "epochs": 5, "step": 2, "steps": 4}
-    return outcome(state="running", seconds_left_run=left, **usual | facts)
-
-
-def test_time_left_is_told_when_something_tells():
-    assert table.left([(5.0, outcome())], [], 3, 1) is None, "a notebook before the training tells nothing"
-    assert table.left([(10.0, training(30.0))], [], 0, 1) == ("at least", 30), "a notebook may follow"
-    assert table.left([(10.0, training(30.0))], [], 2, 1) == ("at least", 30 + 2 * 40)
-    assert table.left([(5.0, outcome())], [10.0, 30.0], 0, 1) == ("about", 15)
-    assert table.left([(5.0, outcome()), (5.0, outcome())], [20.0], 4, 2) == ("about", (2 * 15 + 4 * 20) / 2)
-    assert table.left([(25.0, outcome())], [20.0], 0, 1) is None, "never 0 s while a run runs"
-    assert table.left([(25.0, training(60.0))], [20.0], 0, 1) == ("about", 60)
-
-
-def test_the_table_says_which_notebook_runs_and_how_far_the_training_is():
-    begins = training(doing="03_train", number=2, epoch=None, epochs=None, step=None, steps=None)
-    for found, now, trained in (
-        (outcome(), "starting", 0),
-        (outcome(doing="02_gradient_check"), "02_gradient_check", 0),
-        (training(doing="03_train"), "hybrid seed 0 epoch 3/5", (2 + 2 / 4) / 5 / 2),
-        (begins, "03_train", 0.5),
-        (training(doing="04_analyze", number=2, epoch=5, step=4), "04_analyze", 1),
-    ):
-        assert table.now_at(found) == now and table.trained(found) == pytest.approx(trained)
+    return State(**{"id": "a", "folder": Path("/a"), "settings": {"hidden": 3, "rate": 0.1 + 0.2}} | facts)
 
 
 def test_the_picture_shows_what_matters_where_not_all_fits():
-    outcomes = [outcome(id=f"w{i}") for i in range(30)]
+    outcomes = [outcome(id=f"w{i}", folder=Path(f"/w{i}")) for i in range(30)]
     outcomes += [outcome(id="bad", state="failed", error="Odd."), outcome(id="good", state="finished")]
-    now = training(id="now", validation=0.5, doing="03_train")
-    text = table.picture([*outcomes, now], {"now": now}, {"now": 61.0}, ("about", 100.0), 5)
-    assert "now" in text and "hybrid seed 0 epoch 3/5" in text and "50.0 %" in text and "25 %" in text
-    assert "1 min 1 s" in text
-    assert "bad: Odd." in text and "w29" not in text and "... and 28 more" in text
-    assert "1 running, 1 failed, 30 waiting, 1 finished, about 1 min 40 s left" in text
+    now = outcome(state="running", net="hybrid", seed=0, epoch=3, epochs=5, step=2, steps=4, validation=0.5)
+    outcomes.append(now)
+    lines = table.picture(outcomes, table.summary(outcomes, 100.0), 5).splitlines()
+    assert (
+        "hidden=3 rate=0.3  a  running  hybrid, seed 0  epoch 3/5, step 2/4  validation accuracy 50.0 %"
+        in lines
+    )
+    assert "hidden=3 rate=0.3  a  failed: Odd." in lines and not [line for line in lines if "w29" in line]
+    assert lines[-2:] == [
+        "... and 28 more",
+        "1 running, 1 failed, 30 waiting, 1 finished, about 1 min 40 s left",
+    ]
 
 
 @pytest.mark.slow
@@ -840,7 +790,7 @@ def test_a_terminal_shows_a_live_table(stand_in, home):
     os.close(ours)
     seen = text.decode()
     assert process.returncode == 1, seen
-    for told in ("now at", "hidden=3", "1 failed, 1 finished", "It diverged.", "Report: "):
+    for told in ("hidden=3", "1 failed, 1 finished", "It diverged.", "Report: "):
         assert told in seen
     assert "Traceback" not in seen
 
@@ -848,7 +798,7 @@ def test_a_terminal_shows_a_live_table(stand_in, home):
 @pytest.mark.parametrize(
     ("log", "status", "told"),
     [
-        ("[1/5] ...\nqnnkit: It broke.\n", 2, "It broke."), ("", 3, "it said nothing"),
+        ("[1/5] ...\nqnnkit: It broke.\n", 2, "It broke."), ("", 3, "it printed nothing"),
         ("Trace\nRuntimeError: odd\n", 1, "exit status 1: RuntimeError: odd Its log is"),
         ("", -9, "ended from outside (SIGKILL). Memory may have run out"),
         ("", -15, "ended from outside (SIGTERM). Its log"),
@@ -857,7 +807,7 @@ def test_a_terminal_shows_a_live_table(stand_in, home):
 def test_why_a_run_ended(tmp_path, log, status, told):
     begin = "qnnkit: of an earlier attempt\n"
     (tmp_path / "log.txt").write_text(begin + log)
-    assert told in task.sentence(tmp_path / "log.txt", len(begin), status)
+    assert told in workers.reason(tmp_path / "log.txt", len(begin), status)
 
 
 # --- a sampler ---------------------------------------------------------------------------------------------
@@ -866,25 +816,17 @@ STUDY = {"n_trials": 5, "sampler": "tpe", "seed": 1, "startup_trials": 2, "warmu
 STUDY |= {"space": {"learning_rate": {"low": 0.01, "high": 1.0}}}
 
 
-def study_of(home, name="b"):
-    """The study as another program reads it."""
+@pytest.fixture
+def studies(monkeypatch):
+    """The studies that this process makes, oldest first."""
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-    path = str(home / "batches" / name / "optuna.jsonl")
-    storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    (study,) = optuna.get_all_study_summaries(storage)
-    return optuna.load_study(study_name=study.study_name, storage=storage)
+    made, create = [], optuna.create_study
+    monkeypatch.setattr(optuna, "create_study", lambda **options: made.append(create(**options)) or made[-1])
+    return made
 
 
-def trials(home, name="b"):
-    """Its trials: number, state, values, parameters."""
-    return study_of(home, name).get_trials()
-
-
-def test_a_sampler_proposes_learns_and_prunes(stand_in, home, monkeypatch):
+def test_a_sampler_proposes_learns_and_prunes(stand_in, home, studies):
     """The third run waits after two epochs until it is given up: it is worse than the median of two."""
     content, told, release = stand_in(optuna=STUDY, workers=1), [], hold(home, 3)
 
@@ -895,82 +837,88 @@ def test_a_sampler_proposes_learns_and_prunes(stand_in, home, monkeypatch):
 
     outcomes = batch.run_batch(content, echo=echo)
     assert told[0] == "Batch b: up to 5 runs, proposed by tpe."
-    found = trials(home)
-    assert len(found) == len(outcomes) == 5
-    runs = {each.id: each for each in outcomes}
-    for each in found:
-        run = runs[each.user_attrs["run"]]
-        assert each.params["learning_rate"] == pytest.approx(run.settings["learning_rate"])
-        assert each.state.name == {"finished": "COMPLETE", "pruned": "PRUNED"}[run.state]
-        if run.state == "finished":
-            assert each.value == pytest.approx(1 - abs(each.params["learning_rate"] - 0.3))
-            assert set(each.intermediate_values) == {1, 2, 3}
-    pruned = runs[found[2].user_attrs["run"]]
+    again, _ = quietly(content)
+    assert again == outcomes and len(outcomes) == 5
+    for study in studies:  # the second is made of the files alone
+        for trial, run in zip(study.trials, outcomes, strict=True):
+            assert trial.params["learning_rate"] == pytest.approx(run.settings["learning_rate"])
+            assert trial.state.name == {"finished": "COMPLETE", "pruned": "PRUNED"}[run.state]
+            if run.state == "finished":
+                assert trial.value == pytest.approx(1 - abs(trial.params["learning_rate"] - 0.3))
+                assert set(trial.intermediate_values) == {1, 2, 3}
+    pruned = outcomes[2]
     assert pruned.state == "pruned" and "worse than other runs" in pruned.error and pruned.notebook is None
     assert epochs_of(pruned) < 3
-
-    again, _ = quietly(content)
-    assert again == outcomes and len(trials(home)) == 5
     assert len(quietly(stand_in(optuna={**STUDY, "n_trials": 6, "pruner": "none"}, workers=1))[0]) == 6
 
 
-def test_of_a_loss_the_least_is_best(stand_in, home):
+def test_of_a_loss_the_least_is_best(stand_in, home, studies):
     study = {**STUDY, "n_trials": 3, "pruner": "none"}
-    outcomes, told = quietly(stand_in(recipe="text_llama", optuna=study))
-    found = trials(home)
-    for each in found:
+    outcomes, _ = quietly(stand_in(recipe="text_llama", optuna=study))
+    trials = studies[0].trials
+    for each in trials:
         assert each.value == pytest.approx(3 + abs(each.params["learning_rate"] - 0.3))
-    assert study_of(home).best_value == min(each.value for each in found)
-    by_run = {each.user_attrs["run"]: each.value for each in found}
-    assert {each.id: each.validation for each in outcomes} == pytest.approx(by_run), "of the last epoch"
-    assert any(f"validation loss {by_run[outcomes[0].id]:.3f} nats / token" in line for line in told)
+    assert studies[0].best_value == min(each.value for each in trials)
+    assert [each.validation for each in outcomes] == pytest.approx([each.value for each in trials])
     assert json.loads((home / "batches" / "b" / "batch.json").read_text())["score"]["name"] == "loss"
     assert batch.frame(outcomes)["best validation loss of a seed"].tolist() == [
         each.validation for each in outcomes
     ]
 
 
-@pytest.mark.filterwarnings("ignore:The value of `grace_period`")
-def test_a_killed_study_goes_on_as_undisturbed(stand_in, home, monkeypatch):
+def test_a_killed_study_resumes_as_undisturbed(stand_in, home, studies):
     """One run at a time: the trials are those of a study that nobody killed, to the last digit."""
-    monkeypatch.setattr(search, "GRACE", 0.3)
-    study = {**STUDY, "n_trials": 4, "pruner": "none"}
+    space = {**STUDY["space"], "controls": [["classical"], ["no_quantum"]], "optimizer": ["adam", "sgd"]}
+    study = {**STUDY, "n_trials": 5, "pruner": "none", "space": space}
     content = stand_in(optuna=study, workers=1)
     release = hold(home, 2)
     with command(home, content) as process:
         until(lambda: [epochs_of(each) for each in written(home)] == [3, 2])
         process.kill()
     release()
-    lock = home / "batches" / "b" / "optuna.jsonl.lock"
-    lock.touch()  # a kill in the middle of a write leaves the lock, and half a line
-    with (home / "batches" / "b" / "optuna.jsonl").open("a") as file:
-        file.write('{"op_code": 5, "worker_id": "x')
     outcomes, _ = quietly(content)
-    assert not lock.exists()
-    assert [each.state for each in outcomes] == ["finished"] * 4
+    assert [each.state for each in outcomes] == ["finished"] * 5
     calm, _ = quietly(stand_in(name="calm", optuna=study, workers=1))
     assert [each.id for each in calm] == [each.id for each in outcomes]
-    assert [each.params for each in trials(home)] == [each.params for each in trials(home, "calm")]
-    assert [each.value for each in trials(home)] == [each.value for each in trials(home, "calm")]
+    killed, undisturbed = ([(each.params, each.value) for each in study.trials] for study in studies)
+    assert killed == undisturbed
 
 
-def test_what_is_proposed_twice_is_run_once(stand_in, home):
+def test_trials_of_another_space_or_recipe_are_left_out(stand_in, home, studies):
+    study = {"n_trials": 3, "sampler": "random", "space": {"hidden": [3, 4, 5]}, "pruner": "none"}
+    before, _ = quietly(stand_in(optuna=study))
+    path = home / "batches" / "b" / "batch.json"  # as version 0.1 has left it
+    listed = json.loads(path.read_text())
+    del listed["trials"]
+    path.write_text(json.dumps(listed))
+    assert {each.id for each in before} <= {each.id for each in quietly(stand_in(optuna=study))[0]}
+    narrower = {**study, "n_trials": 2, "space": {"hidden": [3]}}
+    assert {each.settings["hidden"] for each in quietly(stand_in(optuna=narrower))[0]} == {3}
+    other, _ = quietly(stand_in(optuna=study, settings={"seed": 1}))
+    assert not {each.id for each in other} & {each.id for each in before} and len(studies[-1].trials) == 3
+
+
+def test_what_is_proposed_twice_is_run_once(stand_in, home, studies):
     """Choices may be lists."""
     space = {"controls": [["classical"], ["classical", "frozen_random"]]}
     study = {"n_trials": 6, "sampler": "random", "space": space, "pruner": "none"}
-    outcomes, _ = quietly(stand_in(optuna=study))
-    assert [each.settings["controls"] for each in outcomes] in (space["controls"], space["controls"][::-1])
-    assert [len(calls(each.folder)) for each in outcomes] == [1, 1]
-    assert [each.state.name for each in trials(home)] == ["COMPLETE"] * 6
+    for _ in range(2):
+        outcomes, _ = quietly(stand_in(optuna=study))
+        assert [each.settings["controls"] for each in outcomes] in (
+            space["controls"],
+            space["controls"][::-1],
+        )
+        assert [len(calls(each.folder)) for each in outcomes] == [1, 1]
+        assert [each.state.name for each in studies[-1].trials].count("COMPLETE") == 2
+        assert len(studies[-1].trials) == 6
 
 
-def test_a_failed_trial_is_told_and_tried_again_by_the_next_command(stand_in, home):
+def test_a_failed_trial_is_tried_again_by_the_next_command(stand_in, home, studies):
     study = {"n_trials": 3, "sampler": "random", "space": {"hidden": [98]}, "pruner": "none"}
     content = stand_in(optuna=study, workers=1)
     assert [each.state for each in quietly(content)[0]] == ["failed"]
-    assert {each.state.name for each in trials(home)} >= {"FAIL"}
     assert [each.state for each in quietly(content)[0]] == ["finished"]
-    assert trials(home)[-1].state.name == "COMPLETE"
+    assert [each.state.name for each in studies[-1].trials] == ["COMPLETE", "FAIL", "FAIL"]
 
 
 # --- the real thing ----------------------------------------------------------------------------------------
@@ -1018,7 +966,7 @@ def test_real_runs_stop_cleanly_fail_alone_and_go_on(home, pictures):
     assert good.state == "finished" and good.validation is not None
     assert sorted(path.stem for path in (good.folder / "notebooks").iterdir()) == ["03_train", "04_analyze"]
     assert bad.state == "failed" and bad.notebook is not None and bad.notebook.exists()
-    assert "stopped:" in bad.error and f"Run {bad.id} failed: {bad.error}" in text
+    assert "stopped:" in bad.error and f"failed: {bad.error}" in text
     assert f"Report: {home / 'batches' / 'b' / 'report.html'}" in text
     assert processes(home) == []
 
@@ -1039,5 +987,5 @@ def test_the_study_notebook(home):
     runs.launch(ROOT / "notebooks" / "06_study.ipynb", copy, values)
     assert [each.state for each in batch.read("batches/toy")] == ["finished"] * 2
     page = (home / "batches" / "toy" / "report.html").read_text()
-    assert "Of 4 comparisons" in page and 'href="study/fractions.pdf"' in page
+    assert re.search(r"undecided\s+of\s+4\.", page) and 'href="study/"' in page
     assert page.count("data:image/png;base64,") == 4, "what the notebook had shown when it wrote the page"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,9 +156,11 @@ def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
         OSError: The file cannot be read.
     """
     values = source if isinstance(source, Mapping) else checks.read_yaml(Path(source), "batch file")
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+    if not isinstance(values, Mapping):
         known = ", ".join(BatchConfig.model_fields)
         raise ValueError(f"A batch must hold keys and values, but `{source}` does not. Keys are {known}.")
+    for key in values:
+        checks.choice("key of the batch", key, BatchConfig.model_fields)
     try:
         config = BatchConfig.model_validate(values)
     except ValidationError as error:
@@ -168,56 +171,27 @@ def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
 
 def _sentence(error: ValidationError) -> str:
     """One sentence on the first thing that is wrong."""
-    kind, (loc, rule, value) = error.errors()[0]["type"], first_fault(error)
+    loc, rule, value = first_fault(error)
     path = [str(part) for part in loc if part not in ("range", "choices", "str")]
-    if kind == "extra_forbidden":
-        owner = Range if "range" in loc else OptunaConfig if len(path) > 1 else BatchConfig
-        known = [field.alias or key for key, field in owner.model_fields.items()]
-        try:
-            checks.choice(f"key of {'.'.join(path[:-1]) or 'the batch'}", path[-1], known)
-        except ValueError as refusal:
-            return str(refusal)
-    name = ".".join(path) or "batch"
-    if kind == "missing":
-        return f"A batch must have the key `{name}`, but has not. Add a line `{name}: ...`."
-    field = BatchConfig.model_fields.get(path[0] if path else "")
-    return checks.message(
-        name, rule, value, f"It means: {field.description}" if field else "See docs/batch.yaml."
-    )
+    field = BatchConfig.model_fields.get(path[0]) if len(path) == 1 else None
+    step = f"It means: {field.description}" if field else "docs/batch.yaml has every key."
+    return checks.message(".".join(path) or "batch", rule, value, step)
 
 
 def _check(config: BatchConfig) -> None:
-    """Refuses what pydantic cannot see: keys that exclude each other, and names that nothing has."""
+    """Refuses what pydantic cannot see: keys that exclude each other, and unknown notebooks."""
     from qnnkit.runs import NOTEBOOKS
 
     others = [key for key in ("grid", "runs", "seeds") if getattr(config, key)]
     others += [] if isinstance(config.recipe, str) else ["recipe"]
     if config.optuna and others:
-        raise ValueError(
-            f"Key `optuna` excludes `{others[0]}`: a sampler chooses every run. Drop one of them."
-        )
+        rule, step = f"be left out with `{others[0]}`", "A sampler chooses every run: drop one of them."
+        raise ValueError(checks.message("optuna", rule, config.optuna.n_trials, step))
     for name in config.notebooks:
         checks.choice("notebook", name, NOTEBOOKS)
     if "03_train" not in config.notebooks:
         step = "Add 03_train, or leave the key out."
         raise ValueError(checks.message("notebooks", "train", config.notebooks, step))
-    sections: list[tuple[str, dict[str, Any]]] = [("settings", config.settings), ("grid", config.grid)]
-    sections += [("runs", {name: None for run in config.runs for name in run})]
-    sections += [("optuna.space", dict(config.optuna.space) if config.optuna else {})]
-    sections += [("seeds", {"seed": None} if config.seeds else {})]
-    kinds = [recipes.find(name).Settings.model_fields for name in config.recipes]
-    known = [name for name in kinds[0] if all(name in fields for fields in kinds)]
-    seen: dict[str, str] = {}
-    for section, names in sections:
-        for name in names:
-            checks.choice(f"setting in {section}", name, known)
-            if section != "settings" and name in PLACEMENT:
-                rule = "hold what makes another experiment; where a run computes stands under `settings`"
-                raise ValueError(checks.message(section, rule, name, "Move it there."))
-            if name in seen:
-                both = f"`{seen[name]}` and in `{section}`"
-                raise ValueError(f"Setting `{name}` must stand in one place, but stands in {both}. Drop one.")
-            seen[name] = section
 
 
 # --- its runs -----------------------------------------------------------------------------------------------
@@ -235,7 +209,16 @@ def combinations(config: BatchConfig) -> Iterator[dict[str, Any]]:
     grid = (dict(zip(config.grid, row, strict=True)) for row in itertools.product(*config.grid.values()))
     seeds = [{"seed": seed} for seed in config.seeds]
     for parts in itertools.product(several or [{}], grid, config.runs or [{}], seeds or [{}]):
-        yield {name: value for part in parts for name, value in part.items()}
+        yield _joined(*parts)
+
+
+def _joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of several sections of the file, of which each may stand in one."""
+    for name, n in Counter(name for part in parts for name in part).items():
+        if n > 1:
+            values = [part[name] for part in parts if name in part]
+            raise ValueError(checks.message(name, "be given in one section", values, "Drop one of them."))
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def count(config: BatchConfig) -> int:
@@ -261,8 +244,13 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
     """
     from qnnkit.runs.usable import resolve
 
-    given = {**config.settings, **varied}
-    recipe = recipes.find(given.pop("recipe", config.recipes[0]))
+    given = _joined(
+        {"recipe": config.recipe} if isinstance(config.recipe, str) else {}, config.settings, varied
+    )
+    recipe = recipes.find(given.pop("recipe"))
+    for name in varied.keys() & {*PLACEMENT}:
+        rule = "be the same in all runs, as it makes no other experiment"
+        raise ValueError(checks.message(name, rule, varied[name], "Move it to `settings`."))
     run = resolve(recipe, given)
     if run.batch_size == "auto":  # runs of one study could settle on different numbers
         step = "Name a number; qnnkit run --set batch_size=auto finds one."
