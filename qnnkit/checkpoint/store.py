@@ -52,20 +52,26 @@ class Store:
         """Whether a checkpoint is being written right now."""
         return self._writing is not None and not self._writing.done()
 
+    def clear_drafts(self) -> None:
+        """Removes what killed processes left half written; only the process that writes here may call it."""
+        for path in filter(Path.is_file, self.folder.glob(".*")):
+            path.unlink(missing_ok=True)
+
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Copies `state` and writes it in the background; waits first if the one before is not written yet.
 
         Args:
-            state: As `file.write` wants it.
+            state: As `file.packed` wants it.
             best: This is the best epoch so far.
 
         Raises:
             OSError: An earlier one could not be written. Whatever was whole before still is.
         """
         self.wait()
+        earlier = self._kept[: self.keep - 1]
         content = {"identity": self.identity, "best": None if best else self.best, "state": state}
-        content = file.copied(content | {"kept": self._kept[: self.keep - 1]})
-        self._writing = self._pool.submit(self._write, content, best)
+        packed = file.packed(content | {"kept": earlier})
+        self._writing = self._pool.submit(self._write, packed, best, earlier)
 
     def wait(self) -> None:
         """Returns when the last checkpoint is written.
@@ -161,13 +167,13 @@ class Store:
         found = (file.NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*"))
         return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
 
-    def _write(self, content: dict[str, Any], best: bool) -> None:
+    def _write(self, packed: file.Packed, best: bool, earlier: list[list[str]]) -> None:
         workspace.make_folder(self.folder)
         newest = file.NAME.fullmatch((["", *self._names()])[-1])
-        name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, content).name
+        name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, packed).name
         if best:
             self.best = name
-        self._kept = [[name, self.best or name], *content["kept"]]
+        self._kept = [[name, self.best or name], *earlier]
         stay = {name for state in self._kept for name in state}
         for name in set(self._names()) - stay:
             with contextlib.suppress(OSError):  # the new state is written: what stays costs only room

@@ -170,7 +170,7 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         work=ledger.work,
         n_weights=sum(weight.numel() for weight in weights),
         n_trained=sum(weight.numel() for weight in trained),
-        kept=sum(tensor.nbytes for tensor in kept_weights.of(model, rebuilt=True).values()),
+        kept=sum(tensor.nbytes for tensor in kept_weights.of(model).values()),
         linear=sum(weight.numel() for weight in linear if not weight.requires_grad),
         at_update=ledger.live["weights"] + ledger.live["optimizer"] + copies,
     )

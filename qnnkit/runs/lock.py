@@ -79,8 +79,8 @@ def keep_mirrored(folder: Path) -> None:
     """
     if folder in _MIRRORS:
         return
+    from qnnkit.checkpoint.copying import settle
     from qnnkit.checkpoint.mirror import Mirror
-    from qnnkit.checkpoint.remote import settle
 
     remote = workspace.remote_of(folder)
     if remote is None:
@@ -125,10 +125,8 @@ def bring(folder: Path) -> None:
     remote = workspace.remote_of(folder)
     if remote is None:
         return
-    from qnnkit.checkpoint.restore import evict, restore
+    from qnnkit.checkpoint.restore import restore
 
-    if not folder.exists():
-        evict()  # what comes wants room
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)
 

@@ -65,7 +65,6 @@ class Training:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `fit` says what is damaged
             begun = Store(folder, identity).restore()
-        base = weights.digest(model)
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
         self.splits: Splits = seen_by(run, model, self.place)
@@ -90,7 +89,6 @@ class Training:
             "on_update": self.journal.update,
             "on_validation": self.journal.validation,
             "tell": self.journal.machine,
-            "base": base,
         }
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:

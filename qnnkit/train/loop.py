@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import checks, workspace
+from qnnkit import checks
 from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
-from qnnkit.checkpoint.file import copied
+from qnnkit.checkpoint.file import packed, unpacked
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task, complete
 from qnnkit.train import out_of_memory
@@ -46,7 +46,6 @@ def fit(
     on_update: Callable[[Moment], None] | None = None,
     on_validation: Callable[[dict[str, Any]], None] | None = None,
     tell: Callable[[str], None] | None = None,
-    base: int | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -81,8 +80,6 @@ def fit(
         on_update: Called after every update, with what it was.
         on_validation: Called with a row whenever an epoch is interrupted by a validation.
         tell: Called with a sentence on what whoever trains should know.
-        base: `checkpoint.weights.digest` of the model as built: its frozen weights that have a name are then
-            left out of checkpoints.
 
     Raises:
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
@@ -98,7 +95,7 @@ def fit(
         store: Any = Store(folder, identity, config.keep_checkpoints) if folder else _InMemory(config)
         micro_batch = None
         while True:
-            loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store, base)
+            loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store)
             loop.watch, loop.on_update, loop.on_validation = watch, on_update, on_validation
             try:
                 return loop.run(log or nothing, tell or nothing, micro_batch)
@@ -114,9 +111,9 @@ def fit(
 
 
 class _Loop:
-    def __init__(self, model, task, loaders, config, groups, processes, seed, stop: Stop, store, base):
+    def __init__(self, model, task, loaders, config, groups, processes, seed, stop: Stop, store):
         self.model, self.task, self.config, self.processes = model, task, config, processes
-        self.bare, self.seed, self.stop, self.store, self.base = model, seed, stop, store, base
+        self.bare, self.seed, self.stop, self.store = model, seed, stop, store
         for name in ("train", "validation"):
             checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
         if config.precision == "float16" and processes.device.type == "cpu":
@@ -389,7 +386,7 @@ class _Loop:
 
     def _state(self, part: Any = None, random: Any = None) -> dict[str, Any]:
         return {
-            "model": weights.saved_state(self.bare, self.base),
+            "model": weights.saved_state(self.bare),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": self.config.optimizer,
             "scaler": self.scaler.state_dict(),
@@ -407,7 +404,7 @@ class _Loop:
         """Goes on from the newest checkpoint, where there is one."""
         store = self.store
         if self.processes.main and isinstance(store, Store):
-            workspace.clear_drafts(store.folder)
+            store.clear_drafts()
         if store.restore(self._load) is None:
             return False
         if store.best_lost and self.progress.rows:  # its own weights stand for the best
@@ -475,12 +472,14 @@ class _InMemory:
         if best:
             self.best = copy.deepcopy(state["model"])
         if self.shrinks:  # nobody else goes on from it
-            self.state = copied(state)
+            self.state = packed(state)
 
     def restore(self, load: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
-        if self.state is not None:
-            load(copy.deepcopy(self.state))
-        return self.state
+        if self.state is None:
+            return None
+        plain, tensors = self.state
+        load(state := unpacked(plain, lambda name: tensors[name].clone()))
+        return state
 
     def wait(self) -> None:
         """Nothing is being written."""
