@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from qnnkit import workspace
-from qnnkit.checkpoint import Store, copying, own_generators, weights
-from qnnkit.checkpoint.copying import NOTE, STATE, settle, visible
+from qnnkit.checkpoint import Store, own_generators, weights
+from qnnkit.checkpoint import remote as there
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.checkpoint.restore import restore
+from qnnkit.checkpoint.remote import NOTE, STATE, restore, settle, visible
 from tests import forked
 from tests.same import same
 from tests.toys import room_for
@@ -221,7 +221,7 @@ def test_files_of_others_are_never_deleted(local, remote):
 def test_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, monkeypatch, when, keep):
     """Training goes on while a file is looked at; what is pruned then is of no state, or still readable."""
     train(local, 0)
-    stamp, steps = copying.stamp, iter(range(1, 4))
+    stamp, steps = there.stamp, iter(range(1, 4))
 
     def meanwhile(path):
         found = stamp(path)
@@ -229,7 +229,7 @@ def test_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, monkeyp
             train(local, step, keep=keep)
         return found
 
-    monkeypatch.setattr(copying, "stamp", meanwhile)
+    monkeypatch.setattr(there, "stamp", meanwhile)
     Mirror(local, remote).sync()
     require_whole(again(remote, tmp_path)[0])
 
@@ -238,7 +238,7 @@ def test_a_result_is_never_newer_than_its_rows(local, remote, tmp_path, monkeypa
     """Both are written again while the folder is looked at."""
     train(local, 0)
     workspace.write_json(local / "result.json", {"steps": 0})
-    stamp = copying.stamp
+    stamp = there.stamp
 
     def meanwhile(path):
         found = stamp(path)
@@ -247,7 +247,7 @@ def test_a_result_is_never_newer_than_its_rows(local, remote, tmp_path, monkeypa
             workspace.write_json(local / "result.json", {"steps": 1})
         return found
 
-    monkeypatch.setattr(copying, "stamp", meanwhile)
+    monkeypatch.setattr(there, "stamp", meanwhile)
     Mirror(local, remote).sync()
     fresh, _ = again(remote, tmp_path)
     steps = [row["step"] for row in workspace.read_lines(fresh / "metrics.jsonl")]
@@ -338,7 +338,7 @@ def test_a_disk_that_is_slow_but_moves_is_waited_for(local, remote, tmp_path, mo
 
     By a clock that moves with each of these steps alone, by half of what counts as hanging.
     """
-    real, now = copying.chunks, [0.0]
+    real, now = there.chunks, [0.0]
 
     def takes_long():
         now[0] += 5.0
@@ -355,16 +355,16 @@ def test_a_disk_that_is_slow_but_moves_is_waited_for(local, remote, tmp_path, mo
         (local / f"figure-{number}.png").write_bytes(b"a figure")
     clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
     monkeypatch.setattr("qnnkit.checkpoint.mirror.time", clock)
-    monkeypatch.setattr(copying, "CHUNK", 1000)
+    monkeypatch.setattr(there, "CHUNK", 1000)
     if what == "reading":
-        monkeypatch.setattr(copying, "chunks", chunks)
+        monkeypatch.setattr(there, "chunks", chunks)
     else:
         in_mirror(monkeypatch, "rename", takes_long)
         in_mirror(monkeypatch, "replace", takes_long)
     made, told = mirror(local, remote, flush=10.0)
     with made:
         pass
-    monkeypatch.setattr(copying, "chunks", real)
+    monkeypatch.setattr(there, "chunks", real)
     assert_comes_back(remote, tmp_path, local)
     assert told == [] and now[0] > 30
 
@@ -388,7 +388,7 @@ def test_a_full_disk_keeps_the_state_before_and_is_not_waited_for_at_the_end(loc
 
 def test_what_arrived_is_not_sent_again_after_a_failure(local, remote, monkeypatch):
     train(local, 0, size=50_000)
-    copy, sent, made = copying.copy, [], Mirror(local, remote)
+    copy, sent, made = there.copy, [], Mirror(local, remote)
 
     def failing(file, name, *given):
         if name == "log.txt" and "failure" not in sent:
@@ -397,7 +397,7 @@ def test_what_arrived_is_not_sent_again_after_a_failure(local, remote, monkeypat
         copy(file, name, *given)
         sent.append(name)
 
-    monkeypatch.setattr(copying, "copy", failing)
+    monkeypatch.setattr(there, "copy", failing)
     (local / "log.txt").write_text("a note")
     with pytest.raises(OSError, match="failed"):
         made.sync()
@@ -675,7 +675,7 @@ def test_the_machine_that_was_overtaken_stops(local, remote, other, tmp_path):
         theirs.sync()
         train(local, 1)
         until(lambda: told)
-        assert copying.hold(local) is None  # nothing may be put in its place while it is worked on
+        assert there.hold(local) is None  # nothing may be put in its place while it is worked on
         assert not any(remote.glob(f"{NET}/checkpoint-000001-*"))
     assert len(told) == 1
     train(other, 1)
@@ -773,15 +773,13 @@ def test_a_remote_that_cannot_be_brought(local, remote, other, monkeypatch, what
     def failing(*given):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    copy, room = copying.copy, SimpleNamespace(free=1000)
+    copy, room = there.copy, SimpleNamespace(free=1000)
     if what == "a full disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
     elif what == "no answer":
-        monkeypatch.setattr(copying, "mark_of", failing)
+        monkeypatch.setattr(there, "mark_of", failing)
     else:
-        monkeypatch.setattr(
-            copying, "copy", lambda *given: (failing if ".safe" in given[1] else copy)(*given)
-        )
+        monkeypatch.setattr(there, "copy", lambda *given: (failing if ".safe" in given[1] else copy)(*given))
     with pytest.raises(OSError, match="See that Drive is mounted") as caught:
         restore(remote, other)
     assert caught.value.errno == (errno.ENOSPC if what == "a full disk" else errno.EIO)
@@ -805,7 +803,7 @@ def test_a_kill_while_restoring_leaves_nothing(local, remote, other):
 def test_the_other_machine_writes_while_its_folder_is_brought(local, remote, other, monkeypatch, passes):
     """Once, or without end: rows are never older than checkpoints."""
     train(local, 0, keep=1)
-    made, copy, steps = Mirror(local, remote), copying.copy, iter(range(1, passes + 1))
+    made, copy, steps = Mirror(local, remote), there.copy, iter(range(1, passes + 1))
     made.sync()
 
     def meanwhile(file, name, folder, *given):
@@ -814,7 +812,7 @@ def test_the_other_machine_writes_while_its_folder_is_brought(local, remote, oth
             train(local, step, keep=1)
             made.sync()
 
-    monkeypatch.setattr(copying, "copy", meanwhile)
+    monkeypatch.setattr(there, "copy", meanwhile)
     restore(remote, other)
     assert require_whole(other) == (1 if passes == 1 else require_whole(other))
     assert restore(remote, other) == [] or passes > 1

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qnnkit import workspace
-from qnnkit.checkpoint import copying
-from qnnkit.checkpoint.copying import NOTE, RESULT, Mark, Stamp, rank
+from qnnkit.checkpoint import remote as there
+from qnnkit.checkpoint.remote import NOTE, RESULT, Mark, Stamp, rank
 
 LASTING = (*workspace.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 """Error numbers that no waiting mends."""
@@ -99,19 +99,19 @@ class Mirror:
                 return False
             new = [uuid.uuid4().hex, 0]
             self.marks = [mark, new] if mark else [new]  # noted first: what a kill leaves there is known here
-            copying.note(self.local, self.marks, dict.fromkeys(stamps) | self._sent)
+            there.note(self.local, self.marks, dict.fromkeys(stamps) | self._sent)
             if RESULT in gone or RESULT in changed:  # is never beside rows that it does not cover
                 (self.remote / RESULT).unlink(missing_ok=True)
             for name in sorted(changed, key=rank):
                 self._require_own()  # copying may have taken long
-                copying.copy(changed[name], name, self.remote, self._tick)
+                there.copy(changed[name], name, self.remote, self._tick)
                 self._sent[name] = stamps[name]
         for name in gone:
             (self.remote / name).unlink(missing_ok=True)
             del self._sent[name]
         self._require_own()
-        copying.note(self.local, self.marks, self._sent)
-        copying.sign(self.remote, new)
+        there.note(self.local, self.marks, self._sent)
+        there.sign(self.remote, new)
         return True
 
     def check(self) -> None:
@@ -123,14 +123,14 @@ class Mirror:
         wrong = [name for name in self._sent if not self._is_there(name)]
         self._sent |= dict.fromkeys(wrong)
         if wrong or self._require_own() is None:
-            raise OSError(f"what was written cannot be read back (`{'`, `'.join(wrong) or copying.STATE}`)")
+            raise OSError(f"what was written cannot be read back (`{'`, `'.join(wrong) or there.STATE}`)")
 
     def _begin(self) -> None:
         self.remote.mkdir(parents=True, exist_ok=True)
-        for draft in self.remote.glob(f"{copying.DRAFT}*"):  # of a pass that a kill ended
+        for draft in self.remote.glob(f"{there.DRAFT}*"):  # of a pass that a kill ended
             draft.unlink(missing_ok=True)
-        marks, self._sent = copying.noted(self.local)
-        copying.note(self.local, marks, self._sent)
+        marks, self._sent = there.noted(self.local)
+        there.note(self.local, marks, self._sent)
         self.marks = marks
 
     def _look(self, opened: contextlib.ExitStack) -> tuple[dict[str, Stamp], dict[str, BinaryIO]]:
@@ -143,8 +143,8 @@ class Mirror:
         for _ in range(_TRIES):
             stamps, changed = {}, {}
             with contextlib.suppress(FileNotFoundError):
-                for name in sorted(copying.visible(self.local), key=rank, reverse=True):
-                    stamps[name] = copying.stamp(self.local / name)
+                for name in sorted(there.visible(self.local), key=rank, reverse=True):
+                    stamps[name] = there.stamp(self.local / name)
                     if self._sent.get(name) != stamps[name]:
                         changed[name] = opened.enter_context((self.local / name).open("rb"))
                 return stamps, changed
@@ -157,16 +157,16 @@ class Mirror:
             (self.local / name).open("rb") as file,
             (self.remote / name).open("rb") as other,
         ):
-            size = copying.size_of(name, file)
-            pieces = zip(*(copying.chunks(each, size, self._tick) for each in (file, other)), strict=False)
+            size = there.size_of(name, file)
+            pieces = zip(*(there.chunks(each, size, self._tick) for each in (file, other)), strict=False)
             return os.fstat(other.fileno()).st_size == size and all(one == two for one, two in pieces)
         return False
 
     def _require_own(self) -> Mark | None:
         """The mark that is there, which this copy comes from; None where there is none."""
-        mark, marks = copying.mark_of(self.remote), self.marks or []
+        mark, marks = there.mark_of(self.remote), self.marks or []
         own = mark in marks if mark else bool(marks)
-        if not own and (marks or (self.remote / copying.SETTINGS).exists()):
+        if not own and (marks or (self.remote / there.SETTINGS).exists()):
             raise FileExistsError(
                 errno.EEXIST,
                 "another copy of this run has been mirrored there since, so this one is mirrored no more. "
@@ -216,7 +216,7 @@ class Mirror:
                 end = min(end, time.monotonic() + self.flush)
             before, trouble = trouble, None
             try:
-                lock = lock or copying.hold(self.local)
+                lock = lock or there.hold(self.local)
                 if lock is not None:  # else another mirror sees to it
                     self.sync()
                     if end < math.inf:

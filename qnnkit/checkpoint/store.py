@@ -86,8 +86,7 @@ class Store:
     def restore(self, load: Load = lambda state: None) -> dict[str, Any] | None:
         """The newest whole state, or None where there is none; what is passed over is told by a warning.
 
-        Where every state lacks its best epoch's file, the newest is taken without it: `best_lost` is then
-        True, and its own weights stand for the best.
+        If the file of its best epoch is lost, `best_lost` is True, and its own weights stand for the best.
 
         Args:
             load: Takes up a state; where it raises one of MISFIT, it is given an older one. What it was given
@@ -96,40 +95,33 @@ class Store:
         Raises:
             ValueError: There are whole ones, but `load` refuses them all.
         """
-        told: list[str] = []
-        unfit: Unfit | None = None
-        newest: str | None = None
-        names = self._names()
+        names, content, wrong = self._names(), None, list[Exception]()
         for name in reversed(names):
             try:
                 content = self._read(name, load)
-                newest, best = newest or name, content["best"] or name
-                if best != name:
-                    self._read(best)
+                self.best, self.best_lost = content["best"] or name, False
                 break
             except (ValueError, OSError) as error:
-                told.append(str(error))
-                unfit = unfit or (error if isinstance(error, Unfit) else None)
-        else:
-            name = best = None
+                wrong.append(error)
+        told = " ".join(map(str, wrong))
+        if content is not None and self.best != name:
+            try:
+                self._read(self.best)
+            except (ValueError, OSError) as error:
+                self.best, self.best_lost = name, True
+                told += f"{error} The weights of the best epoch are lost; those of `{name}` count instead. "
         if told and self._names() != names:  # written meanwhile
             return self.restore(load)
-        if newest is None:
-            if unfit:
-                raise unfit
-            if told:
-                warnings.warn(f"{_each_once(told)} Training begins anew.", stacklevel=2)
-            return None
-        self.best_lost = best is None
-        if self.best_lost:
-            content = self._read(newest, load)
-            lost = "The weights of the best epoch are lost; those of the newest checkpoint count instead."
-            told.append(lost)
-        name, best = name or newest, best or newest
-        self.best, self._kept = best, [[name, best], *content["kept"]]
+        if content is None:
+            for error in wrong:
+                if isinstance(error, Unfit):
+                    raise error
         if told:
-            sentence = f"{_each_once(told)} Training goes on from `{name}`, the newest that is whole."
-            warnings.warn(sentence, stacklevel=2)
+            how = "begins again" if content is None else f"goes on from `{name}`, the newest that is whole"
+            warnings.warn(f"{told} Training {how}.", stacklevel=2)
+        if content is None:
+            return None
+        self._kept = [[name, self.best], *content["kept"]]
         return content["state"]
 
     def load_best(self, model: nn.Module) -> dict[str, Any]:
@@ -178,7 +170,3 @@ class Store:
         for name in set(self._names()) - stay:
             with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
                 (self.folder / name).unlink(missing_ok=True)
-
-
-def _each_once(sentences: list[str]) -> str:
-    return " ".join(dict.fromkeys(sentences))

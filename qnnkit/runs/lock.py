@@ -43,7 +43,6 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
         )
         raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}command again.") from None
     try:
-        workspace.clear_drafts(folder)
         owner = {"pid": os.getpid(), "machine": platform.node(), "since": time.strftime("%H:%M:%S")}
         with contextlib.suppress(OSError):  # it only helps the sentence above
             note.write_text(json.dumps(owner))
@@ -79,8 +78,8 @@ def keep_mirrored(folder: Path) -> None:
     """
     if folder in _MIRRORS:
         return
-    from qnnkit.checkpoint.copying import settle
     from qnnkit.checkpoint.mirror import Mirror
+    from qnnkit.checkpoint.remote import settle
 
     remote = workspace.remote_of(folder)
     if remote is None:
@@ -125,7 +124,7 @@ def bring(folder: Path) -> None:
     remote = workspace.remote_of(folder)
     if remote is None:
         return
-    from qnnkit.checkpoint.restore import restore
+    from qnnkit.checkpoint.remote import restore
 
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)

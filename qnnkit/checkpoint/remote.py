@@ -1,6 +1,6 @@
-"""Files of a run folder, copied in an order of which any part is a state that the run resumes from.
+"""A run folder's copy elsewhere: the order of its files, whose state it is, and the way back.
 
-The mirror copies with these functions to the remote folder, and `restore` copies back. `.mirrored.json` in
+Files are copied in an order of which any part is a state that the run resumes from. `.mirrored.json` in
 the remote folder holds the mark of the copy that wrote there last. `.mirror.json` in a local copy holds the
 marks that it comes from or has written, and the stamps of the files that it has there.
 """
@@ -8,8 +8,10 @@ marks that it comes from or has written, and the stamps of the files that it has
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import stat
 import time
 import uuid
@@ -32,11 +34,12 @@ Stamp = list[int]
 """Inode, time of change and size of a local file: any change to it changes one of them."""
 _HERE = uuid.uuid4().hex
 """This process, in the marks of folders that it works in itself."""
+_WAIT = 60.0
+"""Seconds that whoever wants a folder waits while another process brings it."""
+_TRIES = 4
 
 
-def is_checkpoint(name: str) -> bool:
-    """Whether a file never changes: its name has a hash of its content."""
-    return NAME.fullmatch(name.rpartition("/")[2]) is not None
+# --- files --------------------------------------------------------------------------------------------------
 
 
 def rank(name: str) -> tuple[int, str]:
@@ -46,7 +49,7 @@ def rank(name: str) -> tuple[int, str]:
     """
     order = {"provenance.json": 0, "recipe.py": 0, SETTINGS: 1, RESULT: 7}
     kinds = {".jsonl": 2, ".json": 5, ".ipynb": 6}
-    return order.get(name, 3 if is_checkpoint(name) else kinds.get(Path(name).suffix, 4)), name
+    return order.get(name, 3 if NAME.fullmatch(Path(name).name) else kinds.get(Path(name).suffix, 4)), name
 
 
 def visible(folder: Path) -> Iterator[str]:
@@ -112,6 +115,9 @@ def copy(file: BinaryIO, name: str, folder: Path, beat: Callable[[], object] = l
             draft.unlink(missing_ok=True)
 
 
+# --- whose state it is --------------------------------------------------------------------------------------
+
+
 def read(path: Path) -> dict[str, Any]:
     """What STATE or NOTE holds; nothing where it is missing or damaged.
 
@@ -168,3 +174,73 @@ def hold(local: Path, wait: float = 0) -> FileLock | None:
     except Timeout:
         return None
     return lock
+
+
+# --- the way back -------------------------------------------------------------------------------------------
+
+
+def restore(remote: Path, local: Path) -> list[str]:
+    """Makes `local` from what is in `remote`; returns what the user should know, in words.
+
+    Nothing is deleted that could be wanted. A folder that a mirror is working on is left alone. So is one
+    that is as new as the remote: it is where the run was computed. If the remote is newer (another machine
+    has gone on) or another run's, the local folder is moved to a hidden name, which a note tells. Where
+    there is no run, nothing happens. Checkpoints and rows are checked when they are used.
+
+    Raises:
+        ValueError: The settings are missing or damaged.
+        OSError: The remote does not answer, or there is no room, and no local copy either.
+    """
+    marks, lock = noted(local)[0], None
+    try:
+        mark = mark_of(remote)
+        names = [] if mark is None and marks else list(visible(remote))
+        if not any(1 <= rank(name)[0] <= 3 for name in names):
+            return []  # no run, or one of which a kill left nothing
+        if SETTINGS not in names or workspace.read_json(remote / SETTINGS) is None:
+            step = "Put it back from Drive's trash or history, or choose another run_dir."
+            raise ValueError(f"Run folder `{remote}` cannot be restored: it has no {SETTINGS}. {step}")
+        workspace.make_folder(local)
+        lock = hold(local, wait=0 if marks else _WAIT)
+        if lock is None or mark in noted(local)[0]:  # another process may have brought it meanwhile
+            return []
+        return _bring(remote, local, mark)
+    except OSError as error:
+        why = error.strerror or error
+        if marks:
+            return [f"`{remote}` does not answer ({why}), so the run goes on from `{local}` as it is."]
+        raise OSError(
+            error.errno,
+            f"Run folder `{remote}` cannot be brought to `{local}` ({why}). See that Drive is mounted and "
+            "that there is room, and run the same command again; nothing has changed.",
+        ) from None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _bring(remote: Path, local: Path, mark: Mark | None) -> list[str]:
+    partial, notes = local.with_name(f".{local.name}.restoring"), []
+    try:
+        for _ in range(_TRIES):  # another machine may be writing there
+            shutil.rmtree(partial, ignore_errors=True)  # of the try before, or of a killed restore
+            partial.mkdir()
+            names = sorted(visible(remote), key=rank, reverse=True)  # rows last: see `Mirror._look`
+            needed = sum((remote / name).stat().st_size for name in names)
+            if needed > shutil.disk_usage(partial).free:
+                raise OSError(errno.ENOSPC, f"it needs {needed / 1e9:.2f} GB, which this disk has not")
+            for name in names:
+                with contextlib.suppress(FileNotFoundError), (remote / name).open("rb") as file:
+                    copy(file, name, partial)
+            before, mark = mark, mark_of(remote)
+            if mark == before:
+                break
+        stamps = {name: stamp(partial / name) for name in visible(partial)}
+        note(partial, [mark or ["", 0]], stamps)
+        if any(local.iterdir()):
+            aside = local.replace(local.with_name(f".{local.name}.set-aside-{uuid.uuid4().hex[:8]}"))
+            notes.append(f"`{local}` was not what the newest state comes from; it is set aside as `{aside}`.")
+        partial.replace(local)
+        return notes
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
