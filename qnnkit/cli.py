@@ -112,7 +112,7 @@ def run(
     on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
     as_option: AsOption = None,
 ) -> None:
-    """Run notebooks 00 to 04. Type it again to resume an unfinished run, or to print a finished one."""
+    """Run notebooks 00 to 04b. Type it again to resume an unfinished run, or to print a finished one."""
     run_dir = folder_of(run_dir, as_option)
     if on is not None:
         checks.choice("--on", on, ("colab",))
@@ -138,7 +138,8 @@ def run(
         require_own_net(only, begun.nets[0])
         runs.chain.check_finished(begun, own)
         result, tell = runs.finished(begun), typer.echo
-        asked_for_more = notebooks and not all(begun.notebook(name).exists() for name in names)
+        chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
+        asked_for_more = chained and not all(begun.notebook(name).exists() for name in names)
         if result is None or asked_for_more:
             tell = runs.chain.logged(begun, typer.echo)
             tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts

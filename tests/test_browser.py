@@ -253,13 +253,13 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
     settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical"], "stride": 2, "train_fraction": 0.2}
     run = runs.open_run(home / "runs" / "inspected", "digits_quanv", **settings)
     list(runs.train_all(run))
-    _exchange(home, "04_analyze", hardware_images="64 -> 0", n_worst="12 -> 1")
-    notebook = home / "notebooks" / "04_analyze.ipynb"
+    _exchange(home, "04b_inside", hardware_images="64 -> 0")
+    notebook = home / "notebooks" / "04b_inside.ipynb"
     notebook.write_text(notebook.read_text().replace("runs/first", "runs/inspected"))
-    page, complaints = _open(browser, lab, "04_analyze", 1300)
+    page, complaints = _open(browser, lab, "04b_inside", 1300)
     page.evaluate(RUN_ALL)
     _finished(page, page.locator(".jp-OutputArea-output", has_text="report.html"))
-    _kept(page, "04_analyze.png")
+    _kept(page, "04b_inside.png")
     before = _at_rest(page)
     assert len(before) == 4
     page.locator(".widget-hslider", has_text="Epoch").locator(".noUi-handle").focus()

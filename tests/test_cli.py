@@ -316,7 +316,7 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     shared = {"recipe", "run_dir", "device", "backend", "data_dir"}
     assert [
         {name: value for name, value in given.items() if name not in shared | {"n_seeds"}} for given in asked
-    ] == [{}, {}, {"plateau_qubits": 4}, {}, {"hardware_images": 8}]
+    ] == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
     status, _, err = qnnkit(*begin, "--set", "plateau_qubits=four", "--set", "n_seeds=1")
     assert status == 2 and "`plateau_qubits` must be of type int, but is 'four'" in err
     status, _, err = qnnkit(*begin, "--set", "plateau_qubit=4", "--set", "n_seeds=1")

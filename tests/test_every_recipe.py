@@ -1,4 +1,4 @@
-"""The five notebooks run every shipped recipe, at toy size."""
+"""The notebooks of a run execute every shipped recipe, at toy size."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.test_recipes import home, pretrained, toy  # noqa: F401  fixtures
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_five_notebooks_run_it(name, home, pretrained, tmp_path):  # noqa: F811
+def test_its_notebooks_run_it(name, home, pretrained, tmp_path):  # noqa: F811
     settings = toy(name, home, pretrained) | {"epochs": 1, "n_seeds": 1, "threads": 1}
     known = RECIPES[name].Settings.model_fields
     settings |= {each: 4 for each in ("hidden", "width") if each in known}

@@ -85,11 +85,11 @@ def test_its_table_counts_every_weight_and_circuit(name):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     found = table(model, IMAGES[:1])
     assert list(found.index)[-1] == "all" and found.loc["all", "gives"] == "4"
-    for column in ("quantum", "classical", "frozen", "circuits / image"):
+    for column in ("quantum", "classical", "frozen", "circuits / sample"):
         assert found[column][:-1].sum() == found.loc["all", column]
     assert {kind: found.loc["all", kind] for kind in count_parameters(model)} == count_parameters(model)
     patches = {"quanv": 3 * 6 * 5, "residual_quanv": 4 * 1 * 1, "resnet_circuit": 1}
-    assert found.loc["all", "circuits / image"] == patches.get(name, 0)
+    assert found.loc["all", "circuits / sample"] == patches.get(name, 0)
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
@@ -177,7 +177,7 @@ def test_sizes(name, n_classes, settings, quantum, classical):
     sizes = {"channels": 1, "image_size": (32, 32), "n_classes": n_classes}
     model = family(name, sizes=sizes, **settings)
     assert count_parameters(model) == {"quantum": quantum, "classical": classical, "frozen": 0}
-    circuits = table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8)).loc["all", "circuits / image"]
+    circuits = table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8)).loc["all", "circuits / sample"]
     assert circuits == (64 if quantum else 0)
 
 

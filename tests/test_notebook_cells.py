@@ -1,4 +1,4 @@
-"""02, 03 and 04, cell by cell, for nets of every kind: what they show, and what they leave out."""
+"""02 to 04b, cell by cell, for nets of every kind: what they show, and what they leave out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import nbformat
+import pandas
 import pytest
 import torch
 from matplotlib import pyplot
@@ -82,8 +83,16 @@ def test_the_gradient_check_of_every_kind_of_circuit(place, name):
 @pytest.mark.parametrize("name", ["quanv", "frozen filters", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_training_and_the_analysis_of_a_trained_net(place, name):
     run = begun(place / name, **NETS[name], epochs=1)
-    cells("03_train", run)
-    found = cells("04_analyze", run, hardware_images=0)
+    tried = cells("03_train", run)["losses"]
+    assert 0 < len(tried) <= 50 and tried[-1] < tried[0], "a batch that is not learnt"
+    again = begun(place / f"{name}, again", **NETS[name], epochs=1)
+    alike = ["net", "seed", "test_loss"]
+    pandas.testing.assert_frame_equal(
+        run.finals()[alike], pandas.DataFrame(runs.train_all(again))[alike], check_exact=True
+    )
+    shares = cells("04_analyze", run)["shares"]
+    assert len(shares) == 3 and shares["as trained"] == pytest.approx(100 * run.finals()["test_accuracy"][0])
+    found = cells("04b_inside", run, hardware_images=0)
     kept = {"04_curves", "05_confusion", "08_circuit", "10_gradients"}
     assert kept <= figures(run) and ("03_comparison" in figures(run)) == (len(run.nets) > 1)
     trains = name != "frozen filters"  # training cannot move frozen angles, so 04 draws no line through them
@@ -96,15 +105,16 @@ def test_training_and_the_analysis_of_a_trained_net(place, name):
 def test_the_recorded_gradients_of_groups_and_layers_and_none_where_they_are_lost(tmp_path):
     run = begun(tmp_path / "run", epochs=1, quantum_clip_norm=1e-3, controls=["classical"])
     list(runs.train_all(run))
-    last = cells("04_analyze", run, hardware_images=0)["last"]
-    groups = last[last["layer"] == "all"].groupby("group").median(numeric_only=True)
+    groups = cells("04_analyze", run)["of_groups"]
     assert groups.loc["quantum", "n_weights"] == 24 and groups.loc["quantum", "clipped"] == 1
     assert groups["share"].sum() == pytest.approx(1, abs=0.02)
-    layers = last[last["layer"] != "all"].groupby("layer").first()
+    last = cells("04b_inside", run, hardware_images=0)["last"]
+    layers = last.groupby("layer").first()
     weights = runs.build(run, "hybrid", 0).parameters()
     assert layers["n_weights"].sum() == sum(weight.numel() for weight in weights)
     assert (layers["norm"] > 0).all() and (layers["ratio"] > 0).all()
     (run.folder / "gradients.jsonl").unlink()
     (run.folder / "result.json").unlink()
-    cells("04_analyze", run, hardware_images=0)
+    cells("04_analyze", run)
+    cells("04b_inside", run, hardware_images=0)
     assert run.result is not None and "No gradients were recorded" in run.report.read_text()

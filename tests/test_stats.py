@@ -294,3 +294,29 @@ RISING = "accuracy r2 macro_f1 f1_score recall_10 accuracy_top5 minus_energy roc
 def test_the_name_of_a_number_tells_its_direction():
     assert not any(map(direction, FALLING.split())) and all(map(direction, RISING.split()))
     assert not Score("wer", "word error rate").larger and Score("wer", "words", larger=True).larger
+
+
+def test_splits_that_share_samples_widen_the_interval_by_hand():
+    """Nadeau and Bengio: 10 differences of mean 1 and spread 2, a third as many test as training samples."""
+    values = [1 + 2 * x for x in np.linspace(-1, 1, 10) / np.std(np.linspace(-1, 1, 10), ddof=1)]
+    plain, found = compare(values, [0.0] * 10), compare(values, [0.0] * 10, ratio=1 / 3)
+    error = 2 * math.sqrt(1 / 10 + 1 / 3)
+    assert found.error == pytest.approx(error) and plain.error == pytest.approx(2 / math.sqrt(10))
+    assert found.p == pytest.approx(2 * scipy_stats.t.sf(1 / error, 9))
+    assert (found.low, found.high) == pytest.approx((1 - 2.262157 * error, 1 + 2.262157 * error), abs=1e-5)
+    assert plain.p < found.p and judge(found, 0.1)["detectable"] > judge(plain, 0.1)["detectable"]
+    assert power(1.0, 10_000, ratio=1 / 3) < 0.5, "more splits of the same data find no more"
+    assert judge(found, 0.1)["seeds_needed"] == math.inf
+
+
+def test_false_positives_of_resampled_splits():
+    """Test splits drawn from the same samples: the plain test finds a difference far too often."""
+    rng, n, n_samples, found = np.random.default_rng(0), 10, 400, {0.0: 0, 1 / 3: 0}
+    for _ in range(300):
+        data = rng.normal(size=n_samples)  # of which a split takes a quarter for its test
+        values = []
+        for _ in range(n):
+            values.append(rng.permutation(data)[:100].mean() + 0.02 * rng.normal())  # and a seed's own
+        for ratio in found:
+            found[ratio] += compare(values, [0.0] * n, ratio).p < 0.05
+    assert found[0.0] > 60 and found[1 / 3] < 30, found

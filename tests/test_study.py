@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
+from qnnkit.report import figures
 from tests.showing import Batch, Page
 
 ROOT = Path(__file__).parent.parent
@@ -156,8 +157,9 @@ def wine(tmp_path_factory):
     recipe.write_text(WINE)
     run = runs.open_run(place / "runs" / "wine", recipe, n_seeds=2, controls=controls)
     list(runs.train_all(run))
-    given = {"run_dir": str(run.folder), "recipe": str(recipe), "hardware_images": 2}
-    runs.launch(runs.find_notebook("04_analyze"), run.notebook("04_analyze"), given)
+    given = {"run_dir": str(run.folder), "recipe": str(recipe)}
+    for name, more in ((runs.ANALYZE, {}), (runs.INSIDE, {"hardware_images": 2})):
+        runs.launch(runs.find_notebook(name), run.notebook(name), given | more)
     return run
 
 
@@ -490,7 +492,8 @@ def test_many_models_have_tables_and_eight_have_figures(space, undrawn):
         nets = {"hybrid": [0.9, 0.8 - index / 100], "classical": [0.8, 0.75]}
         space.write(f"run-{index}", nets, name=f"model {index}")
     names = execute(space.folder)
-    assert set(names["rows"]["model"]) == {f"model {index}" for index in range(8)}
+    rows, curves = figures.best(names["study"], names["means"])
+    assert set(rows["model"]) == set(curves["model"]) == {f"model {index}" for index in range(8)}
     assert len(names["means"]) == 18 and set(names["compared"]["other_net"]) == {"classical"}
     assert names["notes"][0].startswith("Hybrid nets are not compared with one another: of 9 models")
 
@@ -514,13 +517,16 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
 
 
 def test_the_page_of_a_recipe_of_arrays_speaks_of_what_it_has(wine):
-    """No images, no quanvolution, and so few updates that noise is not measured."""
-    page, copy = Page(wine.report.read_text()), nbformat.read(wine.notebook("04_analyze"), as_version=4)
-    sections = re.findall("^## (.*)", "\n".join(cell.source for cell in copy.cells), re.MULTILINE)
+    """No images, no quanvolution."""
+    page = Page(wine.report.read_text())
+    copies = [nbformat.read(wine.notebook(name), as_version=4) for name in (runs.ANALYZE, runs.INSIDE)]
+    cells = [cell for copy in copies for cell in copy.cells]
+    sections = re.findall("^## (.*)", "\n".join(cell.source for cell in cells), re.MULTILINE)
     without = {"Find qnnkit", "Parameters", "Groups of the test split", "What the circuit sees"}
-    without |= {"Look inside", "Write the report", "What is found for a caption", "Hybrid against controls"}
+    without |= {"The inspector", "Write the report", "What is found for a caption", "Hybrid against controls"}
+    without |= {"Add to the report"}
     shown = [name for name in sections if name not in without]
-    assert len(shown) == 9 and all(page.text.count(name) > 1 for name in shown)
+    assert len(shown) == 12 and all(page.text.count(name) > 1 for name in shown)
     assert not [name for name in without if name in page.text]
     told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
     assert not [word for word in ("image", "caption", "chord", "nan") if word in told.lower()]
@@ -530,8 +536,6 @@ def test_the_page_of_a_recipe_of_arrays_speaks_of_what_it_has(wine):
         f"no_entanglement (the same circuit without entanglement), {angles}",
     ):
         assert sentence in told, sentence
-    with Image.open(wine.folder / "figures" / "10_gradients.png") as figure:
-        assert figure.width < 700, "a panel of its own for noise that was not measured"
 
 
 def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space, monkeypatch):

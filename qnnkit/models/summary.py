@@ -26,11 +26,11 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
         >>> from qnnkit import circuits
         >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=2))
         >>> found = table(nn.Sequential(layer, nn.Linear(2, 3)), torch.zeros(1, 2))
-        >>> print(found[["gives", "quantum", "circuits / image"]].to_string(index_names=False))
-            gives  quantum  circuits / image
-        0       2       12                 1
-        1       3        0                 0
-        all     3       12                 1
+        >>> print(found[["gives", "quantum", "circuits / sample"]].to_string(index_names=False))
+            gives  quantum  circuits / sample
+        0       2       12                  1
+        1       3        0                  0
+        all     3       12                  1
     """
     import pandas as pd
 
@@ -52,7 +52,7 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
             "kind": getattr(layer, "origin", type(layer).__name__),
             "gives": shapes.get(layer, ""),
             **count_parameters(layer),
-            "circuits / image": sum(circuits.get(each, 0) for each in layer.modules()),
+            "circuits / sample": sum(circuits.get(each, 0) for each in layer.modules()),
         }
         for name, layer in layers
     ]

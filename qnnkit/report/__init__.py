@@ -1,6 +1,7 @@
 """What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
 
 from qnnkit.report.batch_page import analyze_batch, write_batch_page
+from qnnkit.report.figures import draw
 from qnnkit.report.run import finish, judge, scores, summary, table
 from qnnkit.report.shown import mistakes, preview
 from qnnkit.report.study import Study, read_study
@@ -8,7 +9,7 @@ from qnnkit.report.tables import by_group, comparisons, forest, frame_of, headli
 from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
-    "Study", "analyze_batch", "by_group", "comparisons", "finish", "forest", "frame_of", "headline", "judge",
-    "means", "metrics", "mistakes", "preview", "read_study", "scores", "summary", "table", "verdict",
+    "Study", "analyze_batch", "by_group", "comparisons", "draw", "finish", "forest", "frame_of", "headline",
+    "judge", "means", "metrics", "mistakes", "preview", "read_study", "scores", "summary", "table", "verdict",
     "verify_run", "write_batch_page",
 ]  # fmt: skip

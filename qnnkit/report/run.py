@@ -14,7 +14,7 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
 from qnnkit.report.verify import hashes
-from qnnkit.runs import NOTEBOOKS, Run, build, export, sums, trained
+from qnnkit.runs import ANALYZE, INSIDE, Run, build, export, sums, trained
 from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import BOUNDS, MAIN_NETS
@@ -157,8 +157,8 @@ def judge(run: Run) -> list[dict[str, Any]]:
 def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
 
-    Where `runs.launch` is executing 04_analyze, the page shows what that notebook has shown so far; elsewhere
-    the figures that notebooks have kept.
+    Where `runs.launch` is executing 04_analyze or 04b_inside, the page shows what these have shown so far;
+    elsewhere the figures that notebooks have kept.
 
     Args:
         run: Whose nets are all trained.
@@ -180,8 +180,7 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 
 
 def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened: list[Any]) -> dict[str, Any]:
-    notebook = page.executed(run.notebook(NOTEBOOKS[-1]))
-    shown = page.body(notebook) if notebook else page.figures(sorted((run.folder / "figures").glob("*.png")))
+    shown = _shown(run)
     before = run.result or {}  # a report that is written again keeps what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run, frame))
@@ -215,6 +214,17 @@ def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened:
     return result
 
 
+def _shown(run: Run) -> page.Body:
+    """What 04_analyze and 04b_inside show while one of them is executed; else the figures that are kept."""
+    copies = [run.notebook(name) for name in (ANALYZE, INSIDE)]
+    running = {copy: page.executed(copy) for copy in copies}
+    if not any(running.values()):
+        return page.figures(sorted((run.folder / "figures").glob("*.png")))
+    bodies = [page.body(running[copy] or copy) for copy in copies if running[copy] or copy.exists()]
+    sections = [section for body in bodies for section in body.sections]
+    return page.Body("\n".join(body.html for body in bodies), sections)
+
+
 def _spent(run: Run, frame: pd.DataFrame) -> dict[str, Any]:
     """Time, money and bytes, for provenance.json."""
     rows, price = frame.to_dict("records"), run.config.price_per_hour
@@ -244,7 +254,7 @@ def _against_base(run: Run) -> dict[str, Any] | None:
 
 
 def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = b"") -> str:
-    """The run's page: verdict, nets, what 04_analyze shows, settings and provenance, in one HTML file."""
+    """The run's page: verdict, nets, what notebooks show, settings and provenance, in one HTML file."""
     weights = {"quantum": "circuit weights", "classical": "other weights", "frozen": "frozen weights"}
     controls = [row["net"] for row in result["nets"] if row["net"] not in MAIN_NETS]
     return page.render(

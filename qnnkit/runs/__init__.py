@@ -1,7 +1,7 @@
 """Run folders, the nets trained in them, and the strict launch of notebooks."""
 
 from qnnkit.runs import chain
-from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
+from qnnkit.runs.chain import ANALYZE, INSIDE, NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.folder import Run
 from qnnkit.runs.frame import frame
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, find_notebook, launch
@@ -25,7 +25,8 @@ from qnnkit.runs.using import evaluate, export, load_model, merge, predict
 from qnnkit.runs.watching import watch
 
 __all__ = [
-    "NOTEBOOKS", "NotebookError", "Run", "State", "Stopped", "Training", "best", "build", "chain",
+    "ANALYZE", "INSIDE", "NOTEBOOKS",
+    "NotebookError", "Run", "State", "Stopped", "Training", "best", "build", "chain",
     "check_parameters", "count_parameters", "declared", "epoch_line", "evaluate", "export", "find_notebook",
     "finished", "first_batch", "fork", "frame", "launch", "load_model", "merge", "open_run", "placed",
     "predict", "run_notebooks", "seen_by", "to_plan", "train_all", "trained", "training", "watch",

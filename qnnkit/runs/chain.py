@@ -1,4 +1,4 @@
-"""The main job: notebooks 00 to 04, one after the other, through the run folder."""
+"""The main job: notebooks 00 to 04b, one after the other, through the run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from qnnkit.runs.opening import asked_of_kernels
 from qnnkit.runs.rows import Followed
 from qnnkit.runs.trainings import Stopped, stopped_in
 
-NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
+ANALYZE, INSIDE = "04_analyze", "04b_inside"
+"""The notebook that writes report and result, and the one that adds to them."""
+NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", ANALYZE, INSIDE)
 
 
 def chosen(names: str | None) -> tuple[str, ...]:
@@ -110,8 +112,8 @@ def run_notebooks(
             warm.begin()
         for index, name in enumerate(names, start=1):
             label = f"[{index}/{len(names)}] {name}"
-            last = name == NOTEBOOKS[-1]  # it is its result that says that it has finished
-            if run.notebook(name).exists() and not (last and run.result is None):
+            due = name == ANALYZE and run.result is None  # it is its result that says that it has finished
+            if run.notebook(name).exists() and not due:
                 echo(f"{label}: finished before")
                 continue
             start, source = time.perf_counter(), find_notebook(name)
@@ -126,7 +128,7 @@ def run_notebooks(
                     ended.add_note(_stopped(run, name))
                     raise
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
-        if run.result is None and NOTEBOOKS[-1] in names:
+        if run.result is None and ANALYZE in names:
             raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
         if run.result is None and "03_train" in names and finish is not None:
             finish(run)
@@ -148,7 +150,7 @@ def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:
         NotebookError: The notebook stopped; the earlier page stays.
         BlockingIOError: Another process runs the notebooks of this run.
     """
-    name = NOTEBOOKS[-1]
+    name = ANALYZE
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
         source = find_notebook(name)
         used = _used(run, name) if run.notebook(name).exists() else {}
@@ -180,7 +182,7 @@ def finished(run: Run) -> dict[str, Any] | None:
 
     What a kill left to be done is done: the last notebook gets its name, and Drive what it lacks.
     """
-    result, last = run.result, run.notebook(NOTEBOOKS[-1])
+    result, last = run.result, run.notebook(ANALYZE)
     if result is None:
         return None
     running = last.with_suffix(".running.ipynb")

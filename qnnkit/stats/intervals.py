@@ -142,10 +142,21 @@ class Comparison:
     """Seeds."""
     spread: float = math.nan
     """Standard deviation of the differences."""
+    ratio: float = 0.0
+    """Test samples by training samples, where each difference is of a split of its own."""
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean difference."""
+        return self.spread * math.sqrt(1 / self.n + self.ratio)
 
 
-def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
+def compare(values: Sequence[float], others: Sequence[float], ratio: float = 0.0) -> Comparison:
     """First minus second, seed by seed: mean, 95 % t-interval, effect size, paired t-test.
+
+    Where every seed has a split of its own, the splits share most of their samples, so that the differences
+    spread less than fresh data would make them. Nadeau and Bengio's corrected t-test takes
+    s sqrt(1 / n + n_test / n_train) for the standard error in place of s / sqrt(n).
 
     The effect size is g_z = J d_z, with d_z = mean / standard deviation of the differences and
     J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1 (Hedges 1981): d_z is too large for few seeds.
@@ -156,6 +167,7 @@ def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
     Args:
         values: One number per seed.
         others: Those of the other net, by the same seeds in the same order.
+        ratio: Test samples by training samples of a split; 0 where all seeds share one split.
 
     Raises:
         ValueError: The two have not as many values as one another, or none, or one is not finite.
@@ -166,7 +178,8 @@ def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
         (0.04, 2.257, 0.0202)
 
     Reference:
-        Lakens 2013, doi:10.3389/fpsyg.2013.00863 (d_z and its correction); Student 1908.
+        Lakens 2013, doi:10.3389/fpsyg.2013.00863 (d_z and its correction); Student 1908; Nadeau and Bengio
+        2003, doi:10.1023/A:1024068626366 (splits that share samples).
     """
     if len(values) != len(others):
         rule = f"have one value per seed, as `values` has {len(values)}"
@@ -185,11 +198,12 @@ def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
     from scipy.stats import t
 
     d_z, m = gap.mean / spread, gap.n - 1
-    p = 2 * float(t.sf(abs(d_z) * math.sqrt(gap.n), m))
+    error = spread * math.sqrt(1 / gap.n + ratio)
+    p, half = 2 * float(t.sf(abs(gap.mean) / error, m)), float(t.ppf(0.975, m)) * error
     effect = math.nan
     if m > 1:
         effect = d_z * math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) / math.sqrt(m / 2)
-    return Comparison(gap.mean, gap.low, gap.high, effect, p, gap.n, spread)
+    return Comparison(gap.mean, gap.mean - half, gap.mean + half, effect, p, gap.n, spread, ratio)
 
 
 def judge(found: Comparison, margin: float, family: int = 1) -> dict[str, Any]:
@@ -225,21 +239,26 @@ def judge(found: Comparison, margin: float, family: int = 1) -> dict[str, Any]:
     from scipy.optimize import brentq
     from scipy.stats import t
 
-    error, alpha = found.spread / math.sqrt(found.n), ALPHA / family
-    row["p_equivalent"] = float(t.sf((margin - abs(found.difference)) / error, found.n - 1))
-    most = 4 * (float(t.ppf(1 - alpha / 2, found.n - 1)) + 1) / math.sqrt(found.n)
-    ratio: Any = brentq(lambda ratio: power(ratio, found.n, alpha) - POWER, 0, most)
-    row["detectable"] = ratio * found.spread
+    alpha, ratio = ALPHA / family, found.ratio
+    row["p_equivalent"] = float(t.sf((margin - abs(found.difference)) / found.error, found.n - 1))
+    most = 4 * (float(t.ppf(1 - alpha / 2, found.n - 1)) + 1) * found.error / found.spread
+    effect: Any = brentq(lambda effect: power(effect, found.n, alpha, ratio) - POWER, 0, most)
+    row["detectable"] = effect * found.spread
+
+    def enough(n: int) -> bool:
+        return power(margin / found.spread, n, alpha, ratio) >= POWER
+
     few, many = 1, 10_000
-    enough = power(margin / found.spread, many, alpha) >= POWER
-    while enough and many - few > 1:
+    while enough(10_000) and many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if power(margin / found.spread, middle, alpha) >= POWER else (middle, many)
-    return row | {"seeds_needed": many if enough else math.inf}
+        few, many = (few, middle) if enough(middle) else (middle, many)
+    return row | {"seeds_needed": many if enough(10_000) else math.inf}
 
 
-def power(effect: float, n: int, alpha: float = ALPHA) -> float:
+def power(effect: float, n: int, alpha: float = ALPHA, ratio: float = 0.0) -> float:
     """How often a paired t-test of `n` seeds finds a difference of `effect` standard deviations.
+
+    `ratio` as in `compare`: with splits of their own, no number of seeds finds every difference.
 
     The noncentral t-distribution, as a mean over 128 quantiles of the spread that is measured.
 
@@ -249,7 +268,7 @@ def power(effect: float, n: int, alpha: float = ALPHA) -> float:
     """
     from scipy.special import ndtr
 
-    bound, shift = _bounds(n, alpha), effect * math.sqrt(n)
+    bound, shift = _bounds(n, alpha), effect / math.sqrt(1 / n + ratio)
     return float((ndtr(shift - bound) + ndtr(-bound - shift)).mean())
 
 

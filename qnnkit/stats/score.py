@@ -184,14 +184,14 @@ class Score:
         found = mean_interval(values, samples=samples, logarithmic=positive)
         return replace(found, low=max(least, found.low), high=min(most, found.high)) if found.known else found
 
-    def compare(self, values: Sequence[float], others: Sequence[float]) -> Comparison:
+    def compare(self, values: Sequence[float], others: Sequence[float], ratio: float = 0.0) -> Comparison:
         """As `compare`; of shares the interval ends at a difference of 1, which none exceeds.
 
         Example:
             >>> ACCURACY.compare([1.0, 0.6], [0.4, 0.5]).high
             1.0
         """
-        found, most = compare(values, others), self.bounds[1] - self.bounds[0]
+        found, most = compare(values, others, ratio), self.bounds[1] - self.bounds[0]
         if not math.isfinite(found.low) or not self._holds([*values, *others]):
             return found
         return replace(found, low=max(-most, found.low), high=min(most, found.high))
