@@ -92,6 +92,8 @@ class Mirror:
             if not path.exists():
                 raise FileNotFoundError(errno.ENOENT, f"`{path}` is gone; is Drive still mounted?")
         mark = self._require_own()
+        if mark is None:  # nothing of this copy is there, or not any more
+            self._sent = dict.fromkeys(self._sent)
         with contextlib.ExitStack() as opened:
             stamps, changed = self._look(opened)
             gone = self._sent.keys() - stamps.keys()

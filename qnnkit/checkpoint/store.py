@@ -96,20 +96,22 @@ class Store:
             ValueError: There are whole ones, but `load` refuses them all.
         """
         names, content, wrong = self._names(), None, list[Exception]()
+        name = best = ""
         for name in reversed(names):
             try:
                 content = self._read(name, load)
-                self.best, self.best_lost = content["best"] or name, False
+                best = content["best"] or name
                 break
             except (ValueError, OSError) as error:
                 wrong.append(error)
         told = " ".join(map(str, wrong))
-        if content is not None and self.best != name:
+        self.best_lost = False
+        if content is not None and best != name:
             try:
-                self._read(self.best)
+                self._read(best)
             except (ValueError, OSError) as error:
-                self.best, self.best_lost = name, True
-                told += f"{error} The weights of the best epoch are lost; those of `{name}` count instead. "
+                best, self.best_lost = name, True
+                told += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
         if told and self._names() != names:  # written meanwhile
             return self.restore(load)
         if content is None:
@@ -121,7 +123,7 @@ class Store:
             warnings.warn(f"{told} Training {how}.", stacklevel=2)
         if content is None:
             return None
-        self._kept = [[name, self.best], *content["kept"]]
+        self.best, self._kept = best, [[name, best], *content["kept"]]
         return content["state"]
 
     def load_best(self, model: nn.Module) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Traced:
     n_weights: int
     n_trained: int
     kept: int
-    """Bytes of weights in a checkpoint, without the frozen ones of a named base."""
+    """Bytes of weights in a checkpoint, without the frozen base under a PEFT adapter."""
     linear: int
     """Frozen numbers in linear layers without the one that gives the logits: what 4 bits would hold."""
     at_update: int
@@ -90,7 +90,7 @@ class Traced:
 
     @property
     def checkpoint(self) -> int:
-        """Bytes of a checkpoint: weights, without the frozen ones of a named base, and moments."""
+        """Bytes of a checkpoint: weights, without the frozen base under a PEFT adapter, and moments."""
         return self.kept + self.memory.get("optimizer", 0)
 
     @property
