@@ -405,15 +405,16 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
     try:
         with FileLock(lock), contextlib.ExitStack() as last:
             tidy()
+            last.callback(lock.unlink, missing_ok=True)
             last.callback(tidy)
             draft.mkdir(parents=True)
             yield draft
-            there = [path.name for path in folder.iterdir()] if folder.exists() else []
-            if others := [name for name in there if not (draft / name).exists()]:
-                step = f"It holds {others[0]} too: choose another name."
-                raise FileExistsError(
-                    checks.message("folder", "be absent, empty or of an earlier save", str(folder), step)
-                )
+            there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            others = [name for name in there if not (draft / name).exists()]
+            if others or folder.is_file():
+                rule = "be absent, empty or of an earlier save"
+                step = f"It {f'holds {others[0]} too' if others else 'is a file'}: choose another name."
+                raise FileExistsError(checks.message("folder", rule, str(folder), step))
             if there:
                 folder.rename(old)
             draft.rename(folder)

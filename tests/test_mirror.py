@@ -371,25 +371,6 @@ def test_a_full_disk_keeps_the_state_before_and_is_not_waited_for_at_the_end(loc
     assert not list(remote.glob(".draft-*"))
 
 
-def test_what_arrived_is_not_sent_again_after_a_failure(local, remote, monkeypatch):
-    train(local, 0, size=50_000)
-    copy, sent, made = there.copy, [], Mirror(local, remote)
-
-    def failing(file, name, *given):
-        if name == "log.txt" and "failure" not in sent:
-            sent.append("failure")
-            raise OSError(errno.EIO, "failed")
-        copy(file, name, *given)
-        sent.append(name)
-
-    monkeypatch.setattr(there, "copy", failing)
-    (local / "log.txt").write_text("a note")
-    with pytest.raises(OSError, match="failed"):
-        made.sync()
-    made.sync()
-    assert len(sent) == 1 + len(set(visible(remote))) and not list(remote.glob(".draft-*"))
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 def test_a_closed_folder_keeps_its_state():
     with tempfile.TemporaryDirectory() as name:  # not tmp_path: nobody may not even look into that
