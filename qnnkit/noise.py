@@ -99,8 +99,8 @@ def robustness(
     backend, on_device = (None, ()) if device is None else (_backend(device), device_shots)
     conditions: list[tuple[str, float, Callable[[QuantumLayer, int], Any]]] = [
         *(("shots", n, lambda layer, i, n=n: _with_shots(layer, n, seed * 1000 + i)) for n in shots),
-        *(("depolarizing", p, lambda layer, i, p=p: _depolarized(layer, p)) for p in depolarizing),
-        *(("readout", p, lambda layer, i, p=p: _misread(layer, p)) for p in readout),
+        *(("depolarizing", p, lambda layer, i, p=p: _depolarized(_mixed(layer), p)) for p in depolarizing),
+        *(("readout", p, lambda layer, i, p=p: _misread(_mixed(layer), p)) for p in readout),
         *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in on_device),
     ]
     _require_sensible(images, labels, conditions)
@@ -127,23 +127,23 @@ def _with_shots(layer: QuantumLayer, shots: int, seed: int) -> qp.QNode:
     return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=int(shots))
 
 
-def _depolarized(layer: QuantumLayer, probability: float) -> Any:
+def _depolarized(qnode: qp.QNode, probability: float) -> Any:
     def after(operation: Any, **_: Any) -> None:
         for wire in operation.wires:
             qp.DepolarizingChannel(probability, wires=wire)
 
     # PennyLane adds these gates once its device has taken templates apart.
     noise = qp.NoiseModel({qp.BooleanFn(_is_gate): after})
-    return qp.add_noise(_mixed(layer), noise, level="device")
+    return qp.add_noise(qnode, noise, level="device")
 
 
-def _misread(layer: QuantumLayer, probability: float) -> Any:
-    return _read_wrongly(qp.transforms.split_non_commuting(_mixed(layer)), probability)
+def _misread(qnode: qp.QNode, probability: float) -> Any:
+    return _read_wrongly(qp.transforms.split_non_commuting(qnode), probability)
 
 
-def _mixed(layer: QuantumLayer) -> qp.QNode:
+def _mixed(layer: QuantumLayer, diff_method: str | None = None) -> qp.QNode:
     device = qp.device("default.mixed", wires=layer.qnode.device.wires, seed=0)  # of no shots: unused
-    return layer.qnode.update(device=device, diff_method=None)
+    return layer.qnode.update(device=device, diff_method=diff_method)
 
 
 def _is_gate(operation: Any) -> bool:
@@ -157,6 +157,49 @@ def _read_wrongly(tape: Any, probability: float) -> Any:
     wires = {wire for part in tape.measurements for wire in (part.wires or tape.wires)}
     flips = [qp.BitFlip(probability, wires=wire) for wire in sorted(wires, key=str)]
     return [tape.copy(operations=[*tape.operations, *flips])], lambda results: results[0]
+
+
+def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -> None:
+    """Makes the circuits of a net run with shots or with noise, in training and afterwards.
+
+    Shots are drawn by torch's own generator, from the exact distribution of every circuit of a batch, and the
+    gradient is that of the parameter-shift rule, each shifted circuit with shots of its own. Noise runs on
+    PennyLane's `default.mixed`, whose density matrices torch differentiates.
+
+    Args:
+        model: Changed in place; its circuits are exact before.
+        shots: Measurements of each circuit; None for none.
+        noise: Such as ("depolarizing=0.01", "readout=0.02"), see `robustness`; without shots.
+
+    Raises:
+        ValueError: A circuit has shots or noise already, is too wide for `default.mixed`, or runs on a device
+            that was asked for.
+
+    Example:
+        >>> from qnnkit import circuits
+        >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=2))
+        >>> put(layer, shots=100)
+        >>> (100 * layer(torch.zeros(1, 2)).detach()).round().remainder(2).tolist()  # counts, of 100
+        [[0.0, 0.0]]
+    """
+    chances = {kind: float(chance) for kind, _, chance in (each.partition("=") for each in noise)}
+    for layer in _layers(model):
+        _require_exact(layer)
+        if layer.wanted_backend not in ("auto", "batched"):
+            step = "Set it to auto: shots are drawn by the fused program, noise by default.mixed."
+            raise ValueError(checks.message("backend", "be auto", layer.wanted_backend, step))
+        if shots:
+            layer.qnode = qp.set_shots(layer.qnode.update(diff_method="parameter-shift"), shots=shots)
+            layer.generator = "torch"
+        if noise:
+            _require_narrow(
+                len(layer.qnode.device.wires or ()), [("default.mixed", MOST_WIRES, "Use shots.")]
+            )
+            qnode = _mixed(layer, "backprop")
+            if probability := chances.get("depolarizing"):
+                qnode = _depolarized(qnode, probability)
+            layer.qnode = _misread(qnode, chances["readout"]) if chances.get("readout") else qnode
+            layer.wanted_backend = "auto"  # a density matrix has no fused program
 
 
 # --- the circuits on a device, fake or real -----------------------------------------------------------------

@@ -149,6 +149,11 @@ class Settings(Base):
     net_settings: tuple[str, ...] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
 
+    shots: int | None = Field(default=None, ge=1)
+    """Measurements of each circuit, in training and in the test; None computes exactly."""
+    noise: tuple[str, ...] = ()
+    """Noise of the circuits, in training and in the test: depolarizing=P, readout=P; () for none."""
+
     min_difference: float | None = Field(default=None, gt=0)
     """The least difference that matters (points, nats); None: 1 point, or 1 % of a loss. May differ later."""
 
@@ -213,6 +218,17 @@ class Settings(Base):
             except ValidationError as error:
                 raise ValueError(_sentence(Settings, error)) from None
         return net_settings
+
+    @field_validator("noise")
+    @classmethod
+    def _probabilities(cls, noise: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        kinds = [each.partition("=")[0] for each in noise]
+        wrong = [each for each in noise if not re.fullmatch(r"(depolarizing|readout)=(0?\.\d+|0|1)", each)]
+        if wrong or len(set(kinds)) < len(kinds):
+            raise ValueError("be depolarizing=P and readout=P, each once, with probabilities such as 0.01")
+        if noise and info.data.get("shots"):
+            raise ValueError("be () where `shots` is set: noise is computed as exact expectation values")
+        return noise
 
     def of_net(self, net: str) -> Self:
         """The settings that a net trains with: these, but for what `net_settings` says of it.

@@ -34,7 +34,7 @@ OTHERS = {
     "transpose": 2, "overlap": 8, "tokens": "midi_v2",
     "size": "small", "patch_size": 2, "head": "linear", "adapter": "loha",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True,
-    "net_settings": ["hybrid.learning_rate=0.5"],
+    "net_settings": ["hybrid.learning_rate=0.5"], "shots": 100, "noise": ["readout=0.01"],
     "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,

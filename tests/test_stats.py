@@ -314,9 +314,8 @@ def test_false_positives_of_resampled_splits():
     rng, n, n_samples, found = np.random.default_rng(0), 10, 400, {0.0: 0, 1 / 3: 0}
     for _ in range(300):
         data = rng.normal(size=n_samples)  # of which a split takes a quarter for its test
-        values = []
-        for _ in range(n):
-            values.append(rng.permutation(data)[:100].mean() + 0.02 * rng.normal())  # and a seed's own
+        # A test split of the same samples for each seed, and a seed's own noise.
+        values = [rng.permutation(data)[:100].mean() + 0.02 * rng.normal() for _ in range(n)]
         for ratio in found:
             found[ratio] += compare(values, [0.0] * n, ratio).p < 0.05
     assert found[0.0] > 60 and found[1 / 3] < 30, found

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pennylane as qp
 import torch
@@ -53,9 +53,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         'batched'
     """
 
-    generator: torch.Generator | None = None
-    """Draws the shots of a QNode with a finite number of them. Without one, shots are drawn here only where
-    PennyLane has no gradient (batches of inputs that require one), from torch's own generator."""
+    generator: torch.Generator | Literal["torch"] | None = None
+    """Draws the shots of a QNode with a finite number of them; "torch" is torch's own. Without one, shots are
+    drawn here only where PennyLane has no gradient (batches of inputs that require one), by torch's own."""
     gradient_checkpointing = False
     """Whether states are computed again on the way back, not kept; the name that transformers gives it."""
     n_features: int | None = None
@@ -120,7 +120,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
             )
         if too_large := self._too_large():
             return f"Cannot run here, because {too_large}."
-        how = "all samples at once" if self.backend == "default.qubit" else "one sample after the other"
+        at_once = self.backend in ("default.qubit", "default.mixed")
+        how = "all samples at once" if at_once else "one sample after the other"
         return (
             f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
             f"{obstacle}."

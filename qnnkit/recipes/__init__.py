@@ -256,9 +256,13 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = Fal
     """
     recipe = of(config)
     config = without_weights(config) if bare else config
-    if net in ("", *MAIN_NETS):
-        return recipe.build(config, splits, seed)
-    return recipe.control(net, config, splits, seed)
+    main = net in ("", *MAIN_NETS)
+    model = recipe.build(config, splits, seed) if main else recipe.control(net, config, splits, seed)
+    if config.shots or config.noise:
+        from qnnkit import noise
+
+        noise.put(model, config.shots, config.noise)
+    return model
 
 
 def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:

@@ -300,7 +300,8 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Sp
     """What a net of the run is given: the data, or what its frozen part made of the images once."""
     if not isinstance(run.splits, ImageSplits):
         return run.splits
-    if run.config.of_kit("augmentation", "none") != "none":  # other images, other features
+    changes = run.config.of_kit("augmentation", "none") != "none" or run.config.shots
+    if changes or run.config.noise:  # other images or other shots, other features
         return run.splits
     return features.of(model, run.splits, place)
 

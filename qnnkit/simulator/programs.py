@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pennylane as qp
@@ -59,8 +59,8 @@ class Programs:
         self.qnode, self.input_name = qnode, input_name
         self.last: Fused | Sampled | str | None = None
         """What ran last, or why it did not."""
-        self.generator: torch.Generator | None = None
-        """Draws the shots; where it is given, all of them."""
+        self.generator: torch.Generator | Literal["torch"] | None = None
+        """Draws the shots; where it is given, all of them. "torch" is torch's own."""
         self.tape: Any = None
         """What the Python queued at the last call, if it ran here."""
         self.why_queued = ""
@@ -215,7 +215,7 @@ class Programs:
         if key not in program.sampled:
             program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
         self.last = sampled = program.sampled[key]
-        sampled.generator = self.generator
+        sampled.generator = None if self.generator == "torch" else self.generator
 
         def results(found: Any) -> Any:
             return recombine(found[0]) if finish is None else finish((recombine(found[0]),))
