@@ -45,14 +45,12 @@ def home() -> Path:
 
 
 def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> Path:
-    """Writes down where the workspace is, for every process of this user on this machine.
+    """Writes down where the workspace is, for every process of this user on this machine; returns the file.
 
     Args:
-        home: The folder that keeps runs.
-        local: The folder on fast local disk where they are worked on.
+        home: As QNNKIT_HOME, which comes before it.
+        local: As QNNKIT_LOCAL, likewise.
         mount: Where the disk of `home` is mounted.
-
-    The file is `workspace.json` in the user's config folder, and is returned. Variables come before it.
     """
     file = _remembered_in()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -94,12 +92,10 @@ def require_mounted(path: Path) -> None:
 
 
 def shelf(name: str) -> Path | None:
-    """The folder `name` of the workspace, for what may be made again; None where no workspace is in use.
+    """The folder `name` of the workspace, for what may be made again; None if no workspace is in use.
 
-    One is in use where somebody has named it, or where it holds runs: a plain script leaves no files behind.
-    None is while its Drive is not mounted.
-    It stays there even where `QNNKIT_LOCAL` is set: what lies on it is written once, never again, and a run
-    that goes on elsewhere must decide by the same measurements.
+    A workspace is in use if somebody has named it, or if it holds runs, and its Drive is mounted. The folder
+    is never in `QNNKIT_LOCAL`: a run that continues elsewhere must decide by the same measurements.
     """
     folder = home()
     in_use = _named("QNNKIT_HOME") is not None or (folder / "runs").is_dir()
@@ -120,12 +116,7 @@ def place(path: str | Path) -> Path:
 
 
 def data_place(root: str) -> str:
-    """Where images lie, as told: a URL as it is, a path made absolute by `place`.
-
-    Example:
-        >>> data_place("gs://bucket/images"), data_place("/images")
-        ('gs://bucket/images', '/images')
-    """
+    """Where images are: a URL as it is, a path made absolute by `place`."""
     return root if is_url(root) else str(place(root))
 
 
@@ -141,12 +132,7 @@ def portable(path: str) -> str:
 
 
 def located(path: str) -> str:
-    """What `portable` made, as a path of this workspace.
-
-    Example:
-        >>> located("./images") == str(place("images")), located("meta-llama/Llama-3.2-3B")
-        (True, 'meta-llama/Llama-3.2-3B')
-    """
+    """What `portable` made, as a path of this workspace; other names as they are."""
     return str(place(path[2:])) if path.startswith("./") else path
 
 
@@ -185,10 +171,7 @@ def local_home() -> Path | None:
 
 
 def run_folder(run_dir: str | Path) -> Path:
-    """The folder in which a run is worked on.
-
-    That is `place(run_dir)`. Only where `QNNKIT_LOCAL` is set, what lies in `QNNKIT_HOME` is worked on under
-    the same name in `QNNKIT_LOCAL`, and mirrored to its place.
+    """The folder that a run is written to: `place(run_dir)`, or its local copy in `QNNKIT_LOCAL`.
 
     Raises:
         FileNotFoundError: `QNNKIT_LOCAL` is set but `QNNKIT_HOME` is not there: Drive is not mounted, and a
