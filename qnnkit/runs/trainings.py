@@ -84,12 +84,6 @@ class Training:
             "log": self.journal.epoch,
             "watch": watch,
             "on_update": self.journal.update,
-<<<<<<< HEAD
-            "on_validation": self.journal.validation,
-            "tell": self.journal.machine,
-=======
-            "base": base,
->>>>>>> main
         }
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:

@@ -14,14 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-<<<<<<< HEAD
-from qnnkit import checks
-from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
-from qnnkit.checkpoint.file import packed, unpacked
-=======
 from qnnkit import checks, words
 from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state
->>>>>>> main
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task, complete
 from qnnkit.train.evaluation import totals_of
@@ -47,16 +41,8 @@ def fit(
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
-<<<<<<< HEAD
-    watch: Observer | None = None,
-    on_update: Callable[[Moment], None] | None = None,
-    on_validation: Callable[[dict[str, Any]], None] | None = None,
-    tell: Callable[[str], None] | None = None,
-=======
     watch: Any = None,
     on_update: Callable[[dict[str, Any]], None] | None = None,
-    base: int | None = None,
->>>>>>> main
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -86,19 +72,10 @@ def fit(
         folder: Where checkpoints go.
         identity: Plain values that tell this training from others; a checkpoint of another is not taken.
         log: Called after every epoch with one row of plain numbers.
-<<<<<<< HEAD
-        watch: Looks at gradients and updates.
-        on_update: Called after every update, with what it was.
-        on_validation: Called with a row whenever an epoch is interrupted by a validation.
-        tell: Called with a sentence on what whoever trains should know.
-=======
         watch: A `gradients.Watch`, which looks at gradients and updates.
         on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
             `steps` in it, `updates` in all, `samples` (or tokens, on this process) with their mean `loss`,
             and the `learning_rate` of the first group.
-        base: `checkpoint.weights.digest` of the model as built: its frozen weights that have a name are then
-            left out of checkpoints.
->>>>>>> main
 
     Raises:
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
@@ -107,65 +84,6 @@ def fit(
         ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained.
         OSError: A checkpoint cannot be written.
     """
-<<<<<<< HEAD
-    task, device, nothing = complete(task), torch.device(device), lambda given: None
-    again = recomputing(model) if config.gradient_checkpointing else contextlib.nullcontext()
-    with own_generators(), deferred() as stop, again, _exact(model, config):
-        store: Any = Store(folder, identity, config.keep_checkpoints) if folder else _InMemory(config)
-        micro_batch = None
-        while True:
-            loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store)
-            loop.watch, loop.on_update, loop.on_validation = watch, on_update, on_validation
-            try:
-                return loop.run(log or nothing, tell or nothing, micro_batch)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory.ran_out(error):
-                    raise
-            # Out here the error is gone, and with it the frames that hold what was being computed.
-            out_of_memory.release(device)
-            micro_batch = loop.smaller()
-            if micro_batch is None:
-                raise out_of_memory.OutOfMemory(loop.out_of_memory())
-            (tell or nothing)(out_of_memory.shrunk(loop.where, samples(loop.batch), micro_batch, model))
-
-
-class _Loop:
-    def __init__(self, model, task, loaders, config, groups, processes, seed, stop: Stop, store):
-        self.model, self.task, self.config, self.processes = model, task, config, processes
-        self.bare, self.seed, self.stop, self.store = model, seed, stop, store
-        for name in ("train", "validation"):
-            checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
-        if config.precision == "float16" and processes.device.type == "cpu":
-            step = "Use bfloat16 or float32."
-            raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
-        if config.on_oom == "shrink" and processes.world > 1:  # they would disagree on where to resume
-            rule = f"be stop where {processes.world} processes train together"
-            step = "Choose micro_batch by hand."
-            raise ValueError(checks.message("on_oom", rule, config.on_oom, step))
-        self.groups = trainable(groups or [Group("all", list(model.parameters()), config.learning_rate)])
-        if not self.groups:
-            step = "Make a part of it trainable."
-            raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
-        self.optimizer = optimizer_of(self.groups, config)
-        self.optimizer.zero_grad()  # what the caller has left there is not of this training
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "float16")
-        self.autocast = lambda: autocast(config.precision, processes.device)
-        self.train, self.validation = (Share(loaders[name], processes) for name in ("train", "validation"))
-        self.progress, self.part, self.steps = Progress(), Part(), len(self.train)
-        self.watch: Observer | None = None
-        self.on_update: Callable[[Moment], None] | None = None
-        self.on_validation: Callable[[dict[str, Any]], None] | None = None
-        self.saved_at, self.owed = time.monotonic(), False
-        self.micro_batch: int | None = None
-        self.where, self.batch = "the beginning", None
-        """What is being computed, for what is said where memory runs out."""
-
-    def run(self, log, tell, micro_batch: int | None) -> Progress:
-        self.model, every = self.processes.spread(self.bare), self.config.validate_every_steps
-        if every and every >= self.steps:
-            found = f"it has {self.steps} updates, and {every} were asked for"
-            tell(f"Nothing is validated within an epoch: {found}.")
-=======
     for name in ("train", "validation"):
         checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
     task, place, loop = complete(task), torch.device(device), None
@@ -173,7 +91,6 @@ class _Loop:
         step = "Use bfloat16 or float32."
         raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
     with own_generators(), deferred() as stop:
->>>>>>> main
         try:
             processes = Processes(place)
             stepper = Stepper(model, task, config, groups, processes.device)
@@ -182,7 +99,7 @@ class _Loop:
                 raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
             train, validation = (Share(loaders[name], processes) for name in ("train", "validation"))
             store = Store(folder, identity, config.keep_checkpoints) if folder else InMemory()
-            checkpoints = Checkpoints(store, stepper, train, processes, base)
+            checkpoints = Checkpoints(store, stepper, train, processes)
             loop = _Loop(stepper, processes, checkpoints, train, validation, stop, seed, watch, on_update)
             return loop.run(log or (lambda row: None))
         except (RuntimeError, MemoryError) as error:
@@ -364,120 +281,3 @@ class _Loop:
     def _out_of_patience(self) -> bool:
         waited = self.progress.epoch - self.progress.best_epoch
         return bool(self.config.patience) and waited >= self.config.patience
-<<<<<<< HEAD
-
-    def _save_part(self, random: dict[str, Any] | None = None) -> None:
-        """Writes a checkpoint inside an epoch."""
-        part, now = self.part, time.perf_counter()
-        part.seconds, self.started = part.seconds + now - self.started, now
-        totals = part.totals.over(self.processes)
-        kept = {name: getattr(part, name) for name in ("batch", "norms", "seconds")}
-        kept |= {"sums": totals.sums, "count": totals.count, "loader": self.train.signature()}
-        kept["watched"] = self.watch.state() if self.watch else None
-        self._save(self._state(kept, random))
-        self.tick = time.perf_counter()
-
-    def _state(self, part: Any = None, random: Any = None) -> dict[str, Any]:
-        return {
-            "model": weights.saved_state(self.bare),
-            "optimizer": self.optimizer.state_dict(),
-            "optimizer_name": self.config.optimizer,
-            "scaler": self.scaler.state_dict(),
-            "progress": vars(self.progress),  # the schedule is a function of its updates
-            "part": part,
-            "random": self.processes.gathered(random or random_state()),
-        }
-
-    def _save(self, state: dict[str, Any], best: bool = False) -> None:
-        if self.processes.main or isinstance(self.store, _InMemory):
-            self.store.save(state, best=best)
-        self.saved_at, self.owed = time.monotonic(), False
-
-    def _resume(self) -> bool:
-        """Goes on from the newest checkpoint, where there is one."""
-        store = self.store
-        if self.processes.main and isinstance(store, Store):
-            store.clear_drafts()
-        if store.restore(self._load) is None:
-            return False
-        if store.best_lost and self.progress.rows:  # its own weights stand for the best
-            last = self.progress.rows[-1]
-            score = [last[f"validation_{self.task.monitor}"], -last["validation_loss"]]
-            self.progress.best_score, self.progress.best_epoch = score, last["epoch"]
-        return True
-
-    def _load(self, state: dict[str, Any]) -> None:
-        """Takes up a checkpoint's state; see `checkpoint.store.MISFIT` for one that does not fit."""
-        weights.load(self.bare, state["model"])
-        if state["optimizer_name"] == self.config.optimizer:
-            self._load_optimizer(state["optimizer"])
-        if state["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
-        for random in state["random"]:  # only to see that they can be: the epoch puts its own back
-            set_random_state(random)
-        self.progress, self.part = Progress(**state["progress"]), Part()
-        part, rank = state["part"], self.processes.rank
-        if part is None or part["loader"] != self.train.signature():  # its position means other samples
-            return
-        random = state["random"][rank] if len(state["random"]) == self.processes.world else None
-        totals = Totals({name: torch.zeros(()) for name in part["sums"]})
-        if rank == 0:
-            sums = {name: value.to(self.processes.device) for name, value in part["sums"].items()}
-            totals = Totals(sums, part["count"])
-        self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])
-
-    def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """Its moments and step sizes; the other settings are the configuration's."""
-        groups = self.optimizer.state_dict()["param_groups"]
-        for group, saved in zip(groups, state["param_groups"], strict=True):
-            if len(group["params"]) != len(saved["params"]):
-                raise ValueError("its optimizer has other groups")
-            group["lr"] = saved["lr"]
-        self.optimizer.load_state_dict({**state, "param_groups": groups})
-        for parameter, moments in self.optimizer.state.items():  # which torch has not looked at
-            for moment in moments.values():
-                if isinstance(moment, torch.Tensor) and moment.dim() and moment.shape != parameter.shape:
-                    raise ValueError(f"a moment of its optimizer has shape {tuple(moment.shape)}")
-
-
-@contextlib.contextmanager
-def _exact(model: nn.Module, config: Settings) -> Iterator[None]:
-    """Inside, what the model gives is float32 whatever it computes in: losses and metrics are exact."""
-    if config.precision == "float32":
-        yield
-        return
-    from accelerate.utils import convert_to_fp32
-
-    with model.register_forward_hook(lambda module, given, outputs: convert_to_fp32(outputs)):
-        yield
-
-
-class _InMemory:
-    """What `Store` does, for a training without a folder: it lasts as long as the training."""
-
-    best_lost = False
-
-    def __init__(self, config: Settings):
-        self.shrinks, self.state, self.best = config.on_oom == "shrink", None, {}
-        self.busy = not self.shrinks  # nothing to be saved inside an epoch
-
-    def save(self, state: dict[str, Any], *, best: bool = False) -> None:
-        if best:
-            self.best = copy.deepcopy(state["model"])
-        if self.shrinks:  # nobody else goes on from it
-            self.state = packed(state)
-
-    def restore(self, load: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
-        if self.state is None:
-            return None
-        plain, tensors = self.state
-        load(state := unpacked(plain, lambda name: tensors[name].clone()))
-        return state
-
-    def wait(self) -> None:
-        """Nothing is being written."""
-
-    def load_best(self, model: nn.Module) -> None:
-        weights.load(model, self.best)
-=======
->>>>>>> main
