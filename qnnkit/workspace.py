@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
-import platform
 import re
 import shutil
-import time
 import unicodedata
 import uuid
 import warnings
@@ -48,14 +45,12 @@ def home() -> Path:
 
 
 def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> Path:
-    """Writes down where the workspace is, for every process of this user on this machine.
+    """Writes down where the workspace is, for every process of this user on this machine; returns the file.
 
     Args:
-        home: The folder that keeps runs.
-        local: The folder on fast local disk where they are worked on.
+        home: As QNNKIT_HOME, which comes before it.
+        local: As QNNKIT_LOCAL, likewise.
         mount: Where the disk of `home` is mounted.
-
-    The file is `workspace.json` in the user's config folder, and is returned. Variables come before it.
     """
     file = _remembered_in()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +78,8 @@ def is_known() -> bool:
 
 def is_away(path: Path) -> bool:
     """Whether a path lies on Drive, and Drive is not mounted: a file there would bar its way back."""
-    mount, path = Path(_remembered().get("mount", DRIVE)), _flat(path)
-    return _flat(mount) in (path, *path.parents) and on_colab() and not mount.is_mount()
+    mount = Path(_remembered().get("mount", DRIVE))
+    return _flat(path).is_relative_to(_flat(mount)) and on_colab() and not mount.is_mount()
 
 
 def require_mounted(path: Path) -> None:
@@ -97,12 +92,10 @@ def require_mounted(path: Path) -> None:
 
 
 def shelf(name: str) -> Path | None:
-    """The folder `name` of the workspace, for what may be made again; None where no workspace is in use.
+    """The folder `name` of the workspace, for what may be made again; None if no workspace is in use.
 
-    One is in use where somebody has named it, or where it holds runs: a plain script leaves no files behind.
-    None is while its Drive is not mounted.
-    It stays there even where `QNNKIT_LOCAL` is set: what lies on it is written once, never again, and a run
-    that goes on elsewhere must decide by the same measurements.
+    A workspace is in use if somebody has named it, or if it holds runs, and its Drive is mounted. The folder
+    is never in `QNNKIT_LOCAL`: a run that continues elsewhere must decide by the same measurements.
     """
     folder = home()
     in_use = _named("QNNKIT_HOME") is not None or (folder / "runs").is_dir()
@@ -123,12 +116,7 @@ def place(path: str | Path) -> Path:
 
 
 def data_place(root: str) -> str:
-    """Where images lie, as told: a URL as it is, a path made absolute by `place`.
-
-    Example:
-        >>> data_place("gs://bucket/images"), data_place("/images")
-        ('gs://bucket/images', '/images')
-    """
+    """Where images are: a URL as it is, a path made absolute by `place`."""
     return root if is_url(root) else str(place(root))
 
 
@@ -144,12 +132,7 @@ def portable(path: str) -> str:
 
 
 def located(path: str) -> str:
-    """What `portable` made, as a path of this workspace.
-
-    Example:
-        >>> located("./images") == str(place("images")), located("meta-llama/Llama-3.2-3B")
-        (True, 'meta-llama/Llama-3.2-3B')
-    """
+    """What `portable` made, as a path of this workspace; other names as they are."""
     return str(place(path[2:])) if path.startswith("./") else path
 
 
@@ -165,7 +148,7 @@ def is_remote(path: Path) -> bool:
     """
     kept = _named("QNNKIT_HOME") if _named("QNNKIT_LOCAL") else None
     here = _flat(path)
-    return any(_flat(each) in (here, *here.parents) for each in (DRIVE, kept) if each is not None)
+    return any(here.is_relative_to(_flat(each)) for each in (DRIVE, kept) if each is not None)
 
 
 def local_home() -> Path | None:
@@ -178,14 +161,9 @@ def local_home() -> Path | None:
     local, kept = _named("QNNKIT_LOCAL"), _named("QNNKIT_HOME")
     if local is None:
         return None
-    rule = None
-    if kept is None:
-        rule = "stand beside QNNKIT_HOME, the folder that keeps your runs"
-    elif not local.is_absolute():
-        rule = "be an absolute path"
-    elif _overlap(local, kept):
-        rule = "lie outside QNNKIT_HOME and not around it"
-    if rule is not None:
+    one, other = _flat(local), _flat(kept or local)  # by name alone: a Drive that hangs must not hang this
+    if not local.is_absolute() or one.is_relative_to(other) or other.is_relative_to(one):
+        rule = "be an absolute path outside QNNKIT_HOME, which must be set too"
         step = f"QNNKIT_HOME is {kept or 'not set'}. Choose a folder on local disk, or unset it."
         raise ValueError(checks.message("QNNKIT_LOCAL", rule, str(local), step))
     _refuse_file("QNNKIT_LOCAL", local)
@@ -193,10 +171,7 @@ def local_home() -> Path | None:
 
 
 def run_folder(run_dir: str | Path) -> Path:
-    """The folder in which a run is worked on.
-
-    That is `place(run_dir)`. Only where `QNNKIT_LOCAL` is set, what lies in `QNNKIT_HOME` is worked on under
-    the same name in `QNNKIT_LOCAL`, and mirrored to its place.
+    """The folder that a run is written to: `place(run_dir)`, or its local copy in `QNNKIT_LOCAL`.
 
     Raises:
         FileNotFoundError: `QNNKIT_LOCAL` is set but `QNNKIT_HOME` is not there: Drive is not mounted, and a
@@ -218,20 +193,6 @@ def remote_of(local: Path) -> Path | None:
     return None if inside is None or kept is None else kept.absolute() / inside
 
 
-def local_limit() -> int:
-    """How many bytes of runs may stay on local disk: `QNNKIT_LOCAL_GB`, or 20 GB.
-
-    Raises:
-        ValueError: It is no number of gigabytes.
-    """
-    told = os.environ.get("QNNKIT_LOCAL_GB") or "20"
-    with contextlib.suppress(ValueError):
-        if 0 <= float(told) < float("inf"):
-            return int(float(told) * 1e9)
-    step = "Set it to 20, or unset it."
-    raise ValueError(checks.message("QNNKIT_LOCAL_GB", "be a number of gigabytes", told, step))
-
-
 def _named(variable: str) -> Path | None:
     """The path in an environment variable, or what this machine remembers where none of them is set."""
     told = {name: os.environ.get(name) for name in VARIABLES.values()}  # an empty one counts as unset
@@ -245,11 +206,7 @@ def _named(variable: str) -> Path | None:
 
 
 def _refuse_file(variable: str, path: Path) -> None:
-    try:
-        is_file = path.exists() and not path.is_dir()
-    except OSError:  # told, with the next step, when a folder is made there
-        return
-    if is_file:
+    if os.path.isfile(path):  # noqa: PTH113  False where it may not be looked at
         step = "It is a file: set it to a folder or unset it."
         raise NotADirectoryError(checks.message(variable, "name a folder", str(path), step))
 
@@ -260,11 +217,6 @@ def _inside(path: Path, folder: Path) -> Path | None:
         if there in here.parents:
             return here.relative_to(there)
     return None
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    one, other = _flat(one), _flat(other)  # by name alone: a Drive that hangs must not hang the asker
-    return one == other or one in other.parents or other in one.parents
 
 
 def _flat(path: Path) -> Path:
@@ -295,39 +247,9 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-"""This machine in the names of drafts: another one that shares the disk has processes of the same numbers."""
-DRAFT = re.compile(r"\..+\.(?:([0-9a-f]{8})-)?(\d+)")
-"""What `draft_of` calls a file: its machine (of an earlier version none) and its process."""
-OLD_DRAFT = 86400.0
-"""Seconds after which a draft of another machine counts as left behind."""
-
-
-def draft_of(path: Path, process: int | None = None) -> Path:
-    """Where a file is written until it is whole: beside `path`, by this process."""
-    return path.with_name(f".{path.name}.{MACHINE}-{process or os.getpid()}")
-
-
-def clear_drafts(folder: Path) -> None:
-    """Removes what killed processes of this machine left half written, and what of others is a day old."""
-    for path in folder.rglob(".*"):
-        found = DRAFT.fullmatch(path.name)
-        with contextlib.suppress(OSError):
-            if found and path.is_file() and _is_left(path, found[1], int(found[2])):
-                path.unlink()
-
-
-def _is_left(draft: Path, machine: str | None, process: int) -> bool:
-    """Whether nobody writes a draft any more, as far as one can see."""
-    import psutil
-
-    touched = draft.stat().st_mtime
-    if machine != MACHINE:
-        return time.time() - touched > OLD_DRAFT
-    try:  # a process that began a day later has the number of a dead one; disks have clocks of their own
-        return psutil.Process(process).create_time() - touched > OLD_DRAFT
-    except psutil.Error as error:
-        return isinstance(error, psutil.NoSuchProcess)
+def draft_of(path: Path) -> Path:
+    """Where a file is written until it is whole: next to `path`, under a name that nobody else has."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -362,11 +284,9 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
     """
     line = (json.dumps(row, allow_nan=False) + "\n").encode()
     try:
-        path.touch()
-        with path.open("r+b", buffering=0) as file:
+        with path.open("a+b", buffering=0) as file:
             end = whole_length(file)
             file.truncate(end)  # a kill may have left half a line
-            file.seek(end)
             try:
                 if file.write(line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -423,16 +343,13 @@ def read_json(path: Path) -> Any:
 
 
 def whole_length(file: BinaryIO) -> int:
-    """Bytes of an open file up to and with the last newline, found from the end."""
+    """Bytes of an open file up to and with the last newline."""
     end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - 65536)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+    file.seek(max(0, end - 1))
+    if file.read(1) == b"\n":
+        return end
+    file.seek(0)  # a kill has left half a line, which is rare
+    return file.read(end).rfind(b"\n") + 1
 
 
 def cannot_write(path: Path, error: OSError) -> OSError:
@@ -447,54 +364,44 @@ def cannot_write(path: Path, error: OSError) -> OSError:
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path) -> Iterator[Path]:
-    """A hidden folder beside `folder`, which takes its place in the end; nothing is left of it otherwise.
+    """A hidden folder next to `folder`, which takes its place in the end; nothing is left of it otherwise.
 
-    What lies there from before is replaced, if it has no file that the new one has not. What a kill has left
-    goes with the next call.
+    One call at a time writes a folder. What lies there from before is replaced if it has no file that the
+    new one has not. What a kill has left goes with the next call.
 
     Raises:
         FileExistsError: Something else is there.
         OSError: The disk is full or read-only.
     """
+    from filelock import FileLock
+
     folder = Path(folder).expanduser().absolute()
+    draft, old, lock = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old", "lock"))
     require_mounted(folder)
-    _clear_folders(folder)
-    own = f"{draft_of(folder).name}-{uuid.uuid4().hex[:8]}"  # threads and containers share numbers
-    draft, old = (folder.with_name(f"{own}.{kind}") for kind in ("part", "old"))
-    try:
-        draft.mkdir(parents=True)
-        yield draft
-        there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        others = [name for name in there if not (draft / name).exists()]
-        if others or (folder.exists() and not folder.is_dir()):
-            rule = "be absent, empty or of an earlier save"
-            told = f"It holds {others[0]} too" if others else "It is a file"
-            raise FileExistsError(
-                checks.message("folder", rule, str(folder), f"{told}: choose another name.")
-            )
-        if there:
-            folder.rename(old)
-        draft.rename(folder)
-    except OSError as error:
-        if old.exists() and not folder.exists():
+
+    def tidy() -> None:
+        if old.exists() and not folder.exists():  # between the two renames below
             old.rename(folder)
-        if not error.errno:  # told already
-            raise
-        raise cannot_write(folder, error) from None
-    finally:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
-
-def _clear_folders(folder: Path) -> None:
-    """Removes what killed calls of `whole_folder` left; what one had moved away for its own comes back."""
-    name = re.compile(
-        rf"\.{re.escape(folder.name)}\.(?:([0-9a-f]{{8}})-)?(\d+)(?:-[0-9a-f]{{8}})?\.(part|old)"
-    )
-    for path in folder.parent.glob(".*"):
-        found = name.fullmatch(path.name)
-        with contextlib.suppress(OSError):
-            if found and _is_left(path, found[1], int(found[2])):
-                if found[3] == "old" and not folder.exists():
-                    path.rename(folder)
-                shutil.rmtree(path, ignore_errors=True)
+    try:
+        with FileLock(lock), contextlib.ExitStack() as last:
+            tidy()
+            last.callback(lock.unlink, missing_ok=True)
+            last.callback(tidy)
+            draft.mkdir(parents=True)
+            yield draft
+            there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            others = [name for name in there if not (draft / name).exists()]
+            if others or folder.is_file():
+                rule = "be absent, empty or of an earlier save"
+                step = f"It {f'holds {others[0]} too' if others else 'is a file'}: choose another name."
+                raise FileExistsError(checks.message("folder", rule, str(folder), step))
+            if there:
+                folder.rename(old)
+            draft.rename(folder)
+    except OSError as error:
+        if not error.errno:  # has its sentence
+            raise
+        raise cannot_write(folder, error) from None

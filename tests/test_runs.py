@@ -5,10 +5,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import textwrap
 import threading
-import time
 import unicodedata
 from contextlib import ExitStack
 from importlib import import_module
@@ -697,22 +695,13 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, m
     )
 
 
-def test_drafts_of_the_dead_are_cleared_and_others_stay(trained):
-    run, dead = trained, subprocess.Popen(["true"])
-    dead.wait()
-    (run.folder / "figures").mkdir(exist_ok=True)
-    names = "metrics.jsonl", "figures/a.png"
-    drafts = [workspace.draft_of(run.folder / name, dead.pid) for name in names]
-    elsewhere = [run.folder / f".{name}.0123abcd-{dead.pid}" for name in ("b", "c")]
-    earlier = [run.folder / f".{name}.{dead.pid}" for name in ("d", "e")]  # names of an earlier version
-    others = [workspace.draft_of(run.folder / "mine"), run.folder / ".hidden", elsewhere[0], earlier[0]]
-    drafts += [elsewhere[1], earlier[1]]
-    for path in (*drafts, *others):
-        path.touch()
-    for path in (elsewhere[1], earlier[1]):  # nobody has been writing them since two days
-        os.utime(path, (time.time() - 2 * 86400,) * 2)
-    runs.train_all(run)
-    assert not any(path.exists() for path in drafts) and all(path.exists() for path in others)
+def test_half_written_checkpoints_of_the_killed_are_cleared(trained):
+    place = trained.checkpoints("hybrid", 0)
+    for left in (".checkpoint-000009.0a1b2c3d", ".checkpoint-000009.0123abcd-77", ".tmp5eYpbD"):
+        (place / left).touch()
+    (trained.folder / "metrics.jsonl").unlink()
+    runs.train_all(trained)
+    assert not list(place.glob(".*"))
 
 
 @pytest.mark.parametrize("net", ["hybrid", "classical"])

@@ -2,8 +2,8 @@
 
 import errno
 import json
-import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,10 +42,12 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_no_space_left_on_the_device(tmp_path):
+def test_no_space_left_on_the_device(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     path.write_bytes(b"old")
-    workspace.draft_of(path).symlink_to("/dev/full")  # where the draft goes
+    draft = tmp_path / ".draft"
+    draft.symlink_to("/dev/full")
+    monkeypatch.setattr(workspace, "draft_of", lambda path: draft)
     with pytest.raises(OSError, match="No space left") as caught:
         workspace.write_bytes(path, b"new")
     assert caught.value.errno == errno.ENOSPC
@@ -95,26 +97,28 @@ def test_what_a_kill_leaves_beside_a_folder_goes_with_the_next_call(tmp_path, mo
     with workspace.whole_folder(folder) as draft:
         (draft / "weights").write_text("old")
     killed = forked.python(SAVES, folder, moment)
-    assert killed.returncode == -signal.SIGKILL and len(names(tmp_path)) == 2, killed.stderr
+    assert killed.returncode == -signal.SIGKILL and len(names(tmp_path)) == 3, killed.stderr
     with workspace.whole_folder(folder) as draft:
         assert (folder / "weights").read_text() == "old"
         (draft / "weights").write_text("newer")
     assert names(tmp_path) == ["my.model"] and (folder / "weights").read_text() == "newer"
 
 
-def test_what_others_write_beside_a_folder_stays(tmp_path):
-    """Another thread's or process's, another machine's of today, and what only looks alike."""
-    here, there, mine = workspace.MACHINE, "0123abcd", f"{os.getpid()}-89abcdef.part"
-    stay = [f".model.{here}-{mine}", f".model.{there}-1-89abcdef.part", ".model.9.part", ".model.x.part"]
-    stay += [f".model.b.{there}-1-89abcdef.part", ".model.json"]
-    old = [f".model.{there}-2-89abcdef.part", ".model.7.part"]
-    for name in stay + old:
-        (tmp_path / name).mkdir()
-    for name in [*old, *stay[3:]]:
-        os.utime(tmp_path / name, (1e9, 1e9))
-    with workspace.whole_folder(tmp_path / "model"), workspace.whole_folder(tmp_path / "model"):
-        pass
-    assert names(tmp_path) == sorted([*stay, "model"])
+def test_a_folder_is_written_by_one_call_at_a_time(tmp_path):
+    """Each finds what the other has made; what only looks alike stays."""
+    made, alike = [], tmp_path / ".model.b.part"
+    alike.mkdir()
+
+    def save(number):
+        with workspace.whole_folder(tmp_path / "model") as draft:
+            made.append(sorted(path.name for path in (tmp_path / "model").glob("*")))
+            for name in ("weights", "card"):
+                (draft / name).write_text(str(number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(4)))
+    assert made == [[], *3 * [["card", "weights"]]] and alike.is_dir()
+    assert len({path.read_text() for path in (tmp_path / "model").iterdir()}) == 1
 
 
 # --- lines -------------------------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
-"""A run folder on local disk, kept up to date in the background where it outlasts the machine.
+"""A run folder on local disk, copied in the background to where it outlasts the machine.
 
-Training never waits for the remote, and never fails because of it. Files are looked at from the last to
-the first of `remote.rank` and copied from the first to the last, so what is there can be resumed from at
-any moment. Leaving the mirror brings the remote up to date and reads it back.
+Training never waits for the remote folder, and never fails because of it. Leaving the mirror copies what is
+left and reads all of it back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
 import threading
@@ -16,26 +16,17 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
-
-from filelock import FileLock
+from typing import Any, BinaryIO
 
 from qnnkit import workspace
 from qnnkit.checkpoint import remote as there
-from qnnkit.checkpoint.remote import Entry, Mark
+from qnnkit.checkpoint.remote import NOTE, RESULT, Mark, Stamp, rank
 
 LASTING = (*workspace.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 """Error numbers that no waiting mends."""
-_TURN = 1.0
-"""Seconds between two looks whether the other mirror of a folder has ended."""
 _AGAIN = 10.0
 """Most seconds between two tries at the end."""
 _TRIES = 5
-
-
-class TakenOver(Exception):
-    """Another copy of the folder has been mirrored since."""
 
 
 def _say(sentence: str) -> None:
@@ -46,8 +37,8 @@ class Mirror:
     """Keeps `remote` up to date with the run folder `local` while its body runs.
 
     Only one mirror works on a folder. While another does, in this process or not, a mirror does nothing; it
-    takes over if that one ends first. A copy of the folder that another machine has gone on with since is
-    mirrored no more, which is said.
+    takes over if that one ends first. If another machine has continued the run since, a mirror says so and
+    copies nothing.
 
     Example:
         >>> import tempfile
@@ -61,13 +52,7 @@ class Mirror:
     """
 
     def __init__(
-        self,
-        local: Path,
-        remote: Path,
-        *,
-        interval: float = 60.0,
-        flush: float = 120.0,
-        tell: Callable[[str], None] = _say,
+        self, local: Path, remote: Path, interval: float = 60.0, flush: float = 120.0, tell: Any = _say
     ):
         """
         Args:
@@ -79,16 +64,13 @@ class Mirror:
             tell: Called with a sentence when the remote begins to fail, and when it works again.
         """
         self.local, self.remote, self.interval, self.flush = local, remote, interval, flush
-        self.tell = tell
+        self.tell: Callable[[str], object] = tell
         self.marks: list[Mark] | None = None
-        """Of the states that this copy comes from or has written."""
+        """Of the states that this copy comes from or has written; None before the first pass."""
         self.beat = time.monotonic()
         """When something last moved: distinguishes a slow Drive from one that hangs."""
-        self._there: dict[str, Entry] | None = None
-        """What the remote holds, as far as this mirror has read or written."""
-        self._written: set[str] = set()
-        self._broken: set[str] = set()
-        self._disk: int | None = None
+        self._sent: dict[str, Stamp | None] = {}
+        """Files of this copy in `remote`: their stamps here when they were copied, None for unknown."""
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
@@ -100,125 +82,100 @@ class Mirror:
         """Copies what is new; returns whether anything was. Only who `hold`s the folder may do so.
 
         Raises:
+            FileExistsError: Another copy has been mirrored there since.
             OSError: Something could not be read or written; what is there can be resumed from.
-            TakenOver: Another copy has been mirrored there since.
         """
-        self._tick()
+        workspace.require_mounted(self.remote)
         if self.marks is None:
-            there.note(self.local, marks := there.marks_of(self.local) or [])
-            self.marks = marks
-        if not (self.local / there.NOTE).exists():
-            raise FileNotFoundError(errno.ENOENT, f"`{self.local / there.NOTE}` is gone")
-        self._require_same_disk()
-        self.remote.mkdir(parents=True, exist_ok=True)
+            self._begin()
+        for path in (self.remote, self.local / NOTE):
+            if not path.exists():
+                raise FileNotFoundError(errno.ENOENT, f"`{path}` is gone; is Drive still mounted?")
         mark = self._require_own()
-        if self._there is None:
-            self._there, known = there.entries(self.remote, beat=self._tick), there.listed(self.remote)
-            self._written = {
-                name for name in known if self._there.get(name, known[name])[0] == known[name][0]
-            }
+        if mark is None:  # nothing of this copy is there, or not any more
+            self._sent = dict.fromkeys(self._sent)
         with contextlib.ExitStack() as opened:
-            files, handles = self._look(opened)
-            todo = [name for name in sorted(files, key=there.rank) if self._there.get(name) != files[name]]
-            gone = [name for name in self._there if name not in files and self._goes(name)]
-            if mark and not todo and not gone:
+            stamps, changed = self._look(opened)
+            gone = self._sent.keys() - stamps.keys()
+            if mark and not changed and not gone:
                 return False
-            self._claim()
-            if there.RESULT in todo + gone:  # comes last, and is never beside rows that it does not speak of
-                (self.remote / there.RESULT).unlink(missing_ok=True)
-            part = self.remote / f"{there.DRAFT}{workspace.MACHINE}-{os.getpid()}"
-            for name in todo:
+            new = [uuid.uuid4().hex, 0]
+            self.marks = [mark, new] if mark else [new]  # noted first: what a kill leaves there is known here
+            there.note(self.local, self.marks, dict.fromkeys(stamps) | self._sent)
+            if RESULT in gone or RESULT in changed:  # is never beside rows that it does not cover
+                (self.remote / RESULT).unlink(missing_ok=True)
+            for name in sorted(changed, key=rank):
                 self._require_own()  # copying may have taken long
-                try:
-                    there.copy(handles[name], self.remote / name, part, files[name], self._tick)
-                except there.Damaged:
-                    if not there.digits(name):
-                        raise  # it was changed meanwhile
-                    self._broken.add(name)  # damaged here: of no use to anybody
-                    del files[name]
-                    continue
-                self._there[name] = files[name]
-                self._written.add(name)
+                there.copy(changed[name], name, self.remote, self._tick)
+                self._sent[name] = stamps[name]
         for name in gone:
-            size, _ = self._there.pop(name)
-            path = self.remote / name
-            if path.is_file() and path.stat().st_size == size:  # else somebody's own by now
-                path.unlink()
-        for draft in self.remote.glob(f"{there.DRAFT}*"):  # of a pass that a kill ended
-            draft.unlink(missing_ok=True)
-        self._claim(files)  # another one: what was brought from here meanwhile was no more than a part
+            (self.remote / name).unlink(missing_ok=True)
+            del self._sent[name]
+        self._require_own()
+        there.note(self.local, self.marks, self._sent)
+        there.sign(self.remote, new)
         return True
 
     def check(self) -> None:
-        """Reads back what is there, if this copy wrote it; `sync` then mends what is damaged.
+        """Reads back what is there; `sync` then copies again what is damaged.
 
         Raises:
             OSError: Something is not there as it was written, or cannot be read.
-            TakenOver: Another copy has been mirrored there since.
         """
-        if self._there is None:
-            return  # nothing of this copy is there
-        mark, written = self._require_own(), self._there
-        self._there = there.entries(self.remote, reads=True, beat=self._tick)
-        wrong = [name for name in filter(self._goes, written) if self._there.get(name) != written[name]]
-        if mark is None:
-            wrong.append(there.STATE)
-        if wrong:
-            raise OSError(f"what was written cannot be read back (`{'`, `'.join(wrong)}`)")
+        wrong = [name for name in self._sent if not self._is_there(name)]
+        self._sent |= dict.fromkeys(wrong)
+        if wrong or self._require_own() is None:
+            raise OSError(f"what was written cannot be read back (`{'`, `'.join(wrong) or there.STATE}`)")
 
-    def _claim(self, files: dict[str, Entry] | None = None) -> None:
-        """Writes that this copy works there and has changed something; what is there, once all of it is."""
-        mark, new = self._require_own(), [uuid.uuid4().hex, 0]
-        marks = [mark, new] if mark else [new]
-        there.note(self.local, marks)  # first: what a kill leaves there is known here
+    def _begin(self) -> None:
+        self.remote.mkdir(parents=True, exist_ok=True)
+        for draft in self.remote.glob(f"{there.DRAFT}*"):  # of a pass that a kill ended
+            draft.unlink(missing_ok=True)
+        marks, self._sent = there.noted(self.local)
+        there.note(self.local, marks, self._sent)
         self.marks = marks
-        there.sign(self.remote, new, files)
-        self._tick()
 
-    def _require_own(self) -> Mark | None:
-        """The mark that is there, which this copy comes from; None where none can be read."""
-        mark, marks = there.mark_of(self.remote), self.marks or []
-        if (mark not in marks if mark else not marks) and (marks or (self.remote / there.SETTINGS).exists()):
-            raise TakenOver(
-                f"Another copy of this run has been mirrored to `{self.remote}` since, so this one, in "
-                f"`{self.local}`, is mirrored no more. Keep one of the two: stop this one, or move "
-                f"`{self.remote}` away and run the same command again."
-            )
-        return mark
+    def _look(self, opened: contextlib.ExitStack) -> tuple[dict[str, Stamp], dict[str, BinaryIO]]:
+        """Stamps of the local files at one moment, and open files of those that have changed.
 
-    def _look(self, opened: contextlib.ExitStack) -> tuple[dict[str, Entry], dict[str, BinaryIO]]:
-        """What the folder holds at one moment, and open files of what may have to be copied.
-
-        It is looked at in the reverse of the order in which it is copied. Rows come last: they may be newer
-        than the checkpoints, never older. What is pruned meanwhile stays readable.
+        They are opened in the reverse of the order in which they are copied, and of rows all is copied that
+        is there by then: what comes first may be newer than what follows, never older. What is pruned or
+        replaced meanwhile stays readable.
         """
         for _ in range(_TRIES):
-            files, handles, names = {}, {}, self._names()
-            with contextlib.ExitStack() as now, contextlib.suppress(FileNotFoundError):
-                for name in names:
-                    handles[name] = now.enter_context((self.local / name).open("rb"))
-                    files[name] = there.entry(name, handles[name], beat=self._tick)
-                    if files[name] == (self._there or {}).get(name):
-                        handles[name].close()
-                if list(filter(there.digits, names)) == list(filter(there.digits, self._names())):
-                    opened.enter_context(now.pop_all())
-                    return files, handles
-        raise OSError("its checkpoints change while they are listed")
+            stamps, changed = {}, {}
+            with contextlib.suppress(FileNotFoundError):
+                for name in sorted(there.visible(self.local), key=rank, reverse=True):
+                    stamps[name] = there.stamp(self.local / name)
+                    if self._sent.get(name) != stamps[name]:
+                        changed[name] = opened.enter_context((self.local / name).open("rb"))
+                return stamps, changed
+        raise OSError("its files change while they are listed")
 
-    def _goes(self, name: str) -> bool:
-        """Whether a file that is there, but no longer here, is deleted: files of others stay."""
-        return name in self._written or bool(there.digits(name)) or name == there.RESULT
+    def _is_there(self, name: str) -> bool:
+        """Whether a file has the same content here and there."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            (self.local / name).open("rb") as file,
+            (self.remote / name).open("rb") as other,
+        ):
+            size = there.size_of(name, file)
+            pieces = zip(*(there.chunks(each, size, self._tick) for each in (file, other)), strict=False)
+            return os.fstat(other.fileno()).st_size == size and all(one == two for one, two in pieces)
+        return False
 
-    def _names(self) -> list[str]:
-        return sorted({*there.visible(self.local)} - self._broken, key=there.rank, reverse=True)
-
-    def _require_same_disk(self) -> None:
-        """A Drive that is no longer mounted leaves an ordinary folder behind, which must not be filled."""
-        workspace.require_mounted(self.remote)
-        disk = next(path for path in (self.remote, *self.remote.parents) if path.exists()).stat().st_dev
-        if self._disk not in (None, disk):
-            raise OSError(f"`{self.remote}` is no longer on the disk that it was on; is Drive still mounted?")
-        self._disk = disk
+    def _require_own(self) -> Mark | None:
+        """The mark that is there, which this copy comes from; None where there is none."""
+        mark, marks = there.mark_of(self.remote), self.marks or []
+        own = mark in marks if mark else bool(marks)
+        if not own and (marks or (self.remote / there.SETTINGS).exists()):
+            raise FileExistsError(
+                errno.EEXIST,
+                "another copy of this run has been mirrored there since, so this one is mirrored no more. "
+                "Keep one of the two: stop this one, or move the other away",
+            )
+        self._tick()
+        return mark
 
     def _tick(self) -> None:
         self.beat = time.monotonic()
@@ -227,16 +184,13 @@ class Mirror:
 
     def __enter__(self) -> Mirror:
         workspace.make_folder(self.local)
-        lock = there.hold(self.local)
-        self.marks = self._there = None  # another one may have worked on it since
+        self.marks, self._sent = None, {}  # another one may have worked on it since
         self._leaving.clear()
-        self._thread = threading.Thread(target=self._work, args=(lock,), daemon=True, name="mirror")
+        self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Brings the remote up to date and reads it back.
 
         Raises:
@@ -246,67 +200,51 @@ class Mirror:
         self._leaving.set()
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(0.1)
-            if time.monotonic() - max(begun, self.beat) > self.flush + _TURN:
+            if time.monotonic() - max(begun, self.beat) > self.flush + 1:
                 self._trouble = self._incomplete("it does not answer")  # the thread may never end
                 break
-        if self._trouble is None:
-            return
-        if error is None:
+        if self._trouble is not None and error is None:
             raise OSError(self._trouble)
-        error.add_note(self._trouble)
-        self._report(self._trouble)
-
-    def _work(self, lock: FileLock | None) -> None:
-        self._trouble = self._incomplete("the mirror itself has failed, which should be reported")
-        while lock is None:
-            leaving = self._leaving.wait(_TURN)
-            lock = there.hold(self.local)
-            if leaving and lock is None:
-                self._trouble = None  # the other one sees to it
-                return
-        try:
-            self._trouble = self._passes()
-        except TakenOver as error:
-            self._trouble = str(error)
+        if self._trouble is not None and error is not None:
+            error.add_note(self._trouble)
             self._report(self._trouble)
-            self._leaving.wait()  # holds the folder: nothing may be put in its place while it is worked on
-        finally:
-            lock.release()
 
-    def _passes(self) -> str | None:
-        """One pass after the other until the last one; what went wrong with that, in a sentence."""
-        failing, end = False, None
+    def _work(self) -> None:
+        """One pass after the other until the last one; notes what went wrong with that."""
+        self._trouble = self._incomplete("the mirror itself has failed, which should be reported")
+        lock, trouble, end = None, None, math.inf
         while True:
-            leaving = self._leaving.is_set()
-            if leaving and end is None:
-                end = time.monotonic() + self.flush
+            if self._leaving.is_set():
+                end = min(end, time.monotonic() + self.flush)
+            before, trouble = trouble, None
             try:
-                self.sync()
-                if leaving:
-                    self.check()
-                if failing:
-                    self._report(f"Mirroring to `{self.remote}` works again.")
-                failing = False
+                lock = lock or there.hold(self.local)
+                if lock is not None:  # else another mirror sees to it
+                    self.sync()
+                    if end < math.inf:
+                        self.check()
             except OSError as error:
-                why = error.strerror or error
-                if not failing:
-                    self._report(
-                        f"Mirroring to `{self.remote}` waits: {why}. It is tried again; "
-                        f"training goes on, and everything is in `{self.local}`."
-                    )
-                failing = True
-                if end and (error.errno in LASTING or time.monotonic() > end):
-                    return self._incomplete(str(why))
-            if end and not failing:
-                return None
-            if end:
+                trouble = error
+            if trouble is not None and before is None:
+                self._report(
+                    f"Mirroring to `{self.remote}` waits: {trouble.strerror or trouble}. It is tried again; "
+                    f"training goes on, and everything is in `{self.local}`."
+                )
+            if trouble is None and before is not None:
+                self._report(f"Mirroring to `{self.remote}` works again.")
+            if end < math.inf:
+                if trouble is None or trouble.errno in LASTING or time.monotonic() > end:
+                    break
                 time.sleep(min(_AGAIN, self.flush / 3))
             else:
                 self._leaving.wait(self.interval)
+        self._trouble = None if trouble is None else self._incomplete(trouble.strerror or trouble)
+        if lock is not None:
+            lock.release()
 
-    def _incomplete(self, trouble: str) -> str:
+    def _incomplete(self, why: object) -> str:
         return (
-            f"The run could not be mirrored whole to `{self.remote}`: {trouble}. Everything is in "
+            f"The run could not be mirrored whole to `{self.remote}`: {why}. Everything is in "
             f"`{self.local}`, and `{self.remote}` has what was mirrored before. Mend what is wrong and run "
             "the same command again before this machine goes."
         )

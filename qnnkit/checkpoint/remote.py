@@ -1,18 +1,21 @@
-"""A mirrored run folder where it is kept: which copy writes there, what is there, and one file copied.
+"""A run folder's copy elsewhere: the order of its files, whose state it is, and the way back.
 
-The files have their own names, and are copied in an order (`rank`) of which any prefix is a state that the
-run can be resumed from. `.mirrored.json` names the local copy that writes there.
+Files are copied in an order of which any part is a state that the run resumes from. `.mirrored.json` in
+the remote folder holds the mark of the copy that wrote there last. `.mirror.json` in a local copy holds the
+marks that it comes from or has written, and the stamps of the files that it has there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import errno
 import json
 import os
+import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,92 +24,22 @@ from filelock import FileLock, Timeout
 from qnnkit import workspace
 from qnnkit.checkpoint.file import NAME
 
-STATE, NOTE = ".mirrored.json", ".mirror.json"
-DRAFT = ".draft-"
+STATE, NOTE, DRAFT = ".mirrored.json", ".mirror.json", ".draft-"
 SETTINGS, RESULT = "config.json", "result.json"
 CHUNK = 1 << 20
 """Bytes that are read at once."""
-Entry = tuple[int, str]
-"""Size and SHA-256; of a checkpoint the first digits, which its name has."""
 Mark = list[Any]
-"""Of a state: who wrote it ("" if somebody works in the folder itself), and a number."""
-Beat = Callable[[], object]
+"""Of a state: who wrote it, and a number."""
+Stamp = list[int]
+"""Inode, time of change and size of a local file: any change to it changes one of them."""
+_HERE = uuid.uuid4().hex
+"""This process, in the marks of folders that it works in itself."""
+_WAIT = 60.0
+"""Seconds that whoever wants a folder waits while another process brings it."""
+_TRIES = 4
 
 
-class Damaged(OSError):
-    """A file is not what it was."""
-
-
-def read(path: Path) -> dict[str, Any]:
-    """What STATE or NOTE holds; nothing where it is missing or damaged.
-
-    Raises:
-        OSError: The folder does not answer.
-    """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-        if stat.S_ISREG(path.lstat().st_mode):
-            first, _, content = path.read_bytes().rpartition(b"\n")
-            if not first or first == hashlib.sha256(content).hexdigest().encode():
-                found = json.loads(content)
-                return found if isinstance(found, dict) else {}
-    return {}
-
-
-def mark_of(remote: Path) -> Mark | None:
-    """What says whose state a folder has; None where nothing does."""
-    found = read(remote / STATE)
-    return [found.get("owner"), found.get("counter")] if found else None
-
-
-def marks_of(local: Path) -> list[Mark] | None:
-    """The marks that a local copy comes from or has written; None for a folder without a note of any."""
-    found = read(local / NOTE)
-    return [mark for mark in found.get("marks") or [found.get("seen")] if mark] if found else None
-
-
-def note(local: Path, marks: list[Mark]) -> None:
-    """Writes the marks of a local copy."""
-    workspace.write_bytes(local / NOTE, json.dumps({"marks": marks}).encode())
-
-
-def sign(remote: Path, mark: Mark, files: dict[str, Entry] | None = None) -> None:
-    """Writes the mark of a remote folder, after a hash of it; and what is there, once all of it is."""
-    content = json.dumps({"owner": mark[0], "counter": mark[1], "files": files}).encode()
-    workspace.write_bytes(remote / STATE, f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
-
-
-def listed(remote: Path) -> dict[str, Entry]:
-    """Name -> size and hash of what was there at the end of the last pass; nothing during one."""
-    files = read(remote / STATE).get("files")
-    found = files.items() if isinstance(files, dict) else ()
-    return {
-        name: (each[0], each[1])
-        for name, each in found
-        if isinstance(each, list) and [type(value) for value in each] == [int, str]
-    }
-
-
-def hold(local: Path, wait: float = 0) -> FileLock | None:
-    """The lock of who mirrors or restores a folder; None while another has it. A kill releases it too."""
-    lock = FileLock(local.with_name(f".{local.name}.mirror.lock"), timeout=wait, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        return None
-    except OSError as error:
-        raise workspace.cannot_write(local, error) from None
-    return lock
-
-
-def visible(folder: Path) -> Iterator[str]:
-    """The files of a folder that are mirrored, by their paths in it; no hidden, running or linked ones."""
-    for above, folders, names in os.walk(folder, onerror=_unless_gone):
-        folders[:] = [name for name in folders if name[0] != "."]
-        for name in names:
-            if name[0] != "." and not name.endswith(".running.ipynb"):
-                with contextlib.suppress(FileNotFoundError, UnicodeEncodeError):
-                    if stat.S_ISREG(Path(above, name).lstat().st_mode) and name.encode():
-                        yield Path(above, name).relative_to(folder).as_posix()
+# --- files --------------------------------------------------------------------------------------------------
 
 
 def rank(name: str) -> tuple[int, str]:
@@ -116,104 +49,198 @@ def rank(name: str) -> tuple[int, str]:
     """
     order = {"provenance.json": 0, "recipe.py": 0, SETTINGS: 1, RESULT: 7}
     kinds = {".jsonl": 2, ".json": 5, ".ipynb": 6}
-    return order.get(name, 3 if digits(name) else kinds.get(Path(name).suffix, 4)), name
+    return order.get(name, 3 if NAME.fullmatch(Path(name).name) else kinds.get(Path(name).suffix, 4)), name
 
 
-STATES = (2, 3)
-"""Ranks of rows and checkpoints."""
+def visible(folder: Path) -> Iterator[str]:
+    """The files of a folder that are mirrored, by their paths in it; no hidden, running or linked ones."""
+    for above, folders, names in os.walk(folder, onerror=_raise_unless_gone):
+        folders[:] = [name for name in folders if name[0] != "."]
+        for name in names:
+            if name[0] != "." and not name.endswith(".running.ipynb"):
+                with contextlib.suppress(FileNotFoundError, UnicodeEncodeError):
+                    if stat.S_ISREG(Path(above, name).lstat().st_mode) and name.encode():
+                        yield Path(above, name).relative_to(folder).as_posix()
 
 
-def digits(name: str) -> str:
-    """The digits of its hash that a checkpoint's name has; none of any other file."""
-    match = NAME.fullmatch(name.rpartition("/")[2])
-    return match[2] if match else ""
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
-def entry(name: str, file: BinaryIO, *, reads: bool = False, beat: Beat = lambda: None) -> Entry:
-    """Size and hash of an open file, of lines the whole ones; a checkpoint is believed unless it `reads`."""
-    size = workspace.whole_length(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
-    known = digits(name)
-    return size, known if known and not reads else digest(file, size, beat)[: len(known) or None]
+def stamp(path: Path) -> Stamp:
+    """Of a file as it is now."""
+    status = path.stat()
+    return [status.st_ino, status.st_ctime_ns, status.st_size]
 
 
-def entries(folder: Path, *, reads: bool = False, beat: Beat = lambda: None) -> dict[str, Entry]:
-    """Name -> size and hash of the files of a folder that are mirrored."""
-    found = {}
-    for name in visible(folder):
-        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
-            found[name] = entry(name, file, reads=reads, beat=beat)
-    return found
+def size_of(name: str, file: BinaryIO) -> int:
+    """Bytes of an open file; of lines, the whole ones."""
+    return workspace.whole_length(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
 
 
-def digest(file: BinaryIO, size: int, beat: Beat, write: Callable[[bytes], Any] = lambda chunk: None) -> str:
-    """SHA-256 of the first `size` bytes of an open file, which are written on the way."""
-    found = hashlib.sha256()
+def chunks(file: BinaryIO, size: int, beat: Callable[[], object]) -> Iterator[bytes]:
+    """The first `size` bytes of an open file, in pieces; `beat` is called for each."""
     file.seek(0)
     while size and (chunk := file.read(min(CHUNK, size))):
         size -= len(chunk)
-        found.update(chunk)
-        write(chunk)
+        yield chunk
         beat()
-    return found.hexdigest()
 
 
-def copy(source: BinaryIO, target: Path, part: Path, wanted: Entry, beat: Beat = lambda: None) -> None:
-    """Writes a file, whole or not at all, and asks the disk to keep it.
+def copy(file: BinaryIO, name: str, folder: Path, beat: Callable[[], object] = lambda: None) -> None:
+    """Copies an open file to `folder/name`, whole or not at all, and asks the disk to keep it.
 
     Args:
-        source: An open file.
-        target: Where its content comes to.
-        part: Where it is written first, on the same disk.
-        wanted: Its size, and the first digits of its hash.
+        file: Of the run folder that is copied.
+        name: Path of the file in both folders.
+        folder: Where to; it exists.
         beat: Called as often as something moves.
 
     Raises:
-        Damaged: It has another hash.
         OSError: The disk is full, read-only or away.
     """
+    draft, target = folder / f"{DRAFT}{uuid.uuid4().hex}", folder / name
     try:
+        with draft.open("wb") as written:
+            for chunk in chunks(file, size_of(name, file), beat):
+                written.write(chunk)
+            written.flush()
+            os.fsync(written.fileno())
         target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            found = digest(source, wanted[0], beat, file.write)
-            file.flush()
-            os.fsync(file.fileno())
-        if not found.startswith(wanted[1]):
-            raise Damaged("it has changed")
-        part.replace(target)
+        draft.replace(target)
         beat()
-    except BaseException as error:
+    finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:
-            raise type(error)(error.errno, f"cannot write `{target}` ({error.strerror})") from None
-        raise
+            draft.unlink(missing_ok=True)
 
 
-def drafts(remote: Path) -> dict[str, Path]:
-    """Name -> draft of the files that an earlier version was killed before it gave them their names."""
-    there = {path.name.removeprefix(DRAFT): path for path in remote.glob(f"{DRAFT}*")}
-    found = {}
-    for name, (_, known) in listed(remote).items() if there else ():
-        draft = there.get(hashlib.sha256(f"{name} {known}".encode(errors="replace")).hexdigest()[:16])
-        safe = name.isprintable() and all(part[:1] not in ("", ".") for part in name.split("/"))
-        if draft and safe and "\\" not in name:
-            found[name] = draft
-    return found
+# --- whose state it is --------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What STATE or NOTE holds; nothing where it is missing or damaged.
+
+    Raises:
+        OSError: The folder does not answer.
+    """
+    missing = FileNotFoundError, NotADirectoryError, IsADirectoryError
+    with contextlib.suppress(*missing, ValueError, RecursionError):
+        content = json.loads(path.read_bytes().rpartition(b"\n")[2])  # earlier versions put a hash first
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def mark_of(remote: Path) -> Mark | None:
+    """The mark of the state in a remote folder; None where there is none."""
+    state = read(remote / STATE)
+    return [state.get("owner"), state.get("counter")] if state else None
+
+
+def sign(remote: Path, mark: Mark) -> None:
+    """Writes the mark of a remote folder."""
+    workspace.write_bytes(remote / STATE, json.dumps({"owner": mark[0], "counter": mark[1]}).encode())
+
+
+def noted(local: Path) -> tuple[list[Mark], dict[str, Stamp | None]]:
+    """The marks that a local copy comes from or has written, and which of its files the remote folder has.
+
+    Both are empty for a folder that is no copy, or one of an earlier version.
+    """
+    note = read(local / NOTE)
+    return (note["marks"], note["files"]) if {"marks", "files"} <= note.keys() else ([], {})
+
+
+def note(local: Path, marks: list[Mark], files: Mapping[str, Stamp | None]) -> None:
+    """Writes what `noted` reads."""
+    workspace.write_bytes(local / NOTE, json.dumps({"marks": marks, "files": dict(files)}).encode())
 
 
 def settle(folder: Path) -> None:
-    """Takes a mirrored folder over for whoever works in it, as in Drive's copy on a Mac.
+    """Takes a mirrored folder over for a process that works in it, as in Drive's copy on a Mac.
 
     A mirror elsewhere then stops.
     """
     mark = mark_of(folder)
-    if mark is not None and mark[0]:
-        for name, draft in drafts(folder).items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            draft.replace(folder / name)
-        sign(folder, ["", time.time_ns()])
+    if mark is not None and mark[0] != _HERE:
+        sign(folder, [_HERE, time.time_ns()])
 
 
-def _unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
+def hold(local: Path, wait: float = 0) -> FileLock | None:
+    """The lock of who mirrors or restores a folder; None while another has it. A kill releases it too."""
+    lock = FileLock(local.with_name(f".{local.name}.mirror.lock"), timeout=wait, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        return None
+    return lock
+
+
+# --- the way back -------------------------------------------------------------------------------------------
+
+
+def restore(remote: Path, local: Path) -> list[str]:
+    """Makes `local` from what is in `remote`; returns what the user should know, in words.
+
+    Nothing is deleted that could be wanted. A folder that a mirror is working on is left alone. So is one
+    that is as new as the remote: it is where the run was computed. If the remote is newer (another machine
+    has gone on) or another run's, the local folder is moved to a hidden name, which a note tells. Where
+    there is no run, nothing happens. Checkpoints and rows are checked when they are used.
+
+    Raises:
+        ValueError: The settings are missing or damaged.
+        OSError: The remote does not answer, or there is no room, and no local copy either.
+    """
+    marks, lock = noted(local)[0], None
+    try:
+        mark = mark_of(remote)
+        names = [] if mark is None and marks else list(visible(remote))
+        if not any(1 <= rank(name)[0] <= 3 for name in names):
+            return []  # no run, or one of which a kill left nothing
+        if SETTINGS not in names or workspace.read_json(remote / SETTINGS) is None:
+            step = "Put it back from Drive's trash or history, or choose another run_dir."
+            raise ValueError(f"Run folder `{remote}` cannot be restored: it has no {SETTINGS}. {step}")
+        workspace.make_folder(local)
+        lock = hold(local, wait=0 if marks else _WAIT)
+        if lock is None or mark in noted(local)[0]:  # another process may have brought it meanwhile
+            return []
+        return _bring(remote, local, mark)
+    except OSError as error:
+        why = error.strerror or error
+        if marks:
+            return [f"`{remote}` does not answer ({why}), so the run goes on from `{local}` as it is."]
+        raise OSError(
+            error.errno,
+            f"Run folder `{remote}` cannot be brought to `{local}` ({why}). See that Drive is mounted and "
+            "that there is room, and run the same command again; nothing has changed.",
+        ) from None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _bring(remote: Path, local: Path, mark: Mark | None) -> list[str]:
+    partial, notes = local.with_name(f".{local.name}.restoring"), []
+    try:
+        for _ in range(_TRIES):  # another machine may be writing there
+            shutil.rmtree(partial, ignore_errors=True)  # of the try before, or of a killed restore
+            partial.mkdir()
+            names = sorted(visible(remote), key=rank, reverse=True)  # rows last: see `Mirror._look`
+            needed = sum((remote / name).stat().st_size for name in names)
+            if needed > shutil.disk_usage(partial).free:
+                raise OSError(errno.ENOSPC, f"it needs {needed / 1e9:.2f} GB, which this disk has not")
+            for name in names:
+                with contextlib.suppress(FileNotFoundError), (remote / name).open("rb") as file:
+                    copy(file, name, partial)
+            before, mark = mark, mark_of(remote)
+            if mark == before:
+                break
+        stamps = {name: stamp(partial / name) for name in visible(partial)}
+        note(partial, [mark or ["", 0]], stamps)
+        if any(local.iterdir()):
+            aside = local.replace(local.with_name(f".{local.name}.set-aside-{uuid.uuid4().hex[:8]}"))
+            notes.append(f"`{local}` was not what the newest state comes from; it is set aside as `{aside}`.")
+        partial.replace(local)
+        return notes
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -52,20 +52,26 @@ class Store:
         """Whether a checkpoint is being written right now."""
         return self._writing is not None and not self._writing.done()
 
+    def clear_drafts(self) -> None:
+        """Removes what killed processes left half written; only the process that writes here may call it."""
+        for path in filter(Path.is_file, self.folder.glob(".*")):
+            path.unlink(missing_ok=True)
+
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Copies `state` and writes it in the background; waits first if the one before is not written yet.
 
         Args:
-            state: As `file.write` wants it.
+            state: As `file.packed` wants it.
             best: This is the best epoch so far.
 
         Raises:
             OSError: An earlier one could not be written. Whatever was whole before still is.
         """
         self.wait()
+        earlier = self._kept[: self.keep - 1]
         content = {"identity": self.identity, "best": None if best else self.best, "state": state}
-        content = file.copied(content | {"kept": self._kept[: self.keep - 1]})
-        self._writing = self._pool.submit(self._write, content, best)
+        packed = file.packed(content | {"kept": earlier})
+        self._writing = self._pool.submit(self._write, packed, best, earlier)
 
     def wait(self) -> None:
         """Returns when the last checkpoint is written.
@@ -80,8 +86,7 @@ class Store:
     def restore(self, load: Load = lambda state: None) -> dict[str, Any] | None:
         """The newest whole state, or None where there is none; what is passed over is told by a warning.
 
-        Where every state lacks its best epoch's file, the newest is taken without it: `best_lost` is then
-        True, and its own weights stand for the best.
+        If the file of its best epoch is lost, `best_lost` is True, and its own weights stand for the best.
 
         Args:
             load: Takes up a state; where it raises one of MISFIT, it is given an older one. What it was given
@@ -90,40 +95,35 @@ class Store:
         Raises:
             ValueError: There are whole ones, but `load` refuses them all.
         """
-        told: list[str] = []
-        unfit: Unfit | None = None
-        newest: str | None = None
-        names = self._names()
+        names, content, wrong = self._names(), None, list[Exception]()
+        name = best = ""
         for name in reversed(names):
             try:
                 content = self._read(name, load)
-                newest, best = newest or name, content["best"] or name
-                if best != name:
-                    self._read(best)
+                best = content["best"] or name
                 break
             except (ValueError, OSError) as error:
-                told.append(str(error))
-                unfit = unfit or (error if isinstance(error, Unfit) else None)
-        else:
-            name = best = None
+                wrong.append(error)
+        told = " ".join(map(str, wrong))
+        self.best_lost = False
+        if content is not None and best != name:
+            try:
+                self._read(best)
+            except (ValueError, OSError) as error:
+                best, self.best_lost = name, True
+                told += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
         if told and self._names() != names:  # written meanwhile
             return self.restore(load)
-        if newest is None:
-            if unfit:
-                raise unfit
-            if told:
-                warnings.warn(f"{_each_once(told)} Training begins anew.", stacklevel=2)
-            return None
-        self.best_lost = best is None
-        if self.best_lost:
-            content = self._read(newest, load)
-            lost = "The weights of the best epoch are lost; those of the newest checkpoint count instead."
-            told.append(lost)
-        name, best = name or newest, best or newest
-        self.best, self._kept = best, [[name, best], *content["kept"]]
+        if content is None:
+            for error in wrong:
+                if isinstance(error, Unfit):
+                    raise error
         if told:
-            sentence = f"{_each_once(told)} Training goes on from `{name}`, the newest that is whole."
-            warnings.warn(sentence, stacklevel=2)
+            how = "begins again" if content is None else f"goes on from `{name}`, the newest that is whole"
+            warnings.warn(f"{told} Training {how}.", stacklevel=2)
+        if content is None:
+            return None
+        self.best, self._kept = best, [[name, best], *content["kept"]]
         return content["state"]
 
     def load_best(self, model: nn.Module) -> dict[str, Any]:
@@ -161,18 +161,14 @@ class Store:
         found = (file.NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*"))
         return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
 
-    def _write(self, content: dict[str, Any], best: bool) -> None:
+    def _write(self, packed: file.Packed, best: bool, earlier: list[list[str]]) -> None:
         workspace.make_folder(self.folder)
         newest = file.NAME.fullmatch((["", *self._names()])[-1])
-        name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, content).name
+        name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, packed).name
         if best:
             self.best = name
-        self._kept = [[name, self.best or name], *content["kept"]]
+        self._kept = [[name, self.best or name], *earlier]
         stay = {name for state in self._kept for name in state}
         for name in set(self._names()) - stay:
             with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
                 (self.folder / name).unlink(missing_ok=True)
-
-
-def _each_once(sentences: list[str]) -> str:
-    return " ".join(dict.fromkeys(sentences))

@@ -76,7 +76,7 @@ class Traced:
     n_weights: int
     n_trained: int
     kept: int
-    """Bytes of weights in a checkpoint, without the frozen ones of a named base."""
+    """Bytes of weights in a checkpoint, without the frozen base under a PEFT adapter."""
     linear: int
     """Frozen numbers in linear layers without the one that gives the logits: what 4 bits would hold."""
     at_update: int
@@ -90,7 +90,7 @@ class Traced:
 
     @property
     def checkpoint(self) -> int:
-        """Bytes of a checkpoint: weights, without the frozen ones of a named base, and moments."""
+        """Bytes of a checkpoint: weights, without the frozen base under a PEFT adapter, and moments."""
         return self.kept + self.memory.get("optimizer", 0)
 
     @property
@@ -170,7 +170,7 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         work=ledger.work,
         n_weights=sum(weight.numel() for weight in weights),
         n_trained=sum(weight.numel() for weight in trained),
-        kept=sum(tensor.nbytes for tensor in kept_weights.of(model, rebuilt=True).values()),
+        kept=sum(tensor.nbytes for tensor in kept_weights.of(model).values()),
         linear=sum(weight.numel() for weight in linear if not weight.requires_grad),
         at_update=ledger.live["weights"] + ledger.live["optimizer"] + copies,
     )

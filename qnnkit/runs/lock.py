@@ -43,7 +43,6 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
         )
         raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}command again.") from None
     try:
-        workspace.clear_drafts(folder)
         owner = {"pid": os.getpid(), "machine": platform.node(), "since": time.strftime("%H:%M:%S")}
         with contextlib.suppress(OSError):  # it only helps the sentence above
             note.write_text(json.dumps(owner))
@@ -125,10 +124,8 @@ def bring(folder: Path) -> None:
     remote = workspace.remote_of(folder)
     if remote is None:
         return
-    from qnnkit.checkpoint.restore import evict, restore
+    from qnnkit.checkpoint.remote import restore
 
-    if not folder.exists():
-        evict()  # what comes wants room
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)
 

@@ -83,7 +83,6 @@ class Training:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `fit` says what is damaged
             begun = Store(folder, identity).restore()
-        base = weights.digest(model)
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
         self.splits: Splits = seen_by(run, model, self.place)
@@ -103,7 +102,6 @@ class Training:
             "log": self._epoch,
             "watch": watch,
             "on_update": self._update,
-            "base": base,
         }
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:

@@ -43,7 +43,6 @@ def fit(
     log: Callable[[dict[str, Any]], None] | None = None,
     watch: Any = None,
     on_update: Callable[[dict[str, Any]], None] | None = None,
-    base: int | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -77,8 +76,6 @@ def fit(
         on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
             `steps` in it, `updates` in all, `samples` (or tokens, on this process) with their mean `loss`,
             and the `learning_rate` of the first group.
-        base: `checkpoint.weights.digest` of the model as built: its frozen weights that have a name are then
-            left out of checkpoints.
 
     Raises:
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
@@ -102,7 +99,7 @@ def fit(
                 raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
             train, validation = (Share(loaders[name], processes) for name in ("train", "validation"))
             store = Store(folder, identity, config.keep_checkpoints) if folder else InMemory()
-            checkpoints = Checkpoints(store, stepper, train, processes, base)
+            checkpoints = Checkpoints(store, stepper, train, processes)
             loop = _Loop(stepper, processes, checkpoints, train, validation, stop, seed, watch, on_update)
             return loop.run(log or (lambda row: None))
         except (RuntimeError, MemoryError) as error:

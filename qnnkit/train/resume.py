@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from qnnkit import workspace
 from qnnkit.checkpoint import Store, random_state, set_random_state, weights
 from qnnkit.train.processes import Processes, Share
 from qnnkit.train.progress import Part, Progress, Totals
@@ -28,14 +27,11 @@ class Checkpoints:
         stepper: Model, optimizer, scaler and settings.
         share: The training batches of this process.
         processes: All that train together: the first writes.
-        base: As of `checkpoint.weights.saved_state`.
     """
 
-    def __init__(
-        self, store: Store | InMemory, stepper: Stepper, share: Share, processes: Processes, base: int | None
-    ):
+    def __init__(self, store: Store | InMemory, stepper: Stepper, share: Share, processes: Processes):
         self.store: Any = store
-        self.base, self.stepper, self.share, self.processes = base, stepper, share, processes
+        self.stepper, self.share, self.processes = stepper, share, processes
         self.saved_at, self.owed = time.monotonic(), False
 
     def due(self, updates: int) -> bool:
@@ -59,7 +55,7 @@ class Checkpoints:
             OSError: The one before could not be written.
         """
         state = {
-            "model": weights.saved_state(self.stepper.model, self.base),
+            "model": weights.saved_state(self.stepper.model),
             "optimizer": self.stepper.optimizer.state_dict(),
             "optimizer_name": self.stepper.config.optimizer,
             "scaler": self.stepper.scaler.state_dict(),
@@ -86,7 +82,7 @@ class Checkpoints:
             progress, part = self._loaded(state)
 
         if self.processes.main and isinstance(self.store, Store):
-            workspace.clear_drafts(self.store.folder)
+            self.store.clear_drafts()
         self.store.restore(load)
         if self.store.best_lost and progress.rows:  # the weights of the newest count as the best
             last, monitor = progress.rows[-1], self.stepper.task.monitor
