@@ -83,7 +83,8 @@ class Sampled:
         dtype = torch.float32 if self.program.device.type == "mps" else torch.float64  # which nobody rounds
         put = functools.partial(torch.as_tensor, dtype=dtype, device=self.program.device)
         angles, wanted = put(circuit.offset)[None], np.zeros(len(circuit.offset), dtype=bool)
-        for numbers, matrix in ((rows, circuit.matrix[:, on_rows]), (vector, circuit.matrix[:, ~on_rows])):
+        flat = None if vector is None else vector.reshape(-1)
+        for numbers, matrix in ((rows, circuit.matrix[:, on_rows]), (flat, circuit.matrix[:, ~on_rows])):
             if numbers is not None:
                 angles = angles + numbers.to(dtype) @ put(matrix.T)
                 wanted |= matrix.any(1) & numbers.requires_grad
