@@ -172,8 +172,8 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
         noise: Such as ("depolarizing=0.01", "readout=0.02"), see `robustness`; without shots.
 
     Raises:
-        ValueError: A circuit has shots or noise already, is too wide for `default.mixed`, or runs on a device
-            that was asked for.
+        ValueError: Both are given; a circuit has shots or noise already, is too wide for `default.mixed`, or
+            runs on a device that was asked for.
 
     Example:
         >>> from qnnkit import circuits
@@ -182,6 +182,9 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
         >>> (100 * layer(torch.zeros(1, 2)).detach()).round().remainder(2).tolist()  # counts, of 100
         [[0.0, 0.0]]
     """
+    if shots and noise:
+        step = "Leave one of the two out: noise is computed as exact expectation values."
+        raise ValueError(checks.message("noise", "be () where shots are set", noise, step))
     chances = {kind: float(chance) for kind, _, chance in (each.partition("=") for each in noise)}
     for layer in _layers(model):
         _require_exact(layer)

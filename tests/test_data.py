@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from qnnkit.settings import Settings
 from tests.toys import fill, idx_bytes, noise, put, refused
 
 
-def folder_of(root: Path, classes: str = "ab", n: int = 6, size: tuple[int, ...] = (8, 8)) -> Path:
+def folder_of(root: Path, classes: Sequence[str] = "ab", n: int = 6, size: tuple[int, ...] = (8, 8)) -> Path:
     for k, name in enumerate(classes):
         fill(root / name, [f"{i}.png" for i in range(n)], 100 * k, size)
     return root
@@ -39,6 +40,10 @@ def all_rows(splits: ImageSplits) -> dict[str, torch.Tensor]:
     """Every image by its source."""
     parts = map(splits.split, SPLITS)
     return {source: image for part in parts for source, image in zip(part.sources, part.images, strict=True)}
+
+
+def same(one: ImageSet, other: ImageSet) -> bool:
+    return torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
 
 
 def idx(path: Path, values: np.ndarray) -> Path:
@@ -55,7 +60,7 @@ def small(name: str, folder: Path) -> dict[str, Path]:
     if name == "digits":
         return {}
     if name == "class_folder":
-        return {"root": folder_of(folder, "abc", n=20, size=(6, 4))}
+        return {"root": folder_of(folder, ("2", "10", "b"), n=20, size=(6, 4))}
     if name == "flat_folder":
         return {"root": fill(folder, [f"{i:04}_{i % 3:02}.png" for i in range(60)], size=(6, 4))}
     if name == "npz":
@@ -90,6 +95,7 @@ def test_contract(dataset: tuple[str, dict]) -> None:
     name, options = dataset
     splits = load(name, **options)
     assert splits.name == name and splits.notes == ()
+    assert name != "class_folder" or splits.classes == ("2", "10", "b")  # as people count
     rows = {"digits": 1797, "ahcd": 28 * 6}.get(name, 60)
     assert len(all_rows(splits)) == rows == sum(len(splits.split(part)) for part in SPLITS)  # no image twice
     total = torch.cat([splits.split(part).labels for part in SPLITS]).bincount()
@@ -111,7 +117,7 @@ def test_contract(dataset: tuple[str, dict]) -> None:
     assert again.fingerprint() == splits.fingerprint() and again.test.sources == splits.test.sources
     assert other.fingerprint() != splits.fingerprint()
     assert other.validation.sources != splits.validation.sources
-    assert (other.test.fingerprint() == splits.test.fingerprint()) == (name in OWN_TEST)
+    assert same(other.test, splits.test) == (name in OWN_TEST)
     wider = load(name, **options, test_fraction=0.4, validation_fraction=0.1)
     if name in BY_NAME:
         assert set(splits.test.sources) < set(wider.test.sources)
@@ -121,8 +127,8 @@ def test_contract(dataset: tuple[str, dict]) -> None:
     kept: list[set[str]] = []
     for fraction in (0.001, 0.25, 0.5, 1):
         part = load(name, **options, train_fraction=fraction)
-        assert part.notes == () and part.validation.fingerprint() == splits.validation.fingerprint()
-        assert part.test.fingerprint() == splits.test.fingerprint()
+        assert part.notes == () and same(part.validation, splits.validation)
+        assert same(part.test, splits.test)
         counts, whole = part.train.labels.bincount(), splits.train.labels.bincount()
         assert counts.min() >= 1 and (counts - fraction * whole).abs().max() <= 1
         kept.append(set(part.train.sources))
@@ -244,17 +250,11 @@ def test_batches_through_accelerate() -> None:
         assert same(rest, got[2:])
 
 
-def test_a_scaler_is_fitted_on_the_training_samples_alone() -> None:
-    from sklearn.preprocessing import StandardScaler
-
-    x = np.random.default_rng(0).normal(3.0, 2.0, (50, 4))
-    splits = data.arrays(Settings(train_fraction=0.5), x, np.arange(50) % 2)
-    scaler = StandardScaler().fit(splits.train.inputs)
-    scaled = splits.map(scaler.transform)
-    assert scaled.train.inputs.dtype == torch.float32 and scaled.train.inputs.mean(0).abs().max() < 1e-6
+def test_a_change_is_of_the_inputs_of_every_split_alone() -> None:
+    splits = data.arrays(Settings(), np.random.default_rng(0).normal(3.0, 2.0, (50, 4)), np.arange(50) % 2)
+    scaled = splits.map(lambda x: (x - 3) / 2)
     for part, before in ((scaled.split(name), splits.split(name)) for name in SPLITS):
-        expected = (before.inputs.double() - torch.tensor(scaler.mean_)) / torch.tensor(scaler.scale_)
-        torch.testing.assert_close(part.inputs.double(), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(part.inputs, (before.inputs - 3) / 2, rtol=0, atol=1e-6)
         assert part.sources == before.sources and part.targets.equal(before.targets)
     assert scaled.fingerprint() != splits.fingerprint()
     assert splits.map(lambda x: x[:, :2]).sizes["input_shape"] == (2,)
@@ -297,16 +297,9 @@ def test_arguments_that_are_refused(argument: str, name: str, options: dict[str,
 
 
 def test_batches_that_are_refused() -> None:
-    with refused("batch_size"):
-        load("digits").batches("train", 0, shuffle=True)
-    with refused("split"):
-        load("digits").batches("valid", 8, shuffle=False)
-
-
-def test_names_are_sorted_as_people_count(tmp_path: Path) -> None:
-    fill(tmp_path, [f"{name}/x{i}.png" for name in ("10", "2", "b", "1") for i in (1, 2, 10)])
-    thirds = {"validation_fraction": 1 / 3, "test_fraction": 1 / 3}
-    assert load("class_folder", root=str(tmp_path), **thirds).classes == ("1", "2", "10", "b")
+    for argument, split, n in (("batch_size", "train", 0), ("split", "valid", 8)):
+        with refused(argument):
+            load("digits").batches(split, n, shuffle=True)
 
 
 def test_every_suffix_and_format(tmp_path: Path) -> None:
@@ -328,24 +321,20 @@ LAYOUTS = {
         "a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png",
         *(4, f"{INSIDE}a/s1, a/s2, b/s1, b/s2."),
     ),
-    "classes that differ in case": (
-        "Cat/{}.png|cat/{}.png|dog/{}.png",
-        *(3, "Classes with nearly equal names count as different ones: 'Cat' and 'cat'."),
-    ),
-    "classes that differ in zeros": (
-        "1/{}.png|01/{}.png|10/{}.png",
-        *(3, "Classes with nearly equal names count as different ones: '01' and '1'."),
-    ),
     "a stray image": ("a/{}.png|b/{}.png|loose{}.png", 2, f"{STRAY.format(24)}loose0.png, loose1.png, "),
     "other files": ("a/{}.png|b/{}.png|a/{}.heic", 2, f"{OTHERS}a/0.heic, "),
     "a folder around, and a file in it": ("all/a/{}.png|all/b/{}.png|LICENCE{}", 2, f"{OTHERS}LICENCE0, "),
     "hidden files, the system's": ("a/{}.png|b/{}.png|a/._{}.png|.git/{}.png|__MACOSX/a/{}.png|.DS{}", 2, ""),
     "train and val": ("train/a/{}.png|train/b/{}.png|val/a/{}.png|val/b/{}.png", 4, NO_TEST),
     "Train and Testing": ("Train/a/{}.png|Train/b/{}.png|Testing/a/{}.png|Testing/b/{}.png", 4, ""),
-    "a test part bare": ("train/a/{}.png|train/b/{}.png|test/{}.png", 2, f"{STRAY.format(24)}test/0.png, "),
+    "a test part bare": (
+        "train/a/{}.png|train/b/{}.png|test/{}.png",
+        2,
+        "Left out 8 of 24 images that lie outside of train/: test/0.png, ",
+    ),
     "a folder beside the sides": (
         "train/a/{}.png|train/b/{}.png|test/a/{}.png|test/b/{}.png|unlabelled/c/{}.png",
-        *(4, f"{STRAY.format(40)}unlabelled/c/0.png, "),
+        *(4, "Left out 8 of 40 images that lie outside of train/, test/: unlabelled/c/0.png, "),
     ),
     "names of people": ("ein haus/{} é.png|😀/'{}'.png|a,b;c/\"{}\".png", 3, ""),
 }
@@ -476,7 +465,7 @@ def test_files_with_code_in_them_execute_nothing(tmp_path: Path) -> None:
     folder_of(inside)
     for name, make in crafted.items():
         make(tmp_path / name)
-        with refused("root", NotADirectoryError):
+        with refused("root"):
             load("class_folder", root=tmp_path / name)
         (inside / "a" / f"{name}.png").write_bytes((tmp_path / name).read_bytes())
     splits = load("class_folder", root=inside)
@@ -525,6 +514,10 @@ def test_too_much_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with refused("image_size"):
         load("class_folder", root=folder_of(tmp_path))
     assert load("class_folder", root=tmp_path, image_size=4).image_size == (4, 4)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # where someone has lifted Pillow's own limit
+    monkeypatch.setattr(images, "MOST_PIXELS", 8 * 8 - 1)
+    with pytest.raises(ValueError, match="8 x 8 pixels are too many to decode"):
+        read((tmp_path / "a" / "0.png").read_bytes())
 
 
 # --- names with accents: a Mac writes them apart (NFD), Colab and Linux as one (NFC) ------------------------

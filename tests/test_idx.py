@@ -182,7 +182,7 @@ WRONG = {
 
 @pytest.mark.parametrize("arrays", WRONG.values(), ids=WRONG)
 def test_npz_that_is_wrong(tmp_path, arrays):
-    with refused("root"):
+    with refused("classes" if "classes" in arrays and np.ndim(arrays["classes"]) == 0 else "root"):
         load("npz", root=npz(tmp_path / "x.npz", **arrays))
 
 

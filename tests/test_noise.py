@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import sys
 import warnings
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, circuits, models, noise
+from qnnkit import QuantumLayer, circuits, models, noise, report, runs
+from qnnkit.checkpoint import own_generators
 from qnnkit.layers import circuits_per_image, feature_maps_of
 from tests.toys import refused
 
@@ -300,3 +302,75 @@ def test_without_the_extra_a_device_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "qiskit_ibm_runtime", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'qnnkit\[hardware\]'"):
         values_of(rotations(), device="FakeManilaV2")
+
+
+# --- training with shots and noise --------------------------------------------------------------------------
+
+
+def test_training_noise_shrinks_values_and_slopes_alike():
+    """RY, then a depolarising channel and a bit flip: (1 - 4p/3)(1 - 2e) cos x, and its slope."""
+    model, inputs = rotations(), ANGLES.clone().requires_grad_()
+    noise.put(model, noise=("depolarizing=0.03", "readout=0.1"))
+    values = model.layer(inputs)
+    shrunk = (1 - 4 * 0.03 / 3) * (1 - 2 * 0.1)
+    torch.testing.assert_close(values.double(), shrunk * ANGLES.double().cos(), atol=EXACT, rtol=0)
+    slope = torch.autograd.grad(values.sum(), model.layer.weights)[0]
+    assert float(slope) == pytest.approx(-shrunk * float(ANGLES.sin().sum()), abs=1e-5)
+    assert "default.mixed, all samples at once" in model.layer.explain()
+
+
+def test_training_shots_are_counts_whose_mean_and_slope_are_exact():
+    model, n = rotations(), 4000
+    noise.put(model, shots=10)
+    inputs = torch.full((n, 1), 1.0)
+    with own_generators():
+        torch.manual_seed(0)
+        values = model.layer(inputs)
+        slope = torch.autograd.grad(values.mean(), model.layer.weights)[0]
+        torch.manual_seed(0)
+        again = model.layer(inputs)
+    assert torch.equal(values, again), "drawn by torch's own generator, which checkpoints keep"
+    counts, mean = 5 * (1 + values.detach()), float(values.detach().mean())
+    torch.testing.assert_close(counts, counts.round(), atol=1e-4, rtol=0)
+    assert mean == pytest.approx(math.cos(1.0), abs=5 * math.sin(1.0) / math.sqrt(10 * n))
+    assert float(slope) == pytest.approx(-math.sin(1.0), abs=5 / math.sqrt(20 * n))
+
+
+def test_what_has_shots_already_or_runs_elsewhere_is_refused():
+    model = rotations()
+    noise.put(model, shots=10)
+    with refused("model"):
+        noise.put(model, noise=("readout=0.1",))
+
+    def layer(n_qubits, backend="auto"):
+        qnode, shapes = circuits.build("data_reuploading", n_qubits=n_qubits)
+        return QuantumLayer(qnode, shapes, {"weights": torch.zeros(shapes["weights"])}, backend=backend)
+
+    with refused("backend"):
+        noise.put(layer(2, "default.qubit"), shots=10)
+    with refused("model"):
+        noise.put(layer(11), noise=("depolarizing=0.1",))
+    with refused("noise"):
+        noise.put(rotations(), 10, ("depolarizing=0.1",))
+
+
+@own_generators()  # counting circuits measures them
+def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_path):
+    small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 2, "train_fraction": 0.05, "threads": 1}
+    straight, stopped = (
+        runs.open_run(tmp_path / name, "digits_quanv", **small, shots=20) for name in ("straight", "stopped")
+    )
+
+    def stop(row):
+        if (row["event"], row["epoch"]) == ("epoch", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.train_all(stopped, on_row=stop)
+    [one], [other] = runs.train_all(straight), runs.train_all(runs.open_run(stopped.folder))
+    assert one["test_loss"] == other["test_loss"]
+    exact = runs.open_run(tmp_path / "exact", "digits_quanv", **small)
+    assert runs.train_all(exact)[0]["test_loss"] != one["test_loss"]
+    report.finish(straight)
+    page = re.sub(r"\s+", " ", straight.report.read_text())
+    assert "measured 20 times, in training and in the test: 320 measurements a sample" in page

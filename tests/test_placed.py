@@ -142,7 +142,5 @@ def test_what_is_in_two_splits_is_told(tmp_path: Path, kind: Kind) -> None:
 )
 def test_what_is_refused(tmp_path: Path, kind: Kind, argument: str, n: int, options: dict[str, Any]) -> None:
     root = kind.make(tmp_path / "x", list(range(n)), False)
-    if n == 2 and kind.name == "flat_folder":
-        argument = "label_pattern"
     with refused(argument, (ValueError, FileNotFoundError)):
         load(kind.name, **{"root": root, **kind.options, **SHARES, **options})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -98,22 +96,6 @@ def test_a_sample_inside_its_source_is_refused(tmp_path, inside):
         sample_files("all", inside, per_class=2)
     assert sorted(source.rglob("*")) == before
     sample_files("all", "all-few", per_class=2)  # beside it, though its name begins alike
-
-
-def test_a_full_disk_leaves_no_sample(tmp_path, monkeypatch):
-    source = fill(tmp_path / "all", CLASSES)
-    written, write = [], Path.write_bytes
-
-    def full(path: Path, content: bytes) -> int:
-        if len(written) == 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written.append(path)
-        return write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match=r"Cannot write .* \(No space left on device\)"):
-        sample_files(source, tmp_path / "new", per_class=5)
-    assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(

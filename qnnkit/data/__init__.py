@@ -53,13 +53,12 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         >>> len(splits.test), len(load("digits", test_fraction=0.1, train_fraction=0.1).train)
         (180, 126)
     """
-    loader = _loader(name)
-    for option, value in options.items():
-        if option not in (own := _options(loader)):
-            step = f"Leave it out; the options are {', '.join(sorted(own))}."
-            raise ValueError(checks.message(option, f"be left out for {name!r}", value, step))
-    splits = loader(**{"root": None, **options})
-    return splits.keep(train_fraction, options.get("split_seed", 0))
+    options = {option: value for option, value in options.items() if option != "root" or value}
+    own = _options(name)
+    if unknown := [option for option in options if option not in own]:
+        step = f"Leave it out; the options are {', '.join(sorted(own))}."
+        raise ValueError(checks.message(unknown[0], f"be left out for {name!r}", options[unknown[0]], step))
+    return _loader(name)(**options).keep(train_fraction, options.get("split_seed", 0))
 
 
 def kind(name: str) -> str:
@@ -80,7 +79,7 @@ def takes(name: str, option: str) -> bool:
         >>> takes("flat_folder", "label_pattern"), takes("digits", "label_pattern")
         (True, False)
     """
-    return option in _options(_loader(name))
+    return option in _options(name)
 
 
 def _loader(name: str) -> Callable[..., Splits]:
@@ -89,8 +88,8 @@ def _loader(name: str) -> Callable[..., Splits]:
     return DATASETS[checks.choice("dataset", name, DATASETS)]
 
 
-def _options(loader: Callable[..., Splits]) -> set[str]:
-    names = {*inspect.signature(loader).parameters, "train_fraction"}  # which `load` sees to itself
+def _options(name: str) -> set[str]:
+    names = {*inspect.signature(_loader(name)).parameters, "train_fraction"}  # which `load` sees to itself
     if "options" in names:  # those of all images, handed on
         names |= {"image_size", "grey", *SPLITTING}
     return names - {"options"}

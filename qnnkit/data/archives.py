@@ -6,6 +6,7 @@ which the loop below writes in 3 s.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -14,7 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, words, workspace
@@ -25,8 +26,6 @@ MAX_ARCHIVE = 4 * MAX_BYTES
 """Most bytes of all that an archive holds."""
 MAX_FILES = 2**21
 """Most files of an archive."""
-MAX_HEADER = 2**17
-"""Most bytes of a name in a tar, or of a record about a member: Python reads them into memory."""
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a damaged archive raises; RuntimeError: one with a password."""
@@ -89,22 +88,28 @@ def unpacked(path: Path) -> tuple[Path, list[str]]:
 
 def _unpack(path: Path, folder: Path) -> list[str]:
     """Writes all visible files; gives the names of links and devices."""
-    left_out, n_files, parents = [], 0, set()
+    make = functools.cache(lambda parent: Path(parent).mkdir(parents=True, exist_ok=True))
+    left_out, total, is_empty = [], 0, True
     try:
-        for name, kind, source in _bounded(path):
+        for number, (written, size, kind, source) in enumerate(_members(path), start=1):
+            total += size
+            _require_bounds(path, number, size, total)
+            parts = written.replace("\\", "/").split("/")
+            if ".." in parts or not parts[0]:
+                step = "Nothing was read: make the archive again, from inside the folder."
+                raise refusal("hold only members that stay inside it", f"{path.name}: {written}", step)
+            name = "/".join(part for part in parts if part not in ("", "."))
             if not is_visible(name):
                 continue
             if kind == "link":
                 left_out.append(name)
-                continue
-            parent = name if kind == "folder" else name.rpartition("/")[0]
-            if parent not in parents:
-                (folder / parent).mkdir(parents=True, exist_ok=True)
-                parents.add(parent)
-            if kind == "file":
-                n_files += 1
+            elif kind == "folder":
+                make(f"{folder}/{name}")
+            else:
+                make(f"{folder}/{name}".rpartition("/")[0])
                 with source() as content, open(f"{folder}/{name}", "xb") as file:  # noqa: PTH123  faster
                     shutil.copyfileobj(content, file, 2**20)
+                is_empty = False
     except (FileExistsError, NotADirectoryError) as error:
         step = "Make the archive again, from one folder; on a Mac, capital letters make no other name."
         where = f"{path.name}: {Path(str(error.filename)).relative_to(folder)}"
@@ -114,22 +119,9 @@ def _unpack(path: Path, folder: Path) -> list[str]:
             raise
         step = f"It cannot be read ({words.first_line(error)}): copy or download it again."
         raise refusal("be a whole archive", str(path), step) from None
-    if not n_files:
+    if is_empty:
         raise refusal("hold files", str(path), "The archive is empty: make it again.")
     return left_out
-
-
-def _bounded(path: Path) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Each member's path inside, with `/`, its kind, and what opens it; refused where too much or outside."""
-    total = 0
-    for number, (name, size, kind, source) in enumerate(_members(path), start=1):
-        total += size
-        _require_bounds(path, number, size, total)
-        parts = PurePosixPath(name.replace("\\", "/")).parts
-        if ".." in parts or parts[:1] == ("/",):
-            step = "Nothing was read: make the archive again, from inside the folder."
-            raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
-        yield "/".join(parts), kind, source
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], Any]]]:
@@ -144,23 +136,13 @@ def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], Any]]]:
             for info in infos:
                 is_link = stat.S_ISLNK(info.external_attr >> 16)
                 kind = "folder" if info.is_dir() else "link" if is_link else "file"
-                yield info.filename, info.file_size, kind, lambda info=info: archive.open(info)
+                yield info.filename, info.file_size, kind, functools.partial(archive.open, info)
     else:
-        with tarfile.open(path, tarinfo=_Header) as archive:
+        with tarfile.open(path) as archive:
             for info in archive:
                 archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]  they take memory
                 kind = "folder" if info.isdir() else "file" if info.isreg() else "link"
-                yield info.name, info.size, kind, lambda info=info: archive.extractfile(info)
-
-
-class _Header(tarfile.TarInfo):
-    """Refuses a long name, or a record about a member, before memory is taken for what it claims."""
-
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in b"LKxgX" and self.size > MAX_HEADER:
-            value = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
-            raise refusal("hold names of 128 KiB at most", value, "Nothing was read: make the archive again.")
-        return super()._proc_member(tar)  # pyright: ignore[reportAttributeAccessIssue]
+                yield info.name, info.size, kind, functools.partial(archive.extractfile, info)
 
 
 def is_visible(name: str) -> bool:
@@ -170,7 +152,6 @@ def is_visible(name: str) -> bool:
 
 def _require_bounds(path: Path, n_files: int, size: int, total: int) -> None:
     if n_files > MAX_FILES or size > MAX_BYTES or total > MAX_ARCHIVE:
-        gib = 2**30
-        rule = f"hold {MAX_FILES:,} files, {MAX_BYTES / gib:.0f} GiB each, {MAX_ARCHIVE / gib:.0f} GiB in all"
+        most = f"{MAX_FILES:,} files, {MAX_BYTES / 2**30:.0f} GiB each, {MAX_ARCHIVE / 2**30:.0f} GiB in all"
         value = f"{path.name} with {n_files:,} files, {max(size, total):,} bytes"
-        raise refusal(f"{rule}, at most", value, "Unpack it and pass the folder.")
+        raise refusal(f"hold at most {most}", value, "Unpack it and pass the folder.")

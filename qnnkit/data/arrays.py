@@ -23,23 +23,19 @@ NAMES = {"images": 0, "x": 0, "inputs": 0, "labels": 1, "y": 1, "targets": 1}
 the like before or behind them (`test_images`, `y_train`), they are of that split."""
 
 
-def digits(root: str | Path | None = None, **options: Any) -> ImageSplits:
+def digits(**options: Any) -> ImageSplits:
     """The 1,797 handwritten digits inside scikit-learn: 10 classes, 8x8, grey 0..16 rescaled to 0..255.
 
-    Takes the options of `class_folder`; `root` must be left out.
+    Takes the options of `class_folder`, and no `root`.
 
     Reference:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI (1998).
     """
-    if root:
-        step = "To load your own images, use the dataset 'class_folder' with this root."
-        raise refusal("be left out for 'digits', which lie inside scikit-learn", str(root), step)
     from sklearn.datasets import load_digits
 
     levels, labels = map(np.asarray, load_digits(return_X_y=True))
     pixels = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)  # (1797, 64) -> (1797, 8, 8)
-    parts = {"any": (pixels, labels)}
-    return split_arrays("digits", parts, tuple("0123456789"), prefix="digits/", **options)
+    return split_arrays("digits", {"any": (pixels, labels)}, tuple("0123456789"), prefix="digits/", **options)
 
 
 def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -61,13 +57,11 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
         ValueError: It is damaged, or what is in it does not fit together.
     """
     sides, classes, notes = from_file(local(root))
-    if "train" not in sides:
-        raise refusal("hold images and labels to train on", first([*sides]), "Name them images and labels.")
-    parts = {side: (pixels(images), labels) for side, (images, labels) in sides.items()}
-    names, parts = classes_of(classes, parts)
-    parts = parts if len(parts) > 1 else {"any": parts["train"]}
-    splits = split_arrays("npz", parts, names, **options)
-    return replace(splits, notes=(*notes, *splits.notes))
+    images = [pixels(each) for each, _ in sides.values()]
+    names, labels = numbered([each for _, each in sides.values()], classes)
+    parts = dict(zip(sides, zip(images, labels, strict=True), strict=True))
+    parts = parts if len(parts) > 1 else {"any": next(iter(parts.values()))}
+    return split_arrays("npz", parts, names, notes=notes, **options)
 
 
 def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
@@ -90,16 +84,15 @@ def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
     except Exception as error:  # a damaged file makes NumPy raise almost anything
         step = f"It cannot be read ({words.first_line(error)}): save it again with np.savez, without objects."
         raise refusal("be a whole .npz file", str(path), step) from None
-    shapes = {name: array.shape for name, array in arrays.items()}
     classes, names = arrays.pop("classes", None), {side: {} for side in SPLITS}
     for name in arrays:
         said = name.lower().split("_")
         side = next((SIDES[each] for each in said if each in SIDES), "train")
-        role = NAMES.get("_".join(each for each in said if each not in SIDES))
-        names[side].setdefault(role, name)
+        names[side].setdefault(NAMES.get("_".join(each for each in said if each not in SIDES)), name)
     pairs = {side: (each[0], each[1]) for side, each in names.items() if {0, 1} <= {*each}}
     if not pairs:
         step = "Name the arrays images and labels (and test_images and test_labels)."
+        shapes = {name: array.shape for name, array in arrays.items()}
         raise refusal("hold arrays of images and labels", shapes, step)
     used = {name for pair in pairs.values() for name in pair}
     notes = left_out({"arrays of other names": [name for name in arrays if name not in used]})
@@ -107,48 +100,58 @@ def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
-    """Images as uint8, (n, height, width) or (n, height, width, 3)."""
-    told = f"{images.dtype} of shape {images.shape}"
+    """Images as uint8, (n, height, width) or (n, height, width, 3).
+
+    Raises:
+        ValueError: They have another shape, or values out of range.
+    """
+    given = images
     if images.ndim == 4 and images.shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    if images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)) or not images.size:
-        rule = "hold images of shape (n, height, width) or (n, height, width, 3)"
-        raise refusal(rule, told, "Reshape them first.")
     highest = 1 if images.dtype.kind in "bf" else 255
-    if images.dtype.kind not in "biuf" or not (images.min() >= 0 and images.max() <= highest):
-        rule = "hold images of whole numbers in 0..255 or real ones in 0..1"
-        raise refusal(rule, told, "Rescale them first.")
+    fits = (
+        images.ndim in (3, 4)
+        and images.shape[3:] in ((), (3,))
+        and images.size
+        and images.dtype.kind in "biuf"
+    )
+    if not fits or not (images.min() >= 0 and images.max() <= highest):
+        rule = "hold images of shape (n, height, width[, 3]), of whole numbers in 0..255 or real ones in 0..1"
+        raise refusal(rule, f"{given.dtype} of shape {given.shape}", "Reshape and rescale them first.")
     return np.rint(images * np.float32(255)).astype(np.uint8) if highest == 1 else images.astype(np.uint8)
 
 
-def classes_of(named: np.ndarray | None, parts: Parts) -> tuple[tuple[str, ...], Parts]:
-    """The names of the classes, and the parts with labels that index them."""
-    parts = {
-        side: (samples, each[:, 0] if each.shape[1:] == (1,) else each)
-        for side, (samples, each) in parts.items()
-    }
-    labels = [each for _, each in parts.values()]
+def numbered(labels: Sequence[np.ndarray], classes: Any) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """The names of the classes, and labels that index them, int64 (n,).
+
+    Args:
+        labels: Whole numbers or names, of shape (n,) or (n, 1), of each side.
+        classes: What labels 0, 1, 2, ... are called, or the order of names; None takes those that occur.
+
+    Raises:
+        ValueError: The labels have another shape or kind, or one is of no class.
+    """
+    labels = [each[:, 0] if each.shape[1:] == (1,) else each for each in labels]
     if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
         forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
         raise refusal("hold labels of shape (n,), whole numbers or names", forms, "Convert them first.")
-    if named is not None and named.ndim != 1:
-        step = 'Save one name each, such as np.array(["cat", "dog"]).'
-        raise refusal("hold classes of shape (n_classes,)", {"classes": named.shape}, step)
     known = occurring = np.unique(np.concatenate(labels))
-    if named is not None:
-        known = named.astype(str) if occurring.dtype.kind == "U" else np.arange(len(named))
+    names = [str(each) for each in known.tolist()]
+    if classes is not None:
+        names = [str(each) for each in classes] if isinstance(classes, str) or np.ndim(classes) == 1 else []
+        known = np.array(names) if occurring.dtype.kind == "U" else np.arange(len(names))
+    if len(names) == 0 or len({*names}) < len(names):
+        step = 'Give a list such as ["cat", "dog"].'
+        raise ValueError(checks.message("classes", "be a list of different names", classes, step))
     is_wrong = ~np.isin(occurring, known) | (occurring < 0 if occurring.dtype.kind == "i" else False)
     if is_wrong.any():
-        step = "Correct these labels, or leave their images out."
-        value = first([*map(str, occurring[is_wrong])])
-        raise refusal("hold labels of 0 or above that classes name", value, step)
+        step = "Correct these labels, or leave their samples out."
+        rule = "hold labels of 0 or above that classes name"
+        raise refusal(rule, first([*map(str, occurring[is_wrong])]), step)
     order = np.argsort(known)
-    return tuple(map(str, (known if named is None else named).tolist())), {
-        side: (samples, order[np.searchsorted(known, labels, sorter=order)])
-        for side, (samples, labels) in parts.items()
-    }
+    return tuple(names), [order[np.searchsorted(known, each, sorter=order)] for each in labels]
 
 
 # --- your own, in memory ------------------------------------------------------------------------------------
@@ -189,10 +192,6 @@ class TensorSplits(Splits[TensorSet]):
         found: dict[str, Any] = {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
         return found if self.classes is None else found | {"n_classes": len(self.classes)}
 
-    def example(self, n: int = 1) -> torch.Tensor:
-        """What a net takes, of the first `n` training samples."""
-        return self.train.inputs[:n]
-
     def map(self, change: Callable[[torch.Tensor], Any]) -> Self:
         """The same splits with `change(inputs)` as the inputs of each, of shape (n, ...) as they come.
 
@@ -229,19 +228,9 @@ class TensorSplits(Splits[TensorSet]):
     def _strata(self) -> torch.Tensor | None:
         return None if self.classes is None else self.train.targets
 
-    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
-        part = self.split(split)
-        return lambda epoch: (part.inputs, part.targets)
-
 
 def arrays(
-    settings: Any,
-    inputs: Any,
-    targets: Any,
-    *,
-    classes: Sequence[str] | None = None,
-    name: str = "arrays",
-    dtype: torch.dtype = torch.float32,
+    settings: Any, inputs: Any, targets: Any, *, classes: Sequence[str] | None = None, name: str = "arrays"
 ) -> TensorSplits | ImageSplits:
     """Splits of your own samples, by `split_seed` and the fractions of the settings.
 
@@ -252,11 +241,11 @@ def arrays(
     Args:
         settings: Of a recipe.
         inputs: Of shape (n, ...): a tensor, an array, or a list of arrays of one shape. All numbers become
-            `dtype`, whole ones too; bytes of the shape of images stay bytes.
+            float32, whole ones too (`splits.map(torch.Tensor.long)` makes ids of them again); bytes of the
+            shape of images stay bytes.
         targets: Of shape (n, ...) or (n,).
-        classes: The name of each label; their numbers without it.
+        classes: What labels 0, 1, 2, ... are called; None takes the labels that occur.
         name: Of the dataset, for tables.
-        dtype: Of the inputs; torch.int64 keeps whole numbers whole, such as the ids of tokens.
 
     Raises:
         ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
@@ -266,29 +255,24 @@ def arrays(
         rule, step = f"have as many rows as inputs ({len(x):,})", "Give one target a sample."
         raise ValueError(checks.message("targets", rule, len(y), step))
     labelled = y.ndim == 1 and not y.is_floating_point()
-    y = y if y.is_floating_point() else y.long()
-    names = _names(classes, int(y.max()) + 1) if labelled else ("",)
     if classes is not None and not labelled:
         step = "Leave it out, or give whole numbers as targets, one a sample."
         raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
-    if labelled and (int(y.min()) < 0 or int(y.max()) >= len(names)):
-        rule = f"lie in 0..{len(names) - 1}, a label for each of the classes"
-        raise ValueError(checks.message("targets", rule, [int(y.min()), int(y.max())], "Name all classes."))
-    is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3)))
-    is_whole = not (is_image or x.is_floating_point())
-    if dtype != torch.float32 and not (dtype == torch.int64 and is_whole):
-        rule = "be torch.float32, or torch.int64 for inputs that are whole numbers and no images"
-        raise ValueError(checks.message("dtype", rule, dtype, f"The inputs are {x.dtype}: leave it out."))
     shares: dict[str, Any] = {option: getattr(settings, option) for option in SPLITTING[:3]}
-    if labelled and is_image:
-        parts = {"any": (pixels(x.numpy()), y.numpy())}
-        splits: Any = split_arrays(name, parts, names, prefix=f"{name}/", **shares)
-    else:
-        with checks.renamed({"root": "targets" if labelled else "inputs"}):
-            rows = split_rows(y.numpy() if labelled else np.zeros(len(y), np.int64), names, **shares)
-        whole = TensorSet(x if is_image else x.to(dtype), y, tuple(f"{name}/{row}" for row in range(len(y))))
-        train, validation, test = (whole.at(torch.from_numpy(part)) for part in rows)
-        splits = TensorSplits(name, train, validation, test, classes=names if labelled else None)
+    is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3)))
+    with checks.renamed({"root": "targets" if labelled else "inputs"}):
+        names, labels = ("",), np.zeros(len(y), np.int64)
+        if labelled:
+            names, [labels] = numbered([y.numpy()], classes)
+            y = torch.from_numpy(labels)
+        if labelled and is_image:
+            parts = {"any": (pixels(x.numpy()), labels)}
+            splits: Any = split_arrays(name, parts, names, prefix=f"{name}/", **shares)
+        else:
+            sources = tuple(f"{name}/{row}" for row in range(len(y)))
+            whole = TensorSet(x if is_image else x.float(), y, sources)
+            sets = [whole.at(torch.from_numpy(part)) for part in split_rows(labels, names, **shares)]
+            splits = TensorSplits(name, *sets, classes=names if labelled else None)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
@@ -301,12 +285,9 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
             values = np.require(values, requirements=["C", "W"])
         tensor = torch.as_tensor(values).detach().cpu()
     except (ValueError, TypeError, RuntimeError) as error:
-        rule, step = "be numbers of one shape a sample", f"It says: {words.first_line(error)}."
-        if any(isinstance(each, str) for each in np.asarray(values, dtype=object).ravel()[:100]):
-            step = (
-                "Words become numbers by pandas: labels, names = pandas.factorize(words, sort=True), then "
-                "data.arrays(..., labels, classes=names); for inputs, pandas.get_dummies(table, dtype=float)."
-            )
+        how = "pandas.factorize(targets, sort=True), or pandas.get_dummies(inputs, dtype=float)"
+        step = f"It says: {words.first_line(error)}. Words become numbers by {how}."
+        rule = "be numbers of one shape a sample"
         raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
     if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
         step = "Give three samples or more, one for each split; of complex ones, both parts as numbers."
@@ -318,14 +299,3 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
     if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
         raise ValueError(checks.message(name, "be finite", f"NaN or infinite in {bad} rows", "Drop them."))
     return tensor
-
-
-def _names(classes: Any, n: int) -> tuple[str, ...]:
-    """The name of each label: their numbers where none are given."""
-    if classes is None:
-        return tuple(map(str, range(n)))
-    names = () if np.ndim(classes) != 1 and not isinstance(classes, str) else tuple(map(str, classes))
-    if not names or len(set(names)) < len(names):
-        step = 'Give a list such as ["cat", "dog"].'
-        raise ValueError(checks.message("classes", "be a list of different names", classes, step))
-    return names

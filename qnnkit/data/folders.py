@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,13 +29,11 @@ LAST_NUMBER = r"(\d+)$"
 
 
 class Labelled(NamedTuple):
-    """An image file, its class, and its side: "any" where the place has no sides."""
+    """An image file, its class, and its side: "any" where the place has no sides of its own."""
 
     side: str
     label: str
     file: Member
-    inner: str
-    """The folders that it lies in, below that of its side."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +41,11 @@ class Layout:
     """The labelled images of a place, side by side and class by class, as people count."""
 
     images: tuple[Labelled, ...]
+    classes: tuple[str, ...]
     top: str
     """The folder around everything that archives often have, with a `/` at its end; or ""."""
     notes: tuple[str, ...]
     """Sentences on what was left out."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(sorted({each.label for each in self.images}, key=natural))
 
 
 def by_folder(place: Place) -> Layout:
@@ -61,29 +54,13 @@ def by_folder(place: Place) -> Layout:
     Images of a class may be in folders inside it, which a note names. Notes list other images and files.
 
     Raises:
-        ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
+        ValueError: There are no images in class folders, or none in one of these.
     """
-    bases, top, _ = _bases(place, 1)
-    images, others = _labelled(place, bases, lambda rest: rest.partition("/")[0] if "/" in rest else None)
-    counts = {side: Counter(each.label for each in images if each.side == side) for side in bases.values()}
-    for folder in place.folders:
-        base, _, name = folder.rpartition("/")
-        if (base := f"{base}/" if base else "") in bases:
-            counts[bases[base]][name] += 0
-    for side, of_class in counts.items():
-        if len(of_class) < 2 or not all(of_class.values()):
-            folders = "images in every class folder" if len(of_class) > 1 else "two or more class folders"
-            under = "<class>/" if side == "any" else f"{side}/<class>/"
-            told = first(sorted((f"{n:,} in {name!r}" for name, n in of_class.items()), key=natural))
-            step = f"Images found: {told or 'no folder'}. Put them in {under} there."
-            raise refusal(f"hold {folders}", str(place.path), " ".join([step, *left_out(place, {})]))
-    layout = _layout(place, images, top, {"that lie in no class folder": others})
-    inner = sorted({each.file.name.rpartition("/")[0] for each in images if "/" in each.inner}, key=natural)
-    note = f"Images in folders inside a class folder are of that class: {first(inner)}."
-    return replace(layout, notes=(*layout.notes, *[note] * bool(inner)))
+    why = "that lie in no class folder"
+    return _layout(place, 1, lambda rest: rest.partition("/")[0] if "/" in rest else None, why)
 
 
-def by_name(place: Place, label_pattern: str | None) -> Layout:
+def by_name(place: Place, label_pattern: str | None = None) -> Layout:
     """Images whose names carry the label, in one folder and those in it.
 
     Folders train/ and test/ (and validation/ or val/) that hold all images are the sides.
@@ -91,32 +68,31 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     Raises:
         ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
     """
-    pattern = places.pattern("label_pattern", label_pattern or LAST_NUMBER)
+    pattern = label_pattern or LAST_NUMBER
+    label, names = label_in(pattern), [each.name for each in place.members if each.is_image]
+    if names and not any(map(label, names)):
+        step = f"No name fits, such as {names[0]!r}: write one whose first group is the label."
+        raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern, step))
+    return _layout(place, 0, label, f"whose names do not fit label_pattern {pattern}")
+
+
+def label_in(label_pattern: str) -> Callable[[str], str | None]:
+    """A function that gives the label in a file's name, or None.
+
+    Raises:
+        ValueError: The pattern is none, or has no group.
+    """
+    pattern = places.pattern("label_pattern", label_pattern)
     if not pattern.groups:
         step = r"Put the label in parentheses, as in label_(\d+)."
         raise ValueError(checks.message("label_pattern", "have a group", label_pattern, step))
 
-    def label(rest: str) -> str | None:
-        base = rest.rpartition("/")[2]
+    def label(name: str) -> str | None:
+        base = name.rpartition("/")[2]
         found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
         return found[1] if found else None
 
-    bases, top, notes = _bases(place, 0)
-    images, others = _labelled(place, bases, label)
-    if not images:
-        if not others:
-            hints = ["Put them there, or in its folders train/ and test/.", *left_out(place, {})]
-            raise refusal("hold images", str(place.path), " ".join(hints))
-        step = f"No name fits, such as {others[0]!r}: write one whose first group is the label."
-        raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
-    outside = [name for name in others if not name.startswith(tuple(bases))]
-    unfit = [name for name in others if name not in {*outside}]
-    why = {
-        f"whose names do not fit label_pattern {pattern.pattern}": unfit,
-        "that lie outside of the sides": outside,
-    }
-    layout = _layout(place, images, top, why)
-    return replace(layout, notes=(*notes, *layout.notes))
+    return label
 
 
 def of(place: Place, label_pattern: str | None = None) -> Layout:
@@ -136,7 +112,7 @@ def left_out(
     return tuple(places.left_out(groups | {"files that are no images": others, LINKS: place.left_out}))
 
 
-def _bases(place: Place, depth: int) -> tuple[dict[str, str], str, list[str]]:
+def _bases(place: Place, depth: int) -> tuple[dict[str, str], str, tuple[str, ...]]:
     """Folder of each side, with a `/` at its end -> side; the folder around all; and a note.
 
     Sides hold images `depth` folders below; without them all is of one folder.
@@ -144,51 +120,55 @@ def _bases(place: Place, depth: int) -> tuple[dict[str, str], str, list[str]]:
     names = [each.name for each in place.members if each.is_image]
     top = around(name for name in names if name.count("/") >= depth)
     inside = [name[len(top) :].split("/") for name in names if name.startswith(top)]
-    heads = {path[0] for path in inside if len(path) > 1}
-    named = {head: SIDES[head.lower()] for head in heads if head.lower() in SIDES}
-    held = {path[0] for path in inside if (len(path) > 2 if depth else len(path) == 2)} & named.keys()
-    order = sorted(held, key=lambda head: [*SIDES.values()].index(named[head]))
-    bases = {f"{top}{head}/": named[head] for head in order}
-    if "train" not in bases.values() or len({*named.values()}) < 2:
-        return {top: "any"}, top, []
+    heads = {path[0] for path in inside if len(path) > 1 and path[0].lower() in SIDES}
+    if "train" not in (named := {SIDES[head.lower()] for head in heads}) or len(named) < 2:
+        return {top: "any"}, top, ()
     if not depth and any(len(path) == 1 for path in inside):
-        told = f"Folders {', '.join(bases)} are not taken as splits: images are next to them."
-        return {top: "any"}, top, [told]
-    return bases if len({*bases.values()}) > 1 else dict.fromkeys(bases, "any"), top, []
+        folders = ", ".join(f"{top}{head}/" for head in sorted(heads))
+        return {top: "any"}, top, (f"Folders {folders} are not taken as splits: images are next to them.",)
+    held = {path[0] for path in inside if len(path) > 1 + depth} & heads
+    order = sorted(held, key=lambda head: [*SIDES.values()].index(SIDES[head.lower()]))
+    bases = {f"{top}{head}/": SIDES[head.lower()] for head in order}
+    if "train" not in bases.values():
+        return {top: "any"}, top, ()
+    return bases if len({*bases.values()}) > 1 else dict.fromkeys(bases, "any"), top, ()
 
 
-def _labelled(
-    place: Place, bases: dict[str, str], label: Callable[[str], str | None]
-) -> tuple[list[Labelled], list[str]]:
-    """The images of a class, in order, and the names of those that are of none."""
-    images, others = [], []
-    for member in place.members:
-        if member.is_image:
-            base = next((base for base in bases if member.name.startswith(base)), None)
-            inner = member.name[len(base or "") :]
-            if base is not None and (name := label(inner)):
-                images.append(Labelled(bases[base], name, member, inner.rpartition("/")[0]))
-            else:
-                others.append(member.name)
-    sides, keys = [*bases.values()], {each.label: natural(each.label) for each in images}
-    return sorted(images, key=lambda each: (sides.index(each.side), keys[each.label])), others
-
-
-def _layout(place: Place, images: list[Labelled], top: str, why: dict[str, list[str]]) -> Layout:
-    layout = Layout(tuple(images), top, left_out(place, why))
+def _layout(place: Place, depth: int, label: Callable[[str], str | None], why: str) -> Layout:
+    """The images that have a label, by their paths below the folder of their side; the others in notes."""
+    bases, top, notes = _bases(place, depth)
+    images, unfit, outside, inner = [], [], [], {}
+    for member in filter(lambda each: each.is_image, place.members):
+        base = next((base for base in bases if member.name.startswith(base)), None)
+        name = None if base is None else label(member.name[len(base) :])
+        if base is None or not name:
+            (outside if base is None else unfit).append(member.name)
+        else:
+            images.append(Labelled(bases[base], name, member))
+            if depth and member.name.count("/", len(base)) > depth:
+                inner[member.name.rpartition("/")[0]] = None
+    notes += left_out(place, {why: unfit, f"that lie outside of {', '.join(bases)}": outside})
+    if inner:
+        folders = first(sorted(inner, key=natural))
+        notes += (f"Images in folders inside a class folder are of that class: {folders}.",)
+    if not images:
+        where = "<class>/, or train/<class>/ and test/<class>/" if depth else "it, or in train/ and test/"
+        step = " ".join([f"Put them in {where} there.", *notes])
+        raise refusal("hold images of classes", str(place.path), step)
     there = {(each.side, each.label) for each in images}
-    for side in {each.side: None for each in images}:
-        if missing := [name for name in layout.classes if (side, name) not in there]:
-            step = f"Missing there: {first(missing)}. Add images of these, or leave the classes out."
-            n = len(layout.classes) - len(missing)
-            raise refusal("hold the same classes on all its sides", f"{n} in {side}/", step)
-    alike: dict[str, list[str]] = {}
-    for name in layout.classes:
-        key = re.sub(r"(?<!\d)0+(?=\d)|[\s_-]+", "", name.casefold())
-        alike.setdefault(key, []).append(name)
-    twins = [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
-    note = f"Classes with nearly equal names count as different ones: {first(twins)}."
-    return replace(layout, notes=(*layout.notes, *[note] * bool(twins)))
+    labels = {each.label for each in images}
+    if depth:  # a class folder without images is one that somebody meant
+        above = {folder: f"{folder.rpartition('/')[0]}/".lstrip("/") for folder in place.folders}
+        labels |= {folder.rpartition("/")[2] for folder in place.folders if above[folder] in bases}
+    classes = {name: row for row, name in enumerate(sorted(labels, key=natural))}
+    under = {side: "" if side == "any" else f"{side}/" for side in bases.values()}
+    if missing := [under[side] + name for side in under for name in classes if (side, name) not in there]:
+        step = f"Missing: {first(missing)}. Add images of these, or leave the classes out."
+        value = f"{len(there):,} of {len(under) * len(classes):,}"
+        raise refusal("hold images of each class on all its sides", value, " ".join([step, *notes]))
+    sides = [*under]
+    images.sort(key=lambda each: (sides.index(each.side), classes[each.label]))
+    return Layout(tuple(images), tuple(classes), top, notes)
 
 
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -212,7 +192,7 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
             train/.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: There is no such folder.
+        FileNotFoundError: There is no such folder.
         ValueError: There are no classes, one class, an empty class, or too few images to split.
     """
     place = open_place(root)
@@ -230,21 +210,16 @@ def flat_folder(
     Args:
         root: The folder of images; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         label_pattern: Regular expression whose first group is the label, such as `label_(\d+)`; None takes
-            the whole number before the suffix, `(\d+)$`. Labels are texts: 1 and 01 are two classes, which a
-            note says; `0*(\d+)$` makes them one.
+            the whole number before the suffix, `(\d+)$`. Labels are texts: 1 and 01 are two classes;
+            `0*(\d+)$` makes them one.
         options: As in `class_folder`.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: There is no such folder.
+        FileNotFoundError: There is no such folder.
         ValueError: The pattern is wrong or fits no name, or there are too few images to split.
     """
     place = open_place(root)
     layout = by_name(place, label_pattern)
-    if 3 * (n_classes := len(layout.classes)) > (n_images := len(layout.images)):
-        step = f"Some of them: {first([*layout.classes])}. Write one whose first group is the label."
-        rule = "find three images or more of each label"
-        value = f"{n_classes:,} labels in {n_images:,} images"
-        raise ValueError(checks.message("label_pattern", rule, value, step))
     return _load("flat_folder", place, layout, {"label_pattern": label_pattern}, **options)
 
 
@@ -254,8 +229,7 @@ def _load(name: str, place: Place, layout: Layout, wanted: dict[str, Any], **opt
     files = [(each.side, number[each.label], each.file.name) for each in layout.images]
     make = partial(stack_files, place.read, files, layout.classes, **form)
     stack = stacked([each.file for each in layout.images], {"dataset": name, **form, **wanted}, make)
-    stack = replace(stack, notes=(*layout.notes, *stack.notes))
-    return split_stack(name, stack, top=layout.top, **options)
+    return split_stack(name, stack, top=layout.top, notes=layout.notes, **options)
 
 
 def sample_files(
@@ -282,9 +256,6 @@ def sample_files(
     """
     checks.positive("per_class", per_class)
     place, folder = open_place(source), Path(folder).expanduser().absolute()
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        rule = "be absent or an empty folder"
-        raise FileExistsError(checks.message("folder", rule, str(folder), "Choose another name."))
     if place.path.is_dir() and place.path.resolve() in folder.resolve().parents:
         rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
         raise ValueError(checks.message("folder", rule, str(folder), "Choose a place next to it."))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,8 @@ from typing import Any
 from qnnkit import checks, words
 from qnnkit.data.folders import SIDES
 from qnnkit.data.images import form_of, split_stack, stack_files
-from qnnkit.data.places import first, left_out, refusal
+from qnnkit.data.places import first, left_out
 from qnnkit.data.splits import ImageSplits
-
-SECONDS = 10
-"""Within which the Hub must answer at all."""
 
 
 def read(reader: Any, name: str | Path, **options: Any) -> Any:
@@ -32,7 +27,6 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
         ValueError: It cannot be read; the message is the reason alone, without a full stop.
     """
     folder = Path(name).expanduser()
-    is_local = folder.is_dir() or folder.is_absolute()
     place = str(folder.absolute()) if folder.is_dir() else str(name)
     options |= {"trust_remote_code": False}
     local = {**options, "local_files_only": True}
@@ -43,10 +37,8 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
             try:
                 return reader.from_pretrained(place, **local)
             except OSError:
-                if is_local:
+                if folder.is_dir() or folder.is_absolute():
                     raise
-            if (why := _unreachable()) is not None:
-                raise ValueError(f"it is not, or not all of it, on this machine, and {why}")
             return reader.from_pretrained(place, **options)
     except Exception as error:  # a damaged file makes the reader raise almost anything
         reason = words.first_line(error)
@@ -66,21 +58,6 @@ class Described:
         if Path(name).is_dir():
             return Path(name)
         return Path(snapshot_download(name, allow_patterns=["*.json"], local_files_only=local_files_only))
-
-
-def _unreachable() -> str | None:
-    """Why the Hub does not answer; None if it does. Its own client would try for a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE forbids to ask the Hub"
-    try:
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=SECONDS)
-    except urllib.error.HTTPError:
-        return None  # an answer, if no kind one
-    except OSError as error:
-        return f"the Hugging Face Hub cannot be reached ({getattr(error, 'reason', None) or error})"
-    return None
 
 
 @contextlib.contextmanager
@@ -103,7 +80,7 @@ def quiet() -> Iterator[None]:
             bars.enable_progress_bar()
 
 
-def hub_images(name: str, root: str | Path | None = None, **options: Any) -> ImageSplits:
+def hub_images(name: str, **options: Any) -> ImageSplits:
     """The images and class labels of a dataset on the Hub, in its first columns of these kinds.
 
     Splits called train, validation (or val) and test are kept; of a single one they are drawn. Other columns,
@@ -111,15 +88,11 @@ def hub_images(name: str, root: str | Path | None = None, **options: Any) -> Ima
 
     Args:
         name: As on the Hub; with a configuration as "name:configuration".
-        root: Must be left out.
         options: As in `class_folder`.
 
     Raises:
         ValueError: The dataset cannot be read, or holds no labelled images.
     """
-    if root:
-        step = "Leave it out, or choose a dataset of files."
-        raise refusal("be left out for a dataset of the Hub", str(root), step)
     import datasets
 
     path, _, configuration = name.partition(":")
@@ -129,22 +102,22 @@ def hub_images(name: str, root: str | Path | None = None, **options: Any) -> Ima
         rule, reason = "be a dataset of the Hub that can be read", words.first_line(error)
         raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {reason}.")) from None
     features = next(iter(found.values())).features
-    kinds = (datasets.Image, datasets.ClassLabel)
     image, label = (
-        next((key for key in features if isinstance(features[key], kind)), None) for kind in kinds
+        next((key for key, feature in features.items() if isinstance(feature, kind)), None)
+        for kind in (datasets.Image, datasets.ClassLabel)
     )
     if image is None or label is None:
         step = "Of text, write `to_json('a.jsonl')` and use the dataset text."
         rule = "hold a column of images and one of class labels"
         raise ValueError(checks.message("dataset", rule, f"hub:{name} with {first(list(features))}", step))
-    parts = {side: found[side] for side in found if side in SIDES} or dict(list(found.items())[:1])
-    parts = {side: part.cast_column(image, datasets.Image(decode=False)) for side, part in parts.items()}
-    files, unlabelled = [], []
-    for side, part in parts.items():
-        of = SIDES[side] if len(parts) > 1 else "any"
-        for row, number in enumerate(part[label]):
-            known = number is not None and number >= 0
-            (files if known else unlabelled).append((of, number, f"{side}/{row}"))
+    sides = [side for side in found if side in SIDES] or [*found][:1]
+    parts = {side: found[side].cast_column(image, datasets.Image(decode=False)) for side in sides}
+    rows = [
+        (SIDES[side] if len(sides) > 1 else "any", number, f"{side}/{row}")
+        for side, part in parts.items()
+        for row, number in enumerate(part[label])
+    ]
+    files = [each for each in rows if each[1] is not None and each[1] >= 0]
 
     def content(source: str) -> bytes:
         side, _, row = source.rpartition("/")
@@ -153,7 +126,7 @@ def hub_images(name: str, root: str | Path | None = None, **options: Any) -> Ima
 
     why = {"splits": [side for side in found if side not in parts]}
     why["columns"] = [key for key in features if key not in (image, label)]
-    why["images without a label"] = [source for _, _, source in unlabelled]
+    why["images without a label"] = [each[2] for each in rows if each[1] is None or each[1] < 0]
     classes = tuple(features[label].names)
-    stack = stack_files(content, files, classes, notes=left_out(why), **form_of(options))
-    return split_stack(f"hub:{name}", stack, **options)
+    stack = stack_files(content, files, classes, **form_of(options))
+    return split_stack(f"hub:{name}", stack, notes=left_out(why), **options)

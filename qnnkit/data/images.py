@@ -8,7 +8,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,6 @@ def stack_files(
     *,
     image_size: int | tuple[int, int] | None,
     grey: bool | None,
-    notes: Sequence[str] = (),
 ) -> Stack:
     """Every image that can be read, brought to one size and mode, with a note on those that cannot.
 
@@ -137,10 +136,9 @@ def stack_files(
         classes: The name of each label.
         image_size: As in `class_folder`; or (height, width).
         grey: As in `class_folder`.
-        notes: What to tell before what happens here.
 
     Raises:
-        ValueError: A class has no image that can be read, or they do not fit into memory.
+        ValueError: No image can be read, or they do not fit into memory.
     """
     size, n_bytes = _as_size(image_size), 0
     pictures: dict[File, Picture] = {}
@@ -155,14 +153,12 @@ def stack_files(
         if n_bytes > MAX_BYTES:
             step = "Pass a smaller one, such as 32."
             raise ValueError(checks.message("image_size", "keep all images under 4 GiB", image_size, step))
-    if failed:
-        of_all = f"{len(failed):,} of {len(files):,} images"
-        notes = [*notes, f"Left out {of_all} that cannot be read: {first(failed)}."]
-    if lacking := {file[:2] for file in files} - {file[:2] for file in pictures}:
-        side, label = min(lacking)
-        found = f"none in {classes[label] if classes else 'all'!r} ({side})"
-        raise refusal("hold a readable image of every class", found, notes[-1])
-    return _of_one_form(pictures, list(pictures.values()), classes, notes, size, grey)
+    of_all = f"{len(failed):,} of {len(files):,} images"
+    notes = [f"Left out {of_all} that cannot be read: {first(failed)}."] if failed else []
+    if not pictures:
+        raise refusal("hold images that can be read", of_all, " ".join([*notes, "Add some."]))
+    stack = _of_one_form(pictures, list(pictures.values()), classes, size, grey)
+    return replace(stack, notes=(*notes, *stack.notes))
 
 
 def stack_arrays(
@@ -171,7 +167,6 @@ def stack_arrays(
     *,
     image_size: int | tuple[int, int] | None = None,
     grey: bool | None = None,
-    notes: Sequence[str] = (),
     prefix: str = "",
 ) -> Stack:
     """Images that are of one size already, as arrays.
@@ -181,7 +176,6 @@ def stack_arrays(
         classes: The name of each label.
         image_size: As in `class_folder`; or (height, width).
         grey: As in `class_folder`.
-        notes: What to tell before what happens here.
         prefix: Of the sources, `<prefix><side>/<row>`; without the side where there is only one.
 
     Raises:
@@ -197,7 +191,7 @@ def stack_arrays(
         files += [(side, label, f"{before}{row}") for row, label in enumerate(labels.tolist())]
         mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
         pictures += [Picture(pixels, size, mode) for pixels in images]
-    return _of_one_form(files, pictures, classes, notes, _as_size(image_size), grey)
+    return _of_one_form(files, pictures, classes, _as_size(image_size), grey)
 
 
 def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -212,12 +206,11 @@ def _of_one_form(
     files: Iterable[File],
     pictures: Sequence[Picture],
     classes: tuple[str, ...],
-    notes: Sequence[str],
     size: tuple[int, int] | None,
     grey: bool | None,
 ) -> Stack:
     """Pictures of any size and mode, brought to one, with a note on how many that changed."""
-    notes, total = list(notes), len(pictures)
+    notes, total = [], len(pictures)
     sides, labels, sources = zip(*files, strict=True)
     if films := [source for source, picture in zip(sources, pictures, strict=True) if picture.n_frames > 1]:
         notes.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
@@ -257,16 +250,19 @@ def split_stack(name: str, stack: Stack, **options: Any) -> ImageSplits:
     return ImageSplits(name, *sets, classes=stack.classes, notes=notes)
 
 
-def split(stack: Stack, top: str | None = None, **options: Any) -> tuple[list[ImageSet], tuple[str, ...]]:
+def split(
+    stack: Stack, top: str | None = None, notes: Sequence[str] = (), **options: Any
+) -> tuple[list[ImageSet], tuple[str, ...]]:
     """The images of train, validation and test; and the notes, with those on splits.
 
     Args:
         stack: Its own parts are kept where it brings them. Where it brings a test part, `validation_fraction`
             is that of its training part and `test_fraction` is unused.
         top: The folder around everything where images are files: the hashes of their names decide then.
+        notes: What to tell first.
         options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
     """
-    whole, notes = stack.whole, list(stack.notes)
+    whole, notes = stack.whole, [*notes, *stack.notes]
     names = None if top is None else [source.removeprefix(top) for source in whole.sources]
     labels, classes = whole.labels.numpy(), stack.classes or ("",)
     rows = split_rows(labels, classes, names=names, sides=stack.sides, **options)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import unicodedata
 import urllib.parse
-import urllib.request
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -70,13 +68,13 @@ def plain(name: str) -> str:
 
 
 class Place:
-    """The files of a folder by name (see `plain`); hidden ones are skipped.
+    """The files of a folder by name (see `plain`); hidden ones are skipped, and no link is followed.
 
     Attributes:
         path: The folder or archive; of a single file, the folder that it is in.
         members: Every file, however deep, in natural order.
         folders: The name of every folder.
-        left_out: Names of links to nowhere or back to a folder above, of links in an archive, of devices.
+        left_out: Names of links and devices.
 
     Example:
         >>> all(isinstance(member, Member) for member in open_place(".").members)
@@ -84,13 +82,9 @@ class Place:
     """
 
     def __init__(self, path: Path, folder: Path, left_out: list[str], only: str = "") -> None:
-        self.path, self._folder, self.left_out = path, folder, [*left_out]
-        files, self.folders = {}, set()
-        for name, status in [(only, (folder / only).stat())] if only else self._walked(str(folder), "", ()):
-            if status is None:
-                self.folders.add(plain(name))
-            else:
-                files[name] = Member(plain(name), status.st_size, status.st_mtime_ns)
+        self.path, self._folder, self.left_out, self.folders = path, folder, [*left_out], set()
+        found = [(only, (folder / only).stat())] if only else self._walked(str(folder), "")
+        files = {name: Member(plain(name), status.st_size, status.st_mtime_ns) for name, status in found}
         self.left_out.sort()
         self.members = sorted(files.values(), key=lambda each: natural(each.name))
         self._written = {member.name: name for name, member in files.items()}
@@ -98,25 +92,16 @@ class Place:
             step = f"A Mac would take two for one, such as {twice[0]!r}: rename one of them."
             raise refusal("hold names that differ, however accents are written", str(path), step)
 
-    def _walked(
-        self, folder: str, above: str, trail: tuple[str, ...]
-    ) -> Iterator[tuple[str, os.stat_result | None]]:
-        """Name and status of each file, however deep; None for folders."""
-        trail = (*trail, os.path.realpath(folder))
+    def _walked(self, folder: str, above: str) -> Iterator[tuple[str, os.stat_result]]:
+        """Name and status of each file, however deep."""
         with os.scandir(folder) as entries:
             for entry in filter(lambda each: is_visible(each.name), entries):
-                name, status = above + entry.name, None
-                with contextlib.suppress(OSError):  # a link to nowhere, or to itself
-                    status = entry.stat()
-                is_folder = status is not None and stat.S_ISDIR(status.st_mode)
-                leads = os.path.realpath(entry.path) if status is not None and entry.is_symlink() else ""
-                if leads and not Path(leads).is_relative_to(trail[0]):
-                    self.left_out.append(f"{name} (leads out of the folder)")
-                elif status is not None and stat.S_ISREG(status.st_mode):
-                    yield name, status
-                elif is_folder and leads not in trail:
-                    yield name, None
-                    yield from self._walked(entry.path, f"{name}/", trail)
+                name = above + entry.name
+                if entry.is_file(follow_symlinks=False):
+                    yield name, entry.stat()
+                elif entry.is_dir(follow_symlinks=False):
+                    self.folders.add(plain(name))
+                    yield from self._walked(entry.path, f"{name}/")
                 else:
                     self.left_out.append(name)
 
@@ -147,21 +132,22 @@ def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
 
     Raises:
         FileNotFoundError: Nothing is there.
-        NotADirectoryError: A file is there that is no archive (ValueError if some files are allowed).
-        ValueError: The archive is damaged, empty, too large, or a member would land outside of it.
+        ValueError: A file of another kind is there; the archive is damaged, empty, too large, or a member
+            would land outside of it.
     """
     path = local(root)
+    name = path.name.lower()
     if path.is_dir():
         return Place(path, path, [])
-    if path.is_file() and path.name.lower().endswith(ARCHIVES):
+    if path.is_file() and name.endswith(ARCHIVES):
         return Place(path, *archives.unpacked(path))
-    if path.is_file() and path.name.lower().endswith(single):
+    if path.is_file() and name.endswith(single):
         return Place(path.parent, path.parent, [], only=path.name)
-    if not path.exists():
-        step = "Check the path; on Colab, mount Drive first."
-        raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
     rule, step = f"be a folder or end in {', '.join((*ARCHIVES, *single))}", "Choose another one."
-    raise (ValueError if single else NotADirectoryError)(checks.message("root", rule, str(path), step))
+    if path.exists():
+        raise refusal(rule, str(path), step)
+    step = "Check the path; on Colab, mount Drive first."
+    raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
 
 
 def local(root: str | Path | None) -> Path:
@@ -180,68 +166,64 @@ def local(root: str | Path | None) -> Path:
     url = str(root)
     if not workspace.is_url(url):
         return Path(root).expanduser()
-    address = urllib.parse.urlsplit(url)
-    if address.scheme.lower() == "file":
-        return Path(urllib.request.url2pathname(address.path))
-    base = urllib.parse.unquote(address.path.rstrip("/").rpartition("/")[2]) or "files"
-    folder = shelf_of("copies", url)
+    base, folder = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name, shelf_of("copies", url)
+    is_web = url.lower().startswith(("http://", "https://"))
+    if is_web and "." not in base:
+        raise refusal("end in the name of a file", url, "Pass the address of an archive or of a single file.")
     try:
-        files, copy = (_on_web if address.scheme.lower() in ("http", "https") else _on_filesystem)(url, base)
-        kept(folder, {"from": url, "files": files}, copy)
+        said, copy = (_on_web if is_web else _on_filesystem)(url)
+        kept(folder, {"from": url, "files": said}, lambda draft: copy(draft / (base or "files")))
     except Exception as error:  # each filesystem has errors of its own
-        if str(error).startswith("Argument `"):
-            raise
         reason = words.first_line(error)
+        if reason.startswith("Argument `"):
+            raise
         if not (folder / "record.json").exists():
             step = f"Copying failed ({reason}): check the connection, your rights and the space on disk."
             raise OSError(checks.message("root", "be within reach", url, step)) from None
         warnings.warn(f"`{url}` cannot be reached ({reason}); the copy from before is used.", stacklevel=3)
-    return folder / base
+    return folder / (base or "files")
 
 
 Copied = tuple[dict[str, Any], Callable[[Path], None]]
-"""What an address says of each of its files, and what copies them into a folder."""
+"""What an address says of each of its files, and what copies them to a path."""
 
 
-def _on_web(url: str, base: str) -> Copied:
+def _on_web(url: str) -> Copied:
     import requests
 
-    if "." not in base:
-        raise refusal("end in the name of a file", url, "Pass the address of an archive or of a single file.")
     with requests.get(url, headers=PLAIN, stream=True, timeout=TIMEOUT) as reply:
         reply.raise_for_status()
         said = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified", "Content-Length")}
-    return {base: said}, lambda folder: fetch(url, folder / base, None)
+    return said, lambda path: fetch(url, path, None)
 
 
-def _on_filesystem(url: str, base: str) -> Copied:
+def _on_filesystem(url: str) -> Copied:
     import fsspec
 
     try:
-        filesystem, path = fsspec.url_to_fs(url)
+        filesystem, root = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:  # not installed; no such protocol
         is_google = url.lower().startswith(("gs://", "gcs://"))
         step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{words.first_line(error)}."
         raise refusal("be an address whose filesystem is installed", url, step) from None
     filesystem.invalidate_cache()  # what was listed before in this process may have changed
-    infos = {path: filesystem.info(path)} if filesystem.isfile(path) else filesystem.find(path, detail=True)
-    inside = {name: f"{base}/{name.removeprefix(path).lstrip('/')}".rstrip("/") for name in infos}
+    infos = {root: filesystem.info(root)} if filesystem.isfile(root) else filesystem.find(root, detail=True)
     if not infos:
         step = "Check the address, and that you may read there."
         raise FileNotFoundError(checks.message("root", "be an existing folder or file", url, step))
-    if wrong := [name for name in inside.values() if ".." in name.split("/")]:
+    if wrong := [name for name in infos if ".." in name.split("/")]:
         raise refusal("hold only names that stay inside it", wrong[0], "Rename it.")
 
-    def copy(folder: Path) -> None:
-        for name, target in inside.items():
-            (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            filesystem.get_file(name, str(folder / target))
+    def copy(path: Path) -> None:
+        for name in infos:
+            target = path / name.removeprefix(root).lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            filesystem.get_file(name, str(target))
 
-    said = {
-        inside[name]: {key: str(info[key]) for key in sorted(info) if key not in VOLATILE}
+    return {
+        name: {key: str(info[key]) for key in sorted(info) if key not in VOLATILE}
         for name, info in infos.items()
-    }
-    return said, copy
+    }, copy
 
 
 def fetch(url: str, path: Path, checksum: str | None) -> None:

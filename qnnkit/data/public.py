@@ -7,7 +7,6 @@ import math
 import re
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,7 @@ import yaml
 from qnnkit import checks, words
 from qnnkit.data.archives import ARCHIVES, store
 from qnnkit.data.images import Stack, form_of, split_stack, stack_arrays, stacked
-from qnnkit.data.places import (
-    Member,
-    Place,
-    fetch,
-    first,
-    left_out,
-    local,
-    natural,
-    open_place,
-    refusal,
-    unpacked,
-)
+from qnnkit.data.places import Member, fetch, left_out, local, natural, open_place, refusal, unpacked
 from qnnkit.data.splits import ImageSplits
 
 _TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
@@ -49,76 +37,63 @@ def _load(
 ) -> ImageSplits:
     """Images and labels out of four files, by `read(content, file's name)`; labels count from `lowest`.
 
-    The groups of `pattern` are train or another word for test, and image or label.
+    The groups of `pattern` are train or another word for test, and image or label. With `download`, what a
+    folder lacks is fetched into it.
+
+    Raises:
+        FileNotFoundError: A file is missing; the message says where to get it and how to ask.
+        OSError: It cannot be fetched.
     """
-    place, form = _place(name, root, download), form_of(options)
-    files: dict[str, Member] = {}
-    others = []
-    for member in sorted(place.members, key=lambda each: (each.base.endswith(".gz"), natural(each.name))):
+    path, about, form = local(root) if root else store() / name, PUBLIC[name], form_of(options)
+    if download and not path.name.lower().endswith(ARCHIVES):
+        _download(path, about)
+    packed = path / next(iter(about["files"]))  # an archive that is all of a dataset
+    path = packed if packed.is_file() and packed.name.endswith(ARCHIVES) else path
+    place, files, others = open_place(path) if path.exists() else None, {}, []
+    members: list[Member] = place.members if place else []
+    for member in sorted(members, key=lambda each: (each.base.endswith(".gz"), natural(each.name))):
         if fit := re.fullmatch(pattern, member.base, re.IGNORECASE):
-            side, kind = fit[1].lower(), fit[2].lower()
-            files.setdefault(f"{'train' if side == 'train' else 'test'} {kind}s", member)
+            side = "train" if fit[1].lower() == "train" else "test"
+            files.setdefault(f"{side} {fit[2].lower()}s", member)
         else:
             others.append(member.name)
     parts = {side: (f"{side} images", f"{side} labels") for side in ("train", "test")}
-    if lacking := [part for pair in parts.values() for part in pair if part not in files]:
-        raise _missing(name, root, download, ", ".join(lacking))
+    missing = [each for pair in parts.values() for each in pair if each not in files]
+    if place is None or missing:
+        ask = "name an empty folder for download to fill" if download else "set download to true"
+        step = f"Missing: {', '.join(missing)}. Get the dataset from {about['page']}, or {ask}."
+        rule = f"name a folder or an archive with {about['needs']}"
+        raise FileNotFoundError(checks.message("root", rule, root and str(root), step))
 
     def make() -> Stack:
         arrays = {part: read(place.read(file.name), file.base) for part, file in files.items()}
-        for _, part in parts.values():
-            _require_within("labels", files[part].base, arrays[part], lowest, lowest + len(classes) - 1)
+        for _, y in parts.values():
+            _require_within("labels", files[y].base, arrays[y], lowest, lowest + len(classes) - 1)
         pairs = {side: (arrays[x], arrays[y].reshape(-1) - lowest) for side, (x, y) in parts.items()}
         return stack_arrays(pairs, classes, **form)
 
     stack = stacked(files.values(), {"dataset": name, **form}, make)
     notes = left_out({f"files that are not of {name}": others})
-    return split_stack(name, replace(stack, notes=(*notes, *stack.notes)), **options)
+    return split_stack(name, stack, notes=notes, **options)
 
 
-def _place(name: str, root: str | Path | None, download: bool) -> Place:
-    """The files of a public dataset; with `download`, what a folder lacks is fetched into it.
-
-    Raises:
-        FileNotFoundError: It is not there; the message says where to get it and how to ask.
-        OSError: It cannot be fetched.
-    """
-    path, files = local(root) if root else store() / name, PUBLIC[name]["files"]
-    if download and (path.is_dir() or not (path.exists() or path.name.lower().endswith(ARCHIVES))):
-        for file, checksum in files.items():
-            if root and any(path.rglob(f"{file.removesuffix('.gz')}*")):  # yours are taken as they are
-                continue
-            url = PUBLIC[name]["address"] + urllib.parse.quote(file)
+def _download(folder: Path, about: dict[str, Any]) -> None:
+    """Fetches the files that a folder lacks; those that are there are taken as they are."""
+    for file, checksum in about["files"].items():
+        if not any(folder.rglob(f"{file.removesuffix('.gz')}*")):
+            url = about["address"] + urllib.parse.quote(file)
             try:
-                fetch(url, path / file, checksum)
+                fetch(url, folder / file, checksum)
             except (OSError, ValueError) as error:  # of requests; of a wrong checksum
-                step = f"Check the connection and try again, or put the file at {path / file} yourself."
+                step = f"Check the connection and try again, or put the file at {folder / file} yourself."
                 rule, reason = "find the file at its address", {url: words.first_line(error)}
                 raise OSError(checks.message("download", rule, reason, step)) from None
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        raise _missing(name, root, download)
-    inside = path / next(iter(files))  # an archive that is all of a dataset
-    return open_place(inside if len(files) == 1 and inside.is_file() else path)
-
-
-def _missing(name: str, root: str | Path | None, download: bool, files: str = "") -> FileNotFoundError:
-    """What is not there, where to get it, and how to have it fetched."""
-    ask = (
-        "name an empty folder for download to fill" if download else "set download to true to have it fetched"
-    )
-    step = f"{files and f'Missing there: {files}. '}Get the dataset from {PUBLIC[name]['page']}, or {ask}."
-    rule = f"name a folder or an archive with {PUBLIC[name]['needs']}"
-    return FileNotFoundError(checks.message("root", rule, None if root is None else str(root), step))
 
 
 def _require_within(what: str, file: str, values: np.ndarray, lowest: int, highest: int) -> None:
-    """Raises ValueError unless all values of a file lie in `lowest`..`highest`, naming the first others."""
-    wrong = np.argwhere((values < lowest) | (values > highest))
-    if len(wrong):
-        rows = first([f"{values[tuple(at)]} in row {at[0]:,}" for at in wrong], 3)
-        raise refusal(
-            f"hold {what} in {lowest}..{highest}", {file: rows}, "Get the file again, or correct it."
-        )
+    if values.min() < lowest or values.max() > highest:
+        found = {file: [int(values.min()), int(values.max())]}
+        raise refusal(f"hold {what} in {lowest}..{highest}", found, "Get the file again, or correct it.")
 
 
 # --- idx files ---------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ P = TypeVar("P", bound="Part")
 class Splits(Generic[P]):
     """Train, validation and test: what runs ask of a dataset, whatever it holds.
 
-    A kind adds its own fields, `sizes`, `example`, and `_samples`, what a batch is made of.
+    A kind adds its own fields and `sizes`; one whose batches are no pairs also `example` and `_samples`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Splits(Generic[P]):
 
     def example(self, n: int = 1) -> Any:
         """What a net takes, of the first `n` training samples."""
-        raise NotImplementedError
+        return self.train.pair[0][:n]
 
     def split(self, name: str) -> Any:
         """The split called "train", "validation" or "test"."""
@@ -85,7 +85,8 @@ class Splits(Generic[P]):
 
     def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
         """Epoch -> tensors of all samples, by name or in a tuple."""
-        raise NotImplementedError
+        part = self.split(split)
+        return lambda epoch: part.pair
 
     def _strata(self) -> torch.Tensor | None:
         """The labels of the training samples, if each class keeps its share."""
@@ -98,6 +99,11 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.sources)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def pair(self) -> Any:
+        """What a batch is made of where it is a pair: the first two fields, such as images and labels."""
+        return tuple(vars(self).values())[:2]
 
     def at(self, rows: Sequence[int] | torch.Tensor) -> Self:
         """Some of the samples, in this order."""
@@ -118,14 +124,8 @@ class ImageSet(Part):
     labels: torch.Tensor  # indices into the classes, int64, (n,)
     sources: tuple[str, ...]  # where each image came from: a file, relative to the root, or "digits/123"
 
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) over pixels and labels, in order; names of files do not count."""
-        digest = hashlib.sha256()
-        self.add_to(digest)
-        return digest.hexdigest()
-
     def add_to(self, digest: hashlib._Hash) -> None:
-        """Feeds what `fingerprint` is over to a digest."""
+        """Feeds pixels and labels, in order, to the digest of `Splits.fingerprint`."""
         digest.update(f"{tuple(self.images.shape)}\n".encode())
         digest.update(self.labels.numpy().astype("<i8").tobytes())
         digest.update(self.images.numpy().tobytes())
@@ -172,14 +172,6 @@ class ImageSplits(Pictured[ImageSet]):
     def sizes(self) -> dict[str, Any]:
         """What a net must know of the images, as `models.build` takes it."""
         return {"channels": self.channels, "image_size": self.image_size, "n_classes": self.n_classes}
-
-    def example(self, n: int = 1) -> torch.Tensor:
-        """What a net takes, of the first `n` training images."""
-        return self.train.images[:n]
-
-    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
-        part = self.split(split)
-        return lambda epoch: (part.images, part.labels)
 
     def _strata(self) -> torch.Tensor:
         return self.train.labels

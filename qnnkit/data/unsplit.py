@@ -11,8 +11,8 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data import music_tokens, places, tokenizers
-from qnnkit.data.arrays import TensorSet, TensorSplits, classes_of, from_file, pixels
-from qnnkit.data.folders import left_out
+from qnnkit.data.arrays import TensorSet, TensorSplits, from_file, numbered, pixels
+from qnnkit.data.folders import label_in, left_out
 from qnnkit.data.images import stack_arrays, stack_files
 from qnnkit.data.pieces import blocks, collect, encoded
 from qnnkit.data.splits import SPLITS, ImageSplits
@@ -68,8 +68,8 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
         sides, names, notes = from_file(path)
         samples, labels = sides.get("test") or next(iter(sides.values()))
         if about.classes:
-            names, sides = classes_of(names, {"any": (samples, labels)})
-            labels = _matched(names, about.classes, notes)[sides["any"][1]]
+            names, [labels] = numbered([labels], names)
+            labels = _matched(names, about.classes, notes)[labels]
         if "image_size" not in about.sizes:
             return _tensors(path.name, samples, labels, about, tuple(notes))
         stack = stack_arrays({"any": (pixels(samples), labels)}, about.classes, **form)
@@ -109,12 +109,10 @@ def _matched(names: Sequence[str], classes: Sequence[str], notes: list[str]) -> 
 
 def _names(place: places.Place, classes: Sequence[str], pattern: str | None) -> dict[str, str]:
     """File -> its class: by a folder around it, or by its name."""
-    found, names = pattern and places.pattern("label_pattern", pattern), {}
+    label, names = label_in(pattern) if pattern else lambda name: None, {}
     for name in [member.name for member in place.members if member.is_image]:
         *above, base = name.split("/")
-        match = found.search(base.rpartition(".")[0]) if found else None
-        other = match[1] if match else [*above[-1:], base][0]
-        names[name] = next((each for each in above if each in classes), other)
+        names[name] = next((each for each in above if each in classes), label(name) or [*above[-1:], base][0])
     if not names:
         step = "Put images in folders named by class."
         raise places.refusal("hold labelled samples", str(place.path), step)

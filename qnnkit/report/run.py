@@ -289,18 +289,33 @@ def _facts(run: Run) -> list[str]:
 
 
 def _notes(run: Run) -> list[str]:
-    """What else is to be known: of settings of single nets, gradients, data, place, machine."""
-    provenance, rows = run.provenance, run.rows("metrics")
-    said = []
+    """What else is to be known: of settings of single nets, gradients, data, place."""
+    provenance, said = run.provenance, []
     if single := run.config.net_settings:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
+    said += _measurements(run)
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
     said += [f"The net is built on {module.origin}." for module in modules if hasattr(module, "origin")]
     said += [*_gradient_notes(run), *(provenance.get("notes") or run.splits.notes)]
     if placed := provenance.get("trained", {}).get("sentence"):
         said.append(f"Trained on {placed}")
-    warned = (row for row in rows if row["event"] == "warning" and row["of"] == "machine")
-    return said + [f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in warned]
+    return said
+
+
+def _measurements(run: Run) -> list[str]:
+    """What training under shots or noise costs."""
+    if run.config.noise:
+        return [f"Circuits ran with noise ({', '.join(run.config.noise)}), in training and in the test."]
+    if not run.config.shots:
+        return []
+    model, example = build(run, run.nets[0], run.config.seed), run.splits.example()
+    circuits = layers.circuits_by_layer(model, example)
+    forward = sum(circuits.values()) * run.config.shots
+    turns = sum(circuits.get(each, 0) * sum(p.numel() for p in each.parameters()) for each in circuits)
+    return [
+        f"Every circuit was measured {run.config.shots:,} times, in training and in the test: {forward:,} "
+        f"measurements a sample, and some {2 * turns * run.config.shots:,} more for the gradient by weights."
+    ]
 
 
 def _gradient_notes(run: Run) -> list[str]:
