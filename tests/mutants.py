@@ -111,8 +111,8 @@ MUTANTS = (
     ("layers/controls.py", "scaled = inputs / math.pi", "scaled = inputs", "layers"),
     (
         "layers/controls.py",
-        "_frozen_random(layer, seed * 1000 + i)",
-        "_frozen_random(layer, i)",
+        "_MAKE[name](layer, seed * 1000 + i)",
+        "_MAKE[name](layer, i)",
         "layers models",
     ),
     ("simulator/matrices.py", "to_angles -= to_product", "to_angles += to_product", "simulator"),
