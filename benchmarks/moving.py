@@ -35,8 +35,7 @@ def rows() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for name, settings in CASES.items():
             inspector = Inspector(runs.open_run(Path(folder) / name, **settings, controls=[]))
-            inspector.panel.moved  # noqa: B018  the panel is made, and its pictures drawn once
-            net = inspector.source.net("hybrid", inspector.choice.seed).model
+            net = inspector.views.model
             n_weights = sum(weight.numel() for weight in net.parameters())
             for widget, values in VALUES.items():
                 took = [1e3 * seconds(inspector, widget, value) for value in values]
@@ -47,7 +46,7 @@ def rows() -> Iterator[dict[str, Any]]:
 def seconds(inspector: Inspector, widget: str, value: Any) -> float:
     """Until a widget's new value is drawn."""
     start = time.perf_counter()
-    getattr(inspector.panel, widget).value = value
+    getattr(inspector, widget).value = value
     return time.perf_counter() - start
 
 

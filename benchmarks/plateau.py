@@ -33,7 +33,7 @@ def scans() -> pd.DataFrame:
 
 
 def variances() -> list[dict[str, Any]]:
-    table = scans().drop(columns=["seconds", "resampled"])
+    table = scans().drop(columns="resampled")
     random = [
         plateau.random_circuit(*size) for size in zip(table["n_qubits"], table["observable"], strict=True)
     ]

@@ -171,14 +171,7 @@ def embedding_of(ansatz: str, embedding: str = "angle") -> Circuit:
 
 
 def build(
-    ansatz: str,
-    *,
-    n_qubits: int = 4,
-    n_layers: int = 2,
-    embedding: str = "angle",
-    seed: int = 0,
-    device: str = "default.qubit",
-    mirrored: bool = False,
+    ansatz: str, *, n_qubits: int = 4, n_layers: int = 2, device: str = "default.qubit", **options: Any
 ) -> tuple[qp.QNode, dict[str, tuple[int, ...]]]:
     """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` a layer needs.
 
@@ -186,18 +179,14 @@ def build(
         ansatz: Name of an entry of `CIRCUITS` that has weights.
         n_qubits: Number of wires.
         n_layers: Depth of the ansatz.
-        embedding: Name of the entry that embeds `inputs`; unused where the ansatz embeds them itself.
-        seed: Fixes the structure of the `random` ansatz; unused by the others.
         device: Name of a PennyLane device.
-        mirrored: Whether every second layer undoes the one before, as `identity_block` starts from.
+        **options: `embedding`, `seed` and `mirrored`, as in `compose`.
 
     Raises:
         ValueError: A name is unknown, a number is below 1, or `n_layers` of a mirrored circuit is odd.
     """
+    gates, shapes = compose(ansatz, n_qubits=n_qubits, n_layers=n_layers, **options)
     wires = tuple(range(n_qubits))
-    gates, shapes = compose(
-        ansatz, n_qubits=n_qubits, n_layers=n_layers, embedding=embedding, seed=seed, mirrored=mirrored
-    )
 
     @qp.qnode(make_device(device, wires))
     def circuit(inputs, weights):
@@ -219,14 +208,15 @@ def compose(
     """The gates of `build`, as a function (inputs, weights), and the `weight_shapes`.
 
     Args:
-        ansatz: As in `build`, and all that follows; but for
+        ansatz: As in `build`.
         n_qubits: Number of wires.
         n_layers: Depth of the ansatz.
-        embedding: None leaves |0...0> to the ansatz, which then takes inputs of None.
-        seed: Fixes the structure of the `random` ansatz.
-        mirrored: Layers come in pairs: the second of a pair has the gates of the first, inverse and in
-            inverse order, with weights of its own. Where the ansatz embeds the data, that is done once in a
-            pair, and not undone: else a pair of equal weights would not depend on them.
+        embedding: Name of the entry that embeds `inputs`; unused where the ansatz embeds them itself. None
+            leaves |0...0> to the ansatz, which then takes inputs of None.
+        seed: Fixes the structure of the `random` ansatz; unused by the others.
+        mirrored: For `identity_block`. Layers come in pairs: the second of a pair has the gates of the
+            first, inverse and in inverse order, with weights of its own. Where the ansatz embeds the data,
+            that is done once in a pair and not undone: else a pair of equal weights would not depend on it.
     """
     checks.positive("n_qubits", n_qubits)
     checks.positive("n_layers", n_layers)

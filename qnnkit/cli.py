@@ -19,7 +19,6 @@ from qnnkit.cli_settings import (
     Epochs,
     Files,
     Only,
-    OnOom,
     Recipe,
     RunDir,
     Set,
@@ -105,7 +104,6 @@ def run(
         Path | None,
         Option(metavar="NEW_DIR", help="Copy the trained state there and continue with new settings."),
     ] = None,
-    on_oom: OnOom = None,
     notebooks: Annotated[
         str | None, Option(metavar="NAMES", help="Run only these: 03_train,04_analyze.")
     ] = None,
@@ -131,7 +129,7 @@ def run(
             from qnnkit import runs
 
         names = runs.chain.chosen(notebooks)
-        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs)
         own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
@@ -158,7 +156,6 @@ def train(
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    on_oom: OnOom = None,
     as_option: AsOption = None,
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
@@ -172,7 +169,7 @@ def train(
         from qnnkit.train.processes import is_main, wait_for_all
 
     with ending_cleanly():
-        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs)
         begun = runs.open_run(run_dir, named, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, named, **asked)

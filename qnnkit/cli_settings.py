@@ -37,10 +37,6 @@ Only = Annotated[
     Option(metavar="NETS", help="Train only the run's own net and the named controls: hybrid,classical."),
 ]
 Epochs = Annotated[int | None, Option(help="Passes over the data; may be raised when a run continues.")]
-OnOom = Annotated[
-    str | None,
-    Option(metavar="stop|shrink", help="When memory runs out: stop, or shrink the micro-batch and continue."),
-]
 
 
 def folder_of(run_dir: Path | None, option: Path | None) -> Path:

@@ -20,7 +20,6 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
     model_validator,
@@ -36,23 +35,13 @@ MAIN_NETS = ("hybrid", "reference")
 """What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
 
 
-def _or_auto(value: Any, judge: ValidatorFunctionWrapHandler) -> Any:
-    if value == "auto":
-        return value
-    try:
-        if isinstance(value, bool):  # which Python counts as 0 and 1
-            raise ValueError('be a whole number of at least 1, or "auto"')
-        return judge(value)
-    except ValidationError:
-        if isinstance(value, str):
-            raise ValueError('be a whole number of at least 1, or "auto"') from None
-        raise
-
-
 # A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
 # it sees: a run replaces the word before anything else reads its settings.
 Count = Annotated[
-    int, Field(ge=1), WrapValidator(_or_auto), PlainSerializer(lambda value: value, return_type=Any)
+    int,
+    Field(ge=1),
+    WrapValidator(lambda value, check: value if value == "auto" else check(value)),
+    PlainSerializer(lambda value: value, return_type=Any),
 ]
 AUTO: Any = "auto"
 Place = Annotated[str, "place"]
@@ -114,12 +103,8 @@ class Settings(Base):
     """Precision of the classical layers; circuits always compute in float32."""
     gradient_checkpointing: bool = False
     """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
-    on_oom: Literal["stop", "shrink"] = "stop"
-    """Where memory runs out: stop, or shrink: halve micro_batch and resume by itself. May differ later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
-    validate_every_steps: int | None = Field(default=None, ge=1)
-    """Updates between validations inside an epoch, for the curves of long ones. May differ later."""
     save_every_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
     save_every_minutes: float | None = Field(default=5.0, gt=0)
@@ -186,10 +171,19 @@ class Settings(Base):
 
     @model_validator(mode="before")
     @classmethod
-    def _lists(cls, given: Any) -> Any:
-        """A text where a list is wanted, such as "classical, no_quantum", is the list of its words."""
+    def _words(cls, given: Any) -> Any:
+        """A text where a list is wanted, such as "classical, no_quantum", is the list of its words.
+
+        Raises:
+            ValueError: True or False is given for a number: Python would take it for 1 or 0.
+        """
         if not isinstance(given, dict):
             return given
+        for name, value in given.items():
+            if isinstance(value, bool) and not {bool, Any} & cls._types(name) and int in cls._types(name):
+                raise ValueError(
+                    checks.message(name, "be a number", value, f"It means: {cls.describe(name)}")
+                )
         return {name: listed(each) if cls._is_list(name, each) else each for name, each in given.items()}
 
     @field_validator("validation_fraction", "test_fraction", "train_fraction")
@@ -209,14 +203,11 @@ class Settings(Base):
     @field_validator("net_settings")
     @classmethod
     def _of_single_nets(cls, net_settings: tuple[str, ...]) -> tuple[str, ...]:
-        named = [(net, name) for net, name, _ in map(_parts, net_settings)]
-        if len(set(named)) < len(named):
+        parts = [*map(_parts, net_settings)]
+        if len({(net, name) for net, name, _ in parts}) < len(parts):
             raise ValueError("name each setting of a net once")
-        for _, name, value in map(_parts, net_settings):
-            try:
-                Settings.model_validate({name: value})
-            except ValidationError as error:
-                raise ValueError(_sentence(Settings, error)) from None
+        for _, name, value in parts:
+            Settings.of({name: value})
         return net_settings
 
     @field_validator("noise")
@@ -286,7 +277,7 @@ class Settings(Base):
             >>> Settings().flat()["batch_size"]
             64
         """
-        return {"recipe": self.recipe, **self._dump(mode="json")}
+        return {"recipe": self.recipe, **self._dump(mode="json", warnings=False)}
 
     @classmethod
     def places(cls) -> list[str]:
@@ -307,10 +298,9 @@ class Settings(Base):
     def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """The settings that make another experiment, where they differ from the recipe's own."""
         required = [name for name, field in type(self).model_fields.items() if field.is_required()]
-        default = type(self).model_construct(**dict.fromkeys(required))
-        flat, usual = self._dump(mode="json"), default._dump(mode="json", warnings=False)
-        left_out = {*PLACEMENT, *without}
-        return {name: value for name, value in flat.items() if name not in left_out and value != usual[name]}
+        usual = type(self).model_construct(**dict.fromkeys(required))
+        changed = self.difference(usual)
+        return {name: value for name, (value, _) in changed.items() if name not in without}
 
     def digest(self) -> str:
         """SHA-256 (hex) of the recipe and every setting but placement: equal for runs of one experiment.
@@ -333,8 +323,12 @@ class Settings(Base):
     @classmethod
     def is_text(cls, name: str) -> bool:
         """Whether a setting is a text, even where a value of it looks like a number."""
-        types = types_of(cls.model_fields[name].annotation) if name in cls.model_fields else set()
+        types = cls._types(name)
         return bool(types & {str, Path}) and not types & {int, float, bool}
+
+    @classmethod
+    def _types(cls, name: str) -> set[Any]:
+        return types_of(cls.model_fields[name].annotation) if name in cls.model_fields else set()
 
     @classmethod
     def _is_list(cls, name: str, value: Any) -> bool:
@@ -356,11 +350,13 @@ CRITERIA = (*BOUNDS, "min_difference")
 """How a result is judged: they may be given to a finished run, whose report is then written again."""
 PLACEMENT = (
     *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
-    *("micro_batch", "gradient_checkpointing", "on_oom", "validate_every_steps", "gradient_samples"),
+    *("micro_batch", "gradient_checkpointing", "gradient_samples"),
     *("save_every_steps", "save_every_minutes", "keep_checkpoints"),
     *CRITERIA,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
+GONE = ("on_oom", "validate_every_steps")
+"""Settings of earlier versions, all of them placement, that config.json may still have."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 """Settings that say which sample is whose."""
 OF_A_NET = (

@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 import textwrap
-from decimal import Decimal
 
 from qnnkit import checks
 
@@ -15,7 +14,7 @@ UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def lines(sentence: str, width: int = 80) -> str:
-    """In lines that a notebook need not break, which it does inside words.
+    """A sentence wrapped between words; a notebook wraps long lines inside words.
 
     Example:
         >>> lines("Take fewer circuits.", 14).splitlines()
@@ -55,16 +54,6 @@ def size(n_bytes: float) -> str:
     unit, scale = ("GB", 1e9) if n_bytes >= 1e9 else ("MB", 1e6) if n_bytes >= 1e6 else ("kB", 1e3)
     value = n_bytes / scale
     return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
-
-
-def figure(number: float) -> str:
-    """A number to three figures, without an exponent.
-
-    Example:
-        >>> figure(104), figure(0.0000051), figure(1e6)
-        ('104', '0.0000051', '1,000,000')
-    """
-    return f"{Decimal(f'{number:.3g}'):,f}"
 
 
 def duration(seconds: float) -> str:

@@ -171,13 +171,6 @@ def test_bell_and_ghz(n_qubits, sign):
     np.testing.assert_allclose(circuit(), expected, atol=EXACT)
 
 
-def test_the_ring_of_cnots_runs_upwards():
-    # RY(t) on wire 0 and the ring: cos(t/2)|000> + sin(t/2)|011>.
-    qnode, _ = circuits.build("data_reuploading", n_qubits=3, n_layers=1)
-    expected = [1, np.cos(0.7), np.cos(0.7)]
-    np.testing.assert_allclose(qnode([0.7, 0, 0], np.zeros((1, 3, 3))), expected, atol=EXACT)
-
-
 # --- gates, written by hand -------------------------------------------------------------------------
 
 

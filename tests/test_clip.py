@@ -77,16 +77,6 @@ def test_precisions(head):
         close(one.double(), four, 0.1)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_every_weight_has_a_gradient(head):
-    clip = clip_of(head)
-    images, texts = clip(**batch_of())
-    (clip.scale() * images @ texts.T).softmax(1).diagonal().log().sum().backward()
-    dead = [name for name, each in clip.named_parameters() if each.grad is None or not each.grad.any()]
-    # A key's bias moves all scores of a query alike, which a softmax does not see.
-    assert [name for name in dead if not name.endswith("k_proj.bias")] == []
-
-
 def test_the_seed_decides_the_start_alone():
     one, again, other = (clip_of("quantum", seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(value, again[name]) for name, value in one.items())
@@ -120,15 +110,6 @@ def test_texts_are_read_at_their_end():
     other = ids.clone()
     other[:, 1] = 5
     assert (clip.embed_texts(other) - clip.embed_texts(ids)).abs().max() > 1e-3
-
-
-def test_grey_images_are_scaled_alike():
-    clip, seen = clip_of("full", 1).eval(), []
-    pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1).expand(2, 1, SIDE, SIDE)
-    with clip.net.vision_model.register_forward_pre_hook(lambda module, given: seen.append(given[0])):
-        clip.embed_images(pixels)
-    mean, std = sum(CLIP_MEAN) / 3, sum(CLIP_STD) / 3
-    close(seen[0][:, 0, 0, 0], torch.tensor([-mean / std, (1 - mean) / std]))
 
 
 @pytest.mark.parametrize("size", CLIP)

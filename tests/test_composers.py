@@ -115,7 +115,10 @@ def test_every_net_is_judged_on_every_composer(pair, base):
     assert halves.loc["lora", "mozart"] > 0
 
 
-def test_it_stays_cheap(base, monkeypatch):
+def test_it_stays_cheap_and_says_who_is_left_out(base, monkeypatch, capsys):
+    assert list(tasks.Music(settings=base.config).composers) == ["bach", "nottingham", "mozart"]
+    told = "scarce is left out of the losses by composer. Argument `data_dir` must hold enough"
+    assert told in capsys.readouterr().out and list(tasks.Music().judge(None, {"loss": 1})) == ["perplexity"]
     monkeypatch.setattr("qnnkit.tasks.music.MOST_COMPOSERS", 2)
     monkeypatch.setattr("qnnkit.tasks.music.MOST_BLOCKS", 1)
     found = tasks.Music(settings=base.config).composers

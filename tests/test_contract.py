@@ -294,6 +294,13 @@ qp.ctrl(qp.AngleEmbedding, 2)(x[..., :2], range(2)), qp.pow(qp.RX(w[0], 0), 3))
 chosen_by_a_wire: x; w; expvals(qp.Select([qp.RX(w[0], 1), qp.RY(w[1], 2)], control=[0]))
 phase_estimation: x; w; expvals(qp.QuantumPhaseEstimation(qp.RZ(w[0], 0), estimation_wires=[1, 2]))
 gates_in_a_loop: x; w; expvals(qp.for_loop(0, 3, 1)(lambda i: last(qp.RY(w[i], i), None))())
+weights_of_another_shape(before=lambda call, layer: layer.qnode_weights.update( \
+weights=nn.Parameter(torch.ones(3 + call).double()))): x
+transform_appended(transform=lambda q: state.update(q=q) or q): x | state["q"].compile_pipeline.append( \
+qp.transform(lambda tape: ([tape.copy(operations=[*tape.operations, qp.RX(0.4, 0)])], lambda rs: rs[0])))
+wires_of_values(rows=SAMPLE): x; w; expvals(qp.RX(w[0], int(3 * x[0]) % 3))
+values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals(*map(qp.RX, x.T, range(3)))
+phases_of_features: x; w; expvals(qp.PauliRot(x[..., 0], "XYZ", range(3)), qp.IsingXY(w[0], [0, 1]))
 conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))
 == device
 complex_angle(rows=SIZES): x; w; expvals(qp.RX(torch.complex(x[..., 0], 0 * x[..., 1]), 0))
@@ -312,6 +319,7 @@ qnode_of_ones_own(kind=type("Own", (qp.QNode,), {"__call__": halved(qp.QNode.__c
 == error
 python_that_raises: (1 / scale) * x | scale = 0 | scale = 2.0
 wires_that_the_device_lacks: x; w; expvals(qp.X(state["n"])) | state["n"] = 7 | state["n"] = 2
+results_in_another_order: x; w; expvals()[::-1]
 error_of_ones_own: {}["no such table"]
 sample_without_shots: x; w; qp.sample(qp.Z(0))
 dictionary_of_results: x; w; {"a": qp.expval(qp.Z(0))}
@@ -387,6 +395,25 @@ def test_weights_that_are_put_elsewhere(name, kind, monkeypatch):
     same(found[4:], found[:4])
 
 
+EXCHANGED = {
+    "constant gate": (qp.CNOT, "compute_matrix", staticmethod(lambda: np.eye(4))),
+    "observable": (qp.Z, "compute_eigvals", staticmethod(lambda: np.array([2.0, -1.0]))),
+    "measurement": (
+        qp.measurements.ExpectationMP, "process_state", halved(qp.measurements.ExpectationMP.process_state)
+    ),
+}  # fmt: skip
+
+
+@PURE_AND_NOT
+@pytest.mark.parametrize("what", EXCHANGED)
+def test_methods_of_pennylanes_that_were_exchanged(what, name, monkeypatch):
+    theirs, layer = both(of(name, monkeypatch))
+    layer(INPUTS)
+    monkeypatch.setattr(*EXCHANGED[what])
+    same(layer(INPUTS), theirs(INPUTS))
+    assert "as PennyLane made it" in layer.explain()
+
+
 def replica(layer: Any) -> Any:
     """As torch's DataParallel makes them, in which weights are plain tensors."""
     twin = layer._replicate_for_data_parallel()
@@ -400,8 +427,13 @@ def test_four_threads(name, duplicate, monkeypatch):
     theirs, layer = both(of(name, monkeypatch))
     batches = [uniform(3 + i, 3, seed=i).double() for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda twin, batch: twin(batch), [duplicate(layer) for _ in batches], batches))
-    same(found, [theirs(batch) for batch in batches])
+        twins = [duplicate(layer) for _ in batches]
+        found = list(pool.map(lambda twin, batch: twin(batch), twins, batches))
+    true = [theirs(batch) for batch in batches]
+    same(found, true)
+    if duplicate is not copy.deepcopy:
+        [gradients] = mixed_gradients(torch.cat(found), [layer.weights])
+        same(gradients, *mixed_gradients(torch.cat(true), [theirs.weights]))
 
 
 WAYS = {
@@ -460,11 +492,6 @@ def test_an_empty_batch_of_images():
     outputs = Quanv2d(2, "data_reuploading")(images)
     outputs.sum().backward()
     assert outputs.shape == (0, 8, 3, 3) and images.grad.shape == images.shape
-
-
-def test_another_interface_is_refused():
-    with pytest.raises(ValueError, match=r"interface.*torch.*auto.*\."):
-        QuantumLayer(qp.QNode(body, on(3), interface="numpy"), {"weights": 3})
 
 
 def test_a_circuit_that_differs_at_every_call_is_explained(monkeypatch):

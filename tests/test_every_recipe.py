@@ -6,13 +6,13 @@ import pytest
 
 from qnnkit import RECIPES, runs
 from tests.test_notebooks import ROOT, run_cells
-from tests.test_recipes import home, pretrained, toy  # noqa: F401  fixtures
+from tests.test_recipes import pretrained, sets, toy  # noqa: F401  fixtures
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_its_notebooks_run_it(name, home, pretrained, tmp_path):  # noqa: F811
-    settings = toy(name, home, pretrained) | {"epochs": 1, "n_seeds": 1, "threads": 1}
+def test_its_notebooks_run_it(name, sets, pretrained, tmp_path):  # noqa: F811
+    settings = toy(name, sets, pretrained) | {"epochs": 1, "n_seeds": 1, "threads": 1}
     known = RECIPES[name].Settings.model_fields
     settings |= {each: 4 for each in ("hidden", "width") if each in known}
     settings |= {"controls": list(RECIPES[name].settings().controls)[:1]}

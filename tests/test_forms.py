@@ -131,6 +131,12 @@ IMAGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         REFUSED, "2 of 3 in line 3"),
     "quotation mark inside of a quoted caption": (
         "scripts", {"captions.csv": 'image,caption\na.jpg,"one" two\n'}, REFUSED, "quotation marks twice"),
+    "an image twice in a dictionary": (
+        "scripts", {"captions.json": '{"a.jpg": "one", "a.jpg": "two"}'}, REFUSED, "'a.jpg' is there twice"),
+    "COCO with one `id` for two images": (
+        "", {"captions_x.json": coco("a.jpg", "a.jpg") | {"images": [{"id": 104, "file_name": name}
+                                                                     for name in SAID]}},
+        REFUSED, "an `id` of its own"),
     "split of unknown name": (
         "", {"captions.csv": table(",", "image", "caption", "split", rows=[(*ROWS[0], "mine")])},
         REFUSED, "Known are train"),
@@ -226,6 +232,17 @@ RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "preferences (TRL, LLaMA-Factory)", {"a.json": [{"prompt": "Hi", "chosen": [HI, HELLO],
         "rejected": [HI]}]},
         CHAT, "'rejected' (1)"),
+    "`chosen` and `rejected` without a prompt": (
+        "UltraFeedback, HH-RLHF", {"a.jsonl": [{"chosen": [HI, HELLO], "rejected": [HI]}]}, CHAT,
+        "'rejected' (1)"),
+    "passages in a list": (
+        "RAG", {"a.jsonl": [{"question": "Hi", "context": ["A passage", "More"], "answer": "Hello"}]},
+        [("user", "Hi\n\nA passage\n\nMore"), ("assistant", "Hello")], ""),
+    "keys that differ in case alone": (
+        "scripts", {"a.jsonl": [{"text": "One.", "Text": "Two."}]}, "One.", "'Text' (1)"),
+    "`train` and `test` in names": (
+        "Hugging Face", {"train.jsonl": [{"text": "One."}], "test/a.jsonl": [{"text": "Two."}]},
+        "Two.\n\nOne.", "not used, and the documents of all files are drawn: test/a.jsonl"),
     "texts by turns": ("UltraChat", {"a.jsonl": [{"data": ["Hi", "Hello"]}]}, CHAT, ""),
     "parquet of chats": ("Hugging Face", {"a.parquet": parquet([{"messages": [HI, HELLO]}])}, CHAT, ""),
     "list under `data`": (
@@ -242,6 +259,10 @@ RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "read as cp1252"),
     "two long texts": ("any", LONG, "\n\n".join(LONG.values()), ""),
     "chats without an answer": ("", {"a.jsonl": [{"messages": [HI]}]}, REFUSED, "speakers are user"),
+    "a key twice in a record": (
+        "scripts", {"a.jsonl": '{"text": "One.", "text": "Two."}'}, REFUSED, "'text' is there twice"),
+    "`weight` of a half": (
+        "", {"a.jsonl": [{"messages": [HI, HELLO | {"weight": 0.5}]}]}, REFUSED, "or 1"),
     "images in a chat": (
         "", {"a.jsonl": [{"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, HELLO]}]},
         REFUSED, "write a text"),

@@ -24,8 +24,8 @@ from PIL import Image
 
 from qnnkit import layers, runs
 from qnnkit.checkpoint import Store
-from qnnkit.inspector import Inspector, views
-from qnnkit.inspector.source import Source
+from qnnkit.inspector import Inspector
+from qnnkit.inspector.views import Views, image_figure, what_if_figure
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.plots import picture
 from tests.toys import Digits, refused
@@ -60,13 +60,15 @@ def copied(trained, tmp_path) -> runs.Run:
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
     """Figures are not laid out, which takes half of the time to draw them, but where pixels are compared."""
+    image_figure.cache_clear()
+    what_if_figure.cache_clear()
     if request.function is not test_the_moved_picture_is_the_whole_figure:
         monkeypatch.setattr(picture, "ConstrainedLayoutEngine", lambda **room: None)
 
 
 def figures(inspector: Inspector) -> list[str]:
     """Those that are shown."""
-    return [name for name in PARTS if inspector.panel.pngs[name].layout.display != "none"]
+    return [name for name in PARTS if inspector.pngs[name].layout.display != "none"]
 
 
 def begun(folder: Path, recipe: Any = "digits_quanv", **settings) -> runs.Run:
@@ -74,12 +76,12 @@ def begun(folder: Path, recipe: Any = "digits_quanv", **settings) -> runs.Run:
 
 
 def shown(inspector: Inspector) -> dict[str, bytes]:
-    return {name: inspector.panel.pngs[name].value for name in PARTS}
+    return {name: inspector.pngs[name].value for name in PARTS}
 
 
-def changed(inspector: Inspector, act) -> set[str]:
+def changed(inspector: Inspector, widget: str, value: Any) -> set[str]:
     before = shown(inspector)
-    act()
+    getattr(inspector, widget).value = value
     return {name for name, png in shown(inspector).items() if png != before[name]}
 
 
@@ -87,51 +89,60 @@ def changed(inspector: Inspector, act) -> set[str]:
 
 
 def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained, looked):
-    inspector, choice = looked, Inspector(trained).choice
+    inspector, choice = looked, looked.choice
     row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
     kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
     assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
-    np.testing.assert_array_equal(views.gradients_of(inspector.source, choice).to_numpy(), kept)
-    panel = inspector.panel
-    weight = (inspector.choice.weight + 5) % 12
-    assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == {"gradients", "circuit"}
-    assert changed(inspector, lambda: setattr(panel.weight, "value", weight)) == set(PARTS) - {"image"}
-    assert changed(inspector, lambda: setattr(panel.shift, "value", 1.0)) == {"what_if"}
-    assert "+1.00 rad" in panel.moved.value
-    assert changed(inspector, lambda: setattr(panel.image, "value", 3)) == {"image", "what_if"}
-    assert panel.shift.value == 1.0 and "+1.00 rad" in panel.moved.value, "another image, the same move"
+    np.testing.assert_array_equal(inspector.views.recorded(2).to_numpy(), kept)
+    weight = (choice.weight + 5) % 12
+    assert changed(inspector, "epoch", 1) == {"gradients", "circuit"}
+    assert changed(inspector, "weight", weight) == {"circuit", "what_if"}
+    assert changed(inspector, "shift", 1.0) == {"what_if"}
+    assert "+1.00 rad" in inspector.moved.value
+    assert changed(inspector, "image", 3) == {"image", "what_if"}
+    assert inspector.shift.value == 1.0 and "+1.00 rad" in inspector.moved.value, "another image, as moved"
     choice = inspector.choice
     assert (choice.epoch, choice.weight, choice.image) == (1, weight, 3)
-    assert panel.weight.label == inspector.source.net("hybrid", 0).weight_names(choice.layer)[weight]
-    assert panel.epoch.options == (("1", 1), ("2", 2))
-    assert panel.image.options == tuple((str(digit), digit) for digit in range(10))
+    assert inspector.weight.label == inspector.views.names[weight] in inspector.moved.value
+    assert inspector.epoch.options == (("1", 1), ("2", 2))
+    assert inspector.image.options == tuple((str(digit), digit) for digit in range(10))
 
 
 def test_a_classical_layer_and_a_control_hide_what_they_have_not(looked):
-    inspector, panel = looked, looked.panel
-    assert changed(inspector, lambda: setattr(panel.layer, "value", "reader.0")) == {"gradients"}
-    assert panel.moving.layout.display == panel.pngs["circuit"].layout.display == "none"
-    assert panel.weight.disabled and panel.weight.options == (("none", 0),)
-    assert figures(inspector) == ["gradients", "image"]
-    assert panel.pictures() == [panel.pngs[part].value for part in ("image", "gradients")]
-    panel.net.value = "classical"
-    assert "Net classical has no circuit" in panel.message.value
-    assert inspector.choice.layer == "quanv.filters.0" and panel.pngs["circuit"].layout.display == "none"
-    panel.net.value = "hybrid"
-    assert panel.pngs["circuit"].layout.display is panel.moving.layout.display is None
-    assert inspector.choice.epoch == 2 and "no circuit" not in panel.message.value
+    assert changed(looked, "layer", "reader.0") >= {"gradients", "circuit", "what_if"}
+    assert looked.moving.layout.display == looked.pngs["circuit"].layout.display == "none"
+    assert figures(looked) == ["gradients", "image"]
+    assert looked.pictures() == [looked.pngs[part].value for part in ("image", "gradients")]
+    looked.net.value = "classical"
+    assert "Net classical has no circuit" in looked.message.value
+    assert looked.choice.layer == "quanv.filters.0" and looked.pngs["circuit"].layout.display == "none"
+    looked.net.value = "hybrid"
+    assert looked.pngs["circuit"].layout.display is looked.moving.layout.display is None
+    assert looked.choice.epoch == 2 and "no circuit" not in looked.message.value
 
 
 def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(looked):
-    inspector, bundle = looked, looked._repr_mimebundle_()
+    bundle = looked._repr_mimebundle_()
     whole = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
-    parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in inspector.panel.pictures()]
+    parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in looked.pictures()]
     assert whole.height == sum(part.height for part in parts) and whole.width >= 900
     assert np.array_equal(np.asarray(whole)[: parts[0].height, : parts[0].width], np.asarray(parts[0]))
     view = bundle["application/vnd.jupyter.widget-view+json"]
-    assert view["model_id"] == inspector.widget.model_id
-    assert "quanv.filters.0" in bundle["text/plain"]
-    assert sum(map(len, shown(inspector).values())) < 500_000, "a saved notebook would be heavy"
+    assert view["model_id"] == looked.widget.model_id
+    assert "Net hybrid, seed 0" in bundle["text/plain"]
+    assert sum(map(len, shown(looked).values())) < 500_000, "a saved notebook would be heavy"
+
+
+def on_a_loop(trained, act) -> Inspector:
+    """An inspector as a kernel has it, on a loop, and what `act` does to it there."""
+
+    async def kernel() -> Inspector:
+        inspector = Inspector(trained)
+        await act(inspector)
+        await asyncio.sleep(0)  # what was put on this loop
+        return inspector
+
+    return asyncio.run(kernel())
 
 
 def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
@@ -143,45 +154,40 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     acts += [("epoch", value) for value in (1, 2)]
     threads = set()
 
-    async def kernel() -> Inspector:
-        inspector = Inspector(trained)
-        panel, draw = inspector.panel, inspector.panel.views.redraw
-        panel.views.redraw = lambda *given: threads.add(threading.get_ident()) or draw(*given)
-        to_thread = [asyncio.to_thread(setattr, getattr(panel, name), "value", value) for name, value in acts]
+    async def act(inspector):
+        draw = inspector.views.redraw
+        inspector.views.redraw = lambda *given: threads.add(threading.get_ident()) or draw(*given)
+        to_thread = [
+            asyncio.to_thread(setattr, getattr(inspector, name), "value", value) for name, value in acts
+        ]
         await asyncio.gather(*(to_thread[place] for place in random.permutation(len(acts))))
-        await asyncio.sleep(0)  # what they have put on this loop
-        return inspector
 
-    inspector = asyncio.run(kernel())
-    panel, chosen = inspector.panel, inspector.choice
+    inspector = on_a_loop(trained, act)
+    chosen = inspector.choice
     assert threads == {threading.get_ident()}, "drawn on the kernel's own thread alone"
-    assert {name: each.value for name, each in panel.inputs.items()} == asdict(chosen)
-    assert "could not be drawn" not in panel.message.value
-    assert f"moved by {panel.shift.value:+.2f} rad" in panel.moved.value
-    fresh = Inspector(trained)
-    fresh.choice = chosen
-    assert shown(fresh) == shown(inspector), "the pictures are of what is chosen"
+    assert {name: each.value for name, each in inspector.inputs.items()} == asdict(chosen)
+    assert "could not be drawn" not in inspector.message.value
+    assert f"moved by {inspector.shift.value:+.2f} rad" in inspector.moved.value
+    fresh = Views(trained, chosen.net, chosen.seed).redraw(chosen)[0]
+    assert fresh == shown(inspector), "the pictures are of what is chosen"
 
 
 def test_what_is_chosen_while_pictures_are_drawn_is_drawn_next(trained):
-    async def kernel() -> Inspector:
-        inspector = Inspector(trained)
-        panel, draw = inspector.panel, inspector.panel.views.redraw
+    async def act(inspector):
+        draw = inspector.views.redraw
 
         def while_another_moves(choice):
             if choice.shift == 1.0:
-                other = threading.Thread(target=setattr, args=(panel.shift, "value", 2.0))
+                other = threading.Thread(target=setattr, args=(inspector.shift, "value", 2.0))
                 other.start()
                 other.join()
             return draw(choice)
 
-        panel.views.redraw = while_another_moves
-        panel.shift.value = 1.0
-        await asyncio.sleep(0)
-        return inspector
+        inspector.views.redraw = while_another_moves
+        inspector.shift.value = 1.0
 
-    inspector = asyncio.run(kernel())
-    assert inspector.choice.shift == inspector.panel.shift.value == 2.0
+    inspector = on_a_loop(trained, act)
+    assert inspector.choice.shift == inspector.shift.value == 2.0
 
 
 # --- what is drawn ----------------------------------------------------------------------------------
@@ -197,19 +203,30 @@ def two_tensors(inputs, fixed, turned):
 
 
 class PartlyFrozen(torch.nn.Module):
-    """Two features of an image through a circuit: its first weights are never trained, its last is dead."""
+    """Two features of an image through a circuit: its first weights are never trained, its last is dead.
+
+    The features may come in place of the images, as a frozen part's.
+    """
 
     def __init__(self, n_classes, seed):
         super().__init__()
         qnode = qp.QNode(two_tensors, qp.device("default.qubit", wires=2, seed=0))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
+            self.stem = torch.nn.Flatten()
             self.circuit = layers.QuantumLayer(qnode, {"fixed": (2,), "turned": (3,)})
             self.reader = torch.nn.Linear(2, n_classes)
         self.circuit.qnode_weights["fixed"].requires_grad_(False)
 
+    def steady_part(self):
+        return self.stem
+
+    def features(self, images):
+        return self.stem(images.float() / 255)
+
     def forward(self, images):
-        return self.reader(self.circuit(images.flatten(1)[:, [20, 43]].float() / 255))
+        found = self.features(images) if images.dtype == torch.uint8 else images
+        return self.reader(self.circuit(found[:, [20, 43]]))
 
 
 class OfPartlyFrozen(Digits):
@@ -224,32 +241,31 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     run = begun(tmp_path / "run", OfPartlyFrozen, controls=[], epochs=1, train_fraction=0.2)
     batch = Inspector(run)
     assert batch.choice.weight in (2, 3, 4) and figures(batch) == list(PARTS)
-    model, train = batch.source.net("hybrid", 0).model, run.splits.train
+    model, train = batch.views.model, run.splits.train
     loss = run.task(model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
-    found = views.gradients_of(batch.source, batch.choice)
+    found = batch.views.recorded(0)
     assert found.columns.tolist()[1:3] == ["fixed[1]", "turned[0]"]
     np.testing.assert_allclose(found.to_numpy(), [[np.nan, np.nan, *expected.tolist()]], rtol=6e-4)
     list(runs.train_all(run))
-    batch.panel.refresh.click()
     [row] = run.rows("gradients")
     kept = next(each for each in row["layers"] if each["layer"] == "circuit")["gradient"]
-    found = views.gradients_of(batch.source, batch.choice).to_numpy()
+    found = Inspector(run).views.recorded(1).to_numpy()
     assert np.isnan(found[:, :2]).all() and (found[:, 2:] == np.array(kept)).all()
 
 
 def test_the_move_is_the_net_with_that_weight(trained):
-    source = Source(trained)
-    net, images = source.net("hybrid", 0), source.choosable[0]
-    moves = WhatIf(trained, net, "quanv.filters.0", 7, images[4])
-    before = [weight.clone() for weight in net.model.parameters()]
+    views = Views(trained, "hybrid", 0)
+    moves = WhatIf(trained, views.model, views.circuit, 7, views.images[4])
+    before = [weight.clone() for weight in views.model.parameters()]
     found = moves.at(1.25)
-    assert all(torch.equal(a, b) for a, b in zip(before, net.model.parameters(), strict=True)), "left moved"
+    assert all(torch.equal(a, b) for a, b in zip(before, views.model.parameters(), strict=True)), "left moved"
     twin = runs.trained(trained, "hybrid", 0)
     with torch.no_grad():
         next(twin.quanv.filters[0].parameters()).view(-1)[7] += 1.25
-        logits = twin(torch.cat([images[4:5], trained.splits.validation.images[: moves.n_images]])).double()
-        patches = layers.circuit_inputs(twin, images[4:5])[twin.quanv.filters[0]]
+        images = torch.cat([views.images[4:5], trained.splits.validation.images[: moves.n_images]])
+        logits = twin(images).double()
+        patches = layers.circuit_inputs(twin, views.images[4:5])[twin.quanv.filters[0]]
         values = twin.quanv.filters[0](patches)[patches.abs().sum(-1).argmax()]
     loss = torch.nn.functional.cross_entropy(logits[1:], trained.splits.validation.labels[: moves.n_images])
     assert found.loss == pytest.approx(float(loss), abs=1e-5) and moves.n_images >= 8
@@ -262,42 +278,17 @@ def test_the_move_is_the_net_with_that_weight(trained):
     assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
 
 
-class FrozenStem(PartlyFrozen):
-    """Its features may come in place of the images."""
-
-    def __init__(self, n_classes, seed):
-        super().__init__(n_classes, seed)
-        self.stem = torch.nn.Flatten()
-
-    def steady_part(self):
-        return self.stem
-
-    def features(self, images):
-        return self.stem(images.float() / 255)
-
-    def forward(self, images):
-        found = self.features(images) if images.dtype == torch.uint8 else images
-        return self.reader(self.circuit(found[:, [20, 43]]))
-
-
-class OfFrozenStem(Digits):
-    """Its recipe."""
-
-    @staticmethod
-    def build(settings, splits, seed):
-        return FrozenStem(splits.n_classes, seed)
-
-
 def test_what_a_frozen_part_makes_of_the_images_is_computed_once(tmp_path):
-    run = begun(tmp_path / "run", OfFrozenStem, controls=[])
-    net, image = Source(run).net("hybrid", 0), run.splits.test.images[3]
-    moves, calls = WhatIf(run, net, "circuit", 3, image), []
-    net.model.stem.register_forward_hook(lambda *given: calls.append(1))
+    run = begun(tmp_path / "run", OfPartlyFrozen, controls=[])
+    views, image = Views(run, "hybrid", 0), run.splits.test.images[3]
+    model, calls = views.model, []
+    moves = WhatIf(run, model, views.circuit, 3, image)
+    model.stem.register_forward_hook(lambda *given: calls.append(1))
     found = moves.at(0.5)
     assert calls == []
     with torch.no_grad():
-        net.model.circuit.qnode_weights["turned"][1] += 0.5  # the fourth weight
-        logits = net.model(torch.cat([image[None], run.splits.validation.images[: moves.n_images]])).double()
+        model.circuit.qnode_weights["turned"][1] += 0.5  # the fourth weight
+        logits = model(torch.cat([image[None], run.splits.validation.images[: moves.n_images]])).double()
     assert calls == [1]
     np.testing.assert_allclose(found.class_probs, logits[0].softmax(0).numpy(), atol=1e-6)
     labels = run.splits.validation.labels[: moves.n_images]
@@ -306,62 +297,62 @@ def test_what_a_frozen_part_makes_of_the_images_is_computed_once(tmp_path):
 
 def test_the_moved_picture_is_the_whole_figure(trained):
     """What is drawn over a kept background equals a figure drawn from the beginning."""
-    choice = views.first_choice(Source(trained), "hybrid", 0)
-    begun, other = views.Views(Source(trained)), replace(choice, weight=(choice.weight + 3) % 12, image=4)
+    begun = Views(trained, "hybrid", 0)
+    choice = begun.first
+    other = replace(choice, weight=(choice.weight + 3) % 12, image=4)
     for each in (choice, other, replace(other, shift=2.0), replace(other, epoch=1, shift=2.0)):
-        pngs = begun.redraw(each)
-    assert pngs == views.Views(Source(trained)).redraw(replace(other, epoch=1, shift=2.0))
-    assert begun.redraw(choice) == views.Views(Source(trained)).redraw(choice) != pngs
+        drawn = begun.redraw(each)
+    image_figure.cache_clear()
+    what_if_figure.cache_clear()
+    assert drawn == Views(trained, "hybrid", 0).redraw(replace(other, epoch=1, shift=2.0))
+    assert begun.redraw(choice) == Views(trained, "hybrid", 0).redraw(choice) != drawn
 
 
 # --- runs that lack something -----------------------------------------------------------------------
 
 
-def test_refresh_follows_a_run_under_way(trained, tmp_path):
-    """Rows come in, then a checkpoint: each is seen after Refresh, and not before."""
+def test_it_follows_a_run_under_way(trained, tmp_path):
+    """Nothing is there, then rows, then a checkpoint: the cell, run again, shows each."""
     folder = tmp_path / "run"
     shutil.copytree(trained.folder, folder, ignore=shutil.ignore_patterns("checkpoints", "gradients.jsonl"))
-    run = runs.open_run(folder)
-    inspector = Inspector(run)
-    inspector.choice = replace(inspector.choice, image=2)
-    panel = inspector.panel
-    assert "No gradients were recorded" in panel.message.value
+    run, said = runs.open_run(folder), []
     rows = [json.dumps(row) for row in trained.rows("gradients")]
+
+    def look(epochs):
+        views = Views(run, "hybrid", 0)
+        assert views.training.epochs == epochs and views.first.epoch == epochs[-1]
+        said.append(views.sentences(epochs[-1]))
+
+    look([0])
     (folder / "gradients.jsonl").write_text(rows[0] + "\n")
-    assert panel.epoch.options == (("as it is", 0),)
-    assert {"gradients", "circuit"} <= changed(inspector, panel.refresh.click)
-    assert panel.epoch.options == (("1", 1),) and "has no checkpoint yet" in panel.message.value
+    look([1])
     shutil.copytree(trained.folder / "checkpoints", folder / "checkpoints")
     (folder / "gradients.jsonl").write_text("\n".join(rows[:2]) + "\n")
-    assert changed(inspector, panel.refresh.click) == set(PARTS)
-    assert panel.epoch.value == 2 and inspector.choice.image == 2
-    assert panel.message.value == "Net hybrid, seed 0, at its best epoch (2)."
+    look([1, 2])
+    starts = (
+        "Net hybrid, seed 0, as it starts: it has no checkpoint yet (run 03_train, then this cell again)."
+    )
+    rows = [row for row in trained.rows("metrics") if row.get("net") == "hybrid" and row["event"] == "epoch"]
+    best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))["epoch"]
+    assert said == [
+        [starts, "No gradients were recorded: shown are those of 64 training images."],
+        [starts],
+        [f"Net hybrid, seed 0, at its best epoch ({best})."],
+    ]
 
 
 def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp_path):
     settings = {"trainable": False, "circuit": "random", "backend": "lightning.qubit"}
     inspector = Inspector(begun(tmp_path / "run", **settings))
-    assert inspector.source.net("hybrid", 0).circuit("quanv.filters.0").backend == "batched"
+    assert inspector.views.circuit.backend == "batched"
     assert figures(inspector) == ["circuit", "image", "what_if"]
-    assert "is not trained: it has no gradient" in inspector.panel.message.value
+    assert "is not trained: it has no gradient" in inspector.message.value
 
 
 @pytest.mark.parametrize("wrong", [{"net": "hybird"}, {"seed": 5}, {"layer": "quanv.filters.1"}])
 def test_a_wrong_choice_is_refused(trained, wrong):
     with refused(*wrong):
         Inspector(trained, **wrong)
-
-
-# --- whose weights, and which cannot learn ----------------------------------------------------------------
-
-
-def test_it_says_whose_weights_are_shown(trained, tmp_path):
-    rows = [row for row in trained.rows("metrics") if row.get("net") == "hybrid" and row["event"] == "epoch"]
-    best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))["epoch"]
-    assert Inspector(trained).sentences() == [f"Net hybrid, seed 0, at its best epoch ({best})."]
-    starts, none, *_ = Inspector(begun(tmp_path / "run")).sentences()
-    assert starts.startswith("Net hybrid, seed 0, as it starts: it has no checkpoint yet")
-    assert none == "No gradients were recorded: shown are those of 64 training images."
 
 
 def test_the_best_epoch_is_the_one_of_the_weights(copied):
@@ -378,37 +369,28 @@ def test_the_best_epoch_is_the_one_of_the_weights(copied):
 
 
 def test_dead_weights_are_named_by_gate_and_wire(tmp_path):
-    inspector, seen = Inspector(begun(tmp_path / "run", OfPartlyFrozen, controls=[])), []
-    inspector.source.net("hybrid", 0).model.register_forward_hook(lambda *given: seen.append(len(given[2])))
-    panel, told = inspector.panel, inspector.sentences()[-1]
-    assert seen.count(64) == 1, "a training batch is asked, once, and not the dozen that can be chosen"
+    inspector = Inspector(begun(tmp_path / "run", OfPartlyFrozen, controls=[]))
+    told = inspector.sentences()[-1]
     assert told.startswith("Dead weights in `circuit`: 1 weight cannot learn, because nothing that is")
-    assert ": turned[2] (RZ on wire 1). Change what it turns" in told and told in panel.message.value
-    panel.image.value = 2
-    assert told in panel.message.value, "whatever is drawn anew"
-    panel.layer.value = "reader"
-    assert "cannot learn" not in panel.message.value
+    assert ": turned[2] (RZ on wire 1). Change what it turns" in told and told in inspector.message.value
+    inspector.image.value = 2
+    assert told in inspector.message.value, "whatever is drawn anew"
+    inspector.layer.value = "reader"
+    assert "cannot learn" not in inspector.message.value
 
 
 def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
-    """Rows with more gradients than the circuit has weights; then they are mended."""
-    path = copied.folder / "gradients.jsonl"
-    before, rows = path.read_text(), copied.rows("gradients")
+    """Rows with more gradients than the circuit has weights."""
+    path, rows = copied.folder / "gradients.jsonl", copied.rows("gradients")
     for row in rows:
         for layer in row["layers"]:
             if row["epoch"] == 1 and "gradient" in layer:
                 layer["gradient"] = [[*each, 0.5] for each in layer["gradient"]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "ep')
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     inspector = Inspector(copied)
-    panel = inspector.panel
-    assert "Damaged lines of gradients.jsonl that were skipped: 1." in panel.message.value
-    assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == set()
-    assert "this could not be drawn: Argument `names` must be" in panel.message.value
-    assert (inspector.choice.epoch, panel.epoch.value) == (2, 2)
-    path.write_text(before)
-    panel.refresh.click()
-    panel.epoch.value = 1
-    assert "could not be drawn" not in panel.message.value and inspector.choice.epoch == 1
+    assert changed(inspector, "epoch", 1) == set()
+    assert "this could not be drawn: Argument `names` must be" in inspector.message.value
+    assert (inspector.choice.epoch, inspector.epoch.value) == (2, 2)
 
 
 # --- the other ipywidgets ---------------------------------------------------------------------------
@@ -419,12 +401,12 @@ from qnnkit import runs
 from qnnkit.inspector import Inspector
 
 inspector = Inspector(runs.open_run(sys.argv[1]))
-panel, found = inspector.panel, []
+pngs, found = inspector.pngs, []
 def act(name, value):
-    before = {part: panel.pngs[part].value for part in ("gradients", "circuit", "image", "what_if")}
-    getattr(panel, name).value = value
-    found.append([name, [part for part, png in before.items() if panel.pngs[part].value != png]])
-other = next(place for _, place in panel.weight.options if place != panel.weight.value)
+    before = {part: pngs[part].value for part in ("gradients", "circuit", "image", "what_if")}
+    getattr(inspector, name).value = value
+    found.append([name, [part for part, png in before.items() if pngs[part].value != png]])
+other = next(place for _, place in inspector.weight.options if place != inspector.weight.value)
 acts = {"epoch": 1, "weight": other, "shift": 1.0, "image": 3, "layer": "reader.0"}
 for name, value in acts.items():
     act(name, value)
@@ -450,9 +432,9 @@ def test_the_same_tree_works_in_the_ipywidgets_of_colab(trained, tmp_path):
     assert told["version"] == "7.7.1"
     assert told["found"] == [
         ["epoch", ["gradients", "circuit"]],
-        ["weight", ["gradients", "circuit", "what_if"]],
+        ["weight", ["circuit", "what_if"]],
         ["shift", ["what_if"]],
         ["image", ["image", "what_if"]],
-        ["layer", ["gradients"]],
+        ["layer", ["gradients", "circuit", "what_if"]],
     ]
     assert told["bundle"] == ["application/vnd.jupyter.widget-view+json", "image/png", "text/plain"]

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from qnnkit import cli, layers, measure, recipes, report, runs, tasks
+from qnnkit import layers, measure, recipes, report, runs, tasks
 from qnnkit.runs import placing, state
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -207,26 +207,15 @@ def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted,
     assert base.result["adapter"] is None and "validation loss" in page
 
 
-def test_an_adapter_is_merged_by_a_command(adapted, base, tmp_path, monkeypatch, capsys):
+def test_an_adapter_on_four_bits_is_merged_onto_the_base_in_float32(adapted, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    def merges(run):
-        monkeypatch.setattr(sys, "argv", ["qnnkit", "merge", str(run.folder), str(tmp_path / "whole")])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code, capsys.readouterr()
-
-    assert merges(adapted)[0] == 0
-    whole, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "whole"), adapted.splits.test.input_ids[:1]
+    four, ids = adapted.config.override(four_bit=True), adapted.splits.test.input_ids[:1]
+    runs.merge(dataclasses.replace(adapted, config=four), tmp_path / "four")
     with torch.no_grad():
         expected = runs.trained(adapted)(input_ids=ids).logits
-        torch.testing.assert_close(whole(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
-    four = dataclasses.replace(adapted, config=adapted.config.override(four_bit=True))
-    runs.merge(four, tmp_path / "four")  # onto the base in float32
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "four")(input_ids=ids).logits
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "four")(input_ids=ids).logits
     torch.testing.assert_close(again, expected, rtol=0, atol=1e-5)
-    code, told = merges(base)
-    assert code == 2 and "must hold a run with an adapter" in told.err
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_is_gone_on_with(adapted, base):
@@ -238,21 +227,6 @@ def test_a_checkpoint_holds_the_adapter_alone_and_is_gone_on_with(adapted, base)
         one, two = (runs.trained(adapted)(input_ids=ids).logits for _ in range(2))
         fresh = runs.build(adapted, "hybrid", 0).eval()(input_ids=ids).logits
     assert torch.equal(one, two) and not torch.allclose(one, fresh)
-
-
-def test_a_finished_folder_loads_with_plain_transformers_and_peft(adapted, base):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    names = {"adapter_config.json", "adapter_model.safetensors", "circuit.safetensors", "tokenizer.json"}
-    assert {path.name for path in (adapted.folder / "adapter").iterdir()} >= {*names, "training_config.json"}
-    plain = AutoModelForCausalLM.from_pretrained(base.folder / "model")
-    with torch.random.fork_rng(devices=[]):
-        model = PeftModel.from_pretrained(plain, adapted.folder / "adapter").eval()
-    ids = adapted.splits.test.input_ids[:1]
-    with torch.no_grad():
-        expected = runs.trained(adapted)(input_ids=ids).logits
-        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
 
 
 def test_it_is_planned(adapted):

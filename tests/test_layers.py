@@ -317,15 +317,8 @@ def test_classical_layer_has_exactly_so_many_weights(n_features, n_outputs, n_we
     assert list(layer.state_dict()) == ["weights"]
 
 
-@pytest.mark.parametrize(("n_features", "n_outputs"), [(4, 4), (1, 3), (5, 2)])
-def test_classical_layer_can_be_a_linear_layer(n_features, n_outputs):
-    layer = ClassicalLayer(n_features, n_outputs, n_outputs * (n_features + 1)).double()
-    constant, *slopes = layer.weights.detach().reshape(-1, n_outputs)
-    inputs = uniform(6, n_features, dtype=torch.float64)
-    close(layer(inputs), (constant + inputs / np.pi @ torch.stack(slopes)).tanh(), FLOAT64)
-
-
 def test_classical_layer_goes_on_with_products():
+    """From a linear layer; the weights of one output are dealt out in this order."""
     layer = ClassicalLayer(2, 1, 8).double()
     w = layer.weights.detach()
     x, y = (inputs := uniform(6, 2, dtype=torch.float64)).div(np.pi).T

@@ -200,9 +200,9 @@ def test_a_changed_step_changes_one_thing_and_drops_nothing(splits, monkeypatch)
         changed.append(task.augment is not None)
         return right(task, model, batch)
 
-    def counted(stepper, loss):
+    def counted(stepper, step, share):
         pieces.append((stepper.config.precision, stepper.config.micro_batch))
-        return backward(stepper, loss)
+        return backward(stepper, step, share)
 
     monkeypatch.setattr(tasks.Classification, "__call__", called)
     monkeypatch.setattr(train.Stepper, "backward", counted)

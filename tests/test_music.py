@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from symusic import Note, Score, Tempo, Track
 from torch import nn
 
-from qnnkit import recipes
-from qnnkit.adapters import adapt
 from qnnkit.data.music_tokens import writing
-from qnnkit.data.pieces import collect, music, of_steps
+from qnnkit.data.pieces import collect, of_steps
 from qnnkit.models.blocks import seeded
-from qnnkit.tasks import Music, continue_piece, evaluate, synthesise
+from qnnkit.tasks import continue_piece, synthesise
 from tests import nets
 from tests.test_music_data import BAR, BORDERS, BOS, EOS, TOKENS, band, heard
 from tests.toys import real
@@ -118,32 +114,6 @@ def test_the_likeliest_and_what_is_refused():
     nn.init.constant_(broken.lm_head.weight, torch.nan)
     with pytest.raises(FloatingPointError, match="not finite"):
         continue_piece(broken, TOKENS, PROMPT)
-
-
-# --- losses
-
-
-def written(folder, name, first, n):
-    pieces = {f"{i}": [[first + (i + j) % 5] for j in range(30 + 7 * i)] for i in range(n)}
-    (folder / f"{name}.json").write_text(json.dumps(pieces))
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_a_net_is_judged_on_every_composer(tmp_path, capsys):
-    for name, first, n in (("ann", 40, 6), ("bob", 70, 6), ("scarce", 50, 2)):
-        written(tmp_path, name, first, n)
-    given = {"data_dir": str(tmp_path), "composers": ["bob"], "sequence_length": 64}
-    task, model = Music(settings=recipes.settings("music_llama", **given)), nets.shaken(adapt(llama()))
-    found = task.judge(model, {"loss": 1.0})
-    assert list(found) == ["perplexity", "loss_on_bob", "base_on_bob", "loss_on_ann", "base_on_ann"]
-    for name in ("ann", "bob"):
-        alone = music(tmp_path / f"{name}.json", sequence_length=64)
-        assert found[f"loss_on_{name}"] == pytest.approx(evaluate(model, alone, "test")["loss"])
-        assert found[f"base_on_{name}"] == pytest.approx(evaluate(llama(), alone, "test")["loss"], rel=1e-6)
-        assert found[f"loss_on_{name}"] != pytest.approx(found[f"base_on_{name}"], rel=1e-3)
-    told = capsys.readouterr().out
-    assert "scarce is left out of the losses by composer. Argument `data_dir` must hold enough" in told
-    assert list(Music().judge(model, {"loss": 1.0})) == ["perplexity"]
 
 
 # --- sound

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from symusic import ControlChange, Note, Score, Tempo, TimeSignature, Track
+from symusic import ControlChange, KeySignature, Note, Score, Tempo, TimeSignature, Track
 
 from qnnkit.data import music_tokens
 from qnnkit.data.music_tokens import writing
@@ -77,12 +77,14 @@ def test_what_a_grid_moves_is_counted(tmp_path):
     track = Track()
     track.notes.extend([Note(0, 480, 60, 64), Note(481, 480, 62, 64), Note(960, 470, 64, 64)])
     track.controls.append(ControlChange(0, 7, 100))
+    score.tempos.extend([Tempo(0, 300), Tempo(480, 260.4)])
     score.tracks.append(track)
     score.time_signatures.append(TimeSignature(0, 3, 4))
     for i, each in enumerate((score, on_grid, on_grid, on_grid)):
         each.dump_midi(tmp_path / f"{i}.mid")
     notes = music(tmp_path).notes
-    told = "1 time signatures other than 4/4, 1 control changes, 2 notes off the grid of 24 points a quarter"
+    told = "1 time signatures other than 4/4, 1 control changes, 1 tempos beyond 20..260 a minute, "
+    told += "2 notes off the grid of 24 points a quarter"
     assert f"Not in the tokens: {told} (moved to it)." in notes
     assert not any("24 points" in note for note in music([tmp_path / f"{i}.mid" for i in (1, 2, 3)]).notes)
 
@@ -99,6 +101,8 @@ def test_the_tokenizer_is_saved_as_json_next_to_a_model(tmp_path):
     again = music_tokens.tokenizer(tmp_path)
     assert again == TOKENS and len(again) == len(TOKENS) == 950
     assert again.encode(band()).ids == TOKENS.encode(band()).ids
+    with refused("tokens"):
+        music_tokens.tokenizer(tmp_path, "midi_v2")
     for content in ("{}", "[]", '{"model": {"type": "BPE"}}'):
         (tmp_path / "tokenizer.json").write_text(content)
         with refused("tokenizer"):
@@ -316,51 +320,40 @@ def test_a_split_without_pieces_is_refused(tmp_path):
 # --- other keys
 
 
-def block_of(score) -> TokenSet:
-    ids = torch.tensor([TOKENS.encode(score).ids])
-    labels = ids.clone()
-    labels[0, :5] = IGNORED
-    return TokenSet(ids, labels, ("a/b",))
-
-
-def test_transposition_shifts_pitches_and_leaves_drums():
-    change, seen = Transposition(5, writing(TOKENS), 7), set()
-    blocks = block_of(with_drums([Note(0, 24, 60, 64), Note(24, 24, 67, 64)]))
-    for epoch in range(60):
-        moved = change(blocks, epoch)
-        score = TOKENS.decode(moved.input_ids[0].tolist())
-        piano, drums = ({track.is_drum: track for track in score.tracks}[each] for each in (False, True))
-        shift = piano.notes[0].pitch - 60
-        seen.add(shift)
-        assert [note.pitch for note in piano.notes] == [60 + shift, 67 + shift]
-        assert [note.pitch for note in drums.notes] == [36]
-        assert moved.labels[0, :5].tolist() == [IGNORED] * 5 and moved.sources == blocks.sources
-        assert torch.equal(moved.labels[0, 5:], moved.input_ids[0, 5:])
-    assert seen == set(range(-5, 6))
-    again = Transposition(5, writing(TOKENS), 7)
-    others = [Transposition(5, writing(TOKENS), s) for s in range(9)]
-    assert torch.equal(change(blocks, 5).input_ids, again(blocks, 5).input_ids)
-    assert len({int(each(blocks, 0).input_ids.sum()) for each in others}) > 1
-
-
-def with_drums(notes) -> Score:
+def in_major(pitches) -> Score:
+    """A piano and a drum, in G major."""
     score, piano, drums = Score(24), Track(), Track(is_drum=True)
-    piano.notes.extend(notes)
+    piano.notes.extend(Note(24 * i, 24, pitch, 64) for i, pitch in enumerate(pitches))
     drums.notes.append(Note(0, 24, 36, 64))
     score.tracks.extend([piano, drums])
+    score.key_signatures.append(KeySignature(0, 1, 0))
     return score
 
 
-@pytest.mark.parametrize(("pitches", "expected"), [([1], (0, 6)), ([125], (120, 127)), ([0, 127], (0, 0))])
-def test_transposition_stays_within_midi(pitches, expected):
-    first = TOKENS["Pitch_0"]
-    change = Transposition(5, writing(TOKENS))
-    blocks = block_of(with_drums([Note(0, 24, pitch, 64) for pitch in pitches]))
-    moved = torch.cat([change(blocks, epoch).input_ids for epoch in range(80)]) - first
-    lowest = torch.where((moved >= 0) & (moved < 128), moved, 127).amin(1)
-    assert (int(lowest.min()), int(lowest.max())) == expected
-    silent = block_of(with_drums([]))
-    assert torch.equal(change(silent, 0).input_ids, silent.input_ids)
+RANGES = {(60, 67): range(-5, 6), (1,): range(-1, 6), (125,): range(-5, 3), (0, 127): range(1), (): range(1)}
+
+
+@pytest.mark.parametrize("kind", ["remi", "midi_v2"])
+@pytest.mark.parametrize("pitches", RANGES)
+def test_transposition_shifts_pitches_and_keys_within_midi_and_leaves_drums(pitches, kind):
+    tokens, seen = writing(music_tokens.tokenizer(tokens=kind)), set()
+    ids = torch.tensor([tokens.encode(in_major(pitches))[0]])
+    labels = ids.masked_fill(torch.arange(ids.shape[1]) < 5, IGNORED)
+    before, change = TokenSet(ids, labels, ("a/b",)), Transposition(5, tokens, 7)
+    for epoch in range(80):
+        after = change(before, epoch)
+        score = tokens.decode(after.input_ids[0].tolist())
+        found = {track.is_drum: [note.pitch for note in track.notes] for track in score.tracks}
+        seen.add(shift := found[False][0] - pitches[0] if pitches else 0)
+        assert (found[True], found.get(False, [])) == ([36], [pitch + shift for pitch in pitches])
+        assert after.labels[0, :5].tolist() == [IGNORED] * 5 and after.sources == before.sources
+        assert torch.equal(after.labels[0, 5:], after.input_ids[0, 5:])
+        for signature in score.key_signatures if pitches else ():  # a semitone is seven fifths
+            assert (signature.key - 1 - 7 * shift) % 12 == 0 and -6 < signature.key < 7
+    assert seen == {*RANGES[pitches]} and len(score.key_signatures) == (kind == "midi_v2")
+    again, others = Transposition(5, tokens, 7), [Transposition(5, tokens, seed) for seed in range(9)]
+    assert torch.equal(change(before, 5).input_ids, again(before, 5).input_ids)
+    assert len(seen) == 1 or len({int(each(before, 0).input_ids.sum()) for each in others}) > 1
 
 
 def test_training_batches_are_in_the_keys_of_their_epoch(folder):

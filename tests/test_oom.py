@@ -1,4 +1,4 @@
-"""Memory that runs out in training: told in one sentence, or answered by computing batches in parts."""
+"""Memory that runs out in training: one sentence with the remedy, and batches computed in pieces."""
 
 import json
 import re
@@ -12,16 +12,15 @@ from torch import nn
 from qnnkit import runs, train
 from qnnkit.data.batches import Batches
 from qnnkit.recipes import Recipe
-from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
-from qnnkit.train import in_pieces, out_of_memory
+from qnnkit.train import out_of_memory, stepper
 from qnnkit.train.out_of_memory import OutOfMemory
 from tests import forked
-from tests.same import At, from_seed, raises, same, weights
+from tests.same import At, from_seed, raises, weights
+from tests.test_train import TASK, close, clouds, fit, loaders
 from tests.toys import typing
 
 SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates
-TASK = Classification()
 
 
 class Narrow(nn.Module):
@@ -46,203 +45,84 @@ class Narrow(nn.Module):
         raise RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB).")
 
 
-def clouds(n, seed):
-    generator = torch.Generator().manual_seed(seed)
-    points = torch.rand(n, 2, generator=generator)
-    return points, (points.sum(1) > 1).long()
+def fitted(model, **given):
+    """Six batches an epoch, of which the last has five samples."""
+    usual = {"epochs": 3, "learning_rate": 0.05, "data": loaders(45, 8, shuffle=True)}
+    return fit(model, **usual | given)
 
 
-def loaders(n=45, batch_size=8):
-    return {
-        name: Batches(*clouds(n, seed), batch_size, shuffle=name == "train")
-        for seed, name in enumerate(("train", "validation"))
-    }
-
-
-def fitted(model, *, task=TASK, told=None, folder=None, loaded=None, **settings):
-    given = {"epochs": 3, "learning_rate": 0.05} | settings
-    tell = None if told is None else told.append
-    return train.fit(model, task, loaded or loaders(), Settings(**given), folder=folder, tell=tell)
-
-
-def close(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=SAME)
-
-
-# --- shrink ------------------------------------------------------------------------------------------------
+# --- the sentence ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("where", "micro_batch", "kept"),
-    [("forward", None, False), ("backward", None, True), ("forward", 5, True), ("backward", 5, False)],
-)
-def test_the_update_is_the_same_to_rounding(where, micro_batch, kept, tmp_path):
-    wide, narrow, told = Narrow(99), Narrow(3, where=where), []
-    wide_rows = fitted(wide).rows
-    given = {"micro_batch": micro_batch, "on_oom": "shrink", "folder": tmp_path if kept else None}
-    progress = fitted(narrow, told=told, **given)
-    close(weights(wide), weights(narrow))
-    for row, wide_row in zip(progress.rows, wide_rows, strict=True):  # no sample counts twice
-        assert row | {"seconds": 0} == pytest.approx(wide_row | {"seconds": 0}, abs=1e-5)
-    assert progress.micro_batch == 2 and progress.updates == 3 * 6
-    expected = (
-        "Memory ran out at epoch 1, batch 0: from here on at most 4 of the 8 samples of a batch are computed "
-        "at once, one piece after the other, and their gradients added up. The update, the order of the data "
-        "and the schedule stay. Training goes on from its last checkpoint."
-    )
-    smaller = expected.replace("most 4", "most 2")
-    assert told == ([smaller] if micro_batch else [expected, smaller])  # 8 samples in pieces of 5 are 4 and 4
-    first = [4] if micro_batch else [8, 4]
-    assert narrow.sizes[: len(first)] == first
-    assert set(narrow.sizes[len(first) :]) == {1, 2}  # 45 = 5 * 8 + 5 samples
-
-
-def test_memory_that_runs_out_in_an_epoch_costs_what_came_after_the_last_checkpoint(tmp_path):
-    wide, narrow, told = Narrow(99), Narrow(99), []
-    loaded = loaders() | {"validation": Batches(*clouds(8, 1), 8, shuffle=False)}
-    fitted(wide, loaded=loaded)
-    given = {"on_oom": "shrink", "save_every_steps": 2, "folder": tmp_path, "told": told, "loaded": loaded}
-    progress = fitted(narrow, task=At(12, lambda: vars(narrow).update(most=4), training=None), **given)
-    close(weights(wide), weights(narrow))
-    assert told[0].startswith("Memory ran out at epoch 2, batch 4: ") and progress.updates == 18
-    assert narrow.sizes[:12] == [8, 8, 8, 8, 8, 5, 8] + [8] * 5  # five of the second epoch; then it fails
-    after = narrow.sizes[12:]  # of the second epoch no more than was done, and the first not at all
-    assert max(after) == 4 and 13 + 8 + 45 + 8 <= sum(after) <= 45 + 8 + 45 + 8
-
-
-def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
-    straight, fresh, told, given = Narrow(3), Narrow(3), [], {"save_every_steps": 4}
-    fitted(straight, on_oom="shrink", folder=tmp_path / "straight", **given)
-    killed = At(38, raises(), training=None)
-    with pytest.raises(KeyboardInterrupt):
-        fitted(Narrow(3), task=killed, on_oom="shrink", folder=tmp_path / "killed", **given)
-    progress = fitted(fresh, told=told, on_oom="stop", folder=tmp_path / "killed", **given)
-    assert told == [] and progress.micro_batch == 2 and max(fresh.sizes) <= 2  # it remembers
-    assert same(weights(fresh), weights(straight))
-
-
-def test_another_micro_batch_goes_on_with_the_same_training(tmp_path):
-    straight, fresh = Narrow(99), Narrow(99)
-    fitted(straight)
-    with pytest.raises(KeyboardInterrupt):
-        fitted(Narrow(99), task=At(14, raises()), folder=tmp_path, save_every_steps=1, micro_batch=4)
-    fitted(fresh, folder=tmp_path, micro_batch=1)
-    assert set(fresh.sizes) == {1}
-    close(weights(straight), weights(fresh))
-
-
-def test_validation_is_computed_in_parts_too():
-    loaded = loaders() | {"validation": Batches(*clouds(45, 1), 24, shuffle=False)}
-    wide, narrow, told = Narrow(99), Narrow(8), []
-    best = fitted(wide, loaded=loaded).best_score
-    progress = fitted(narrow, loaded=loaded, told=told, on_oom="shrink")
-    assert progress.best_score == pytest.approx(best, abs=1e-5) and progress.micro_batch == 6
-    assert len(told) == 2 and all("ran out at epoch 1, a validation batch:" in each for each in told)
-    whole = train.evaluate(narrow, TASK, loaders()["validation"])
-    narrow.most = 5
-    parts = train.evaluate(narrow, TASK, loaders()["validation"], micro_batch=5)
-    assert parts == pytest.approx(whole, abs=SAME)
-
-
-def test_batch_normalisation_never_meets_a_single_sample_and_is_told_of():
-    narrow, trained, told = Narrow(3, normalised=True), [], []
-    narrow.register_forward_hook(lambda net, _, logits: trained.extend([len(logits)] * net.training))
-    progress = fitted(narrow, on_oom="shrink", told=told)  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
-    assert progress.micro_batch == 2 and set(trained[2:]) == {2, 3}  # after 8 and 4
-    assert told[0].endswith("checkpoint. Batch normalisation now sees the pieces.")
-    with pytest.raises(OutOfMemory, match="8 samples: "):
-        fitted(Narrow(1, normalised=True), on_oom="shrink")
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_an_attempt_that_failed_leaves_no_trace_in_statistics_nor_in_random_numbers(where):
-    """One refuses whole batches in a first attempt, the other is told from the start what fits."""
-
-    class Dropping(Narrow):
-        def __init__(self, most):
-            super().__init__(most, normalised=True, where=where)
-            self.inner.insert(2, nn.Dropout(0.5))
-
-    late, told = Dropping(4), Dropping(4)
-    fitted(late, on_oom="shrink")
-    fitted(told, micro_batch=4)
-    assert late.inner[1].num_batches_tracked == 3 * 12  # 6 batches an epoch, each of 2 pieces
-    assert same(weights(late), weights(told))
-
-
-# --- stop --------------------------------------------------------------------------------------------------
-
-
-def test_stop_says_where_and_what_next_and_the_same_call_goes_on(tmp_path):
-    straight, model, again = Narrow(99), Narrow(99), Narrow(99)
-    fitted(straight)
-    with pytest.raises(OutOfMemory) as caught:
-        fitted(model, task=At(17, lambda: vars(model).update(most=4), training=None), folder=tmp_path)
-    told = r"Memory ran out at epoch 2, batch 4, 8 samples: \d+\.\d\d GB are in use by this process on cpu\. "
-    told += "What was saved is whole, and the same command goes on from it with --on-oom shrink or --set "
-    told += "gradient_checkpointing=true. In another run_dir: a smaller"
-    assert re.match(told, str(caught.value)), caught.value
-    assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
-    fitted(again, folder=tmp_path)
-    assert same(weights(again), weights(straight))
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_single_sample_that_does_not_fit_stops(where):
-    with pytest.raises(OutOfMemory, match=r"2 samples: .* --set gradient_checkpointing=true\. In another"):
-        fitted(Narrow(0, where=where), on_oom="shrink", loaded=loaders(batch_size=2), told=[])
-    with pytest.raises(OutOfMemory, match=r"A single sample does not fit\. .* a smaller net"):
-        fitted(Narrow(0), on_oom="shrink", gradient_checkpointing=True, loaded=loaders(batch_size=1))
-
-
-def test_a_batch_that_cannot_be_split_stops():
-    class Named(Classification):
-        def __call__(self, model, batch):
-            return super().__call__(model, batch[:2])
-
-    class WithNames(Batches):
-        def __iter__(self):
-            for points, labels in super().__iter__():
-                yield points, labels, ["a name"] * len(labels)
-
-    loaded = {name: WithNames(*clouds(32, 0), 8, shuffle=False) for name in ("train", "validation")}
-    with pytest.raises(OutOfMemory, match="This batch cannot be split, which takes tensors of one length"):
-        fitted(Narrow(4), task=Named(), loaded=loaded, on_oom="shrink")
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "told"),
+    ("where", "training", "at", "place"),
     [
-        (torch.optim.SGD, "step", "ran out at epoch 1, batch 0: .* a smaller net"),
-        (Narrow, "to", "ran out at the beginning: .* In another run_dir: a smaller net"),
+        ("forward", True, 11, "epoch 2, batch 4"),
+        ("backward", True, 11, "epoch 2, batch 4"),
+        ("forward", False, 8, "epoch 2, a validation batch"),
     ],
 )
-def test_where_smaller_pieces_would_not_help_it_stops(monkeypatch, owner, name, told):
+def test_it_says_where_and_what_next_and_the_same_call_resumes(tmp_path, where, training, at, place):
+    straight, model, again = Narrow(99), Narrow(99, where=where), Narrow(4)
+    fitted(straight)
+    with pytest.raises(OutOfMemory) as caught:
+        fitted(model, task=At(at, lambda: vars(model).update(most=4), training), folder=tmp_path)
+    said = "MPS backend out of memory (MPS allocated: 9.0 GB)"
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB" if where == "forward" else said
+    assert str(caught.value) == (
+        f"Memory ran out at {place} ({said}). The same command resumes from the last checkpoint: run it with "
+        "--set micro_batch=4 or --set gradient_checkpointing=true. In another run_dir, a smaller net or "
+        "batch_size, smaller images or precision=bfloat16 need less."
+    )
+    assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
+    fitted(again, folder=tmp_path, micro_batch=4)
+    close(weights(straight), weights(again), SAME)
+
+
+class Named(Classification):
+    def __call__(self, model, batch):
+        return super().__call__(model, batch[:2])
+
+
+class WithNames(Batches):
+    def __iter__(self):
+        for points, labels in super().__iter__():
+            yield points, labels, ["a name"] * len(labels)
+
+
+NAMED = {name: WithNames(*clouds(32, 0), 8, shuffle=False) for name in ("train", "validation")}
+
+
+@pytest.mark.parametrize(
+    ("most", "given", "told"),
+    [
+        (0, {"micro_batch": 3}, r"--set micro_batch=1 or --set gradient_checkpointing=true\."),
+        (0, {"micro_batch": 1}, r"run it with --set gradient_checkpointing=true\."),
+        (0, {"micro_batch": 2, "gradient_checkpointing": True}, r"run it with --set micro_batch=1\."),
+        (0, {"micro_batch": 1, "gradient_checkpointing": True}, "run it where more memory is free"),
+        (4, {"task": Named(), "data": NAMED}, r"run it with --set gradient_checkpointing=true\."),
+    ],
+)
+def test_what_is_done_or_would_not_help_is_not_proposed(most, given, told):
+    with pytest.raises(OutOfMemory, match=told):
+        fitted(Narrow(most), **given)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "place"),
+    [(torch.optim.SGD, "step", "epoch 1, batch 0"), (Narrow, "to", "the beginning")],
+)
+def test_outside_of_forward_and_backward_smaller_pieces_are_not_proposed(monkeypatch, owner, name, place):
     fail = raises(torch.OutOfMemoryError("CUDA out of memory."))
     monkeypatch.setattr(owner, name, lambda *given, **named: fail())
-    with pytest.raises(OutOfMemory, match=told):
-        fitted(Narrow(99), on_oom="shrink", optimizer="sgd")
+    with pytest.raises(OutOfMemory, match=f"^Memory ran out at {place} .* run it with --set gradient_ch"):
+        fitted(Narrow(99), optimizer="sgd")
 
 
 def test_other_errors_pass():
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
-        fitted(Narrow(99), task=At(1, raises(RuntimeError("mat1 and mat2 shapes"))), on_oom="shrink")
+        fitted(Narrow(99), task=At(1, raises(RuntimeError("mat1 and mat2 shapes"))))
     assert not isinstance(caught.value, MemoryError)
-
-
-@pytest.mark.parametrize(
-    ("micro_batch", "processes", "told"),
-    [
-        (None, 2, "with --set micro_batch=4 or --set"), (3, 2, "with --set micro_batch=1 or --set"),
-        (3, 1, "with --on-oom shrink or"), (1, 2, "A single sample does not fit."), (1, 1, "A single sample"),
-    ],
-)  # fmt: skip
-def test_what_was_tried_already_is_not_proposed(micro_batch, processes, told):
-    given = Settings(micro_batch=micro_batch), torch.device("cpu"), processes
-    assert told in (sentence := out_of_memory.stopped("the end", 8, *given)), sentence
-    assert micro_batch != 1 or ("micro_batch=" not in sentence and "shrink" not in sentence)
 
 
 SAID = (
@@ -271,7 +151,7 @@ Pair = namedtuple("Pair", "images labels")
 def test_pieces_are_few_nearly_equal_and_together_everything(n, micro_batch):
     values = torch.arange(n)
     batch = {"pair": Pair(values[:, None].expand(n, 3), [values]), "nothing": None}
-    found = in_pieces.pieces(batch, micro_batch)
+    found = stepper.pieces(batch, micro_batch)
     lengths = [len(piece["pair"].labels[0]) for piece in found]
     assert len(found) == -(-n // micro_batch)
     assert max(lengths) <= micro_batch and max(lengths) - min(lengths) <= 1
@@ -284,7 +164,7 @@ def test_a_tokenizer_s_batch_is_split():
     from transformers import BatchEncoding
 
     batch = BatchEncoding({"input_ids": torch.arange(12).reshape(6, 2), "attention_mask": torch.ones(6, 2)})
-    found = in_pieces.pieces(batch, 3)
+    found = stepper.pieces(batch, 3)
     assert [type(piece) for piece in found] == [BatchEncoding] * 2
     assert torch.equal(found[1]["input_ids"], torch.arange(6, 12).reshape(3, 2))
 
@@ -294,23 +174,42 @@ def test_a_tokenizer_s_batch_is_split():
     [[torch.ones(3), torch.ones(2)], [torch.ones(3), "abc"], torch.tensor(3.0), [torch.ones(3), 3], [], None],
 )
 def test_what_cannot_be_split_stays_whole_or_is_refused(batch):
-    assert in_pieces.pieces(batch, None)[0] is batch and in_pieces.smaller(batch, None) is None
+    assert stepper.pieces(batch, None)[0] is batch
     with pytest.raises(ValueError, match="`micro_batch` must be None for a batch that cannot be split"):
-        in_pieces.pieces(batch, 1)
-
-
-def test_halving_ends_at_one():
-    batch, micro_batch, found = torch.ones(11), None, []
-    while (micro_batch := in_pieces.smaller(batch, micro_batch)) is not None:
-        found.append(micro_batch)
-    assert found == [6, 3, 2, 1]  # 11 samples in pieces of 11, 6, 3 (four pieces), 2, 1
+        stepper.pieces(batch, 1)
 
 
 def test_steps_are_joined_by_what_they_count():
     first = Step(torch.tensor(2.0, requires_grad=True), {"loss": torch.tensor(2.0)}, 1)
-    joined = in_pieces.joined([first, Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3)])
+    joined = stepper.joined([first, Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3)])
     assert joined.loss == 3.5 and joined.sums == {"loss": 14.0} and joined.count == 4
     assert not joined.loss.requires_grad
+
+
+def test_another_micro_batch_continues_the_same_training(tmp_path):
+    straight, fresh = Narrow(99), Narrow(99)
+    fitted(straight)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(Narrow(99), task=At(14, raises()), folder=tmp_path, save_every_steps=1, micro_batch=4)
+    fitted(fresh, folder=tmp_path, micro_batch=1)
+    assert set(fresh.sizes) == {1}
+    close(weights(straight), weights(fresh), SAME)
+
+
+def test_validation_and_evaluation_are_computed_in_pieces_too():
+    data = loaders(45, 8) | {"validation": Batches(*clouds(45, 1), 24, shuffle=False)}
+    wide, narrow = Narrow(99), Narrow(6)
+    best = fitted(wide, data=data).best_score
+    assert fitted(narrow, data=data, micro_batch=6).best_score == pytest.approx(best, abs=1e-5)
+    whole = train.evaluate(wide, TASK, data["validation"])
+    assert train.evaluate(narrow, TASK, data["validation"], micro_batch=5) == pytest.approx(whole, abs=1e-5)
+
+
+def test_batch_normalisation_never_meets_a_single_sample():
+    model, trained = Narrow(99, normalised=True), []
+    model.register_forward_hook(lambda net, _, logits: trained.extend([len(logits)] * net.training))
+    fitted(model, micro_batch=2, epochs=1)  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
+    assert set(trained) == {2, 3} and model.inner[1].num_batches_tracked == len(trained)
 
 
 # --- for real ----------------------------------------------------------------------------------------------
@@ -342,29 +241,28 @@ SCRIPT = """
             "validation": Batches(points[:128], labels[:128], 128, shuffle=False),
         }
         config = Settings(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
-        told = []
 
-        def lift(moment):  # reading the best checkpoint may need more than training did
-            if moment.epoch == moment.epochs and moment.step == moment.steps:
+        def lift(row):  # reading the best checkpoint may need more than training did
+            if row["epoch"] == row["epochs"] and row["step"] == row["steps"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
         try:
-            done = train.fit(net, Classification(), loaders, config, folder=folder / name, on_update=lift,
-                             tell=told.append)
+            done = train.fit(net, Classification(), loaders, config, folder=folder / name, on_update=lift)
         except MemoryError as error:
             return {"stopped": str(error)}
         weights = {name: value.clone() for name, value in net.state_dict().items()}
         losses = [row["train_loss"] for row in done.rows]
-        return {"told": told, "micro_batch": done.micro_batch, "losses": losses, "weights": weights}
+        return {"losses": losses, "weights": weights}
 
     trained("warm-up", 128)  # what torch and Accelerate load when first used
     used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
     resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(used.split()[1]) + 110_000_000, hard))
-    found = {"stop": trained("one", 1024), "shrink": trained("one", 1024, on_oom="shrink")}
+    found, sizes = {"stop": trained("one", 1024)}, [512, 256, 128]
+    while "stopped" in (small := trained("one", 1024, micro_batch=sizes[0])):
+        del sizes[0]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    size = found["shrink"]["micro_batch"]
-    found["asked"] = trained("other", 1024, micro_batch=size)
-    one, other = (found[name].pop("weights") for name in ("shrink", "asked"))
+    found |= {"micro_batch": sizes[0], "small": small, "free": trained("other", 1024, micro_batch=sizes[0])}
+    one, other = (found[name].pop("weights") for name in ("small", "free"))
     found["apart"] = max(float((one[name] - other[name]).abs().max()) for name in one)
     print(json.dumps(found))
 """
@@ -375,44 +273,15 @@ def test_a_batch_that_really_does_not_fit(tmp_path):
     done = forked.python(SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["stop"]["stopped"].startswith("Memory ran out at epoch 1, batch 0, 1024 samples: 0.")
-    shrunk, asked = found["shrink"], found["asked"]  # begun in the folder of the one that stopped
-    assert len(shrunk["told"]) == {512: 1, 256: 2, 128: 3}[shrunk["micro_batch"]]
-    assert shrunk["losses"] == pytest.approx(asked["losses"], abs=1e-5) and found["apart"] < SAME
+    told = found["stop"]["stopped"]
+    assert told.startswith("Memory ran out at epoch 1, batch 0 (") and "--set micro_batch=512 or" in told
+    assert found["small"]["losses"] == pytest.approx(found["free"]["losses"], abs=1e-5)
+    assert found["apart"] < SAME
 
 
 # --- in a run ----------------------------------------------------------------------------------------------
 
 SMALL = {"epochs": 1, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": []}
-
-
-def narrow_tasks(monkeypatch, most):
-    """Every net of a run refuses more than so many images at once."""
-
-    class Refusing(Classification):
-        def __call__(self, model, batch):
-            if len(batch[0]) > most:
-                raise RuntimeError(SAID[1])
-            return super().__call__(model, batch)
-
-    monkeypatch.setattr(Recipe, "task", lambda recipe, settings: Refusing(settings.label_smoothing))
-
-
-def spoken(run):
-    """What its machine made a training say."""
-    return [row for row in run.rows("metrics") if row["event"] == "warning" and row["of"] == "machine"]
-
-
-def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):
-    narrow_tasks(monkeypatch, 20)
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL, on_oom="shrink")
-    told = []
-    [final] = runs.train_all(run, on_warning=told.append)
-    assert final["micro_batch"] == 16 and final["test_accuracy"] > 0.1
-    [row] = spoken(run)
-    assert row["net"] == "hybrid" and told[0] == f"hybrid, seed 0: {row['sentence']}"
-    again = runs.open_run(tmp_path / "run")
-    assert list(runs.train_all(again)) == [final] and len(spoken(run)) == 1
 
 
 @pytest.mark.parametrize("when", ["seen_by", "tested"])
@@ -422,19 +291,24 @@ def test_a_run_tells_it_before_and_after_the_epochs_too(tmp_path, monkeypatch, w
     with monkeypatch.context() as patch, pytest.raises(OutOfMemory) as caught:
         patch.setattr(runs.trainings, when, lambda *given: fail())
         list(runs.train_all(run))
-    sentence = str(caught.value)
-    assert sentence.startswith("Memory ran out at net hybrid, seed 0, before or after its epochs: ")
-    assert "the same command goes on from it where more is free. In another run_dir: a" in sentence
+    assert str(caught.value).startswith("Memory ran out at net hybrid, seed 0, before or after its epochs (")
 
 
-def test_the_command_tells_it_in_one_sentence(tmp_path, monkeypatch, capfd):
-    narrow_tasks(monkeypatch, 20)
+def test_the_command_tells_it_in_one_sentence_and_resumes_with_what_it_names(tmp_path, monkeypatch, capfd):
+    class Refusing(Classification):
+        def __call__(self, model, batch):
+            if len(batch[0]) > 20:
+                raise RuntimeError(SAID[1])
+            return super().__call__(model, batch)
+
+    monkeypatch.setattr(Recipe, "task", lambda recipe, settings: Refusing(settings.label_smoothing))
     command, words = typing(monkeypatch, capfd), ("train", "--run-dir", tmp_path / "run")
     settings = [word for name, value in SMALL.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     status, _, error = command(*words, "--recipe", "digits_quanv", *settings)
     assert status == 2 and error.count("\n") == 1
-    assert error.startswith("qnnkit: Memory ran out at epoch 1, batch 0, 32 samples")
-    status, out, _ = command(*words, "--on-oom", "shrink")
-    assert status == 0 and "from here on at most 16 of the 32 samples" in out
-    status, _, error = command(*words, "--on-oom", "shrinks")
-    assert status == 2 and "`on_oom` must be 'stop' or 'shrink'" in error
+    assert error.startswith("qnnkit: Memory ran out at epoch 1, batch 0 ([enforce fail")
+    [remedy] = re.findall(r"--set (micro_batch=\d+)", error)
+    status, _, error = command(*words, "--set", remedy)
+    assert (status, remedy) == (0, "micro_batch=16"), error
+    [final] = runs.open_run(tmp_path / "run").tested().values()
+    assert final["micro_batch"] == 16 and final["test_accuracy"] > 0.1

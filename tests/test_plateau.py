@@ -72,10 +72,8 @@ def published(deep_qubits, shallow_qubits, n, width):
         deep["global"].verdict == "as in random circuits" and deep["global"].high - deep["global"].low < width
     )
     assert deep["global"].low > 1.5  # with every qubit a factor of nearly 3 or more is lost
-    shallow = plateau.scan(
-        "hardware_efficient", qubits=shallow_qubits, depths=(2,), n=n, observables=("local",)
-    )
-    [fit] = plateau.fit(shallow).itertuples()
+    shallow = plateau.scan("hardware_efficient", qubits=shallow_qubits, depths=(2,), n=n)
+    fit, _ = plateau.fit(shallow).itertuples()
     assert fit.low < 0 < fit.high  # no decay at all, once the light cone fits
     assert fit.high < 0.2 < deep["local"].low and fit.verdict.startswith("slower than")
 
@@ -96,7 +94,7 @@ def test_gradients_are_those_of_default_qubit():
     program = plateau._program("data_reuploading", measure, n_qubits=3, n_layers=2)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
-    weights = plateau.draw("uniform", (2, 3, 3), 2, generator)
+    weights = 2 * np.pi * torch.rand(2, 2, 3, 3, generator=generator, dtype=torch.float64)
     found = plateau._gradients(program, inputs, weights)
     gates, _ = circuits.compose("data_reuploading", n_qubits=3, n_layers=2)
     for observable, gradients in zip(observables, found, strict=True):
@@ -144,7 +142,7 @@ PAIRED = {"initialisations": ("identity_block",)}
 @pytest.mark.parametrize(
     ("argument", "given"),
     [
-        ("circuit", {"circuit": "angle"}), ("observables", {"observables": ("locale",)}),
+        ("circuit", {"circuit": "angle"}),
         ("initialisations", {"initialisations": ("unform",)}), ("n", {"n": 1}),
         ("depths", {"depths": ("deep",)}), ("depths", {"depths": (0,)}),
         ("depths", {"depths": (3,), **PAIRED}), ("depths", {"qubits": (2, 3), "depths": ("1n",), **PAIRED}),

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from qnnkit.plots.notes import piano_roll, pitch_name
-from qnnkit.plots.picture import COLOURS, Picture
+from qnnkit.plots.picture import COLOURS, Picture, as_png
 from tests.test_plots import legible
 
 
@@ -36,7 +36,7 @@ def test_nothing_overlaps_or_sticks_out(name):
     figure = FIGURES[name]()
     assert isinstance(figure, Picture) and any(axes.axison for axes in figure.axes)
     legible(figure)
-    with Image.open(io.BytesIO(figure.png())) as image:
+    with Image.open(io.BytesIO(as_png(figure))) as image:
         assert image.format == "PNG" and max(image.size) < 2500
 
 
@@ -52,17 +52,17 @@ def test_a_roll_shows_its_notes():
         {"a": {"given": [(0, 60, 4)], "new": [(4, 64, 2), (6, 48, 1)]}, "b": {"new": [(0, 55, 32)]}}
     )
     above, below = figure.axes
-    corners = [[path.get_extents() for path in bars.get_paths()] for bars in above.collections]
-    shown = [[(box.x0, box.x1, (box.y0 + box.y1) / 2) for box in boxes] for boxes in corners]
-    assert shown == [[(0, 4, 60)], [(4, 6, 64), (6, 7, 48)]]
-    colours = [tuple(bars.get_facecolor()[0]) for bars in [*above.collections, *below.collections]]
+    shown = [[segments.get_segments() for segments in axis.collections] for axis in figure.axes]
+    notes = [[[(x0, x1, y0) for (x0, y0), (x1, _) in part] for part in parts] for parts in shown]
+    assert notes == [[[(1, 1.225, 60)], [(1.25, 1.3625, 64), (1.375, 1.43125, 48)]], [[(1, 2 + 0.8, 55)]]]
+    colours = [tuple(part.get_color()[0]) for axis in figure.axes for part in axis.collections]
     given, new = (mpl.colors.to_rgba(COLOURS[i]) for i in (0, 1))
     assert colours == [given, new, new]
-    assert above.get_xlim() == below.get_xlim() == (0, 32)
+    assert above.get_xlim() == below.get_xlim() == (1, 3)
     assert above.get_ylim() == below.get_ylim() == (46, 66)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["given", "new"]
-    assert [text.get_text() for text in below.get_xticklabels()] == ["1", "2"]
-    assert [text.get_text() for text in below.get_yticklabels()] == ["C3", "G3", "C4"]
+    labels = [text.get_text() for text in below.get_yticklabels()]
+    assert {"C3", "C4"} <= set(labels)
 
 
 def test_pitch_names():

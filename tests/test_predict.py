@@ -11,13 +11,14 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from qnnkit import cli, runs, tasks
+from qnnkit import cli, runs, tasks, workspace
 from qnnkit.data import music_tokens
 from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.runs import export
 from qnnkit.runs.using import prediction_lines, predictor
 from qnnkit.tasks import pictures
 from tests.test_music_data import heard
+from tests.test_using import moved, pictured  # noqa: F401  fixtures
 from tests.toys import refused
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}
@@ -36,44 +37,24 @@ def trained(recipe, **settings):
     return run
 
 
-@pytest.fixture(scope="module")
-def workspaces(tmp_path_factory, pictures):
-    """Two workspaces with a run each, whose data are gone; and what the net of the pictures gives."""
-    root = tmp_path_factory.mktemp("predict")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("QNNKIT_HOME", str(root / "pictures"))
-        shutil.copytree(pictures, root / "pictures" / "images")
-        run = trained("folder_quanv", data_dir="images", image_size=6, hidden=2)
-        net, test = runs.trained(run), run.splits.test
-        with torch.no_grad():
-            expected = net(test.images).softmax(1)
-        shutil.rmtree(root / "pictures" / "images")
-        patched.setenv("QNNKIT_HOME", str(root / "text"))
-        (root / "text").mkdir()
-        (root / "text" / "text.txt").write_text("the cat sat on the mat. " * 200)
-        trained("text_llama", data_dir="text.txt", sequence_length=16, vocabulary=280)
-        (root / "text" / "text.txt").unlink()
-    return root, test, expected
-
-
 @pytest.fixture
-def pictured(home, workspaces):
-    """A run on two class folders that are gone; its test data, and what the net gives for them."""
-    root, test, expected = workspaces
-    shutil.copytree(root / "pictures", home, dirs_exist_ok=True)
-    return test, expected
+def expected(pictured, monkeypatch):  # noqa: F811
+    """The test images of a run on two class folders that are gone, and what its net gives for them."""
+    root, _, run = pictured
+    monkeypatch.setenv("QNNKIT_HOME", str(root))
+    with torch.no_grad():
+        return run.splits.test, runs.trained(run)(run.splits.test.images).softmax(1)
 
 
-def test_images_are_classified_as_the_net_does_without_the_data(pictured, home):
-    test, expected = pictured
-    paths = []
+def test_images_are_classified_as_the_net_does_without_the_data(expected, tmp_path):
+    (test, shares), paths = expected, []
     for i, image in enumerate(test.images[:3]):
-        paths.append(home / f"{i}.png")
+        paths.append(tmp_path / f"{i}.png")
         Image.fromarray(image[0].numpy()).save(paths[-1])
     found = runs.open_run("runs/one").predict(paths)
-    assert [row["class"] for row in found] == [("above", "below")[i] for i in expected[:3].argmax(1)]
-    for row, shares in zip(found, expected, strict=False):
-        assert list(row["probabilities"].values()) == pytest.approx(shares.tolist(), abs=1e-6)
+    assert [row["class"] for row in found] == [("above", "below")[i] for i in shares[:3].argmax(1)]
+    for row, each in zip(found, shares, strict=False):
+        assert list(row["probabilities"].values()) == pytest.approx(each.tolist(), abs=1e-6)
         assert row["notes"] == []
     [of_array] = runs.predict("runs/one", [test.images[0, 0].numpy()])
     assert of_array["probabilities"] == found[0]["probabilities"]
@@ -82,16 +63,11 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, home):
     lines = CliRunner().invoke(cli.app, ["predict", "runs/one", str(paths[0])]).output.splitlines()
     assert lines[0].startswith(f"{paths[0]}: {found[0]['class']} ")
     assert lines[1:] == ["By net hybrid of seed 0, at its best epoch."]
-
-
-def test_model_is_read_wherever_it_lies(pictured, home):
-    test, expected = pictured
-    (home / "elsewhere").mkdir()
-    (home / "runs" / "one" / "model").rename(home / "elsewhere" / "net")
-    net, data, recipe = runs.load_model(home / "elsewhere" / "net")
+    elsewhere = shutil.copytree(workspace.home() / "runs/one/model", tmp_path / "net")
+    net, data, recipe = runs.load_model(elsewhere)
     assert (data.classes, recipe.name, net.training) == (("above", "below"), "folder_quanv", False)
     with torch.no_grad():
-        assert torch.equal(net(test.images).softmax(1), expected)
+        assert torch.equal(net(test.images).softmax(1), shares)
 
 
 UNLIKE = {
@@ -102,8 +78,8 @@ UNLIKE = {
 }
 
 
-def test_images_unlike_those_of_the_training_are_said_to_be(pictured):
-    pixels = pictured[0].images[0, 0].numpy()
+def test_images_unlike_those_of_the_training_are_said_to_be(expected):
+    pixels = expected[0].images[0, 0].numpy()
     for kind, (change, told) in UNLIKE.items():
         [row] = runs.predict("runs/one", [change(pixels)])
         assert any(told in note for note in row["notes"]), kind
@@ -130,34 +106,19 @@ def test_captions_and_images_are_matched_by_clip(home):
         run.predict(texts)
 
 
-@pytest.fixture
-def written(home, workspaces):
-    """A language model trained on a text that is gone."""
-    shutil.copytree(workspaces[0] / "text", home, dirs_exist_ok=True)
-    return runs.open_run("runs/one")
+WRITERS = {"base": ("model", "reference"), "two": ("adapter", "hybrid")}
 
 
-def test_a_text_is_gone_on_with(written, home):
-    assert predictor("runs/one") == predictor("runs/one/model") == {"net": "reference", "seed": 0}
-    [row] = written.predict(["the cat"])
+@pytest.mark.parametrize("run", WRITERS)
+def test_a_text_is_gone_on_with_by_a_model_and_by_an_adapter(moved, tmp_path, monkeypatch, run):  # noqa: F811
+    files, net = WRITERS[run]
+    monkeypatch.setenv("QNNKIT_HOME", str(moved[0]))
+    place = f"runs/{run}/{files}"
+    assert predictor(f"runs/{run}") == predictor(place) == {"net": net, "seed": 0}
+    [row] = runs.open_run(f"runs/{run}").predict(["the cat"])
     assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
-    assert list(runs.predict("runs/one/model", ["the cat"])) == [row]
-    (home / "runs" / "one" / "model").rename(home / "model")
-    assert list(runs.predict("model", ["the cat"])) == [row]
-
-
-def test_an_adapter_goes_on_with_a_text(written, home):
-    (home / "other.txt").write_text("a dog lay on the rug. " * 200)
-    settings = {"data_dir": "other.txt", "pretrained": "runs/one/model", "sequence_length": 16}
-    run = runs.open_run(
-        "runs/two", "text_adapter", **TINY | settings, adapter_weights=300, targets=["q_proj"]
-    )
-    runs.train_all(run)
-    export(run)
-    (home / "other.txt").unlink()
-    [row] = runs.predict("runs/two", ["a dog"])
-    assert row["input"] == "a dog" and row["text"]
-    assert list(runs.predict("runs/two/adapter", ["a dog"])) == [row]
+    copied = shutil.copytree(moved[0] / place, tmp_path / "copied")
+    assert [list(runs.predict(each, ["the cat"])) for each in (place, copied)] == [[row]] * 2
 
 
 @pytest.mark.parametrize("tokens", ["remi", "midi_v2"])
@@ -213,17 +174,11 @@ def test_a_task_that_knows_how_is_asked(home):
     assert run.predict(["a"]) == [{"input": "a", "output": "QuanvNet of a"}]
 
 
-def test_what_cannot_be_predicted_is_refused_in_a_sentence(pictured, home):
-    with pytest.raises(ValueError, match="hold something"):
-        runs.predict("runs/one", [])
-    (home / "broken.png").write_text("no image")
-    for name, rule in (("nowhere.png", "be existing files"), (".", "be files, not folders")):
-        with pytest.raises(ValueError, match=rule):
-            runs.predict("runs/one", [name])
-    with pytest.raises(ValueError, match="broken"):
-        runs.predict("runs/one", ["broken.png"])
-    with pytest.raises(ValueError, match="be uint8 of shape"):
-        runs.predict("runs/one", [np.zeros((6, 6))])
+def test_what_cannot_be_predicted_is_refused_in_a_sentence(expected, tmp_path):
+    (tmp_path / "broken.png").write_text("no image")
+    for given in ([], ["nowhere.png"], ["."], [tmp_path / "broken.png"], [np.zeros((6, 6))]):
+        with refused("inputs"):
+            runs.predict("runs/one", given)
     with pytest.raises(FileNotFoundError, match="Finish the run"):
         runs.predict("runs/other", ["a.png"])
 

@@ -63,7 +63,7 @@ def test_every_weight_turns_its_own_gate(ansatz):
         gradients.gates(named(ansatz, n_qubits=3))
     turned = [i for gate in gates for i in gate.weights]
     assert sorted(turned) == list(range(len(gradients.weight_names(layer))))
-    assert sum(gate.on_inputs for gate in gates) >= 3 and all(gate.reaches for gate in gates)
+    assert sum(bool(gate.features) for gate in gates) >= 3 and all(gate.reaches for gate in gates)
 
 
 def test_a_light_cone_by_hand():
@@ -194,26 +194,25 @@ def test_the_coloured_circuit_shows_every_gate(values):
     layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
     gates = gradients.gates(layer)
     figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5})
-    plots.outlines(figure, 0)
     boxes = [patch for axis in figure.axes for patch in axis.patches if patch.get_zorder() == 4]
     assert len(boxes) == 9
     assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
     faces = [box.get_facecolor() for box in boxes]
     assert (faces[3] != faces[4]) == (values[1] == 2.0)
-    figure.png()
+    plots.as_png(figure)
 
 
 def test_gates_of_every_form_are_drawn():
     forms = [("Hadamard", (0,), 0), ("IsingXX", (0, 2), 0), ("CRX", (2, 0), 1), ("CZ", (0, 1), 1)]
     forms += [("CNOT", (2, 1), 1), ("Toffoli", (0, 1, 2), 2), ("MottonenStatePreparation", (), 0)]
-    gates = [gradients.Gate(*form, (i,), False, True) for i, form in enumerate(forms)]
+    gates = [gradients.Gate(*form, (i,), (), True) for i, form in enumerate(forms)]
     figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size")
-    plots.outlines(figure, 1)
-    assert [weights for weights, _ in figure.boxes] == [(0,), (1,), (1,), (2,), (5,), (6,)]
+    boxes = [box.get_gid() for box in figure.axes[0].patches if box.get_gid()]
+    assert boxes == [(0,), (1,), (1,), (2,), (5,), (6,)]
     names = {text.get_text() for text in figure.axes[0].texts}
     assert names == {"0", "1", "2", "Hadamard", "IsingXX", "RX", "Toffoli", "Mottone…"}
     assert len(plots.outlines(figure, 1)) == 2 and plots.outlines(figure, 3) == []
-    assert figure.png()
+    assert plots.as_png(figure)
 
 
 def test_a_long_circuit_goes_on_below_and_inverse_gates_are_gates():
@@ -223,3 +222,11 @@ def test_a_long_circuit_goes_on_below_and_inverse_gates_are_gates():
     assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}
     figure = plots.coloured_circuit(gates, 4, np.ones(48), "size")
     assert figure.get_figheight() > 5 and figure.get_figwidth() < 12
+
+
+def test_gates_stand_below_each_other_where_their_wires_are_free():
+    layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
+    figure = plots.coloured_circuit(gradients.gates(layer), 3, np.ones(6), "size")
+    boxes = [box for box in figure.axes[0].patches if box.get_zorder() == 4]
+    columns = [round(box.get_x() + box.get_width() / 2) for box in boxes]
+    assert columns == [0, 0, 0, 1, 1, 1, 3, 3, 2]

@@ -17,13 +17,14 @@ from torch import nn
 
 import qnnkit
 from qnnkit import RECIPES, data, layers, models, recipes, runs
-from qnnkit.recipes import RecipeError
 from qnnkit.settings import MAIN_NETS, Settings
 from tests import forked
+from tests.test_your_own import RECIPE, home  # noqa: F401  fixture
 from tests.toys import AsFloat, Digits, refused
 
 PUBLIC = {"mnist": "mnist", "ahcd": "ahcd/ahcd_csv.zip"}
 OF_IMAGES = [name for name in RECIPES if issubclass(RECIPES[name].Settings, data.Images)]
+SHORT = {"epochs": 1, "n_seeds": 1}
 TINY = {"text": {"sequence_length": 16, "vocabulary": 260}, "music": {"sequence_length": 32}}
 
 
@@ -31,7 +32,7 @@ TINY = {"text": {"sequence_length": 16, "vocabulary": 260}, "music": {"sequence_
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def sets(tmp_path_factory):
     """Data for the recipes that need some: images in folders, captions, text and music."""
     root, generator = tmp_path_factory.mktemp("home"), np.random.default_rng(0)
     captions = {}
@@ -56,25 +57,25 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pretrained(home):
+def pretrained(sets):
     """Folder of a base that nobody has trained, for each kind of token."""
     found = {}
     for kind in ("text", "music"):
-        run = runs.open_run(home / f"{kind}_base", f"{kind}_llama", data_dir=str(home / kind), **TINY[kind])
-        runs.build(run, "reference", 0).save_pretrained(home / f"{kind}_model")
+        run = runs.open_run(sets / f"{kind}_base", f"{kind}_llama", data_dir=str(sets / kind), **TINY[kind])
+        runs.build(run, "reference", 0).save_pretrained(sets / f"{kind}_model")
         if hasattr(run.splits.tokenizer, "save_pretrained"):
-            run.splits.tokenizer.save_pretrained(home / f"{kind}_model")
-        found[kind] = str(home / f"{kind}_model")
+            run.splits.tokenizer.save_pretrained(sets / f"{kind}_model")
+        found[kind] = str(sets / f"{kind}_model")
     return found
 
 
-def toy(name, home, pretrained):
+def toy(name, sets, pretrained):
     """Settings with which a recipe is small."""
     usual, given = RECIPES[name].settings(), {}
     if usual.dataset in PUBLIC:
         given = {"dataset": "digits", "train_fraction": 0.1}
     elif usual.dataset not in ("digits", "digit_captions"):
-        given = {"data_dir": str(home / usual.dataset)}
+        given = {"data_dir": str(sets / usual.dataset)}
     if hasattr(usual, "adapter"):
         given |= {"pretrained": pretrained[usual.dataset], "base_precision": "float32"}
         given["sequence_length"] = TINY[usual.dataset]["sequence_length"]
@@ -118,9 +119,9 @@ def test_a_recipe_can_say_something_of_the_quantum_part(name):
 
 
 @pytest.fixture(scope="module", params=RECIPES)
-def small(request, home, pretrained, tmp_path_factory):
+def small(request, sets, pretrained, tmp_path_factory):
     """A small run of each recipe, and its nets."""
-    given = toy(request.param, home, pretrained) | {"epochs": 2, "seed": 5}
+    given = toy(request.param, sets, pretrained) | {"epochs": 2, "seed": 5}
     run = runs.open_run(tmp_path_factory.mktemp("small") / "run", request.param, **given)
     return run, {net: runs.build(run, net, seed=0) for net in run.nets}
 
@@ -240,53 +241,19 @@ def test_what_the_readme_says_of_image_nets(name, settings, least, tmp_path):
 
 # --- finding one -------------------------------------------------------------------------------------------
 
-OWN = '''"""Points by a circuit."""
-
-import torch
-from torch import nn
-
-import qnnkit
-from qnnkit import circuits, data
-
-
-class Settings(qnnkit.Settings):
-    n_points: int = 30
-    """Number of points."""
-    epochs: int = 1
-
-
-def load(settings):
-    generator = torch.Generator().manual_seed(0)
-    points = torch.rand(settings.n_points, 2, generator=generator)
-    return data.arrays(settings, points, (points.sum(1) > 1).long())
-
-
-def build(settings, splits, seed):
-    # a comment
-    layer = qnnkit.QuantumLayer(*circuits.build("data_reuploading", n_qubits=2, n_layers=1))
-    return nn.Sequential(layer, nn.Linear(2, 2))
-'''
-
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Writes a recipe's file: `write("mine.py", OWN, "circuit", "gate")` with one word for another."""
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    before = set(sys.modules)
+def write(home):  # noqa: F811
+    """Writes docs/your_own.md's recipe: `write("mine.py", "PauliZ", "PauliX")` with one word for another."""
 
-    def write(name, text, *pairs):
+    def write(name, *pairs, text=RECIPE):
         for old, new in zip(pairs[::2], pairs[1::2], strict=True):
             assert old in text
             text = text.replace(old, new)
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
+        (home / name).write_text(text)
+        return home / name
 
-    yield write
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    return write
 
 
 class OfPoints(Digits):
@@ -305,24 +272,23 @@ def test_find_by_name():
             recipes.find(name)
 
 
-@pytest.mark.parametrize("told", ["path", "text", "relative"])
-def test_find_by_path(write, told):
-    path = write("mine.py", OWN)
-    found = recipes.find({"path": path, "text": str(path), "relative": "mine.py"}[told])
-    assert (found.name, found.reference, found.shipped) == ("mine", str(path), False)
-    assert found.source == path.read_text() and found.sentence == "Points by a circuit."
-    assert found.settings(n_points=40).n_points == 40 and found.settings().recipe == str(path)
-    with pytest.raises(ValueError, match=r"`setting` must be a known name, but is 'n_point'\. Did you mean"):
-        found.settings(n_point=40)
+def test_find_by_path(write):
+    path = write("mine.py")
+    for told in (path, str(path), "mine.py"):
+        found = recipes.find(told)
+        assert (found.name, found.reference, found.shipped) == ("mine", str(path), False)
+    assert found.source == path.read_text() and found.sentence.startswith("The height of a wave")
+    assert found.settings(n_layers=4).n_layers == 4 and found.settings().recipe == str(path)
+    with pytest.raises(ValueError, match=r"`setting` must be a known name, but is 'n_layer'\. Did you mean"):
+        found.settings(n_layer=4)
 
 
 def test_find_by_module(write, monkeypatch):
-    write("some_module.py", OWN)
-    monkeypatch.syspath_prepend(str(write("x", "").parent))
+    monkeypatch.syspath_prepend(str(write("some_module.py").parent))
     module = importlib.import_module("some_module")
     found = recipes.find(module)
-    assert found.name == "some_module" and found.settings().n_points == 30
-    assert recipes.find("some_module") is found and recipes.find("qnnkit.recipes.cnn").name == "cnn"
+    assert found.name == "some_module" and found.settings().n_layers == 2
+    assert recipes.find(importlib.import_module("qnnkit.recipes.cnn")) is RECIPES["cnn"]
 
 
 def test_find_by_object(tmp_path):
@@ -335,110 +301,60 @@ def test_find_by_object(tmp_path):
     assert (run.folder / "recipe.py").read_text() == found.source
 
 
-def test_a_file_is_run_at_a_time(write):
-    path = write("mine.py", OWN)
-    found = recipes.find(path)
-    assert recipes.find(path) is found, "not run twice"
-    write("mine.py", OWN, "n_points: int = 30", "n_points: int = 50")
-    again = recipes.find(path)
-    assert again.settings().n_points == 50 and again.digest != found.digest
-    assert found.settings().n_points == 30, "what was found stays"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("def build(", "def bild(", "must define `build`, but has ['Settings', 'load']"),
-        ("    return data.arrays", "  return data.arrays", "line 19: it is not Python: unindent"),
-        ("class Settings(", "1 / 0\nclass Settings(", "line 10: ZeroDivisionError: division by zero"),
-        ("import qnnkit\n", "import qnnkit\nimport nowhere\n", "line 7: ModuleNotFoundError"),
-        ("return nn.Sequential(", "return 3 + nn.Sequential(", "line 25, in build: TypeError"),
-        ("return nn.Sequential(layer, nn.Linear(2, 2))", "return 3", "line 22: Argument `build` must"),
-        ("Linear(2, 2))", "Linear(2, 1))", "line 22: Argument `build` must give a net that takes the data"),
-        ("Linear(2, 2))", "Linear(3, 2))", "shapes cannot be multiplied (2x2 and 3x2)'. A sample has"),
-        ("    return data.arrays", "    return points\n    data.arrays", "`load` must return splits"),
-        ("def build(settings, splits, seed)", "def build(settings, splits, sed)", "must not ask for `sed`"),
-        ("class Settings(qnnkit.Settings)", "class Settings", "`Settings` must derive from qnnkit.Settings"),
-        ("points.sum(1) > 1", "points.sum(1) > 1 / 0", "line 19, in load: ZeroDivisionError"),
-    ],
-)
-def test_what_is_wrong_is_told_with_its_line_and_begins_no_run(write, tmp_path, old, new, told):
-    path = write("mine.py", OWN, old, new)
-    with pytest.raises(RecipeError) as caught:
-        runs.open_run(tmp_path / "run", path)
-    assert told in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
-@pytest.mark.parametrize("when", ["its import", "its use"])
-def test_the_file_that_failed_is_named_with_its_line(write, tmp_path, when):
-    text = '"""Help."""\n\n\ndef scale():\n    return 1 / 0\n'
-    write("helping.py", text + "\n\nscale()\n" * (when == "its import"))
-    path = write("mine.py", OWN, "import qnnkit\n", "import helping\nimport qnnkit\n")
-    path.write_text(path.read_text().replace("n_layers=1", "n_layers=int(helping.scale())"))
-    with pytest.raises(RecipeError, match=r"mine\.py`, helping\.py, line 5, in scale: ZeroDivisionError"):
-        runs.open_run(tmp_path / "run", path)
-    write("helping.py", "\n\ndef (\n")
-    with pytest.raises(RecipeError, match=r"mine\.py`, line 6: SyntaxError.*\(helping\.py, line 3\)"):
-        recipes.find(path)
-
-
 # --- what makes another experiment -------------------------------------------------------------------------
 
 NEIGHBOUR = '"""Help."""\n\n\ndef scale():\n    return 2.0  # of angles\n'
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "same"),
-    [("    # a comment\n", "    # another\n\n", True), ("n_layers=1", "n_layers=2", False)],
-)
-def test_code_makes_another_experiment_and_comments_do_not(write, old, new, same):
-    before = recipes.find(write("mine.py", OWN))
-    after = recipes.find(write("mine.py", OWN, old, new))
-    assert (
-        (before.digest == after.digest) == (before.settings().digest() == after.settings().digest()) == same
-    )
+def test_code_makes_another_experiment_and_comments_do_not(write):
+    before = recipes.find(write("mine.py"))
+    assert recipes.find("mine.py") is before, "not run twice"
+    for old, new, same in (("# the larger", "# the more", True), ("= 2\n", "= 3\n", False)):
+        after = recipes.find(write("mine.py", old, new))
+        assert (before.digest == after.digest) == same
+        assert (before.settings().digest() == after.settings().digest()) == same
+    assert (before.settings().n_layers, after.settings().n_layers) == (2, 3), "what was found stays"
 
 
 def test_a_neighbour_counts_and_is_read_anew(write):
-    uses = ("import qnnkit\n", "import qnnkit\nimport helping\n", "= 30", "= int(15 * helping.scale())")
-    write("helping.py", NEIGHBOUR)
-    path = write("mine.py", OWN, *uses)
+    uses = ("import qnnkit\n", "import qnnkit\nimport helping\n", "= 2\n", "= int(helping.scale())\n")
+    write("helping.py", text=NEIGHBOUR)
+    path = write("mine.py", *uses)
     before = recipes.find(path)
-    assert before.neighbours == {"helping.py": NEIGHBOUR} and before.settings().n_points == 30
-    write("helping.py", NEIGHBOUR, "# of angles", "# of gates")
+    assert before.neighbours == {"helping.py": NEIGHBOUR} and before.settings().n_layers == 2
+    write("helping.py", "# of angles", "# of gates", text=NEIGHBOUR)
     assert recipes.find(path).digest == before.digest
-    write("helping.py", NEIGHBOUR, "2.0", "4.0")
+    write("helping.py", "2.0", "4.0", text=NEIGHBOUR)
     after = recipes.find(path)
-    assert after.digest != before.digest and after.settings().n_points == 60
+    assert after.digest != before.digest and after.settings().n_layers == 4
 
 
 def test_a_run_is_of_one_state_of_its_recipe(write, tmp_path):
-    path = write("mine.py", OWN)
-    run = runs.open_run(tmp_path / "run", path, n_points=40)
+    path = write("mine.py")
+    run = runs.open_run(tmp_path / "run", path, n_layers=3)
     assert run.nets[0] == "hybrid" and "classical" in run.nets, "all controls, where it does not say"
     assert runs.open_run(tmp_path / "run").config == run.config, "known in this process"
-    write("mine.py", OWN, "# a comment", "# another")
+    write("mine.py", "# the larger", "# the more")
     assert runs.open_run(tmp_path / "run", path).config == run.config
-    write("mine.py", OWN, "n_layers=1", "n_layers=2")
-    with pytest.raises(ValueError, match=r"holds another experiment.*the recipe has changed: .*n_layers=2"):
+    write("mine.py", "PauliZ", "PauliX")
+    with pytest.raises(ValueError, match=r"holds another experiment.*the recipe has changed: .*PauliX"):
         runs.open_run(tmp_path / "run", path)
 
 
 def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_path, monkeypatch):
-    path = write("mine.py", OWN)
-    list(runs.train_all(runs.open_run(tmp_path / "run", path)))
+    path = write("mine.py")
+    list(runs.train_all(runs.open_run(tmp_path / "run", path, n_layers=1, controls=["classical"], **SHORT)))
     monkeypatch.setattr(recipes, "_found", {})  # another process
     path.unlink()
     run = runs.open_run(tmp_path / "run")
-    assert run.config.n_points == 30 and run.config.recipe and run.config.source is None
-    assert run.nets[0] == "hybrid" and len(run.finals()) == len(run.nets) and run.score.name == "accuracy"
+    assert run.config.n_layers == 1 and run.config.recipe and run.config.source is None
+    assert run.nets[0] == "hybrid" and len(run.finals()) == len(run.nets) and run.score.name == "r2"
     for asked in (lambda: runs.trained(run), lambda: run.splits, lambda: run.task, lambda: run.recipe):
         with pytest.raises(
             ValueError, match=r"recipe `.*mine\.py` is yours, and runs only where you name it"
         ):
             asked()
-    copy = write("copied.py", (run.folder / "recipe.py").read_text())
+    copy = write("copied.py", text=(run.folder / "recipe.py").read_text())
     assert runs.open_run(tmp_path / "run", copy).config == runs.open_run(tmp_path / "run", copy).config
     assert isinstance(runs.trained(runs.open_run(tmp_path / "run", copy)), nn.Module)
 
@@ -482,6 +398,12 @@ def test_a_field_that_is_declared_anew_keeps_the_kits_rule_and_sentence():
 def test_new_copies_one(tmp_path):
     path = recipes.new(tmp_path / "own" / "mine.py", like="letters")
     assert path.read_text() == RECIPES["letters"].source and recipes.find(path).settings().chosen() == {}
+    for like in ("llama_t4", "resnet_circuit_frozen"):  # with their own defaults
+        own = recipes.find(recipes.new(tmp_path / f"{like}.py", like=like)).settings()
+        assert own.flat() | {"recipe": like} == RECIPES[like].settings().flat()
+    (tmp_path / "all.py").write_text(RECIPES["llama_t4"].source)
+    with refused("PRESETS"):
+        recipes.find(tmp_path / "all.py")
     for place, like, argument in (
         (path, "cnn", "path"),
         ("mine.txt", "cnn", "path"),

@@ -178,13 +178,13 @@ def test_less_is_kept(name, monkeypatch):
     assert again < SMALLER[name] * plain
 
 
-def trained(model, *, loader=None, **settings):
+def trained(model, **settings):
     """Weights, rows and watched gradients of a short training."""
     labels = torch.arange(len(IMAGES)) % 4
     loaders = {name: Batches(IMAGES, labels, 12, shuffle=name == "train") for name in ("train", "validation")}
     rows, found = [], []
     watch = None
-    if isinstance(model, nn.Module) and layers.quantum_parameters(model):
+    if layers.quantum_parameters(model):
         from qnnkit import gradients
 
         groups = [train.Group("all", list(model.parameters()), 0.01)]
@@ -194,40 +194,29 @@ def trained(model, *, loader=None, **settings):
     return model.state_dict(), [{**row, "seconds": None} for row in rows], found
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["residual_quanv", "cnn"])
-def test_a_training_ends_in_the_same_bits(name, precision):
-    plain = trained(model_of(name, dropout=0.2), precision=precision)
-    again = trained(model_of(name, dropout=0.2), precision=precision, gradient_checkpointing=True)
-    assert same(plain[0], again[0])
-    assert plain[1:] == again[1:]
-
-
-def test_a_net_that_is_one_chain_trains_and_is_left_as_it_was():
-    def chain():
-        return nn.Sequential(nn.Flatten(), Scaled(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 4))
-
-    plain, model = trained(from_seed(chain)), from_seed(chain)
-    assert same(plain[0], trained(model, gradient_checkpointing=True, precision="float32")[0])
-    assert "forward" not in vars(model)
-
-
 class Scaled(nn.Module):
     def forward(self, images):
         return images / 255
 
 
-def test_a_step_by_hand_keeps_less_and_gives_the_same_gradients():
-    labels, gradients = torch.arange(len(IMAGES)) % 4, []
-    for again in (False, True):
-        model = model_of("cnn")
-        config = Settings(gradient_checkpointing=again)
-        stepper = train.Stepper(model, Classification(), config)
-        [compute] = stepper.passes((IMAGES, labels))
-        stepper.backward(compute())
-        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
-        assert not any("forward" in vars(module) for module in model.modules())
-    assert same(*gradients)
+def chain():
+    return nn.Sequential(nn.Flatten(), Scaled(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+TRAINED = {
+    "quanvolution": lambda: model_of("residual_quanv", dropout=0.2),
+    "cnn": lambda: model_of("cnn", dropout=0.2),
+    "one chain": lambda: from_seed(chain),
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_ends_in_the_same_bits_and_leaves_the_net_as_it_was(name, precision):
+    plain = trained(TRAINED[name](), precision=precision)
+    again = trained(model := TRAINED[name](), precision=precision, gradient_checkpointing=True)
+    assert same(plain[0], again[0]) and plain[1:] == again[1:]
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_hooks_on_a_part_run_once():

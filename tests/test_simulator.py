@@ -59,21 +59,6 @@ def test_what_cannot_be_fused_runs_on_its_own_device() -> None:
         layer_of(noisy, device="default.mixed", backend="batched")(inputs)
 
 
-def test_functional_transforms() -> None:
-    layer = layer_of(rotations).double()
-    inputs = torch.tensor([[0.3, 1.1], [2.0, 0.4]], dtype=torch.float64)
-    weights = layer.weights.detach()
-
-    def run(row, weights):
-        return torch.func.functional_call(layer, {"weights": weights}, (row,))
-
-    one_by_one = torch.stack([torch.func.jacrev(run, argnums=1)(row, weights) for row in inputs])
-    at_once = torch.func.vmap(torch.func.jacrev(run, argnums=1), in_dims=(0, None))(inputs, weights)
-    assert torch.allclose(one_by_one, at_once, atol=FLOAT64)
-    several = torch.func.vmap(run, in_dims=(None, 0))(inputs, torch.stack([weights, weights + 1]))
-    assert torch.allclose(several[1], run(inputs, weights + 1), atol=FLOAT64)
-
-
 # --- derivatives ------------------------------------------------------------------------------------------
 
 
@@ -150,35 +135,21 @@ def test_first_and_second_derivatives_are_finite_differences(function, n_wires, 
 
 
 @pytest.mark.parametrize(("function", "n_wires"), DERIVED)
-def test_a_graph_is_walked_back_twice(function: Callable, n_wires: int) -> None:
-    """Whatever the first walk used up is made again."""
-    program, inputs, weights = program_of(function, n_wires, 5)
-    total = program(inputs, [weights]).square().sum()
-    first = torch.autograd.grad(total, [inputs, weights], retain_graph=True)
-    again = torch.autograd.grad(total, [inputs, weights])
-    for one, other in zip(first, again, strict=True):
-        assert one.abs().max() > 0.01
-        assert torch.allclose(one, other, rtol=0, atol=FLOAT64)
-
-
-@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
-def test_only_what_asks_gets_a_gradient(function: Callable, n_wires: int) -> None:
+def test_ways_back_agree(function: Callable, n_wires: int) -> None:
+    """Twice through one graph, by what asks alone, and many gradients at once."""
     program, inputs, weights = program_of(function, n_wires)
-    true = torch.autograd.grad(program(inputs, [weights]).square().sum(), [inputs, weights])
+    total = program(inputs, [weights]).square().sum()
+    true = torch.autograd.grad(total, [inputs, weights], retain_graph=True)
     to_inputs = program(inputs, [weights.detach()]).square().sum()
     to_weights = program(inputs.detach(), [weights]).square().sum()
-    assert torch.allclose(torch.autograd.grad(to_inputs, inputs)[0], true[0], rtol=0, atol=FLOAT64)
-    assert torch.allclose(torch.autograd.grad(to_weights, weights)[0], true[1], rtol=0, atol=FLOAT64)
     assert not program(inputs.detach(), [weights.detach()]).requires_grad
-
-
-@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
-def test_many_gradients_at_once_are_those_one_by_one(function: Callable, n_wires: int) -> None:
-    program, *leaves = program_of(function, n_wires)
+    alone = *torch.autograd.grad(to_inputs, inputs), *torch.autograd.grad(to_weights, weights)
+    again = torch.autograd.grad(total, [inputs, weights])  # what the first way used up is made again
     run = lambda inputs, weights: program(inputs, [weights])  # noqa: E731
-    both = (jacobian(run, tuple(leaves), vectorize=vectorize) for vectorize in (True, False))
-    for at_once, one_by_one in zip(*both, strict=True):
-        assert torch.allclose(at_once, one_by_one, rtol=0, atol=FLOAT64)
+    at_once, one_by_one = (jacobian(run, (inputs, weights), vectorize=each) for each in (True, False))
+    for found, wanted in zip((*again, *alone, *at_once), (*true, *true, *one_by_one), strict=True):
+        assert wanted.abs().max() > 0.01
+        assert torch.allclose(found, wanted, rtol=0, atol=FLOAT64)
 
 
 # --- large batches, large circuits ------------------------------------------------------------------------

@@ -65,17 +65,8 @@ def test_every_circuit_runs_where_its_inputs_are(ansatz, embedding, n_qubits):
 
 
 KINDS = (
-    "T",
-    "CNOT",
-    "QubitUnitary 3",
-    "Permute",
-    "RX",
-    "Rot",
-    "PSWAP",
-    "CRot",
-    "DoubleExcitation",
-    "MultiRZ 5",
-)
+    "T", "CNOT", "QubitUnitary 3", "Permute", "RX", "Rot", "PSWAP", "CRot", "DoubleExcitation", "MultiRZ 5",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*KINDS, "GlobalPhase of all", "exponential"])

@@ -140,6 +140,14 @@ def test_the_kits_own_tasks_stay_as_they_are():
         assert complete(task) is task
 
 
+def test_one_of_the_kit_that_watches_its_loss_is_as_one_of_a_users():
+    """Where less is better, the epoch of the least is chosen."""
+    falling = complete(tasks.Language(monitor="loss"))
+    assert (falling.monitor, falling.score.larger) == ("minus_loss", False)
+    with refused("score"):
+        complete(Classification(monitor="loss"))
+
+
 MONITORS = [
     (None, "minus_loss", False), ("loss", "minus_loss", False), ("r2", "r2", True),
     ("mean_error", "minus_mean_error", False), ("cross_entropy", "minus_cross_entropy", False),
@@ -176,20 +184,6 @@ def test_a_number_of_unknown_direction_is_refused_until_the_score_says_it(monito
     task.score = Score(monitor, monitor, larger=False)
     progress = fitted(task)
     assert (complete(task).monitor, progress.best_epoch) == (f"minus_{monitor}", 4)
-
-
-def test_fit_reads_the_direction_of_a_users_task():
-    loaders = {
-        "train": Batches(POINTS, VALUES, 8, shuffle=True),
-        "validation": Batches(POINTS, VALUES, 6, shuffle=False),
-    }
-    progress = train.fit(
-        line(),
-        Regression("cross_entropy", cross_entropy=of_loss),
-        loaders,
-        Settings(epochs=4, learning_rate=0.1),
-    )
-    assert progress.best_epoch == 4, "it falls, and less is better"
 
 
 def test_a_loss_is_reported_though_the_task_names_none():

@@ -269,6 +269,9 @@ CHATS = {
         (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
         "Chats left out, without an answer to predict: 1."),
     "the last of weight 0": (chats(weights=("Yes.",)), None, (), ("It is",), ("Yes",), "no chat template"),
+    "an empty answer": (
+        [*chats(), {"prompt": "Why?", "completion": " "}], None, (), ("It is",), ("Why",),
+        "Chats left out, without an answer to predict: 1."),
     "the first of weight 0": (chats(weights=("It is",)), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
     "a template of its own": (
@@ -360,8 +363,9 @@ def test_options_that_are_refused(shakespeare, tmp_path, argument, options):
 
 
 def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
-    again = text(shakespeare, sequence_length=16, tokenizer=saved(tmp_path / "fits"))
+    again = text(shakespeare, **SMALL, tokenizer=saved(tmp_path / "fits"))
     assert again.vocabulary == 300 and not any("was trained" in note for note in again.notes)
+    assert any(note.startswith("Not used: vocabulary=257") for note in again.notes)
 
 
 @pytest.mark.parametrize(

@@ -244,29 +244,6 @@ def test_the_schedule_within_an_epoch():
     assert [row["learning_rate"] for row in fit(net(), **given).rows] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("every", [1, 4, 6])
-def test_validations_within_an_epoch_change_nothing(every):
-    """One that would never come is told."""
-
-    def trained(**given):
-        model, between, told = net(dropout=0.5), [], []
-        data = loaders(shuffle=True)
-        data["validation"] = DataLoader(TensorDataset(*clouds(32, 1)), batch_size=8)  # draws a number a pass
-        progress = fit(model, data=data, epochs=2, on_validation=between.append, tell=told.append, **given)
-        return weights(model), timeless(progress.rows), between, told
-
-    straight, rows, *none = trained()
-    looked, looked_rows, between, told = trained(validate_every_steps=every)
-    assert same(straight, looked) and rows == looked_rows and none == [[], []]
-    steps = range(every, 6, every)
-    assert [(row["epoch"], row["step"]) for row in between] == [(e, step) for e in (1, 2) for step in steps]
-    assert all(row["updates"] == 6 * (row["epoch"] - 1) + row["step"] for row in between)
-    losses = [row["validation_loss"] for row in between]
-    assert losses == sorted(losses, reverse=True) and {row["steps"] for row in between} <= {6}
-    assert len(told) == (every == 6)
-    assert all("it has 6 updates, and 6 were asked for" in each for each in told)
-
-
 def test_a_stepper_moves_by_the_whole_batch_too():
     moved = [net(dtype=torch.float64) for _ in range(3)]
     for model, micro_batch in zip(moved, (None, 4), strict=False):
@@ -386,16 +363,15 @@ KILLED = """
 """
 KILLED_FIT = {
     "epochs": 6, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5,
-    "save_every_steps": 1, "validate_every_steps": 3,
+    "save_every_steps": 1,
 }  # fmt: skip
-# 4 batches of 2 pieces and 2 validations of 4 pieces an epoch, 6 epochs; the epochs' ends are written.
+# 4 batches of 2 pieces and a validation of 4 pieces an epoch, 6 epochs; the epochs' ends are written.
 MOMENTS = {
     "never": [],
     "at the first batch": [("batch", 1, "SIGKILL")],
     "in the middle of the first epoch": [("batch", 5, "SIGKILL")],
     "between two pieces": [("batch", 22, "SIGKILL")],
-    "in validation within an epoch": [("validation", 10, "SIGKILL")],
-    "in validation": [("validation", 14, "SIGKILL")],
+    "in validation": [("validation", 6, "SIGKILL")],
     "between the row and the checkpoint": [("row", 3, "SIGKILL")],
     "before the first checkpoint gets its name": [("write", 1, "SIGKILL")],
     "before a checkpoint gets its name": [("write", 4, "SIGKILL")],
@@ -403,8 +379,7 @@ MOMENTS = {
     "in the last batch": [("batch", 48, "SIGKILL")],
     "four times": [(*at, "SIGKILL") for at in (("batch", 13), ("batch", 6), ("write", 2), ("validation", 2))],
     "asked to stop in a step": [("batch", 21, "SIGTERM")],
-    "asked to stop in validation": [("validation", 13, "SIGTERM")],
-    "asked to stop in validation within an epoch": [("validation", 2, "SIGTERM")],
+    "asked to stop in validation": [("validation", 6, "SIGTERM")],
     "asked to stop after a row": [("row", 2, "SIGTERM")],
     "interrupted, and again": [("batch", 11, "SIGINT"), ("validation", 3, "SIGINT")],
 }
@@ -454,33 +429,20 @@ class Noisy(TensorDataset):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
-@pytest.mark.parametrize(("ends", "at"), [("in training", 8), ("in validation", 3), ("out of memory", 15)])
-def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends, at):
-    """Its order and its samples; a validation within the epoch that a stop cut short is made anew."""
-    short, between = ends == "out of memory", []
-    settings = {"save_every_steps": 1, "validate_every_steps": 2, "epochs": 2}
-    if short:  # pieces of two do not fit a second time either
-        settings |= {"micro_batch": 2, "on_oom": "shrink"}
+@pytest.mark.parametrize(("training", "at"), [(True, 8), (False, 3)], ids=["in training", "in validation"])
+def test_what_a_loader_draws_is_drawn_again(tmp_path, own, training, at):
+    """Its order and its samples."""
 
     def trained(folder, at=-1):
-        model, generator = net(dropout=0.0 if short else 0.3), torch.Generator() if own else None
+        model, generator = net(dropout=0.3), torch.Generator() if own else None
         loader = DataLoader(Noisy(*clouds(24)), batch_size=4, shuffle=True, generator=generator)
-        do = raises(torch.OutOfMemoryError("CUDA out of memory.")) if short else terminate
-        given = {"folder": tmp_path / folder, "data": loaders() | {"train": loader}, **settings}
+        given = {"folder": tmp_path / folder, "data": loaders() | {"train": loader}}
         with contextlib.suppress(SystemExit):
-            task = At(at, do, training=ends != "in validation")
-            return fit(model, task, on_validation=between.append, **given).rows, weights(model)
+            fit(model, At(at, terminate, training), save_every_steps=1, epochs=2, **given)
+            return weights(model)
 
-    straight, expected = trained("straight"), list(between)
-    between.clear()
-    first = trained("stopped", at)
-    rows, ended = first or trained("stopped")
-    if not short:
-        assert first is None and same(ended, straight[1]) and between == expected and len(expected) == 4
-        return
-    for row, other in zip(rows, straight[0], strict=True):  # pieces of one add up in another order
-        assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
-    torch.testing.assert_close(ended, straight[1], rtol=1e-4, atol=1e-6)
+    straight = trained("straight")
+    assert trained("stopped", at) is None and same(trained("stopped"), straight)
 
 
 def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
@@ -497,7 +459,7 @@ def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Store, "save", noting)
     clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
-    monkeypatch.setattr("qnnkit.train.loop.time", clock)
+    monkeypatch.setattr("qnnkit.train.resume.time", clock)
     model.register_forward_pre_hook(passes)
     fit(model, epochs=2, save_every_minutes=1.0, folder=tmp_path)
     assert saved == [3, 6, 6, 9, 12, 12]
@@ -576,7 +538,7 @@ def test_where_none_fits_nothing_is_begun_anew(tmp_path):
 class Teacher(nn.Module):
     """A frozen backbone with statistics that move, and a count of its passes beside its tensors.
 
-    `moves` its weights too: all, as a mean of others does, one of them, or all from the third epoch on.
+    `moves` its weights too: all, as a mean of others does, or one of them.
     """
 
     def __init__(self, moves, seed=0):
@@ -601,8 +563,6 @@ class Teacher(nn.Module):
                 moved += 0.01 * by
             elif self.moves == "one":
                 moved[1, 1] += by
-            elif self.moves == "late" and self.passes > 2 * len(loaders()["train"]):
-                moved += 100
         return self.head(self.backbone(points))
 
 

@@ -186,11 +186,11 @@ def pictured(tmp_path_factory, pictures):
             root / "held2.npz", x_test=test.images.numpy(), y_test=test.labels, classes=["above", "below"]
         )
         shutil.rmtree(root / "images")
-    return root, row
+    return root, row, run
 
 
 def test_labelled_images_are_judged_as_the_test_split_was(pictured, monkeypatch):
-    root, row = pictured
+    root, row, _ = pictured
     monkeypatch.setenv("QNNKIT_HOME", str(root))
     shutil.make_archive(str(root / "held"), "zip", root / "held")
     for place in ("held", "held.zip", "held.npz", "held2.npz"):
@@ -204,7 +204,7 @@ def test_labelled_images_are_judged_as_the_test_split_was(pictured, monkeypatch)
 
 
 def test_classes_are_matched_by_name(pictured, tmp_path, monkeypatch):
-    root, _ = pictured
+    root, *_ = pictured
     monkeypatch.setenv("QNNKIT_HOME", str(root))
     pixels = np.zeros((6, 6), np.uint8)
     (tmp_path / "below").mkdir()

@@ -143,18 +143,6 @@ def test_a_task_may_count_tokens_of_data_that_do_not(home: Path) -> None:
     assert "tokens_per_second" not in final and runs.state.of_run("runs/one").counted == "tokens"
 
 
-def test_a_fork_goes_on_from_nets_of_the_same_shape_alone(home: Path) -> None:
-    list(runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY)))
-    (home / "mine.py").write_text(RECIPE.replace("0.05", "0.02"))
-    forked = runs.fork("runs/one", "runs/two", "mine.py", epochs=3)
-    assert (forked.config.learning_rate, forked.config.epochs) == (0.02, 3)
-    assert [final["epochs_trained"] for final in runs.train_all(forked)] == [3]
-    (home / "mine.py").write_text(RECIPE.replace("nn.Linear(3, 1)", "nn.Linear(3, 2)"))
-    with pytest.raises(ValueError, match="nets of the same shape"):
-        runs.fork("runs/one", "runs/three", "mine.py", epochs=3)
-    assert not (home / "runs" / "three").exists()
-
-
 def test_a_path_of_its_own_is_meant_from_the_workspace_and_moves_with_it(
     home: Path, monkeypatch, tmp_path
 ) -> None:

@@ -1,6 +1,7 @@
 """Traps of a user's own recipes that a review found: each must be seen, and nothing lost."""
 
 import importlib.machinery
+import re
 import sys
 from pathlib import Path
 
@@ -139,27 +140,20 @@ def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
     assert found[0][0] != found[1][0] and found[1][1] == pytest.approx(2 * found[0][1])
 
 
-def test_the_kit_beside_a_recipe_is_no_neighbour_and_modules_of_others_are_not_replaced(home):  # noqa: F811
+def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbour(home):  # noqa: F811
+    """Nor is a module hidden from processes that start later: `copy.py` was once the first one met."""
     (home / "qnnkit").mkdir()
     (home / "qnnkit" / "__init__.py").write_text("raise RuntimeError('another checkout')\n")
     assert recipes.find("mine.py").neighbours == {}
-    for name, where in (("statistics", "/"), ("time", "of Python")):
-        (home / f"{name}.py").write_text("x = 1\n")
+    recipes.find(recipes.new(home / "copy.py", like="digits_quanv"))
+    for name, where in (("statistics", "/"), ("time", "of Python"), ("yaml", "/")):
+        (home / f"{name}.py").write_text("raise RuntimeError('not the one that was meant')\n")
         (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", f"import qnnkit\nimport {name}\n", 1))
         with pytest.raises(recipes.RecipeError, match=rf"`{name}` beside it has the name of .* \({where}"):
             recipes.find("mine.py")
-
-
-def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  # noqa: F811
-    """Nor do the files beside it: a folder with a `copy.py` was the first that Python looked into."""
-    recipe = recipes.find(recipes.new(home / "copy.py", like="digits_quanv"))
-    (home / "yaml.py").write_text("raise RuntimeError('not the one that was meant')\n")
     for name in ("copy", "yaml"):
         spec = importlib.machinery.PathFinder.find_spec(name, sys.path)
         assert spec is not None and not Path(spec.origin).is_relative_to(home)
-    (home / "mine.py").write_text("import yaml\n" + recipe.source)
-    with pytest.raises(recipes.RecipeError, match=r"`yaml` beside it has the name of another module \(/"):
-        recipes.find("mine.py")
 
 
 def test_what_a_recipe_imports_by_a_dot_or_by_a_link_to_its_folder_counts(home, tmp_path_factory):  # noqa: F811
@@ -210,18 +204,6 @@ def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(ho
     assert (found["samples"], found["score"]) == (4, "r2") and np.isfinite(found["r2"])
 
 
-def test_a_fork_never_touches_what_is_there(home):  # noqa: F811
-    trained(home)
-    (home / "precious").mkdir()
-    (home / "precious" / "thesis.txt").write_text("years")
-    (home / "mine.py").write_text(RECIPE.replace("nn.Linear(3, 1)", "nn.Linear(3, 2)"))
-    for place in ("precious", "runs", "runs/one/checkpoints", "runs/one"):
-        with pytest.raises(ValueError, match="--fork"):
-            runs.fork("runs/one", place, "mine.py", epochs=3)
-    assert (home / "precious" / "thesis.txt").read_text() == "years"
-    assert (home / "runs" / "one" / "config.json").exists()
-
-
 def test_a_row_without_an_event_is_none(home):  # noqa: F811
     run, _ = trained(home)
     lines = (home / "runs" / "one" / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -232,21 +214,28 @@ def test_a_row_without_an_event_is_none(home):  # noqa: F811
     assert run.result["nets"][0]["net"] == "hybrid"
 
 
-def test_a_fork_does_not_go_on_with_other_data(home):  # noqa: F811
+def test_a_fork_is_of_the_same_data_and_nets_of_the_same_shape_and_touches_nothing_else(home):  # noqa: F811
     trained(home)
-    (home / "mine.py").write_text(RECIPE.replace("np.sin(3 * t)", "np.sin(4 * t)"))
-    with pytest.raises(ValueError, match="go on with the same data"):
-        runs.fork("runs/one", "runs/two", "mine.py", epochs=3)
-    assert not (home / "runs" / "two").exists()
-
-
-def test_a_fork_of_a_fork_keeps_what_was_given(home):  # noqa: F811
-    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
-    list(runs.train_all(run))
-    forked = runs.fork("runs/one", "runs/two", "mine.py", epochs=3, learning_rate=0.03)
-    list(runs.train_all(forked))
-    (home / "mine.py").write_text(RECIPE + "\nX = 1\n")
-    assert runs.fork("runs/two", "runs/three", "mine.py", epochs=4).config.learning_rate == 0.03
+    (home / "precious").mkdir()
+    (home / "precious" / "thesis.txt").write_text("years")
+    for old, new, told, places in (
+        ("nn.Linear(3, 1)", "nn.Linear(3, 2)", "nets of the same shape", ["runs/three"]),
+        ("np.sin(3 * t)", "np.sin(4 * t)", "go on with the same data", ["runs/three"]),
+        ("0.05", "0.02", "--fork", ["precious", "runs", "runs/one/checkpoints", "runs/one"]),
+    ):
+        (home / "mine.py").write_text(RECIPE.replace(old, new))
+        for place in places:
+            with pytest.raises(ValueError, match=told):
+                runs.fork("runs/one", place, "mine.py", epochs=3)
+    assert (home / "precious" / "thesis.txt").read_text() == "years" and not (home / "runs/three").exists()
+    forked = runs.fork("runs/one", "runs/two", "mine.py", epochs=3)
+    assert (forked.config.learning_rate, forked.config.epochs) == (0.02, 3)
+    assert [final["epochs_trained"] for final in runs.train_all(forked)] == [3]
+    (home / "mine.py").write_text(RECIPE + "\nX = 1\n")  # of a fork what was given stays
+    again = runs.fork("runs/two", "runs/four", "mine.py", epochs=4, batch_size=16)
+    list(runs.train_all(again))
+    (home / "mine.py").write_text(RECIPE + "\nX = 2\n")
+    assert runs.fork("runs/four", "runs/five", "mine.py", epochs=5).config.batch_size == 16
 
 
 HELD_TWICE = """
@@ -306,57 +295,67 @@ def test_what_is_computed_from_settings_is_no_setting(home):  # noqa: F811
     assert again.config.weights == 18 and "weights" not in again.config.flat()
 
 
-N_LAYERS = "    n_layers: int = 2\n"
+IMPORTS, N_LAYERS = "import numpy as np\n", "    n_layers: int = 2\n"
+LAYERS = "return nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 1))"
+VALIDATED = """    width: int = 2
+
+    @field_validator("width")
+    def _more(cls, value):
+        return value + 1
+
+    model_config = {"validate_default": True}
+"""
+CONTROLS = "def controls():\n    return {%r: lambda: nn.Linear(%d, 1)}\n\n\nclass Regression"
 REFUSED = {
-    "excluded": (
-        N_LAYERS,
-        "    secret: int = Field(default=1, exclude=True)\n",
-        "have `secret` in config.json",
-    ),
-    "an alias": (
-        N_LAYERS,
-        "    depth: int = Field(default=1, alias='d')\n",
-        "have `depth` in config.json, by that",
-    ),
-    "a validator that adds": (
-        N_LAYERS,
-        N_LAYERS + "    width: int = 2\n\n    @field_validator('width')\n    def _more(cls, value):\n"
-        "        return value + 1\n\n    model_config = {'validate_default': True}\n",
-        "leave `width` as it is when it is read again",
-    ),
+    "no build": ("def build(", "def bild(", "must define `build`, but has ['Settings', 'load', 'task']"),
+    "no Python": ("    return data.arrays", "  return data.arrays", "line 22: it is not Python: unindent"),
+    "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 12: ZeroDivisionError"),
+    "no module": ("import qnnkit\n", "import qnnkit\nimport nowhere\n", "line 9: ModuleNotFoundError"),
+    "an error in build": (LAYERS, f"1 + {LAYERS[7:]}", "line 34, in build: TypeError"),
+    "no net": (LAYERS, "return 3", "line 31: Argument `build` must"),
+    "no splits": ("    return data.arrays", "    return t\n    data.arrays", "`load` must return splits"),
+    "an unknown argument": ("build(settings, splits, seed)", "build(settings, splits, sed)", "ask for `sed`"),
+    "other settings": ("(qnnkit.Settings)", "", "`Settings` must derive from qnnkit.Settings"),
+    "an error in load": ("np.sin(3 * t)", "1 / 0", "line 22, in load: ZeroDivisionError"),
+    "excluded": (N_LAYERS, "    secret: int = Field(default=1, exclude=True)\n", "have `secret` in config"),
+    "an alias": (N_LAYERS, "    depth: int = Field(default=1, alias='d')\n", "have `depth` in config"),
+    "a validator that adds": (N_LAYERS, N_LAYERS + VALIDATED, "leave `width` as it is when it is read again"),
     "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
-    "a loss for each sample": (
-        "error.mean(),",
-        "error,",
-        "report `loss` as a sum over the batch, one number",
-    ),
+    "a loss for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one"),
     "no such number": ('monitor = "r2"', 'monitor = "f1"', "`f1`"),
-    "a number of unknown direction": ('monitor = "r2"', 'monitor = "height"', "say whether more is better"),
-    "a control that does not take the data": (
-        "class Regression",
-        "def controls():\n    return {'a': lambda: nn.Linear(4, 1)}\n\n\nclass Regression",
-        "mat1 and",
-    ),
+    "a number of unknown direction": ('"r2"  #', '"height"  #', "say whether more is better"),
+    "a control that does not take the data": ("class Regression", CONTROLS % ("a", 4), "mat1 and"),
     **{
-        f"a control named {name!r}": (
-            "class Regression",
-            f"def controls():\n    return {{{name!r}: nn.Linear(3, 1)}}\n\n\nclass Regression",
-            "`controls` must have names of letters",
-        )
+        f"a control named {name!r}": ("class Regression", CONTROLS % (name, 3), "have names of letters")
         for name in ("reference", "hybrid", "../../escaped", "")
     },
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_before_anything_is_written(kind, home):  # noqa: F811
+def test_what_is_wrong_is_told_with_its_line_and_begins_no_run(kind, home):  # noqa: F811
     before, after, told = REFUSED[kind]
     assert before in RECIPE
-    text = RECIPE.replace(before, after)
-    (home / "mine.py").write_text("from pydantic import Field, field_validator\n" + text)
-    with pytest.raises(recipes.RecipeError, match=told) as caught:
+    text = RECIPE.replace(IMPORTS, f"{IMPORTS}from pydantic import Field, field_validator\n", 1)
+    (home / "mine.py").write_text(text.replace(before, after))
+    with pytest.raises(recipes.RecipeError) as caught:
         runs.open_run("runs/one", "mine.py", **TINY)
-    assert "mine.py`, line " in str(caught.value) and not (home / "runs" / "one" / "config.json").exists()
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert "mine.py`, line " in str(caught.value) or kind == "no build"
+    assert not (home / "runs" / "one" / "config.json").exists()
+
+
+@pytest.mark.parametrize("when", ["its import", "its use"])
+def test_the_file_that_failed_is_named_with_its_line(home, when):  # noqa: F811
+    helping = '"""Help."""\n\n\ndef scale():\n    return 1 / 0\n'
+    (home / "helping.py").write_text(helping + "\n\nscale()\n" * (when == "its import"))
+    text = RECIPE.replace("import qnnkit\n", "import helping\nimport qnnkit\n", 1)
+    (home / "mine.py").write_text(text.replace("np.sin(3 * t)", "helping.scale()"))
+    with pytest.raises(recipes.RecipeError, match=r"mine\.py`, helping\.py, line 5, in scale: ZeroD"):
+        runs.open_run("runs/one", "mine.py")
+    (home / "helping.py").write_text("\n\ndef (\n")
+    with pytest.raises(recipes.RecipeError, match=r"mine\.py`, line 7: SyntaxError.*\(helping\.py, line 3\)"):
+        recipes.find("mine.py")
 
 
 OF_IMAGES = """
@@ -369,17 +368,20 @@ class Settings(data.Images, qnnkit.Settings):
 
 load = data.of
 
+class Net(nn.Linear):
+    def forward(self, images):
+        return super().forward(images.flatten(1).float())
+
 def build(settings, splits, seed):
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(10))
+    return {}
 """
 
 
-def test_a_net_of_images_is_told_that_they_are_whole_numbers(home):  # noqa: F811
-    (home / "mine.py").write_text(OF_IMAGES)
-    with pytest.raises(
-        recipes.RecipeError, match=r"torch\.uint8\. Begin forward with: images = images\.float"
-    ):
-        runs.open_run("runs/one", "mine.py", **TINY)
+@pytest.mark.parametrize(("name", "wrong"), [("task", "tasks"), ("Settings", "Setting")])
+def test_a_name_that_is_nearly_one_of_a_recipe_is_told(home, name, wrong):  # noqa: F811
+    (home / "mine.py").write_text(re.sub(rf"(def|class) {name}\b", rf"\1 {wrong}", RECIPE))
+    with pytest.warns(UserWarning, match=f"has no `{name}`, and `{wrong}` is not used as such"):
+        recipes.find("mine.py")
 
 
 UNSEEDED = """
@@ -402,6 +404,23 @@ def build(settings, splits, seed):
     net[0].weight.data = torch.as_tensor(np.random.default_rng().normal(size=(1024, 4)), dtype=torch.float32)
     return net
 """
+
+
+NOT_TAKEN = {
+    "torch.uint8. Begin forward with: images = ": OF_IMAGES.format(
+        "nn.Sequential(nn.Flatten(), nn.Linear(9, 9))"
+    ),
+    "`build` must give a net that returns shape (2, 10)": OF_IMAGES.format("Net(64, 9)"),
+    "shapes cannot be multiplied (2x1024 and 3x2)'. A sample has": UNSEEDED.replace("r(1024, 2", "r(3, 2"),
+}
+
+
+@pytest.mark.parametrize("told", NOT_TAKEN)
+def test_a_net_that_does_not_take_its_data_is_told(home, told):  # noqa: F811
+    (home / "mine.py").write_text(NOT_TAKEN[told])
+    with pytest.raises(recipes.RecipeError) as caught:
+        runs.open_run("runs/one", "mine.py", **TINY)
+    assert told in str(caught.value)
 
 
 def test_a_frozen_layer_that_is_drawn_otherwise_each_time_is_kept(home):  # noqa: F811

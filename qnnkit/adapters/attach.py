@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from qnnkit import checks, workspace
-from qnnkit.adapters.sources import CIRCUIT, QUANTUM_PEFT, WEIGHTS, Circuits, QuantumPeftConfig, candidates
+from qnnkit.adapters.sources import CIRCUIT, QUANTUM_PEFT, WEIGHTS, Circuits, QuantumPeftConfig, matched
 from qnnkit.layers import count_parameters
 from qnnkit.models.blocks import seeded
 
@@ -26,8 +26,6 @@ CONFIG = "adapter_config.json"
 SEEDS = ("seed", "projection_prng_key")
 """Settings from which circuits draw angles, and VeRA its projections."""
 GONE = "An adapter from circuits is quantum_peft; qpa is no more."
-NEAR = 0.05
-"""Counts whose distances from the requested one differ by less than this share are equally near."""
 
 
 def adapt(
@@ -152,7 +150,7 @@ def config(
     targets: Iterable[str] | str | None = None,
     **options: Any,
 ) -> Any:
-    """The configuration of an adapter, of about as many trained weights as asked for (`matched`).
+    """The configuration of an adapter, of about as many trained weights as asked for.
 
     LoRA's alpha is twice its rank unless it is given.
 
@@ -189,14 +187,14 @@ def config(
     for option in options:
         checks.choice("options", option, sorted(field.name for field in fields(cls)))
     if n_weights is not None:
-        options |= matched(model, cls, n_weights, options)
+        options |= _matched(model, cls, n_weights, options)
     if name == "lora" and "lora_alpha" not in options:
         options["lora_alpha"] = 2 * options.get("r", cls().r)
     with _refusing("options", f"make a {cls.__name__}", options):
         return cls(**options)
 
 
-def matched(model: nn.Module, cls: Any, n_weights: int, options: dict[str, Any]) -> dict[str, int]:
+def _matched(model: nn.Module, cls: Any, n_weights: int, options: dict[str, Any]) -> dict[str, int]:
     """The settings with which a method trains about `n_weights` weights of a model.
 
     Of equally near combinations that which is nearest to usual. Circuits with `train_circuit=False` are sized
@@ -210,8 +208,7 @@ def matched(model: nn.Module, cls: Any, n_weights: int, options: dict[str, Any])
     """
     checks.positive("n_weights", n_weights)
     if cls is QuantumPeftConfig:
-        near = candidates(n_weights, _sizes(trial(model, cls(**options))), options)
-        return min(near, key=lambda each: (int(abs(each[0] / n_weights - 1) / NEAR), each[1]))[2]
+        return matched(n_weights, _sizes(trial(model, cls(**options))), options)
     if "r" in options or not hasattr(cls(), "r"):
         step = "Leave n_weights out, and give the settings that decide the size."
         raise ValueError(checks.message("name", "have a rank r to choose", cls.__name__, step))

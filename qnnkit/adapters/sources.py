@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ WEIGHTS = "adapter_model.safetensors"
 """PEFT's: the weights that circuits gave, under LoRA's names."""
 CIRCUIT = "circuit.safetensors"
 """Next to it: the circuits' angles, and what is needed to train them on."""
+NEAR = 0.05
+"""Counts whose distances from the requested one differ by less than this share are equally near."""
 Sizes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) of the adapted layers by name, in the order of the model."""
 
@@ -79,10 +81,8 @@ class QuantumPeftConfig:
         return LoraConfig(**{name: value for name, value in settings.items() if name in known})
 
 
-def candidates(
-    n_weights: int, sizes: Sizes, options: Mapping[str, Any]
-) -> Iterator[tuple[int, float, dict[str, int]]]:
-    """Number of weights, distance from the usual settings, and settings, given those in `options`.
+def matched(n_weights: int, sizes: Sizes, options: Mapping[str, Any]) -> dict[str, int]:
+    """Settings of about so many weights, given those in `options`; of equally near ones the most usual.
 
     Deep circuits and a low rank per term are usual: a rank costs time in every layer call, an angle does not.
     """
@@ -90,11 +90,13 @@ def candidates(
     least = min(dim for pair in sizes.values() for dim in pair)
     depths = [options["n_layers"]] if "n_layers" in options else range(1, 11)
     ranks = [options["r"]] if "r" in options else range(1, min(8, least) + 1)
+    found = {}
     for n_layers, r in itertools.product(depths, ranks):
         term = (n_layers + 1) * wires + r * len(sizes)
         n_terms = options.get("n_terms", max(1, round(n_weights / term)))
-        settings = {"n_layers": n_layers, "r": r, "n_terms": n_terms}
-        yield n_terms * term, 10 * abs(n_layers - 8) + abs(r - 2), settings
+        distance = int(abs(n_terms * term / n_weights - 1) / NEAR), 10 * abs(n_layers - 8) + abs(r - 2)
+        found.setdefault(distance, {"n_layers": n_layers, "r": r, "n_terms": n_terms})
+    return found[min(found)]
 
 
 class Circuits:
@@ -133,10 +135,8 @@ class Circuits:
                 groups.setdefault((weights.shape[-1], weights.device), []).append(source)
             computed: dict[Source, Tensor] = {}
             for group in groups.values():
-                angles = torch.cat([source.angles.weights for source in group])
-                angles = angles.to(
-                    torch.promote_types(angles.dtype, torch.float32)
-                )  # (circuits, rounds, wires)
+                angles = torch.cat([source.angles.weights for source in group])  # (circuits, rounds, wires)
+                angles = angles.to(torch.promote_types(angles.dtype, torch.float32))
                 columns = orthogonal.columns(angles, self.config.r, entangled=self.config.entangled)
                 columns = columns.unflatten(0, (len(group), -1)).transpose(1, 2).flatten(2)
                 computed |= {one: one.scaled(matrix) for one, matrix in zip(group, columns, strict=True)}

@@ -21,11 +21,11 @@ from torch import Tensor
 from qnnkit.data import chats, places, tokenizers
 from qnnkit.data.arrays import digits
 from qnnkit.data.batches import keyed_generator
-from qnnkit.data.folders import SIDES, left_out
+from qnnkit.data.folders import left_out
 from qnnkit.data.images import split, stack_files, stacked
 from qnnkit.data.places import Member, Place, first, open_place, refusal
 from qnnkit.data.public import mnist
-from qnnkit.data.records import ABOUT, SUFFIXES, Reader, single_list
+from qnnkit.data.records import ABOUT, SPLIT_NAMES, SUFFIXES, Reader, side_of, side_of_file, single_list, stem
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
@@ -220,8 +220,6 @@ SPLIT = ("split", "subset", "partition")
 EXAMPLE = 'Write one such as [{"image": "cat.jpg", "captions": ["a cat", "a cat on a mat"]}].'
 TOKENS = (".token", ".token.txt")
 """How Flickr's tables without a header end."""
-SPLITS_OF_RECORDS = SIDES | {"restval": "train"}
-"""What a record's split may be; Karpathy's "restval" is of COCO's validation part and trained on."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +260,8 @@ def listing(place: Place) -> Listing:
         if member is None:
             missing[name] = None
             continue
-        if split is not None and not (side := SPLITS_OF_RECORDS.get(str(split).strip().lower(), "")):
-            step = f"Known are {', '.join(SPLITS_OF_RECORDS)}: rename it, or leave the column out."
+        if split is not None and (side := side_of(str(split).strip())) == "any":
+            step = f"Known are {', '.join(SPLIT_NAMES)}: rename it, or leave the column out."
             raise refusal("name a known split in every record", f"{where} with {split!r}", step)
         known = sides.get(member, "any")
         if "any" not in (known, side) and known != side:
@@ -288,7 +286,7 @@ def listing(place: Place) -> Listing:
     top = folders.pop() if len(folders) == 1 else ""
     placed = [sides[member] for member in whole]
     if set(placed) == {"any"}:  # or each image's folder says it
-        inner = [_side(member.name[len(top) :].partition("/")[0]) for member in whole]
+        inner = [side_of(member.name[len(top) :].partition("/")[0]) for member in whole]
         placed = inner if "any" not in inner and len(set(inner)) > 1 else placed
     is_split = "train" in placed  # something must be left to train on
     lost = [member.name for member, side in zip(whole, placed, strict=True) if is_split and side == "any"]
@@ -314,8 +312,8 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Any, s
     tables = [each for each in place.members if each.base.lower() not in ABOUT and not each.is_image]
     named = [each for each in tables if re.match("(captions|metadata).*[.]", each.base.lower())]
     files = [each for each in named if each.base.lower().endswith((*SUFFIXES, ".txt"))]
-    texts = {_stem(each.name): each for each in tables if each.base.lower().endswith(".txt") and not files}
-    beside = [(each, texts.get(_stem(each.name))) for each in place.members if each.is_image]
+    texts = {stem(each.name): each for each in tables if each.base.lower().endswith(".txt") and not files}
+    beside = [(each, texts.get(stem(each.name))) for each in place.members if each.is_image]
     beside = [(image, text) for image, text in beside if text is not None]
     if not files and not beside:
         files = [each for each in tables if each.base.lower().endswith((*SUFFIXES, *TOKENS))]
@@ -324,7 +322,7 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Any, s
         raise refusal(rule, str(place.path), EXAMPLE)
     for file in files:
         for where, record in reader.records(file.name, _listed):
-            yield file, where, record, _side_of(file)
+            yield file, where, record, side_of_file(file)
     for image, file in beside:
         yield file, file.name, {"image": image.base, "captions": reader.text(file.name).splitlines()}, "any"
 
@@ -337,7 +335,11 @@ def _listed(content: Any, reader: Reader) -> Any:
         records = single_list(content, reader)
         return records if records != [content] else [{"image": k, "captions": v} for k, v in content.items()]
     try:  # as cocodataset.org gives them: images by number, and a record for each caption
-        by_id = {image.pop("id"): image | {"captions": []} for image in content.pop("images")}
+        images = content.pop("images")
+        by_id = {image.pop("id"): image | {"captions": []} for image in images}
+        if len(by_id) < len(images):
+            value, step = f"{len(images) - len(by_id):,} numbered as another", "Give each an `id` of its own."
+            raise refusal("number its images apart", value, step)
         for each in content.pop("annotations"):
             by_id[each.pop("image_id")]["captions"].append(each.pop("caption", None))
             reader.unused(each)
@@ -397,7 +399,7 @@ def _finder(place: Place) -> Callable[[str, str], Member | None]:
     exact = {member.name: member for member in place.members}
     alike: dict[str, list[Member]] = {}
     for member in place.members:
-        bare = _stem(member.base).lower() if member.is_image else member.base
+        bare = stem(member.base).lower() if member.is_image else member.base
         for name in {member.base, member.base.lower(), bare}:
             alike.setdefault(name, []).append(member)
 
@@ -408,25 +410,7 @@ def _finder(place: Place) -> Callable[[str, str], Member | None]:
             if name in exact:
                 return exact[name]
         base = clean.rpartition("/")[2]
-        names = (alike.get(name, ()) for name in (base, base.lower(), _stem(base).lower()))
+        names = (alike.get(name, ()) for name in (base, base.lower(), stem(base).lower()))
         return next((members[0] for members in names if len(members) == 1), None)
 
     return find
-
-
-def _side(*names: str) -> str:
-    """The side that the first of these names, in any letters; a number may follow, as in val2017."""
-    sides = (SIDES.get(re.sub(r"[\d_-]+$", "", name.lower())) for name in names)
-    return next(filter(None, sides), "any")
-
-
-@functools.lru_cache
-def _side_of(file: Member) -> str:
-    """The side that a file's folder or name says: val/metadata.csv, captions_val2017.json."""
-    above = file.name[: -len(file.base)].rstrip("/").rpartition("/")[2]
-    return _side(above, *re.split("[^a-z]+", _stem(file.base).lower()))
-
-
-def _stem(name: str) -> str:
-    """A path without its suffix."""
-    return re.sub(r"\.[^./]+$", "", name)

@@ -28,8 +28,9 @@ Message = dict[str, Any]
 
 
 def is_answer(message: Message) -> bool:
-    """Whether a model learns to write it: what an assistant says, unless its weight is 0."""
-    return message["role"] == "assistant" and message.get("weight") != 0
+    """Whether a model learns to write it: what an assistant says or calls, unless its weight is 0."""
+    is_empty = not message["content"].strip() and not message.get("tool_calls")
+    return message["role"] == "assistant" and message.get("weight") != 0 and not is_empty
 
 
 def conversation(
@@ -38,7 +39,8 @@ def conversation(
     """The messages of a record; none if it is no chat.
 
     Alpaca (with `system` and `history`), Dolly, prompt and completion, question and answer, preferences (the
-    chosen answer), OpenAI's messages, ShareGPT's conversations, and lists of texts by turns.
+    chosen answer, with or without a prompt), OpenAI's messages, ShareGPT's conversations, and lists of texts
+    by turns.
 
     Args:
         record: By key.
@@ -65,6 +67,9 @@ def conversation(
         key = next((key for key in ("content", "value") if key in turn), "content")
         calls = turn.get("tool_calls") or []
         content = "" if calls and turn.get(key) is None else _text(turn.get(key), where)
+        if turn.get("weight") not in (None, 0, 1):
+            step = "Write 0 for a message that is not learnt, or 1."
+            raise refusal("hold weights of 0 or 1", f"{where} with {turn['weight']!r}", step)
         unused(f"{key} of messages" for key in turn if key not in USED_OF_TURN)
         message: Message = {"role": ROLES[str(speaker).lower()], "content": content}
         if calls:
@@ -78,22 +83,23 @@ def conversation(
         used = {turns}
         for number, turn in enumerate(record[turns]):
             messages += said(turn, ("user", "assistant")[number % 2] if isinstance(turn, str) else "")
-    elif asked and answered:
+    elif answered and (asked or (answered == "chosen" and isinstance(record[answered], list))):
         for pair in record.get("history") or []:
             if not isinstance(pair, list) or len(pair) != 2:
                 step = f"There is {pair!r:.60}: write [question, answer]."
                 raise refusal("hold pairs under 'history'", where, step)
             messages += [*said(pair[0], "user"), *said(pair[1], "assistant")]
-        answer, question = said(record[answered], "assistant"), said(record[asked], "user")
-        if not answer or not question:
-            raise refusal("hold a message of each side", where, "One is empty: leave the record out.")
-        if answer[0]["role"] != "assistant":  # all of the chat
+        answer, question = said(record[answered], "assistant"), said(record[asked], "user") if asked else []
+        if answer and answer[0]["role"] != "assistant":  # all of the chat
             question, used = [], {answered}
+        elif not answer or not question:
+            raise refusal("hold a message of each side", where, "One is empty: leave the record out.")
         else:
-            passages = [name for name in PASSAGES if name in record]
-            texts = [question[-1]["content"], *(_text(record[name], where) for name in passages)]
+            given = [record[name] for name in PASSAGES if record.get(name) is not None]
+            passages = [text for each in given for text in (each if isinstance(each, list) else [each])]
+            texts = [question[-1]["content"], *(_text(each, where) for each in passages)]
             question[-1]["content"] = "\n\n".join(filter(None, texts))
-            used |= {"history", *passages}
+            used |= {"history", *PASSAGES}
         messages += [*question, *answer]
     if messages and (system := pick(SYSTEM, str)):
         used.add(system)

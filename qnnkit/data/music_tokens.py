@@ -28,7 +28,7 @@ GRID = {"beat_res": {(0, 4): 24, (4, 16): 4, (16, 64): 1}, "use_time_signatures"
 """Notes begin on 24ths of a quarter (32nds and triplets of 16ths are exact), and last whole numbers of these
 up to 4 quarters, of 16ths up to 16, of quarters up to 64. Bars have four quarters, so all share one grid."""
 NOTES = {"pitch_range": (0, 127), "drums_pitch_range": (0, 127), "use_programs": True}
-TEMPOS = {"use_tempos": True, "tempo_range": (20, 260), "num_tempos": 241}
+TEMPOS: dict[str, Any] = {"use_tempos": True, "tempo_range": (20, 260), "num_tempos": 241}
 """Whole quarters a minute."""
 UNREAD = {"pedals": "pedals", "pitch_bends": "pitch bends", "controls": "control changes", "lyrics": "lyrics"}
 """What a track of symusic has and the tokens have not."""
@@ -61,6 +61,10 @@ class Remi:
             lost["time signatures other than 4/4"] += (each.numerator, each.denominator) != (4, 4)
         for track in score.tracks:
             lost.update({what: len(getattr(track, field)) for field, what in UNREAD.items()})
+        lowest, highest = TEMPOS["tempo_range"]
+        lost["key signatures"] += len(score.key_signatures)
+        for each in score.tempos:
+            lost[f"tempos beyond {lowest}..{highest} a minute"] += not lowest <= round(each.qpm) <= highest
         lost["notes"] += score.note_num() - on_grid.note_num()
         lost["notes off the grid of 24 points a quarter (moved to it)"] += self._moved(score)
         return [self.bos, *self.tokens.encode(on_grid, no_preprocess_score=True).ids, self.eos], +lost
@@ -121,7 +125,7 @@ def tokenizer(folder: str | Path | None = None, tokens: str = "remi") -> Any:
         tokens: Which one is taken then: "remi", or `midi_model`'s "midi_v1" or "midi_v2".
 
     Raises:
-        ValueError: The folder holds none, or MidiTok is not installed.
+        ValueError: The folder holds none, or another than `tokens` asks for; or MidiTok is not installed.
     """
     try:
         from miditok import REMI, TokenizerConfig
@@ -141,7 +145,12 @@ def tokenizer(folder: str | Path | None = None, tokens: str = "remi") -> Any:
         raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
     if not is_music(path):
         raise ValueError(checks.message("tokenizer", rule, str(folder), "Train one by music_llama."))
-    return MidiEvents.of_folder(path) or REMI(params=path / FILE)
+    made = MidiEvents.of_folder(path) or REMI(params=path / FILE)
+    kind = f"midi_{made.version}" if isinstance(made, MidiEvents) else KINDS[0]
+    if tokens not in (KINDS[0], kind):
+        rule, step = f"be those of the model in {folder}, {kind}", "Leave it out."
+        raise ValueError(checks.message("tokens", rule, tokens, step))
+    return made
 
 
 def is_music(folder: Path) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -23,6 +22,7 @@ from qnnkit.data import music_tokens, places
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.folders import SIDES
 from qnnkit.data.places import refusal
+from qnnkit.data.records import without_duplicates
 from qnnkit.data.splits import SPLITS, duplicates, split_names
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
@@ -111,7 +111,8 @@ def _read(place: places.Place, name: str, composer: str) -> list[Piece]:
         return [Piece(composer, name.rpartition("/")[2].rpartition(".")[0], of_midi(content))]
     text = places.unpacked(content) if name.lower().endswith(".gz") else content
     try:
-        parts = TypeAdapter(dict[str, list]).validate_python(json.loads(text))
+        content = json.loads(text, object_pairs_hook=without_duplicates)
+        parts = TypeAdapter(dict[str, list]).validate_python(content)
         rows = [(key, parts[key], "") for key in sorted(parts, key=places.natural)]
         if parts and set(parts) <= set(SIDES):
             rows = [(f"{SIDES[k]}-{i:03d}", each, SIDES[k]) for k, v, _ in rows for i, each in enumerate(v)]
@@ -146,21 +147,17 @@ def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
     """
     from symusic import Note, Score, Track
 
-    times = np.repeat(np.arange(len(steps)), [len(step) for step in steps])
-    pitches = np.array([*itertools.chain.from_iterable(steps)], float)  # None becomes NaN
-    times, pitches = times[pitches >= 0], pitches[pitches >= 0].astype(int)
-    order = np.lexsort((times, pitches))
-    cells = pitches[order] * len(steps) + times[order]  # equal where voices are in unison
-    voices = np.arange(len(cells)) - np.searchsorted(cells, cells)
-    rows = np.stack([pitches[order], voices, times[order]])
-    rows = rows[:, np.lexsort(rows[::-1])]  # each voice of each pitch as time goes by
-    begins = np.flatnonzero((np.diff(rows, prepend=-2) != [[0], [0], [1]]).any(0))
-    notes = np.stack([rows[2, begins], np.diff(begins, append=rows.shape[1]), rows[0, begins]])
-    starts, lengths, heard = notes[:, np.lexsort(notes[::-1])].astype(np.int32)
+    notes, begun = [], {}
+    for time, step in enumerate([*steps, []]):
+        voices = Counter(pitch for pitch in step if pitch is not None and pitch >= 0)
+        sounding = {(pitch, voice) for pitch, n in voices.items() for voice in range(n)}
+        for ended in begun.keys() - sounding:
+            start = begun.pop(ended)
+            notes.append((start, time - start, int(ended[0])))
+        begun |= dict.fromkeys(sounding - begun.keys(), time)
     score: Any = Score(STEPS_PER_QUARTER)
     track: Any = Track()
-    loudness = np.full(len(starts), VELOCITY, np.int8)
-    track.notes = Note.from_numpy(starts, lengths, heard.astype(np.int8), loudness)
+    track.notes.extend(Note(start, length, pitch, VELOCITY) for start, length, pitch in sorted(notes))
     score.tracks.append(track)
     return score
 

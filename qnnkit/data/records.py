@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import re
@@ -11,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from qnnkit.data import places
-from qnnkit.data.places import Place, first, refusal
+from qnnkit.data.folders import SIDES
+from qnnkit.data.places import Member, Place, first, refusal
 
 LINES, COLUMNS = (".jsonl", ".ndjson"), (".parquet", ".arrow")
 SUFFIXES = (".json", *LINES, ".csv", ".tsv", *COLUMNS)
 """Files of records; a table may be called .txt as well."""
 ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
 """Files about a dataset, which hold no records of it."""
+SPLIT_NAMES = SIDES | {"restval": "train"}
+"""What names a split; Karpathy's "restval" is of COCO's validation part and trained on."""
 FLICKR = re.compile(r"[^\t]+#\d+\t")
 """How a line of Flickr's tables without a header begins."""
 
@@ -107,9 +111,36 @@ class Reader:
 def parsed(text: str, where: str) -> Any:
     """What a JSON text holds; `where` it stands, for the refusal."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         raise refusal("hold valid JSON", where, f"Python says: {error}.") from None
+
+
+def side_of(*names: str) -> str:
+    """The side that the first of these names, in any letters, or "any"; a number may follow: val2017."""
+    sides = (SPLIT_NAMES.get(re.sub(r"[\d_-]+$", "", name.lower())) for name in names)
+    return next(filter(None, sides), "any")
+
+
+@functools.lru_cache
+def side_of_file(file: Member) -> str:
+    """The side that a file's folder or name says: val/metadata.csv, captions_val2017.json."""
+    above = file.name[: -len(file.base)].rstrip("/").rpartition("/")[2]
+    return side_of(above, *re.split("[^a-z]+", stem(file.base).lower()))
+
+
+def stem(name: str) -> str:
+    """A path without its suffix."""
+    return re.sub(r"\.[^./]+$", "", name)
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object from its pairs; ValueError if a key is there twice, as Python keeps the last alone."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} is there twice")
+    return content
 
 
 def single_list(content: Any, reader: Reader) -> Any:

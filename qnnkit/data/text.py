@@ -80,6 +80,10 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     top, reader = around(each.name for each in place.members), Reader(place)
     groups = [group for each in files for group in _of_file(reader, each.name, top, len(files) == 1)]
     notes = [*place.notes(SUFFIXES, "text"), *reader.notes]
+    held_out = [each.name for each in files if records.side_of_file(each) in ("validation", "test")]
+    if 0 < len(held_out) < len(files):
+        told = "Names of splits are not used, and the documents of all files are drawn"
+        notes.append(f"{told}: {first(held_out)}.")
     whole = [group for group in groups if any(each.text.strip() for each in group)]
     if len(whole) < len(groups):
         notes.append(f"Empty documents left out: {len(groups) - len(whole):,}.")
@@ -163,7 +167,13 @@ def as_document(where: str, record: Any, unused: Callable[[Any], None]) -> Docum
     """
     if not isinstance(record, dict):
         raise refusal("hold an object with keys in every record", where, f"Known keys are {chats.KNOWN}.")
-    record = {key.strip().lower() if isinstance(key, str) else key: record[key] for key in record}
+    given, record = record, {}
+    for key, value in given.items():
+        name = key.strip().lower()
+        if name in record:  # keys that differ in case alone
+            unused([key])
+        else:
+            record[name] = value
     messages = tuple(chats.conversation(record, where, unused))
     source, text = record.get("source"), record.get("text")
     if messages:
@@ -174,7 +184,7 @@ def as_document(where: str, record: Any, unused: Callable[[Any], None]) -> Docum
         keys = ", ".join(f"{key!r}" for key in list(record)[:8]) or "none"
         step = f"Its keys are {keys}: rename those of texts."
         raise refusal(f"hold records with texts under known keys ({chats.KNOWN})", where, step)
-    heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
+    heading = text.strip().partition("\n")[0] if source is None else str(source)
     return Document(where, heading, text, messages, key=text)
 
 
@@ -198,7 +208,7 @@ def text(
     validation_fraction: float = 0.1,
     test_fraction: float = 0.1,
     tokenizer: str | Path | None = None,
-    vocabulary: int = 1024,
+    vocabulary: int | None = None,
     part: str | None = None,
 ) -> TokenSplits:
     """Text in blocks of equal length, split by document.
@@ -222,7 +232,8 @@ def text(
         test_fraction: Share of the documents that are looked at once, at the end; likewise.
         tokenizer: Folder or hub name of a model whose tokenizer to take, as an adapter to a model needs it;
             None trains a byte-level BPE on the training documents.
-        vocabulary: Tokens of the one that is trained; 257, the fewest, reads letter by letter.
+        vocabulary: Tokens of the one that is trained, 1,024 by default; 257, the fewest, reads letter by
+            letter.
         part: Keeps only documents (of a single file: speeches) in whose heading this regular expression is
             found: a file's path, a speech's first line, a record's "source" or first line. "ROMEO|JULIET"
             keeps what they say; with a leading "!" all but that is kept.
@@ -245,10 +256,12 @@ def text(
         if document.text:
             parts[side[document.key]].append(document)
     if tokenizer is None:
-        made = tokenizers.trained((document.text for document in parts["train"]), vocabulary)
+        made = tokenizers.trained((document.text for document in parts["train"]), vocabulary or 1024)
         notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
     else:
         made = tokenizers.loaded(tokenizer)
+        if vocabulary is not None:
+            notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
         if sequence_length > made.model_max_length:
             rule = f"be at most {made.model_max_length:,}, the longest that this tokenizer's model takes"
             raise ValueError(checks.message("sequence_length", rule, sequence_length, "Use fewer tokens."))

@@ -54,26 +54,16 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
     Reference:
         Sennrich et al. 2016, arXiv:1508.07909, algorithm 1; over bytes: Radford et al. 2019 (GPT-2).
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
     if vocabulary < FEWEST:
         rule = f"be {FEWEST} or more: every byte, and the end of a document"
         raise ValueError(checks.message("vocabulary", rule, vocabulary, "Use 1024 for a small dataset."))
-    inner: Any = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        min_frequency=2,
-        special_tokens=[END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
-    )
+    inner: Any = ByteLevelBPETokenizer()
+    inner.train_from_iterator(texts, vocabulary, min_frequency=2, show_progress=False, special_tokens=[END])
+    names: dict[str, Any] = {"eos_token": END, "pad_token": END, "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=inner._tokenizer, **names)
 
 
 def loaded(name: str | Path) -> Any:
@@ -82,7 +72,14 @@ def loaded(name: str | Path) -> Any:
     Raises:
         ValueError: There is none that can be read, or it has no token that ends a document.
     """
-    tokenizer = _read(name)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = hub.read(AutoTokenizer, name)
+    except ValueError as error:
+        rule = "be a folder or hub name with a tokenizer that can be read here"
+        step = f"It was not read: {error}. Give a folder with tokenizer.json, or leave it out to train one."
+        raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
     if tokenizer.eos_token_id is None:
         step = "Set its eos_token and save it anew."
         raise ValueError(checks.message("tokenizer", "have an eos_token", str(name), step))
@@ -97,17 +94,6 @@ def with_chat_template(tokenizer: Any, documents: Iterable[Any]) -> list[str]:
         return []
     tokenizer.chat_template = PLAIN_CHAT
     return ["The tokenizer has no chat template: chats are written as `User:` and `Assistant:`."]
-
-
-def _read(name: str | Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return hub.read(AutoTokenizer, name)
-    except ValueError as error:
-        rule = "be a folder or hub name with a tokenizer that can be read here"
-        step = f"It was not read: {error}. Give a folder with tokenizer.json, or leave it out to train one."
-        raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
 
 
 # --- captions ----------------------------------------------------------------------------------------------
@@ -143,7 +129,10 @@ def of_captions(wanted: Any, captions: Sequence[str], length: int | None = None)
     if length is not None and length < 3:
         rule, step = "be 3 or more", "Use 32 for captions of a sentence."
         raise ValueError(checks.message("sequence_length", rule, length, step))
-    made = _words(captions) if wanted is None else _read(wanted) if isinstance(wanted, str | Path) else wanted
+    if wanted is None:
+        made = _words(captions)
+    else:
+        made = loaded(wanted) if isinstance(wanted, str | Path) else wanted
     made.model_max_length = length or (made.model_max_length if made.model_max_length < 10**6 else LENGTH)
     if made.pad_token_id is None and made.eos_token_id is not None:
         made.pad_token = made.eos_token

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor, nn
@@ -183,17 +182,12 @@ def _halves(layer: layers.QuantumLayer, inputs: Tensor) -> tuple[Any, list[Any],
         rule, step = "measure expectation values on at most 10 wires", "Give a smaller circuit."
         raise ValueError(checks.message("layer", rule, f"{sorted(kinds)} on {len(wires)} wires", step))
     pairs = enumerate(zip(gates, other.operations, strict=True))
-    first = max((i + 1 for i, (one, two) in pairs if not _same(one, two)), default=0)
+    first = max((i + 1 for i, (one, two) in pairs if not qp.equal(one, two)), default=0)
     before = qp.tape.QuantumScript(gates[:first], [qp.state()])
     device = qp.device("default.qubit", wires=wires, seed=None)
     states = torch.as_tensor(qp.execute([before], device)[0]).reshape(-1, 2 ** len(wires))
     after = qp.tape.QuantumScript([qp.Identity(wires), *gates[first:]])
     return wires, tape.measurements, states, torch.as_tensor(qp.matrix(after, wires)).to(states.dtype)
-
-
-def _same(one: qp.operation.Operator, two: qp.operation.Operator) -> bool:
-    """Whether a gate has the same numbers in both tapes."""
-    return all(np.allclose(np.asarray(a), np.asarray(b)) for a, b in zip(one.data, two.data, strict=True))
 
 
 def _expected(states: Tensor, observable: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import pennylane as qp
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, circuits, words
-from qnnkit.gradients.reach import circuits_of, weight_names
+from qnnkit import circuits, words
+from qnnkit.gradients.reach import circuits_of, n_features, weight_names
 from qnnkit.layers import EXACT_DEVICES, QuantumLayer
 
 if TYPE_CHECKING:
@@ -95,11 +95,8 @@ def require(comparisons: pd.DataFrame) -> None:
 
 
 def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> Iterator[dict[str, Any]]:
-    if layer.n_features is None:
-        step = "Call the model on one batch, then check again."
-        raise ValueError(checks.message(name, "have run once", "a layer that has not", step))
     generator = torch.Generator().manual_seed(seed)
-    inputs = torch.pi * torch.rand(samples, layer.n_features, generator=generator, dtype=torch.float64)
+    inputs = torch.pi * torch.rand(samples, n_features(layer, name), generator=generator, dtype=torch.float64)
     weight, names = next(layer.parameters()), weight_names(layer)
     qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
     # A fresh copy: its weights need gradients even where the layer is frozen, and nothing is left behind.

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qnnkit import layers, words
-from qnnkit.gradients.faults import VANISHED, VANISHED_RELATIVE, Fault, fault, half
+from qnnkit.gradients.faults import FAULTS, READER, SMALLER, VANISHED, Fault, fault, half, sized
 from qnnkit.gradients.reach import circuits_of, exact_copy, few, gates, slopes, weight_names
-from qnnkit.gradients.record import of_batch
+from qnnkit.gradients.watch import on_batch
 from qnnkit.layers import QuantumLayer
 from qnnkit.tasks import Task
 
-MOST_NAMES = 8
 ZERO = 1e-9
 """Largest derivative, and largest difference of outputs, that counts as none, in float64."""
-MOST_ROWS = 256
-"""Rows of inputs that are changed one feature at a time, evenly spaced."""
-MIXTURES = 4
-"""Random mixtures of the outputs, over which the square of a derivative is averaged."""
 
 
 def diagnose(model: nn.Module, task: Task, batch: Any) -> list[Fault]:
@@ -42,14 +38,13 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[Fault]:
         return [fault("no circuit", "model", "it has no QuantumLayer")]
     trained = [name for name, each in circuits.items() if _trains(each).any()]
     seen: dict[nn.Module, list[Tensor]] = {}
-    faults, gradients = [], None
+    faults, row = [], None
     with contextlib.ExitStack() as hooks, layers.evaluating(model):
         for layer in circuits.values():
             look = lambda layer, inputs: seen.setdefault(layer, []).append(inputs[0].detach())  # noqa: E731
             hooks.enter_context(layer.register_forward_pre_hook(look))
         try:
-            named = of_batch(model, task, batch)
-            gradients = {id(w): named[name] for name, w in model.named_parameters() if name in named}
+            row = on_batch(model, task, batch).rows[0]
         except NotImplementedError as reason:  # PennyLane, of what a method of differentiation cannot do
             which = ", ".join(f"`{name}` ({circuits[name].qnode.diff_method})" for name in trained)
             value = f"PennyLane cannot differentiate {which}: {words.first_line(reason)}"
@@ -59,20 +54,15 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[Fault]:
     for name, layer in circuits.items():
         faults += half(name, next((weight.dtype for weight in layer.parameters()), None), "weights")
         if layer not in seen:
-            if gradients is not None:
+            if row is not None:
                 faults.append(fault("not called", name, "nothing calls it, so the net does not depend on it"))
             continue
         rows = torch.cat([each.reshape(-1, each.shape[-1]) for each in seen[layer]])
-        without = _dead(name, layer, rows)
-        faults += [*half(name, rows.dtype, "inputs"), *of_inputs(name, layer, rows), *without]
-        if gradients is not None and name in trained:
-            inside = {id(weight) for circuit in circuits.values() for weight in circuit.parameters()}
-            others = [_rms(gradient) for key, gradient in gradients.items() if key not in inside]
-            known = {i for each in without for i in each.weights}
-            frozen = {id(w): torch.full((w.numel(),), torch.nan) for w in layer.parameters()}
-            mine = [(frozen | gradients)[id(w)].flatten() for w in layer.parameters()]
-            classical = max(filter(None, others), default=math.inf)
-            faults += _of_loss(name, layer, torch.cat(mine), classical, known, rows)
+        silent = [*_dead(name, layer, rows)]
+        faults += [*half(name, rows.dtype, "inputs"), *of_inputs(name, layer, rows), *silent]
+        if row is not None and name in trained:
+            known = {i for each in silent for i in each.weights}
+            faults += _of_loss(name, layer, row, known, rows)
     return faults
 
 
@@ -92,116 +82,91 @@ def dead(model: nn.Module, sample: Tensor) -> list[Fault]:
     return [each for name, layer in named if layer in rows for each in _dead(name, layer, rows[layer])]
 
 
-def _dead(name: str, layer: QuantumLayer, rows: Tensor) -> list[Fault]:
+def _dead(name: str, layer: QuantumLayer, rows: Tensor) -> Iterator[Fault]:
     trains = _trains(layer)
     if not trains.any() or not (silent := (slopes(layer, rows) < ZERO) & trains).any():
-        return []
+        return
     always, every, names = slopes(layer, rows, elsewhere=True) < ZERO, gates(layer), weight_names(layer)
-    reasons: dict[str, list[int]] = {}
-    told = {}
+    reasons: dict[tuple[str, str], dict[int, str]] = {}
     for i in silent.nonzero().flatten().tolist():
         turned = [gate for gate in every if i in gate.weights]
-        told[i] = f"{names[i]} ({'; '.join(map(str, turned)) or 'no gate'})"
         if not turned:
-            why = "no angle depends on it"
+            why = "dead", "no angle depends on it"
         elif not any(gate.reaches for gate in turned):
-            why = "no gate after it leads to a wire that is measured"
+            why = "dead", "no gate after it leads to a wire that is measured"
         elif always[i]:
-            why = "nothing that is measured changes with it on this sample, at any weights"
+            why = "dead", "nothing that is measured changes with it on this sample, at any weights"
         else:
-            why = "its gradient is zero on the whole sample, at the weights as they are"
-        reasons.setdefault(why, []).append(i)
-    return [
-        fault(
-            "unlucky" if why.endswith("as they are") else "dead",
-            name,
-            f"{_count(len(which))} cannot learn, because {why}: {', '.join(told[i] for i in which)}",
-            weights=which,
-        )
-        for why, which in reasons.items()
-    ]
+            why = "unlucky", "its gradient is zero on the whole sample, at the weights as they are"
+        reasons.setdefault(why, {})[i] = f"{names[i]} ({'; '.join(map(str, turned)) or 'no gate'})"
+    for (kind, why), which in reasons.items():
+        value = f"{_count(which)} cannot learn, because {why}: {', '.join(which.values())}"
+        yield fault(kind, name, value, which)
 
 
-def of_inputs(name: str, layer: QuantumLayer, rows: Tensor) -> list[Fault]:
-    """Whether a circuit depends on its inputs; [] where it does, or one row cannot tell.
+def of_inputs(name: str, layer: QuantumLayer, rows: Tensor) -> Iterator[Fault]:
+    """Whether a circuit depends on its inputs; nothing where it does, or one row cannot tell.
 
     Args:
         name: Of the layer.
         layer: Its shots are ignored.
         rows: Its inputs, of shape (n_rows, n_features).
     """
-    rows = few(rows, MOST_ROWS)
-    varied = [j for j in range(rows.shape[1]) if bool((rows[:, j] != rows[0, j]).any())]
-    same = "it gives the same for every sample"
-    if len(rows) < 2 or not varied:
-        return [fault("constant", name, f"{same}: its inputs are all equal")] if len(rows) > 1 else []
-    now, anywhere = exact_copy(layer), exact_copy(layer, elsewhere=True)
-    silent = [j for j in varied if not _felt(now, rows, j) and not _felt(anywhere, rows, j)]
-    if len(silent) == len(varied):
-        return [fault("constant", name, f"{same}: its inputs do not reach an angle")]
-    if silent:
-        value = f"of its features (counted from 0) nothing that is measured depends on {_listed(silent)}"
-        return [fault("unfelt", name, f"{value}, at any weights")]
-    with torch.no_grad():
-        outputs = now(rows)
-    if bool(((outputs - outputs[0]).abs() < ZERO).all()):
-        return [fault("constant", name, f"{same}, at the weights as they are")]
-    return []
-
-
-def _felt(layer: QuantumLayer, rows: Tensor, feature: int) -> bool:
-    """Whether an output changes when the rows exchange one of their features."""
-    moved = rows.clone()
-    moved[:, feature] = rows[:, feature].roll(1)
-    with torch.no_grad():
-        try:
-            return bool(((layer(moved) - layer(rows)).abs() > ZERO).any())
-        except ValueError:  # such as amplitudes, whose norm must stay 1
-            return True
+    varied = (rows != rows[0]).any(0).nonzero().flatten().tolist()
+    reaching = {feature for gate in gates(layer) if gate.reaches for feature in gate.features}
+    silent = [feature for feature in varied if feature not in reaching]
+    why = ""
+    if not varied:
+        why = ": its inputs are all equal" if len(rows) > 1 else ""
+    elif len(silent) == len(varied):
+        why = ": its inputs turn no angle that reaches a measured wire"
+    elif silent:
+        value = f"no angle that reaches a measured wire depends on its features {str(silent)[1:-1]}"
+        yield fault("unfelt", name, f"{value} (counted from 0)")
+    else:
+        with torch.no_grad():
+            outputs = exact_copy(layer)(few(rows))
+        if bool(((outputs - outputs[0]).abs() < ZERO).all()):
+            why = ", at the weights as they are"
+    if why:
+        yield fault("constant", name, f"it gives the same for every sample{why}")
 
 
 def _of_loss(
-    name: str, layer: QuantumLayer, gradient: Tensor, classical: float, known: set[int], rows: Tensor
-) -> list[Fault]:
+    name: str, layer: QuantumLayer, row: Mapping[str, Any], dead: set[int], rows: Tensor
+) -> Iterator[Fault]:
     """Weights with no gradient of the loss, or next to none, though no reason lies in the circuit.
 
     Args:
         name: Of the layer.
         layer: A circuit that trains.
-        gradient: Of shape (n_weights,); NaN for frozen weights.
-        classical: Largest gradient of the other parameters, root mean square of a weight.
-        known: Weights of which the reason is told already.
+        row: Of the batch, as `Watch` makes it.
+        dead: Weights of which the reason is known.
         rows: What the circuit meets.
     """
-    silent = [i for i in (gradient == 0).nonzero().flatten().tolist() if i not in known]
-    value = "gradient of exactly 0 on this batch, though its outputs change with"
-    if silent and len(silent) + len(known) == len(gradient):
-        return [fault("all cut", name, f"every weight has a {value} them", weights=silent)]
-    if silent:
-        which = _listed([weight_names(layer)[i] for i in silent])
-        return [fault("some cut", name, f"{_count(len(silent))} with a {value} {which}", weights=silent)]
-    size = _rms(gradient[gradient.isfinite()])
-    if not 0 < size < min(VANISHED, VANISHED_RELATIVE * classical):  # of zero the reason is known
-        return []
-    inside = _rms(slopes(layer, rows, mixtures=MIXTURES)[_trains(layer)])
-    value = f"{size:.2g} for a weight on this batch, while its outputs change by {inside:.2g} per radian"
-    return [fault("flat" if inside < VANISHED else "scaled down", name, value)]
+    classical = [each for each in row["layers"] if "step" not in each]
+    for mine in (each for each in row["layers"] if each["layer"] == name):
+        [gradient], names = mine["gradient"], weight_names(layer)
+        places = mine.get("places", range(len(gradient)))
+        silent = [i for i, each in zip(places, gradient, strict=True) if each == 0 and i not in dead]
+        if silent and any(gradient):
+            which = ", ".join(names[i] for i in silent)
+            value = f"{_count(silent)} with a gradient of exactly 0 on this batch: {which}"
+            yield fault("zero", name, value, silent)
+        for each in sized(mine, classical):
+            if each.kind == FAULTS["vanished"][0]:
+                inside = float(slopes(layer, rows, mixtures=4)[_trains(layer)].square().mean().sqrt())
+                value = f"{each.value}, while its outputs change by {inside:.2g} per radian"
+                yield replace(each, value=value, remedy=SMALLER if inside < VANISHED else READER)
+            elif any(gradient) or silent:  # where all are zero, the circuit may be the reason for all
+                yield each
 
 
-def _trains(layer: nn.Module) -> Tensor:
+def _trains(layer: QuantumLayer) -> Tensor:
     """Which of a layer's weights train, of shape (n_weights,)."""
-    each = [torch.full((weight.numel(),), weight.requires_grad) for weight in layer.parameters()]
+    each = [torch.full((weight.numel(),), weight.requires_grad) for weight in layer._weights().values()]
     return torch.cat([torch.zeros(0, dtype=torch.bool), *each])
 
 
-def _rms(values: Tensor) -> float:
-    """Root mean square; 0 of none."""
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
-
-
-def _listed(names: list[Any]) -> str:
-    return ", ".join(map(str, names[:MOST_NAMES])) + (", ..." if names[MOST_NAMES:] else "")
-
-
-def _count(n: int) -> str:
-    return f"{n} weight{'s' * (n > 1)}"
+def _count(weights: Any) -> str:
+    return f"{len(weights)} weight{'s' * (len(weights) > 1)}"

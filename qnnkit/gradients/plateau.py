@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,6 @@ def scan(
     *,
     qubits: Sequence[int] = (2, 4, 6, 8),
     depths: Sequence[int | str] = (2, "10n"),
-    observables: Sequence[str] = OBSERVABLES,
     initialisations: Sequence[str] = ("uniform",),
     n: int = 200,
     embedding: str | None = "angle",
@@ -55,8 +53,6 @@ def scan(
         circuit: Name of an ansatz in `CIRCUITS`.
         qubits: Numbers of wires.
         depths: Numbers of layers; "10n" is ten for every qubit.
-        observables: "local" is Z on the middle wire, "global" the projector on |0...0>, of which the local
-            and the global cost of Cerezo et al. are made (eqs. 10 and 11; a sign and a constant apart).
         initialisations: Names in `circuits.INITIALISATIONS`. identity_block has another circuit, the mirrored
             one; the spread of gaussian is that for an observable of one wire, whatever is measured.
         n: Number of initialisations, at least 2.
@@ -66,32 +62,29 @@ def scan(
 
     Returns:
         One row per size, observable and initialisation, with the columns
-        n_qubits, depth (as it was given, such as "10n"), n_layers, observable, initialisation, n;
+        n_qubits, depth (as it was given, such as "10n"), n_layers, initialisation, n;
+        observable: "local" is Z on the middle wire, "global" the projector on |0...0>, of which the local and
+        the global cost of Cerezo et al. are made (eqs. 10 and 11; a sign and a constant apart);
         variance: of the derivative of the expectation value by an angle, per radian squared, mean over the
         weights; 0 if all are dead;
         low, high: its 95 % percentile bootstrap over initialisations. Where few initialisations carry the
         variance (a global observable of a shallow circuit), it is too narrow;
         n_weights, n_dead: weights, and those whose derivative is zero at every initialisation, which the
         variance omits;
-        seconds: of the gradients of both observables, without compiling the circuit;
         resampled: the variance of each bootstrap sample, an array.
 
     Reference: McClean et al. (2018), arXiv:1803.11173; Cerezo et al. (2021), arXiv:2001.00550.
 
     Example:
-        >>> table = scan("data_reuploading", qubits=(2, 3), depths=(2,), observables=("local",), n=10)
-        >>> table[["n_qubits", "n_layers", "n_weights", "n_dead"]].values.tolist()
-        [[2, 2, 12, 2], [3, 2, 18, 3]]
+        >>> table = scan("data_reuploading", qubits=(2, 3), depths=(2,), n=10)
+        >>> table.query("observable == 'local'")[["n_qubits", "n_weights", "n_dead"]].values.tolist()
+        [[2, 12, 2], [3, 18, 3]]
     """
     import pandas as pd
 
     checks.choice("circuit", circuit, circuits.ANSAETZE)
-    for name, given, choices in (
-        ("observables", observables, OBSERVABLES),
-        ("initialisations", initialisations, circuits.INITIALISATIONS),
-    ):
-        for each in given:
-            checks.choice(name, each, choices)
+    for each in initialisations:
+        checks.choice("initialisations", each, circuits.INITIALISATIONS)
     if n < 2:
         raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; take 200."))
     for n_qubits in qubits:
@@ -104,7 +97,7 @@ def scan(
                 step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
                 raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
     sizes = [(n_qubits, depth) for n_qubits in qubits for depth in depths]
-    rows = [_of_size(circuit, *size, observables, initialisations, n, embedding, seed) for size in sizes]
+    rows = [_of_size(circuit, *size, initialisations, n, embedding, seed) for size in sizes]
     return pd.DataFrame(itertools.chain.from_iterable(rows))
 
 
@@ -191,22 +184,22 @@ def _rates(qubits: Sequence[int], variances: Any) -> np.ndarray:
 # --- one size -------------------------------------------------------------------------------------
 
 
-def _of_size(circuit, n_qubits, depth, observables, initialisations, n, embedding, seed) -> Iterator[dict]:
+def _of_size(circuit, n_qubits, depth, initialisations, n, embedding, seed) -> Iterator[dict]:
     """The rows of one number of qubits and one depth; the arguments are those of `scan`."""
     layers, programs = n_layers(depth, n_qubits), {}
-    measured = {
-        "local": lambda: qp.expval(qp.Z(n_qubits // 2)),
-        "global": lambda: qp.expval(qp.Projector([0] * n_qubits, wires=range(n_qubits))),
-    }
-    measure = lambda: [measured[each]() for each in observables]  # noqa: E731
+    zeros = qp.Projector([0] * n_qubits, wires=range(n_qubits))
+    measure = lambda: [qp.expval(qp.Z(n_qubits // 2)), qp.expval(zeros)]  # noqa: E731
     for initialisation in initialisations:
         mirrored = initialisation in circuits.MIRRORED
         if mirrored not in programs:
             programs[mirrored] = _program(circuit, measure, n_qubits, layers, embedding, seed, mirrored)
         own: OverWeights = programs[mirrored]
-        start = time.perf_counter()
         generator = torch.Generator().manual_seed(seed)
-        weights = draw(initialisation, own.weight_shapes["weights"], n, generator)
+        empty, draw = (
+            torch.zeros(own.weight_shapes["weights"]).double(),
+            circuits.INITIALISATIONS[initialisation],
+        )
+        weights = torch.stack([draw(empty.clone(), generator) for _ in range(n)])
         inputs = math.pi * torch.rand(n, own.n_features, generator=generator, dtype=torch.float64)
         before = torch.get_num_threads()
         torch.set_num_threads(1 if n_qubits < WIDE else before)  # small states gain nothing from more
@@ -214,18 +207,11 @@ def _of_size(circuit, n_qubits, depth, observables, initialisations, n, embeddin
             gradients = _gradients(own, inputs, weights)
         finally:
             torch.set_num_threads(before)
-        seconds = time.perf_counter() - start
         rng = np.random.default_rng((seed, n_qubits, layers))
         size = {"n_qubits": n_qubits, "depth": str(depth), "n_layers": layers}
-        for observable, gradient in zip(observables, gradients, strict=True):
+        for observable, gradient in zip(OBSERVABLES, gradients, strict=True):
             about = size | {"observable": observable, "initialisation": initialisation, "n": n}
-            yield about | _summed_up(gradient.numpy(), rng) | {"seconds": seconds}
-
-
-def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Generator) -> Tensor:
-    """`n` sets of weights, of shape (n, *shape), in float64."""
-    start = circuits.INITIALISATIONS[initialisation]
-    return torch.stack([start(torch.zeros(*shape, dtype=torch.float64), generator) for _ in range(n)])
+            yield about | _summed_up(gradient.numpy(), rng)
 
 
 def _program(circuit, measure, n_qubits, n_layers, embedding=None, seed=0, mirrored=False) -> OverWeights:
@@ -279,5 +265,5 @@ def _summed_up(gradients: np.ndarray, rng: np.random.Generator) -> dict[str, Any
     # The variance of a bootstrap sample is too small twice over, each time by (n - 1) / n.
     resampled = (counts @ live**2 - (counts @ live) ** 2).mean(axis=1) * (n / (n - 1)) ** 2
     low, high = np.quantile(resampled, INTERVAL)
-    found = {"variance": float(variance), "low": float(low), "high": float(high), "resampled": resampled}
-    return counted | found
+    ends = {"low": float(low), "high": float(high)}
+    return counted | {"variance": float(variance), **ends, "resampled": resampled}

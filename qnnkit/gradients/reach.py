@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pennylane as qp
 import torch
@@ -31,7 +31,8 @@ class Gate:
     n_controls: int
     weights: tuple[int, ...]
     """Weights that its angle depends on: places in `weight_names`."""
-    on_inputs: bool
+    features: tuple[int, ...]
+    """Inputs that its angle depends on, counted from 0."""
     reaches: bool
     """Whether a measured wire lies in its light cone: whether gates after it lead from its wires to one."""
 
@@ -45,8 +46,20 @@ def circuits_of(model: nn.Module) -> dict[str, QuantumLayer]:
     return {name or "layer": each for name, each in model.named_modules() if isinstance(each, QuantumLayer)}
 
 
+def n_features(layer: QuantumLayer, name: str = "layer") -> int:
+    """Length of a layer's inputs, which it knows once it has run.
+
+    Raises:
+        ValueError: It has not.
+    """
+    if layer.n_features is None:
+        step = "Call the model on one batch, then ask again."
+        raise ValueError(checks.message(name, "have run once", "a layer that has not", step))
+    return layer.n_features
+
+
 def weight_names(layer: QuantumLayer) -> list[str]:
-    """Names of a layer's single weights, in the order of `layer.parameters()`, each tensor row by row.
+    """Names of a layer's single weights, as its circuit takes them, each tensor row by row.
 
     Example:
         >>> from qnnkit import circuits
@@ -55,7 +68,7 @@ def weight_names(layer: QuantumLayer) -> list[str]:
     """
     return [
         f"{name}[{', '.join(map(str, place))}]" if place else name
-        for name, weight in layer.named_parameters()
+        for name, weight in layer._weights().items()
         for place in itertools.product(*map(range, weight.shape))
     ]
 
@@ -63,8 +76,8 @@ def weight_names(layer: QuantumLayer) -> list[str]:
 def gates(layer: QuantumLayer) -> list[Gate]:
     """The circuit's gates in the order of time, with the weights that turn each.
 
-    What an angle depends on is asked of autograd, at random weights and inputs in float64: a weight that is
-    multiplied by zero turns nothing.
+    Autograd says what an angle depends on, at random weights and one random row of inputs in float64: a
+    weight that is multiplied by zero turns nothing.
 
     Args:
         layer: That has run once, so that the number of features is known.
@@ -72,58 +85,55 @@ def gates(layer: QuantumLayer) -> list[Gate]:
     Raises:
         ValueError: It has not.
     """
-    if layer.n_features is None:
-        step = "Call it on one batch, then ask again."
-        raise ValueError(checks.message("layer", "have run once", "a layer that has not", step))
     generator = torch.Generator().manual_seed(0)
 
     def draw(shape: Sequence[int]) -> Tensor:
         return torch.rand(tuple(shape), generator=generator, dtype=torch.float64).add_(0.1).requires_grad_()
 
-    weights = {name: draw(weight.shape) for name, weight in layer.named_parameters()}
-    inputs = draw((layer.n_features,)).detach()  # of norm 1, as amplitudes have to be
+    weights = {name: draw(weight.shape) for name, weight in layer._weights().items()}
+    inputs = draw((1, n_features(layer))).detach()  # of norm 1, as amplitudes have to be
     inputs = (inputs / inputs.norm()).requires_grad_()
     with torch.enable_grad():
         tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: inputs}, **weights)
         [tape], _ = qp.transforms.decompose(tape, stopping_condition=is_elementary)
-        labels = list(layer.qnode.device.wires or tape.wires)
-        labels += [wire for wire in tape.wires if wire not in labels]
+        labels = qp.wires.Wires.all_wires([layer.qnode.device.wires or [], tape.wires])
         place = {wire: i for i, wire in enumerate(labels)}
-        found = [_gate(operation, place, inputs, list(weights.values())) for operation in tape.operations]
-    live: set[int] = set()
-    for measurement in tape.measurements:
-        live |= {place[wire] for wire in measurement.wires or labels}  # of a state: every wire
-    told = []
-    for gate in reversed(found):  # back through the light cone of what is measured
-        reaches = bool(live & set(gate.wires))
-        live |= set(gate.wires) if reaches else set()
-        told.append(replace(gate, reaches=reaches))
-    return told[::-1]
+        live: set[int] = set()
+        for measurement in tape.measurements:
+            live |= {place[wire] for wire in measurement.wires or labels}  # of a state: every wire
+        found = []
+        for operation in reversed(tape.operations):  # back through the light cone of what is measured
+            found.append(_gate(operation, place, inputs, list(weights.values()), live))
+            live |= set(found[-1].wires) if found[-1].reaches else set()
+    return found[::-1]
 
 
 def _gate(
-    operation: qp.operation.Operator, place: dict[object, int], inputs: Tensor, weights: list[Tensor]
+    operation: qp.operation.Operator,
+    place: dict[object, int],
+    inputs: Tensor,
+    weights: list[Tensor],
+    live: set[int],
 ) -> Gate:
     if isinstance(operation, qp.ops.op_math.Adjoint) and operation.base.has_adjoint:
         operation = operation.base.adjoint()  # RY(-t), not Adjoint(RY(t)); CNOT is its own
     controls = list(getattr(operation, "control_wires", ()))
+    others = [wire for wire in operation.wires if wire not in controls]
     if isinstance(operation, qp.ops.Conditional):  # what was measured before controls it
-        controls = [wire for told in operation.meas_val.measurements for wire in told.wires] + controls
-    others = [wire for wire in operation.wires if wire not in getattr(operation, "control_wires", ())]
-    wires = tuple(place[wire] for wire in (*controls, *others))
-    on_inputs, turned = False, torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.bool)
+        measured = [wire for each in operation.meas_val.measurements for wire in each.wires]
+        controls = measured + controls
+    wires, leaves = tuple(place[wire] for wire in (*controls, *others)), [inputs, *weights]
+    turned = torch.zeros(sum(leaf.numel() for leaf in leaves), dtype=torch.bool)
     for value in operation.data:
         if isinstance(value, Tensor) and value.requires_grad:
             total = (value.abs() if value.is_complex() else value).sum()
-            leaves = [inputs, *weights]
-            of_inputs, *of_weights = torch.autograd.grad(
+            parts = torch.autograd.grad(
                 total, leaves, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            on_inputs |= bool(of_inputs.any())
-            turned |= torch.cat([part.flatten() != 0 for part in of_weights])
-    return Gate(
-        operation.name, wires, len(controls), tuple(turned.nonzero().flatten().tolist()), on_inputs, True
-    )
+            turned |= torch.cat([part.flatten() != 0 for part in parts])
+    n, places = inputs.numel(), turned.nonzero().flatten().tolist()
+    turns, features = tuple(i - n for i in places if i >= n), tuple(i for i in places if i < n)
+    return Gate(operation.name, wires, len(controls), turns, features, bool(live & set(wires)))
 
 
 def slopes(layer: QuantumLayer, rows: Tensor, *, elsewhere: bool = False, mixtures: int = 1) -> Tensor:
@@ -144,7 +154,7 @@ def slopes(layer: QuantumLayer, rows: Tensor, *, elsewhere: bool = False, mixtur
     copy = exact_copy(layer, elsewhere=elsewhere).requires_grad_(True)
     weights, generator = list(copy.parameters()), torch.Generator().manual_seed(0)
     with torch.enable_grad():
-        outputs = copy(few(rows, MOST_ROWS))
+        outputs = copy(few(rows))
         outputs = torch.view_as_real(outputs) if outputs.is_complex() else outputs
     squares = torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64)
     for _ in range(mixtures):
@@ -169,6 +179,6 @@ def exact_copy(layer: QuantumLayer, *, elsewhere: bool = False) -> QuantumLayer:
     return copy
 
 
-def few(rows: Tensor, most: int) -> Tensor:
-    """At most so many rows, evenly spaced, in float64 on the CPU."""
-    return rows[:: -(-len(rows) // most)].cpu().double()
+def few(rows: Tensor) -> Tensor:
+    """At most `MOST_ROWS` rows, evenly spaced, in float64 on the CPU."""
+    return rows[:: -(-len(rows) // MOST_ROWS)].cpu().double()

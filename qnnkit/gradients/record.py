@@ -18,10 +18,10 @@ from qnnkit.tasks import Task
 if TYPE_CHECKING:
     import pandas as pd
 
-NONE_HERE = (
-    "hold gradients of a training",
-    "Run 03_train with gradient_samples above 0; runs of earlier versions recorded none.",
-)
+NONE_HERE = {
+    "rule": "hold gradients of a training",
+    "next_step": "Run 03_train with gradient_samples above 0; runs of earlier versions recorded none.",
+}
 OF_EPOCH = ("snr", "snr_low", "snr_high", "clip_norm")
 """One value an epoch: the signal-to-noise ratio, the ends of its 95 % interval, and the largest norm that
 clipping lets through."""
@@ -29,7 +29,7 @@ OF_STEP = ("norm", "mean", "share", "ratio")
 """One value an update: Euclidean norm of the gradient, unscaled and before clipping; mean absolute gradient
 of a single weight; part of the squared norm of all weights; norm of the update by norm of the weights."""
 COLUMNS = ("net", "seed", "epoch", "step", "layer", "group", "n_weights", *OF_EPOCH, *OF_STEP)
-"""Of a frame; `clipped` (1 where an update was shortened) and `norm_clipped` are added."""
+"""Of a frame; `clipped` (1 where an update was shortened) is added."""
 
 
 def of_batch(model: nn.Module, task: Task, batch: Any) -> dict[str, Tensor]:
@@ -75,10 +75,6 @@ class Training:
     @property
     def epochs(self) -> list[int]:
         return [row["epoch"] for row in self.rows]
-
-    @property
-    def layers(self) -> list[str]:
-        return list(dict.fromkeys(each["layer"] for row in self.rows for each in row["layers"]))
 
     @property
     def quantum_layers(self) -> list[str]:
@@ -140,10 +136,8 @@ class History:
 
     def __getitem__(self, key: tuple[str, int]) -> Training:
         if key not in self.trainings:
-            rule = "be a net and a seed that are recorded"
-            raise ValueError(
-                checks.message("key", rule, key, f"There are {', '.join(map(str, self.trainings))}.")
-            )
+            rule, step = "be a net and a seed that are recorded", f"There are {[*self.trainings]}."
+            raise ValueError(checks.message("key", rule, key, step))
         return self.trainings[key]
 
     def frame(self) -> pd.DataFrame:
@@ -180,16 +174,17 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
     """
     found: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     for row in rows:
-        if not isinstance(row, Mapping) or row.get("event", "epoch") != "epoch":
+        if row.get("event", "epoch") != "epoch":
             continue
-        if not is_complete(row):
+        try:
+            _ = row["updates"], [*_tidy(row)]
+        except (AttributeError, KeyError, TypeError, ValueError):
             damaged += 1
             continue
         key = row.get("net", "net"), row.get("seed", 0)
         found.setdefault(key, {})[row["epoch"]] = {"warnings": [], **row}  # the last one wins
     if not found:
-        rule, step = NONE_HERE
-        raise ValueError(checks.message("rows", rule, "without any epoch", step))
+        raise ValueError(checks.message("rows", value="without any epoch", **NONE_HERE))
     trainings = {
         key: Training(*key, [row for _, row in sorted(epochs.items())]) for key, epochs in found.items()
     }
@@ -209,21 +204,11 @@ def read(path: str | Path) -> History:
     path = Path(path)
     path = path / "gradients.jsonl" if path.is_dir() else path
     if not path.is_file():
-        rule, step = NONE_HERE
-        raise FileNotFoundError(checks.message("path", rule, str(path), step))
+        raise FileNotFoundError(checks.message("path", value=str(path), **NONE_HERE))
     content = path.read_bytes()
     rows, damaged = workspace.parse_lines(content)
     half = bool(content.rpartition(b"\n")[2])
     return history(rows, damaged + half)
-
-
-def is_complete(row: Mapping[str, Any]) -> bool:
-    """Whether an epoch's row holds what is read from it."""
-    try:
-        list(_tidy(row))
-        return "updates" in row
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return False
 
 
 def _frame(trainings: Iterable[Training], layer: str | None = None) -> pd.DataFrame:
@@ -239,7 +224,6 @@ def _frame(trainings: Iterable[Training], layer: str | None = None) -> pd.DataFr
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys((*OF_EPOCH, *OF_STEP), float))
     clip = frame["clip_norm"]
     frame["clipped"] = (frame["norm"] > clip).astype(float).where(clip.notna() & frame["norm"].notna())
-    frame["norm_clipped"] = frame["norm"].where(frame["norm"] < clip, clip).where(frame["clipped"].notna())
     return frame
 
 

@@ -7,8 +7,9 @@ which stay on the device. The statistics are computed from them once an epoch.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.gradients import faults
-from qnnkit.gradients.record import Training, is_complete, of_batch
+from qnnkit.gradients.record import Training, of_batch
 from qnnkit.layers import QuantumLayer
 from qnnkit.tasks import Task
 
@@ -34,6 +35,10 @@ RESAMPLES = 400
 """Of the bootstrap: an end of its interval is then known to a tenth of the interval's width."""
 
 
+Owner = tuple[dict[str, Any], nn.Module | None, list[int]]
+"""A layer or a group: the head of its row, the module of a layer, and the places of its parameters."""
+
+
 class Watch:
     """Looks at gradients and updates for `train.fit(..., watch=...)`; one row of plain numbers per epoch.
 
@@ -46,7 +51,6 @@ class Watch:
         per_epoch: Updates of an epoch that are looked at, evenly spaced, besides the first two of the first
             epoch; which ones follows from their place alone.
         log: Called after every epoch with its row, which `gradients.history` reads.
-        earlier: Rows of the epochs before, where a training resumes: some faults show by what has changed.
     """
 
     def __init__(
@@ -56,49 +60,49 @@ class Watch:
         *,
         per_epoch: int = 16,
         log: Callable[[dict[str, Any]], None] | None = None,
-        earlier: Sequence[Mapping[str, Any]] = (),
     ):
         checks.positive("per_epoch", per_epoch, "Leave the watch away where nothing is to be recorded.")
         self.per_epoch, self.log = per_epoch, log or (lambda row: None)
         self.rows: list[dict[str, Any]] = []
         """The epochs that this object has seen."""
-        self.earlier = [row for row in earlier if is_complete(row)]
         self._name_parts(model, groups)
         self.steps: list[int] = []
         self.values: list[Tensor] = []
         """One vector per observed update: norms of the parameters' gradients; then, of the entries that are
         looked at, the gradients, the weights before and the weights after."""
-        self._pending, self._views = torch.empty(0), []
+        self._pending = torch.empty(0)
 
     def _name_parts(self, model: nn.Module, groups: Sequence[Any]) -> None:
         """Which parameters belong to which layer and group, and which of their entries are looked at."""
-        owners = {
+        named = {
             id(weight): (name or ("layer" if isinstance(module, QuantumLayer) else "model"), module)
             for name, module in reversed([*model.named_modules()])  # of a shared weight the first one counts
             for weight in module.parameters(recurse=False)
         }
         self.parameters: list[nn.Parameter] = []
         self.strides: list[int] = []
-        self.layers: dict[str, tuple[str, nn.Module, list[int]]] = {}
-        self.groups: list[tuple[str, float | None, list[int]]] = []
-        """Both with the places of their parameters."""
+        layers: dict[str, Owner] = {}
+        whole: list[Owner] = []
         for group in groups:
             weights = [weight for weight in group.parameters if weight.requires_grad and weight.numel()]
             places = range(len(self.parameters), len(self.parameters) + len(weights))
             for place, weight in zip(places, weights, strict=True):
-                layer, module = owners.get(id(weight), ("model", model))
-                if layer in self.layers and self.layers[layer][0] != group.name:
+                layer, module = named.get(id(weight), ("model", model))
+                if layer in layers and layers[layer][0]["group"] != group.name:
                     layer = f"{layer} ({group.name})"  # a layer whose weights are in two groups
-                self.layers.setdefault(layer, (group.name, module, []))[2].append(place)
+                head = {"layer": layer, "group": group.name}
+                layers.setdefault(layer, (head, module, []))[2].append(place)
                 n, most = weight.numel(), SKETCH
                 if isinstance(module, QuantumLayer):
                     n, most = sum(each.numel() for each in module.parameters()), QUANTUM_SKETCH
                 self.strides.append(math.ceil(n / most))
             self.parameters += weights
-            self.groups += [(group.name, group.clip_norm, [*places])] if weights else []
+            if weights:
+                whole.append(({"group": group.name, "clip_norm": group.clip_norm}, None, [*places]))
+        self.owners, self.n_layers = [*layers.values(), *whole], len(layers)
         self.sizes = np.array([weight.numel() for weight in self.parameters], dtype=int)
-        self.kept = -(-self.sizes // np.array(self.strides, dtype=int))
-        self.width = len(self.sizes) + 3 * int(self.kept.sum())
+        self.entries = -(-self.sizes // np.array(self.strides, dtype=int))
+        self.width = len(self.sizes) + 3 * int(self.entries.sum())
 
     # --- while it trains ---------------------------------------------------------------------------------
 
@@ -109,31 +113,26 @@ class Watch:
         most = min(self.per_epoch, updates)
         return (update + 1) * most // updates > update * most // updates
 
-    def before(self) -> None:
-        """Looks at the gradients: unscaled, not yet clipped."""
+    def before(self, gradients: Sequence[Tensor] | None = None) -> None:
+        """Looks at the gradients: unscaled, not yet clipped; by default those that the weights hold."""
         with torch.no_grad():
-            gradients = [_plain(weight) for weight in self.parameters]
+            if gradients is None:
+                gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in self.parameters]
+            # Of a precision in which squares neither overflow nor vanish.
+            gradients = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in gradients]
             norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
             # In one piece, which is a copy: clipping and the step are about to change what is looked at.
-            entries = [*self._entries(gradients), *self._weights()]
-            self._pending = torch.cat([norms, *entries])
+            self._pending = torch.cat([norms, *self._entries(gradients), *self._entries(self.parameters)])
 
     def after(self, step: int) -> None:
         """Looks at the weights once more, which `step` (counted from 1 over the whole training) has moved."""
         with torch.no_grad():
-            self.values.append(torch.cat([self._pending, *self._weights()]))
+            self.values.append(torch.cat([self._pending, *self._entries(self.parameters)]))
             self.steps.append(step)
 
     def _entries(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         flat = (tensor.detach().reshape(-1) for tensor in tensors)
         return [tensor if k == 1 else tensor[::k] for tensor, k in zip(flat, self.strides, strict=True)]
-
-    def _weights(self) -> list[Tensor]:
-        """Views of the weights' entries, made once: the net stays where it is until the watch is loaded."""
-        if not self._views and not all(weight.is_contiguous() for weight in self.parameters):
-            return self._entries(self.parameters)  # some are copies, and do not follow their weights
-        self._views = self._views or self._entries(self.parameters)
-        return self._views
 
     def state(self) -> dict[str, Any] | None:
         """What an unfinished epoch has shown, for a checkpoint."""
@@ -141,7 +140,7 @@ class Watch:
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Takes up what `state` gave; None, or that of other weights, begins the epoch without any."""
-        self.steps, self.values, self._views = [], [], []
+        self.steps, self.values = [], []
         if state is not None and state["values"].shape[1] == self.width:
             values = state["values"].to(self.parameters[0].device)
             self.steps, self.values = list(state["steps"]), list(values)
@@ -150,7 +149,7 @@ class Watch:
         """The row of an epoch, counted from 1, of so many updates; the next one begins with nothing."""
         values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, self.width))
         row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._row(values)}
-        row["warnings"] = [str(fault) for fault in faults.of_epoch(row, [*self.earlier, *self.rows])]
+        row["warnings"] = [str(fault) for fault in faults.of_epoch(row)]
         self.steps, self.values = [], []
         self.rows.append(row)
         self.log(row)
@@ -160,80 +159,67 @@ class Watch:
 
     def _row(self, values: np.ndarray) -> dict[str, Any]:
         """Layers and groups, from observations of shape (steps, width)."""
-        layers = []
-        for name, (group, module, members) in self.layers.items():
-            row, step, gradient = self._statistics(values, members)
-            layers.append({"layer": name, "group": group, **row})
-            if isinstance(module, QuantumLayer):
-                layers[-1] |= {"step": step, **self._weight_by_weight(module, members, gradient)}
-        groups = [
-            {"group": name, "clip_norm": clip, **self._statistics(values, members)[0]}
-            for name, clip, members in self.groups
-        ]
-        return {"layers": layers, "groups": groups}
+        members = np.zeros((len(self.owners), len(self.sizes)))
+        for i, (*_, places) in enumerate(self.owners):
+            members[i, places] = 1
+        squares = values[:, : len(self.sizes)] ** 2
+        gradient, start, end = np.split(values[:, len(self.sizes) :], 3, axis=1)
+        ends, scale = np.cumsum(self.entries), self.sizes / self.entries  # of a sum, to that over all weights
+        blocks = np.split(gradient, ends[:-1], axis=1)  # by parameter
+        products = [k * each @ each.T for each, k in zip(blocks, scale, strict=True)]
 
-    def _statistics(
-        self, values: np.ndarray, members: list[int]
-    ) -> tuple[dict[str, Any], list[float | None], np.ndarray]:
-        """Of some parameters together: the numbers of a row, the step of a weight (root mean square), and
-        the gradient of their entries, of shape (steps, entries)."""
-        norms, entries = values[:, : len(self.sizes)] ** 2, values[:, len(self.sizes) :]
-        whose = np.repeat(np.arange(len(self.sizes)), self.kept)
-        mine = np.isin(whose, members)
-        gradient, start, end = (each[:, mine] for each in np.split(entries, 3, axis=1))
-        scale = (self.sizes / self.kept)[whose[mine]]  # of a sum over the entries, to that over all weights
-        square, n = norms[:, members].sum(axis=1), int(self.sizes[members].sum())
-        update, weights = (end - start) ** 2 @ scale, start**2 @ scale
+        def total(each: np.ndarray) -> np.ndarray:  # (steps, entries) -> (steps, owners)
+            return np.add.reduceat(each, ends - self.entries, axis=1) * scale @ members.T
+
+        sizes, square, update = members @ self.sizes, squares @ members.T, total((end - start) ** 2)
         with np.errstate(divide="ignore", invalid="ignore"):
             of_step = {
                 "norm": np.sqrt(square),
-                "mean": abs(gradient) @ scale / n,
-                "share": square / norms.sum(axis=1),
-                "ratio": np.sqrt(update / weights),
+                "mean": total(abs(gradient)) / sizes,
+                "share": square / squares.sum(axis=1, keepdims=True),
+                "ratio": np.sqrt(update / total(start**2)),
             }
-        noise = _short(signal_to_noise((gradient * scale) @ gradient.T))
-        row = {"n_weights": n, **{name: _short(each) for name, each in of_step.items()}}
-        row |= dict(zip(("snr", "snr_low", "snr_high"), noise, strict=True))
-        return row, _short(np.sqrt(update / n)), gradient
+        noise, rows = signal_to_noise(np.tensordot(members, products, 1)), []
+        for i, (head, module, places) in enumerate(self.owners):
+            row = head | {"n_weights": int(sizes[i])}
+            row |= {name: _short(each[:, i]) for name, each in of_step.items()}
+            row |= dict(zip(("snr", "snr_low", "snr_high"), _short(noise[i]), strict=True))
+            if isinstance(module, QuantumLayer):
+                row["step"] = _short(np.sqrt(update[:, i] / sizes[i]))
+                row["gradient"] = [*map(_short, np.hstack([blocks[place] for place in places]))]
+                row |= self._about(module, places)
+            rows.append(row)
+        return {"layers": rows[: self.n_layers], "groups": rows[self.n_layers :]}
 
-    def _weight_by_weight(
-        self, circuit: QuantumLayer, members: list[int], gradient: np.ndarray
-    ) -> dict[str, Any]:
-        """A circuit's gradient, the places of its entries in `gradients.weight_names`, and half precision."""
-        weights, mine = list(circuit.parameters()), {id(self.parameters[i]) for i in members}
-        places = torch.arange(sum(map(Tensor.numel, weights))).split([*map(Tensor.numel, weights)])
-        stride = self.strides[members[0]]
-        seen = [
-            i
-            for w, each in zip(weights, places, strict=True)
-            if id(w) in mine
-            for i in each[::stride].tolist()
-        ]
-        found: dict[str, Any] = {"gradient": [_short(each) for each in gradient]}
+    def _about(self, circuit: QuantumLayer, members: list[int]) -> dict[str, Any]:
+        """Places of a circuit's entries in `gradients.weight_names`, where not all count; half precision."""
+        weights, about, seen = list(circuit.parameters()), {}, []
+        starts = itertools.accumulate((each.numel() for each in weights), initial=0)
+        first = dict(zip(map(id, weights), starts, strict=False))
+        for i in members:
+            start = first[id(self.parameters[i])]
+            seen += range(start, start + int(self.sizes[i]), self.strides[i])
         if seen != [*range(len(seen))]:
-            found["places"] = seen
+            about["places"] = seen
         for name, dtype in (("dtype", weights[0].dtype), ("input_dtype", circuit.input_dtype)):
             if dtype in faults.HALF_STEP:
-                found[name] = str(dtype).removeprefix("torch.")
-        return found
+                about[name] = str(dtype).removeprefix("torch.")
+        return about
 
 
 def on_batch(model: nn.Module, task: Task, batch: Any) -> Training:
     """What training would record of one batch, for the net as it is: one update, as epoch 0.
 
     Args:
-        model: In training mode or not, as it is given; it is left as it was, without gradients.
+        model: In training mode or not, as it is given; it is left as it was.
         task: Gives the loss.
         batch: As the task takes it, on the model's device.
     """
-    everything = SimpleNamespace(name="", clip_norm=None, parameters=list(model.parameters()))
-    watch = Watch(model, [everything])
-    for name, gradient in of_batch(model, task, batch).items():
-        weight = model.get_parameter(name)
-        weight.grad = gradient.to(weight)
-    watch.before()
+    named = of_batch(model, task, batch)
+    weights = [model.get_parameter(name) for name in named]
+    watch = Watch(model, [SimpleNamespace(name="", clip_norm=None, parameters=weights)])
+    watch.before([each.to(weight) for each, weight in zip(named.values(), weights, strict=True)])
     watch.after(0)
-    model.zero_grad()
     return Training("", 0, [watch.end(0, 1) | {"warnings": []}])
 
 
@@ -281,12 +267,6 @@ def _ratio(products: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _draws(b: int) -> np.ndarray:
     """How often each of b steps is drawn in every resample, of shape (RESAMPLES, b)."""
     return np.random.default_rng(0).multinomial(b, np.full(b, 1 / b), RESAMPLES).astype(float)
-
-
-def _plain(weight: Tensor) -> Tensor:
-    """A weight's gradient, of a precision in which squares neither overflow nor vanish; zeros without one."""
-    gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-    return gradient.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _short(values: np.ndarray) -> list[float | None]:

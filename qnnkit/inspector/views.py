@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import html
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from qnnkit import checks, gradients, layers, plots
-from qnnkit.inspector.source import Source
+from qnnkit import checks, gradients, layers, plots, runs
 from qnnkit.inspector.what_if import WhatIf
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_MAPS, LIKELIEST = 8, 3
-NET, LAYER = ("net", "seed"), ("net", "seed", "layer")
-DEPENDS = {
-    "circuit": (*LAYER, "weight", "epoch"),
-    "what_if": (*LAYER, "weight", "image", "shift"),
-    "image": (*NET, "image"),
-    "gradients": (*LAYER, "weight", "epoch"),
-}
-"""Picture -> what it shows, from top to bottom."""
+MOST_CHOICES = 12
+"""Test images that can be chosen."""
+ON_BATCH = 64
+"""Training images on which a gradient is computed where none was recorded, and weights may be dead."""
+MOST_MAPS = 8
+last = functools.lru_cache(maxsize=1)
+"""What was made last is kept: what the next choice has in common with it is not made again."""
+image_figure, what_if_figure = last(plots.ImageSeen), last(plots.WhatIfFigure)
 
 
 @dataclass(frozen=True)
@@ -37,163 +38,152 @@ class Choice:
     """Place among the layer's weights, as in `gradients.weight_names`."""
     epoch: int = 0
     image: int = 0
-    """Place among `Source.choosable`."""
+    """Place among `Views.images`."""
     shift: float = 0.0
     """By which the weight is moved, in radians."""
 
 
-def first_choice(source: Source, net: str, seed: int, layer: str | None = None) -> Choice:
-    """The last epoch of a layer, the first circuit by default, and its weight of the largest gradient.
+class Views:
+    """The pictures of a layer of a net, which is at its best epoch so far, or as it starts without one.
+
+    Args:
+        run: Finished, under way or only begun; its folder is only read, now.
+        net: Name of the net.
+        seed: One of the run's.
+        layer: The first circuit by default.
 
     Raises:
         ValueError: The net has no such layer.
-    """
-    names = list(source.net(net, seed).layers)
-    if not names:
-        raise ValueError(checks.message("net", "have weights", net, "There is nothing to look at."))
-    layer = checks.choice("layer", layer or names[0], names)
-    choice = Choice(net, seed, layer, epoch=source.training(net, seed).epochs[-1])
-    recorded = gradients_of(source, choice)
-    if recorded is None:
-        return choice
-    return replace(choice, weight=int(recorded.abs().mean().fillna(0).argmax()))
-
-
-def sentences(source: Source, choice: Choice) -> list[str]:
-    """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""
-    training, notes = source.training(choice.net, choice.seed), source.notes(choice.net, choice.seed)
-    if choice.layer not in training.layers:
-        notes.append(f"Layer {choice.layer} is not trained: it has no gradient.")
-    warned = [each for row in training.rows if row["epoch"] == choice.epoch for each in row["warnings"]]
-    dead = [str(one) for one in source.net(choice.net, choice.seed).dead if one.layer == choice.layer]
-    return [*notes, *warned, *dead]
-
-
-def gradients_of(source: Source, choice: Choice) -> pd.DataFrame | None:
-    """Of the layer's weights in the chosen epoch, a row per update; None without.
-
-    Weights that are frozen, and of a large circuit those that training does not record, are NaN.
-    """
-    training = source.training(choice.net, choice.seed)
-    names = source.net(choice.net, choice.seed).weight_names(choice.layer)
-    if not names or choice.layer not in training.quantum_layers:
-        return None
-    recorded = training.gradient(choice.layer, choice.epoch, names)
-    return recorded if len(recorded) else None
-
-
-class Views:
-    """The pictures of a choice; what the next choice has in common with it is not drawn again.
-
-    Args:
-        source: What is shown, as of now: after its `refresh`, make another.
+        OSError: Its data or its checkpoints cannot be used.
     """
 
-    def __init__(self, source: Source):
-        self.source = source
-        self.cached: dict[str, tuple[Any, Any]] = {}
+    def __init__(self, run: runs.Run, net: str, seed: int, layer: str | None = None):
+        # Whatever trained it: the same numbers come from the fused programs, where moves are quick.
+        self.run = replace(run, config=run.config.override(backend="auto"))
+        splits: Any = self.run.splits  # of images
+        sample = splits.train.images[:ON_BATCH]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a checkpoint that is being written is no news here
+                self.model, epoch = runs.best(self.run, net, seed)
+            weights = f"at its best epoch ({epoch})" if epoch else "at a checkpoint of its first epoch"
+        except FileNotFoundError:
+            self.model = runs.build(self.run, net, seed).eval()
+            weights = "as it starts: it has no checkpoint yet (run 03_train, then this cell again)"
+        self.notes = [f"Net {net}, seed {seed}, {weights}."]
+        try:
+            self.training = gradients.read(run.folder)[net, seed]
+        except (FileNotFoundError, ValueError):
+            batch = sample, splits.train.labels[:ON_BATCH]
+            self.training = gradients.on_batch(self.model, self.run.task, batch)
+            self.notes.append(f"No gradients were recorded: shown are those of {ON_BATCH} training images.")
+        with torch.no_grad():  # a circuit is known once it has run
+            self.model(sample[:1])
+        every = gradients.circuits_of(self.model).items()
+        circuits = {name: each for name, each in every if each.n_features and each.qnode_weights}
+        if not circuits:
+            self.notes.append(f"Net {net} has no circuit: shown are the gradients of its classical layers.")
+        trained = self.training.frame().query("layer != 'all'")["layer"]
+        self.layers = list(dict.fromkeys([*circuits, *trained]))
+        """Circuits first, then the other layers that are trained."""
+        if not self.layers:
+            raise ValueError(checks.message("net", "have weights", net, "There is nothing to look at."))
+        self.layer = checks.choice("layer", layer or self.layers[0], self.layers)
+        self.rows = self.training.frame(self.layer)
+        if self.rows.empty:
+            self.notes.append(f"Layer {self.layer} is not trained: it has no gradient.")
+        self.circuit = circuits.get(self.layer)
+        self.names = gradients.weight_names(self.circuit) if self.circuit else []
+        self.gates = gradients.gates(self.circuit) if self.circuit else []
+        self.dead = [each for each in gradients.dead(self.model, sample) if each.layer == self.layer]
+        _, first = np.unique(splits.test.labels.numpy(), return_index=True)
+        places = np.linspace(0, len(first) - 1, min(len(first), MOST_CHOICES)).round().astype(int)
+        self.images, self.labels = splits.test.images[first[places]], splits.test.labels[first[places]]
+        """The first test image of each of some classes, evenly spread, and their labels."""
+        self.classes = tuple(map(str, splits.classes))
+        epoch = self.training.epochs[-1]
+        largest = self.recorded(epoch).abs().mean().fillna(0)
+        self.first = Choice(net, seed, self.layer, int(largest.argmax()) if len(largest) else 0, epoch)
+        """Its last epoch, and the weight of its largest gradient there."""
 
-    def redraw(self, choice: Choice) -> dict[str, bytes | None]:
-        """A PNG of each part; None for what the chosen layer has not.
+    def sentences(self, epoch: int) -> list[str]:
+        """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""
+        warned = [each for row in self.training.rows if row["epoch"] == epoch for each in row["warnings"]]
+        return [*self.notes, *warned, *map(str, self.dead)]
+
+    def redraw(self, choice: Choice) -> tuple[dict[str, bytes], str]:
+        """A PNG of each part that the layer has, and what becomes of the net with the weight moved.
 
         Raises:
             ValueError: What was recorded does not belong to the net.
         """
-        draw = {part: getattr(self, f"_{part}") for part in DEPENDS}
-        return {
-            part: self._once(part, fields, choice, lambda part=part: draw[part](choice))
-            for part, fields in DEPENDS.items()
-        }
+        parts, said = {"image": self._image(choice.image)}, ""
+        if not self.rows.empty:
+            parts["gradients"] = self._gradients(choice.epoch)
+        if self.circuit:
+            parts["circuit"] = self._outlined(choice.epoch, choice.weight)
+            moves, drawn = self._begun(choice.weight, choice.image)
+            there = moves.at(choice.shift)
+            parts["what_if"] = drawn.moved(choice.shift, there.values, there.loss)
+            mean = self.recorded(choice.epoch).iloc[:, choice.weight].mean()
+            known = f"mean gradient {mean:+.2g} per radian in this epoch. " if np.isfinite(mean) else ""
+            before, after = (
+                html.escape(
+                    f"{self.classes[each.class_probs.argmax()]} ({100 * each.class_probs.max():.0f} %)"
+                )
+                for each in (moves.before, there)
+            )
+            said = (
+                f"{html.escape(self.names[choice.weight])}: {known}Loss on {moves.n_images} validation "
+                f"images: {moves.before.loss:.4f}, and <b>{there.loss:.4f}</b> with the weight moved by "
+                f"{choice.shift:+.2f} rad. The net says of the image: {before}, and then {after}."
+            )
+        return parts, said
 
-    def _once(self, name: str, fields: tuple[str, ...], choice: Choice, make: Callable[[], Any]) -> Any:
-        """What was made last under this name, if that was for a choice with the same fields."""
-        key = [getattr(choice, field) for field in fields]
-        if self.cached.get(name, (None, None))[0] != key:
-            self.cached[name] = key, make()
-        return self.cached[name][1]
+    @last
+    def recorded(self, epoch: int) -> pd.DataFrame:
+        """Gradients of the layer's weights in an epoch, a row per update; none of a classical layer.
 
-    def says(self, choice: Choice) -> str:
-        """The classes that the net holds likeliest for the chosen image, and the true one."""
-        images, labels = self.source.choosable
-        model, classes = self.source.net(choice.net, choice.seed).model, self.source.classes
-        with layers.evaluating(model):
-            probs = model(images[choice.image, None]).double().softmax(-1)[0]
-        best = probs.sort(descending=True, stable=True)
-        shares = zip(best.values[:LIKELIEST].tolist(), best.indices.tolist(), strict=False)
-        shown = ", ".join(f"{classes[place]} ({100 * share:.0f} %)" for share, place in shares)
-        return f"The net says {shown}; it is {classes[int(labels[choice.image])]}."
+        Weights that are frozen, and of a large circuit those that training does not record, are NaN.
+        """
+        import pandas as pd
 
-    def moved(self, choice: Choice) -> str:
-        """The loss with the chosen weight as it is, and moved."""
-        moves, there = self._move(choice)
-        return (
-            f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
-            f"<b>{there.loss:.4f}</b> with the weight moved by {choice.shift:+.2f} rad."
-        )
+        if self.layer not in self.training.quantum_layers:
+            return pd.DataFrame(np.full((1, len(self.names)), np.nan), columns=self.names)
+        return self.training.gradient(self.layer, epoch, self.names)
 
-    def _circuit(self, choice: Choice) -> bytes | None:
-        """The circuit, each gate coloured by its gradient, the chosen weight's outlined; None without one."""
-        net = self.source.net(choice.net, choice.seed)
-        circuit = net.circuit(choice.layer)
-        if circuit is None:
-            return None
-        gates = self._once("gates", LAYER, choice, lambda: gradients.gates(circuit))
+    @last
+    def _coloured(self, epoch: int) -> plots.Redrawn:
+        """The circuit, each gate coloured by its gradient."""
+        sizes, label = self.recorded(epoch).abs().mean().to_numpy(float), "mean |gradient| (loss per radian)"
+        n_wires = 1 + max((wire for gate in self.gates for wire in gate.wires), default=0)
+        dead = {i for fault in self.dead for i in fault.weights}
+        return plots.Redrawn(plots.coloured_circuit(self.gates, n_wires, sizes, label, dead=dead))
 
-        def draw() -> plots.Redrawn:
-            recorded, n_weights = gradients_of(self.source, choice), len(net.weight_names(choice.layer))
-            sizes = np.full(n_weights, np.nan) if recorded is None else recorded.abs().mean().to_numpy()
-            n_wires = 1 + max((wire for gate in gates for wire in gate.wires), default=0)
-            dead = {i for one in net.dead if one.layer == choice.layer for i in one.weights}
-            label = "mean |gradient| (loss per radian)"
-            return plots.Redrawn(plots.coloured_circuit(gates, n_wires, sizes, label, dead=dead))
+    @last
+    def _outlined(self, epoch: int, weight: int) -> bytes:
+        """The same, with the gates that the chosen weight turns outlined."""
+        drawn = self._coloured(epoch)
+        return drawn.png(plots.outlines(drawn.figure, weight))
 
-        drawn = self._once("gates, coloured", (*LAYER, "epoch"), choice, draw)
-        return drawn.over(plots.outlines(drawn.figure, choice.weight))
+    @last
+    def _gradients(self, epoch: int) -> bytes:
+        """Histogram, norm and signal to noise of the layer."""
+        steps, each = self.training.steps(epoch) or [0], self.recorded(epoch).to_numpy(float)
+        return plots.as_png(plots.layer_gradients(self.rows, (steps[0], steps[-1]), each, epoch))
 
-    def _gradients(self, choice: Choice) -> bytes | None:
-        """Histogram, norm and signal to noise of the layer; None where it is not trained."""
-        training = self.source.training(choice.net, choice.seed)
-        steps = training.steps(choice.epoch)
-        if choice.layer not in training.layers or not steps:
-            return None
-        recorded = gradients_of(self.source, choice)
-
-        def draw() -> plots.Redrawn:
-            each = None if recorded is None else recorded.to_numpy()
-            shown = training.frame(choice.layer), (steps[0], steps[-1]), each, choice.epoch
-            return plots.Redrawn(plots.layer_gradients(*shown))
-
-        drawn = self._once("statistics", (*LAYER, "epoch"), choice, draw)
-        mean = np.nan if recorded is None else recorded.iloc[:, choice.weight].mean()
-        line = {"color": plots.COLOURS[1], "lw": 2}
-        return drawn.over([drawn.figure.axes[0].axvline(mean, **line)] if np.isfinite(mean) else [])
-
-    def _image(self, choice: Choice) -> bytes:
+    @last
+    def _image(self, image: int) -> bytes:
         """The image, and its quanvolved channels if there are any."""
-        image = self.source.choosable[0][choice.image, None]
-        maps = layers.feature_maps_of(self.source.net(choice.net, choice.seed).model, image)
-        seen = image[0].numpy(), None if maps is None else maps[0, :MOST_MAPS].double().numpy()
-        return self._once("image, laid out", NET, choice, lambda: plots.ImageSeen(*seen)).seen(*seen)
+        maps = layers.feature_maps_of(self.model, self.images[image, None])
+        seen = [self.images[image].numpy(), *([] if maps is None else maps[0, :MOST_MAPS].double().numpy())]
+        return image_figure(tuple(each.shape for each in seen)).seen(seen)
 
-    def _move(self, choice: Choice) -> tuple[WhatIf, Any]:
-        """The chosen weight of a circuit, ready to be moved, and what the net gives with it moved."""
-        net, image = self.source.net(choice.net, choice.seed), self.source.choosable[0][choice.image]
-        given = self.source.run, net, choice.layer, choice.weight, image
-        moves = self._once("moves", (*LAYER, "weight", "image"), choice, lambda: WhatIf(*given))
-        return moves, self._once("there", DEPENDS["what_if"], choice, lambda: moves.at(choice.shift))
-
-    def _what_if(self, choice: Choice) -> bytes | None:
-        """The chosen weight moved; None without a circuit."""
-        if not self.source.net(choice.net, choice.seed).weight_names(choice.layer):
-            return None
-        (moves, there), label = self._move(choice), int(self.source.choosable[1][choice.image])
-        before, shown = (
-            moves.before,
-            f"Measured by circuit {moves.shown + 1}\nof the image's {moves.n_circuits}",
-        )
-        names = self.source.classes[: len(before.class_probs)]
-        sizes = len(before.values), names, moves.n_images
-        drawn = self._once("what_if, laid out", LAYER, choice, lambda: plots.WhatIfFigure(*sizes))
-        now = shown, before.values, before.class_probs, label, moves.curve
-        self._once("begun", (*LAYER, "weight", "image"), choice, lambda: drawn.begin(*now))
-        return drawn.moved(choice.shift, there.values, there.class_probs, there.loss)
+    @last
+    def _begun(self, weight: int, image: int) -> tuple[WhatIf, plots.WhatIfFigure]:
+        """A weight, ready to be moved, and the figure of it as it is."""
+        assert self.circuit is not None  # only of a circuit is a weight moved
+        moves = WhatIf(self.run, self.model, self.circuit, weight, self.images[image])
+        title = f"Measured by circuit {moves.shown + 1} of the image's {moves.n_circuits}"
+        drawn = what_if_figure(len(moves.before.values), moves.n_images)
+        return moves, drawn.begin(title, moves.before.values, moves.curve)

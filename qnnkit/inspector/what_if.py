@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,19 +11,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from qnnkit import layers
-from qnnkit.inspector.source import Net
 from qnnkit.models import features
 from qnnkit.runs import Run
 
 MOST_IMAGES, FEWEST_IMAGES = 32, 8
 MOST_AMPLITUDES = 2**17
 """Of all states of one pass: with more images a move would take more than a tenth of a second."""
-POINTS, FEW_POINTS = 13, 5
-"""Of the loss curve along a weight, from -pi to pi: of a fused program, and of a device."""
+POINTS = 13
+"""Of the loss curve along a weight, from -pi to pi."""
 
 
-@dataclass(frozen=True)
-class Moved:
+class Moved(NamedTuple):
     """What a net gives with one weight moved."""
 
     values: np.ndarray
@@ -42,33 +40,26 @@ class WhatIf:
 
     Args:
         run: Gives the validation images.
-        net: Whose weight is moved.
-        layer: Name of a circuit of the net.
-        weight: Place of the weight among the layer's, as in `gradients.weight_names`.
+        model: In evaluation mode, on the CPU.
+        circuit: A layer of the model, with weights.
+        weight: Place of the weight among the layer's parameters.
         image: The chosen one, uint8, of shape (channels, height, width).
     """
 
-    def __init__(self, run: Run, net: Net, layer: str, weight: int, image: Tensor):
-        circuit = net.circuit(layer)
-        assert circuit is not None  # the caller shows this part for circuits only
-        self.model, self.circuit = net.model, circuit
-        inputs = layers.circuit_inputs(net.model, image[None])[circuit]  # (circuits, n_features)
+    def __init__(self, run: Run, model: nn.Module, circuit: layers.QuantumLayer, weight: int, image: Tensor):
+        self.model, self.circuit, validation = model, circuit, run.splits.validation
+        inputs = layers.circuit_inputs(model, image[None])[circuit]  # (circuits, n_features)
         self.n_circuits, self.shown = len(inputs), int(inputs.abs().sum(-1).argmax())
         self.inputs = inputs[self.shown, None]
-        self.points, most = FEW_POINTS, FEWEST_IMAGES
-        if circuit.backend == "batched":
-            n_wires = len(circuit.qnode.device.wires or (0,))
-            states = layers.circuits_per_image(net.model, image[None]) * 2**n_wires
-            self.points, most = POINTS, max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_AMPLITUDES // states))
-        validation = run.splits.validation
-        self.n_images = min(most, len(validation))
-        self.images = torch.cat([image[None], validation.images[: self.n_images]])
-        self.labels = validation.labels[: self.n_images]
-        steady = net.model.steady_part() if hasattr(net.model, "steady_part") else None  # pyright: ignore
-        if steady is None or circuit not in steady.modules():
-            given = self.images, self.labels  # what a frozen part makes of them is computed once
-            self.images, _ = features.training_batch(net.model, given, run.config, len(self.images))
-        names = {id(parameter): name for name, parameter in net.model.named_parameters()}
+        states = self.n_circuits * 2 ** len(circuit.qnode.device.wires or (0,))
+        most = max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_AMPLITUDES // states))
+        images = torch.cat([image[None], validation.images[:most]])
+        self.images, self.labels = images, validation.labels[:most]
+        self.n_images = len(self.labels)
+        steady = getattr(model, "steady_part", nn.Module)()
+        if circuit not in steady.modules():  # what a frozen part makes of the images is computed once
+            self.images, _ = features.training_batch(model, (images, self.labels), run.config, len(images))
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
         every = [(*named, i) for named in circuit.named_parameters() for i in range(named[1].numel())]
         name, parameter, self.place = every[weight]
         self.weight, self.names = parameter.detach(), (name, names[id(parameter)])
@@ -92,5 +83,5 @@ class WhatIf:
     @cached_property
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """Shifts from -pi to pi, in radians, and the loss at each."""
-        shifts = np.linspace(-np.pi, np.pi, self.points)
+        shifts = np.linspace(-np.pi, np.pi, POINTS)
         return shifts, np.array([self.at(float(shift)).loss for shift in shifts])

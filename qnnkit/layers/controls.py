@@ -7,6 +7,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pennylane as qp
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.layers.counting import Given, called
+from qnnkit.layers.counting import Given, look
 from qnnkit.layers.fourier import FourierLayer, seeded_linear
 from qnnkit.layers.quantum import QuantumLayer
 
@@ -64,9 +65,6 @@ class ClassicalLayer(nn.Module):
         matrix = matrix.index_put((self.slots,), self.weights).reshape(-1, self.n_outputs)
         return torch.tanh(terms.to(matrix.dtype) @ matrix)
 
-    def extra_repr(self) -> str:
-        return f"{self.n_features}, {self.n_outputs}, n_weights={self.weights.numel()}"
-
 
 class Bypass(nn.Module):
     """The features of a circuit in place of its values, divided by pi; without weights.
@@ -84,9 +82,6 @@ class Bypass(nn.Module):
         rows = inputs.reshape(-1, 1, self.n_features) / math.pi
         values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
         return values.reshape(*inputs.shape[:-1], self.n_outputs)
-
-    def extra_repr(self) -> str:
-        return f"{self.n_features}, {self.n_outputs}"
 
 
 class MatchedLayer(nn.Sequential):
@@ -147,11 +142,11 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
     if not names:
         rule = "hold at least one QuantumLayer"
         raise ValueError(checks.message("model", rule, type(model).__name__, "There is nothing to exchange."))
-    found = {name: control(model, name, seed=seed) for name in names}
+    made = {name: control(model, name, seed=seed) for name in names}
     for name in MORE_CONTROLS if example is not None else MORE_CONTROLS[:-1]:
         with contextlib.suppress(NotImplementedError):
-            found[name] = control(model, name, seed=seed, example=example)
-    return found
+            made[name] = control(model, name, seed=seed, example=example)
+    return made
 
 
 def control_names(model: nn.Module) -> tuple[str, ...]:
@@ -171,26 +166,11 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
     """
     names = control_names(model)
     checks.choice("control", name, (*names, *MORE_CONTROLS) if names else ())
-    found = copy.deepcopy(model)
+    twin = copy.deepcopy(model)
     if name == "frozen_classical":
-        return _freeze_before_circuits(found, example)
-    if name.startswith("fourier"):
-        random = name == "fourier_random"
-        return _exchange(found, lambda layer, i: _fourier(layer, seed * 1000 + i, random=random))
-    if name == "compute_matched":
-        return _exchange(found, lambda layer, i: _matched(layer, seed * 1000 + i))
-    if name == "no_entanglement":
-        drop: Any = circuits.drop_entanglement  # PennyLane types a transform by what it is applied to
-        return _exchange(found, lambda layer, i: layer.with_qnode(drop(layer.qnode)))
-    if name == "frozen_random":
-        return _exchange(found, lambda layer, i: _frozen_random(layer, seed * 1000 + i))
-    if name == "no_quantum":
-        return _exchange(_without_quantum(found), _bypass)
-    found = _exchange(found, lambda layer, i: _classical(layer, seed * 1000 + i))
-    if name == "classical_trained":
-        for weight in exchanged_parameters(found):
-            weight.requires_grad_(True)
-    return found
+        return _freeze_before_circuits(twin, example)
+    twin = _without_quantum(twin) if name == "no_quantum" else twin
+    return _exchange(twin, lambda layer, i: _MAKE[name](layer, seed * 1000 + i))
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
@@ -248,6 +228,11 @@ def _terms(n_features: int):
         yield from itertools.combinations_with_replacement(range(n_features), degree)
 
 
+def _no_entanglement(layer: QuantumLayer, seed: int) -> QuantumLayer:
+    drop: Any = circuits.drop_entanglement  # PennyLane types a transform by what it is applied to
+    return layer.with_qnode(drop(layer.qnode))
+
+
 def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
     frozen = layer.with_qnode(layer.qnode).requires_grad_(False)
     generator = torch.Generator().manual_seed(2**31 + seed)  # not where a quanvolution begins
@@ -258,32 +243,35 @@ def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
 
 def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
     weights = list(layer.parameters())
-    n_weights = sum(weight.numel() for weight in weights)
-    twin = ClassicalLayer(*_sizes(layer), n_weights, seed=seed).to(weights[0])
-    return twin.requires_grad_(any(weight.requires_grad for weight in weights)).train(layer.training)
+    twin = ClassicalLayer(*_sizes(layer), sum(weight.numel() for weight in weights), seed=seed)
+    return twin.requires_grad_(any(weight.requires_grad for weight in weights))
 
 
-def _bypass(layer: QuantumLayer, index: int) -> Bypass:
-    return Bypass(*_sizes(layer)).train(layer.training)
-
-
-def _fourier(layer: QuantumLayer, seed: int, *, random: bool) -> FourierLayer:
+def _fourier(layer: QuantumLayer, seed: int, *, random: bool = False) -> FourierLayer:
     _sizes(layer)
-    return FourierLayer(layer, random=random, seed=seed).to(_place(layer)).train(layer.training)
+    return FourierLayer(layer, random=random, seed=seed)
 
 
 def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
     n_features, n_outputs = _sizes(layer)
-    inputs = torch.zeros(n_features)
-    tape = qp.workflow.construct_tape(layer.qnode, level="device")(**layer._arguments(inputs))
+    tape = qp.workflow.construct_tape(layer.qnode, level="device")(
+        **layer._arguments(torch.zeros(n_features))
+    )
     n_multiplications = sum(4 * 2 ** (len(tape.wires) + len(gate.wires)) for gate in tape.operations)
-    twin = MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
-    return twin.to(_place(layer)).train(layer.training)
+    return MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
 
 
-def _place(layer: QuantumLayer) -> Tensor:
-    """A tensor with the layer's dtype and device."""
-    return next(layer.parameters(), torch.zeros(()))
+_MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
+    "no_entanglement": _no_entanglement,
+    "frozen_random": _frozen_random,
+    "classical": _classical,
+    "classical_trained": lambda layer, seed: _classical(layer, seed).requires_grad_(True),
+    "no_quantum": lambda layer, seed: Bypass(*_sizes(layer)),
+    "fourier": _fourier,
+    "fourier_random": partial(_fourier, random=True),
+    "compute_matched": _matched,
+}
+"""What a control puts in a layer's place, from the layer and a seed."""
 
 
 def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Module:
@@ -291,21 +279,13 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
     if example is None:
         rule, step = "be a batch of the model's inputs for frozen_classical", "Give example=images[:1]."
         raise ValueError(checks.message("example", rule, example, step))
-    twin, seen = copy.deepcopy(model).eval(), []
-    for layer in twin.modules():
-        if isinstance(layer, QuantumLayer):
-            layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    twin.zero_grad()
-    with torch.enable_grad():
-        called(twin, example)
-        for inputs in seen:
-            if inputs.requires_grad:
-                inputs.sum().backward(retain_graph=True)
-    of_circuits = {id(weight) for weight in quantum_parameters(twin)}
-    before = []
-    for weight, reached in zip(model.parameters(), twin.parameters(), strict=True):
-        if reached.grad is not None and id(reached) not in of_circuits:
-            before.append(weight)
+    of_circuits = set(map(id, quantum_parameters(model)))
+    classical = [w for w in model.parameters() if w.requires_grad and id(w) not in of_circuits]
+    sums: list[Tensor] = []
+    look(model, example, QuantumLayer, lambda _, inputs, __: sums.append(inputs[0].sum()), gradients=True)
+    sums = [each for each in sums if each.requires_grad]
+    found = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
+    before = [weight for weight, gradient in zip(classical, found, strict=False) if gradient is not None]
     if not before:
         rule, step = "have trained weights before its circuit", "Leave the control frozen_classical out."
         raise NotImplementedError(checks.message("model", rule, type(model).__name__, step))
@@ -337,13 +317,13 @@ def _without_quantum(model: nn.Module) -> nn.Module:
 
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
     """`model`, changed in place: each QuantumLayer replaced by what `make(layer, index)` gives."""
-    if isinstance(model, QuantumLayer):
-        return make(model, 0)
+    whole = nn.ModuleList([model])
     made: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
-    for parent in list(model.modules()):
+    for parent in list(whole.modules()):
         for name, child in list(parent._modules.items()):  # named_children() gives a child of two names once
             if isinstance(child, QuantumLayer):
                 if child not in made:
-                    made[child] = make(child, len(made))
+                    place = next(child.parameters(), torch.zeros(()))
+                    made[child] = make(child, len(made)).to(place).train(child.training)
                 setattr(parent, name, made[child])
-    return model
+    return whole[0]

@@ -87,7 +87,7 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
     def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
         found.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
 
-    _look(model, images, QuantumLayer, keep)
+    look(model, images, QuantumLayer, keep)
     return {layer: torch.cat(rows) for layer, rows in found.items()}
 
 
@@ -107,7 +107,7 @@ def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
         torch.Size([2, 4, 2, 2])
     """
     found: list[Tensor] = []
-    _look(model, images, Quanv2d, lambda layer, inputs, outputs: found.append(outputs.detach().cpu()))
+    look(model, images, Quanv2d, lambda layer, inputs, outputs: found.append(outputs.detach().cpu()))
     return found[0] if found else None
 
 
@@ -124,10 +124,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _look(model: nn.Module, images: Given, kind: type[nn.Module], hook: Callable[..., None]) -> None:
-    """One forward pass, with the hook on the modules of a kind; none without such modules."""
+def look(model: nn.Module, images: Given, kind: Any, hook: Callable[..., None], gradients=False) -> None:
+    """One forward pass in evaluation mode, with the hook on the modules of a kind; none without them."""
     if modules := [module for module in model.modules() if isinstance(module, kind)]:
-        with contextlib.ExitStack() as stack, evaluating(model):
+        with contextlib.ExitStack() as stack, evaluating(model), torch.set_grad_enabled(gradients):
             for module in modules:
                 stack.enter_context(module.register_forward_hook(hook))
             called(model, images)

@@ -101,9 +101,6 @@ class FourierLayer(nn.Module):
         phases = angles @ self.frequencies.T
         return torch.cat([phases.cos(), phases[:, 1:].sin()], -1).reshape(*inputs.shape[:-1], -1)
 
-    def extra_repr(self) -> str:
-        return f"is_sampled={self.is_sampled}"
-
 
 def fourier_fit(
     layer: QuantumLayer, inputs: Tensor | None = None, *, seed: int = 0

@@ -14,10 +14,8 @@ from typing import Any, Literal
 import pennylane as qp
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks, circuits, words
-from qnnkit.device import machine
 from qnnkit.simulator import EXACT_DEVICES, Call, Fused, Programs, Sampled, autocasts, autograd_must, rounds
 
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
@@ -57,7 +55,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     """Draws the shots of a QNode with a finite number of them; "torch" is torch's own. Without one, shots are
     drawn here only where PennyLane has no gradient (batches of inputs that require one), by torch's own."""
     gradient_checkpointing = False
-    """Whether states are computed again on the way back, not kept; the name that transformers gives it."""
+    """Whether the program computes states again on the way back; the name that transformers gives it."""
     n_features: int | None = None
     """Length of the inputs' last axis, as last seen by `forward`."""
     n_outputs: int | None = None
@@ -78,23 +76,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
             rule, step = "have interface='torch' or 'auto'", "Write qp.QNode(..., interface='torch')."
             reason = f"Invalid interface '{qnode.interface}' for TorchLayer. "
             raise ValueError(reason + checks.message("qnode", rule, f"interface='{qnode.interface}'", step))
-        if backend not in ("auto", "batched", qnode.device.name):
-            method = "backprop" if backend == "default.qubit" else "adjoint"
-            qnode = qnode.update(device=_device(backend, qnode.device.wires), diff_method=method)
-        super().__init__(qnode, dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
+        super().__init__(_moved(qnode, backend), dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
         self.wanted_backend = backend
         self._programs: Programs | None = None
         self._own_weights = dict(self.qnode_weights)
-
-    def _init_weights(self, weight_shapes: dict[str, tuple[int, ...]], init_method: Any) -> None:
-        for name, start in init_method.items() if isinstance(init_method, dict) else ():
-            shape = weight_shapes.get(name)
-            if isinstance(start, Tensor) and shape is not None and tuple(start.shape) != shape:
-                rule = f"give {name} its shape in weight_shapes, {shape}"
-                raise ValueError(
-                    checks.message("init_method", rule, tuple(start.shape), "Change one of the two.")
-                )
-        super()._init_weights(weight_shapes, init_method)
 
     # --- where it runs ----------------------------------------------------------------------------
 
@@ -107,19 +92,17 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
         obstacle = self._obstacle()
         if obstacle is None:
-            last = None if self._programs is None else self._programs.last
+            last = self._programs and self._programs.last
             if isinstance(last, Sampled):
                 return (
                     f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
                     "differentiated by the parameter-shift rule, each shifted circuit with shots of its own."
                 )
             size = f" of {len(last.plan.blocks)} matrix products" if isinstance(last, Fused) else ""
-            how = f"; {self._programs.how}" if self._programs is not None and last is not None else ""
+            how = f"; {self._programs.how}" if self._programs and last else ""
             return (
                 f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots{how}."
             )
-        if too_large := self._too_large():
-            return f"Cannot run here, because {too_large}."
         at_once = self.backend in ("default.qubit", "default.mixed")
         how = "all samples at once" if at_once else "one sample after the other"
         return (
@@ -133,25 +116,15 @@ class QuantumLayer(qp.qnn.TorchLayer):
             return "that device was asked for"
         if self.qnode.device.name not in EXACT_DEVICES:
             return "only that device knows what it computes"
-        last = None if self._programs is None else self._programs.last
+        last = self._programs and self._programs.last
         return last if isinstance(last, str) else None
-
-    def _too_large(self) -> str | None:
-        """Why its device cannot hold the circuit's state in this machine's memory; None if it can."""
-        tape = self._programs and self._programs.tape  # default.qubit holds the wires that are used
-        wires = {"default.qubit": tape and tape.wires, "lightning.qubit": self.qnode.device.wires}
-        n_wires = len(wires.get(self.qnode.device.name) or ())
-        size = 2**n_wires * torch.complex128.itemsize
-        if size <= 2**30 or size <= (memory := machine.memory()[0]):
-            return None
-        gib = f"{size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB"
-        return f"a state of {n_wires} wires takes {gib}"
 
     def _call(self, rows: Tensor, weights: dict[str, Tensor]) -> Call | qp.QNode:
         """The programs for this call, or the QNode to call in their place."""
         if self.wanted_backend not in ("auto", "batched"):
             return self.qnode
-        if self._programs is None or self._programs.qnode is not self.qnode:
+        made_for = self._programs and (self._programs.qnode, self._programs.input_name)
+        if self._programs is None or made_for != (self.qnode, self.input_arg):
             self._programs = Programs(self.qnode, self.input_arg)
         self._programs.generator = self.generator
         call = self._programs.program_for(rows, weights)
@@ -175,7 +148,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
         Raises:
             TypeError: `inputs` is no tensor.
-            ValueError: `inputs` has no features, or the circuit's state exceeds the memory.
+            ValueError: `inputs` has no features.
             Exception: Whatever the QNode raises; if an earlier call had another number of features, a note
                 says so.
         """
@@ -248,20 +221,11 @@ class QuantumLayer(qp.qnn.TorchLayer):
         device = self.qnode.device
         # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
         fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
-        # PennyLane keeps states for its way back; shots would fall otherwise there.
-        again = self.gradient_checkpointing and device.name not in EXACT_DEVICES[1:] and not self.qnode.shots
-        if too_large := self._too_large():
-            step = f"Use fewer wires: {too_large}."
-            raise ValueError(checks.message("qnode", "fit into memory", self.qnode.func.__name__, step))
-
-        def run(rows: Tensor) -> Tensor:
-            found = qnode(**self._arguments(rows))
-            if not self.qnode.shots.has_partitioned_shots:
-                return _columns(found, rows)
-            parts = [_columns([part] if isinstance(part, Tensor) else part, rows) for part in found]
-            return torch.stack(parts)
-
-        return checkpoint(run, fed, use_reentrant=False) if again else run(fed)
+        found = qnode(**self._arguments(fed))
+        if not self.qnode.shots.has_partitioned_shots:
+            return _columns(found, fed)
+        parts = [_columns([part] if isinstance(part, Tensor) else part, fed) for part in found]
+        return torch.stack(parts)
 
     # --- its weights ------------------------------------------------------------------------------
 
@@ -343,14 +307,17 @@ def _columns(values: Any, x: Tensor) -> Tensor:
     return values.to(x.dtype.to_complex() if values.is_complex() else x.dtype)
 
 
-def _device(name: str, wires: Any) -> qp.devices.Device:
-    """A PennyLane device, or one sentence on why it cannot be had."""
+def _moved(qnode: qp.QNode, backend: str) -> qp.QNode:
+    """The QNode on another device, if `backend` names one; or one sentence on why it cannot be had."""
+    if backend in ("auto", "batched", qnode.device.name):
+        return qnode
     try:
-        return circuits.make_device(name, wires)
+        device = circuits.make_device(backend, qnode.device.wires)
     except Exception as error:
         reason = words.first_line(error)
         step = f"PennyLane says: {reason}. `qnnkit doctor` tells what to install."
-        raise ValueError(checks.message("backend", "be a device that works here", name, step)) from None
+        raise ValueError(checks.message("backend", "be a device that works here", backend, step)) from None
+    return qnode.update(device=device, diff_method="backprop" if backend == "default.qubit" else "adjoint")
 
 
 def _no_features(inputs: Any) -> Exception:

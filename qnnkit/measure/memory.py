@@ -187,9 +187,9 @@ def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: in
         if weight.requires_grad:
             weight.grad = torch.zeros_like(weight)
             ledger.add(weight.grad, "gradients")
-    loss = passes[-1]()
-    stepper.backward(loss)
-    del loss
+    step = passes[-1]()
+    stepper.backward(step, 1 / len(passes))
+    del step
     if ledger.collects:
         gc.collect()
     for name, value in vars(ledger.work).items():

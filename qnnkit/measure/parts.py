@@ -104,11 +104,12 @@ def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Stopwatc
     watch.change("transfer")
     batch = send_to_device(batch, stepper.device)
     watch.change("rest")
-    for compute in stepper.passes(batch):
+    calls = stepper.passes(batch)
+    for compute in calls:
         watch.change("classical forward")
-        loss = compute()
+        step = compute()
         watch.change("classical backward")
-        stepper.backward(loss)
+        stepper.backward(step, 1 / len(calls))
     watch.change("optimizer")
     stepper.update()
     watch.change("rest")

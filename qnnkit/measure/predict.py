@@ -191,7 +191,7 @@ def _updates(workload: Workload, device: torch.device, seconds: float) -> tuple[
     whole, groups = math.ceil(workload.n_samples / config.batch_size), workload.groups(model, config)
 
     def epochs(updates: int, n: int) -> list[float]:
-        asked = config.model_copy(update={"epochs": n, "patience": 0, "on_oom": "stop"})
+        asked = config.model_copy(update={"epochs": n, "patience": 0})
         looked = math.ceil(config.gradient_samples * updates / whole)
         with tempfile.TemporaryDirectory() as folder:
             return train.fit(

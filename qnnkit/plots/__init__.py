@@ -5,10 +5,10 @@ from qnnkit.plots.gates_by_colour import coloured_circuit, outlines
 from qnnkit.plots.inspection import ImageSeen, Redrawn, WhatIfFigure, layer_gradients, stacked
 from qnnkit.plots.notes import piano_roll
 from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
-from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelled_images
+from qnnkit.plots.pixels import class_samples, confusion, labelled_images
 
 __all__ = [
     "COLOURS", "ImageSeen", "Live", "Picture", "Redrawn", "WhatIfFigure", "as_pdf", "as_png",
-    "class_balance", "class_samples", "coloured_circuit", "confusion", "forest",
+    "class_samples", "coloured_circuit", "confusion", "forest",
     "labelled_images", "layer_gradients", "outlines", "piano_roll", "stacked", "stamped",
 ]  # fmt: skip

@@ -39,7 +39,8 @@ def forest(
             axis.plot([low, high], [place, place], color=COLOURS[0], linewidth=2.5, solid_capstyle="butt")
         axis.plot(middle, place, "o", color=COLOURS[0], markersize=8)
         where = {"xy": (0, place - 0.38), "xycoords": ("axes fraction", "data"), "va": "center"}
-        axis.annotate(f"{name}   {note}", **where, fontsize=11, parse_math=False)
+        over = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # the band and the line of zero
+        axis.annotate(f"{name}   {note}", **where, bbox=over, fontsize=11, parse_math=False)
     axis.set_ylim(n - 0.6, -0.75)
     axis.set_yticks([])
     axis.margins(x=0.08)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
-from matplotlib.patches import FancyBboxPatch, Patch
+from matplotlib.patches import Patch
 
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
@@ -59,24 +60,22 @@ def coloured_circuit(
     drawer.ax.set_subplotspec(figure.add_gridspec(1, 1)[0])  # so that constrained layout places it
     drawer.ax.set(xlim=(-1.4, across), ylim=(lines - 0.5, -0.5), aspect="equal")
     for line in places:
-        name = f"{'… ' * (line > n_wires)}{line % (n_wires + 1)}"
-        drawer.ax.text(-1.1, line, name, ha="right", va="center")
+        drawer.ax.text(-1.1, line, str(line % (n_wires + 1)), ha="right", va="center")
     high = np.nanmax(values, initial=0) or 1.0
     low = min(np.nanmin(values, initial=high), high / 10)  # a decade at least: noise is no structure
     paint = ScalarMappable(LogNorm(low, high), MAP)
     for gate, column in zip(gates, columns, strict=True):
         of_gate, top = values[list(gate.weights)], column // across * (n_wires + 1)
-        face: Any = DATA if gate.on_inputs else CONSTANT
+        face: Any = DATA if gate.features else CONSTANT
         if np.isfinite(of_gate).any():
             face = paint.to_rgba(np.nanmax(of_gate))
         is_dead = bool(gate.weights) and set(gate.weights) <= set(dead)
         wires = [top + wire for wire in gate.wires or (0,)]
-        boxes = _draw(drawer, gate, column % across, wires, face, is_dead)
-        figure.boxes += [(gate.weights, box) for box in boxes]
+        _draw(drawer, gate, column % across, wires, face, is_dead)
     if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
         figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
-    data = any(gate.on_inputs and not gate.weights for gate in gates)
+    data = any(gate.features and not gate.weights for gate in gates)
     handles = [Patch(facecolor=DATA, edgecolor="black", label="turned by the data")] * data
     handles += [Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn")] * bool(dead)
     if handles:
@@ -85,39 +84,35 @@ def coloured_circuit(
 
 
 def outlines(figure: Picture, weight: int) -> list[Patch]:
-    """Outlines, added to a coloured circuit, of the gates that one weight turns."""
-    found = []
-    for weights, box in figure.boxes:
-        if weight in weights:
-            place = (box.get_x(), box.get_y()), box.get_width(), box.get_height()
-            look: dict[str, Any] = {"fill": False, "edgecolor": COLOURS[3], "linewidth": 2.6, "zorder": 6}
-            found.append(FancyBboxPatch(*place, boxstyle=box.get_boxstyle(), **look))
-            box.axes.add_patch(found[-1])
+    """Outlines of the gates of a coloured circuit that one weight turns, to be drawn over it."""
+    turned: Any = {box: box.get_gid() or () for box in figure.axes[0].patches}
+    found = [copy.copy(box) for box in turned if weight in turned[box]]
+    for box in found:
+        box.set(fill=False, edgecolor=COLOURS[3], linewidth=2.6, hatch=None)
     return found
 
 
 def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
     """The column of each gate: the first that is free on every wire from its first to its last."""
-    free, found = [0] * n_wires, []
-    for gate in gates:
-        over = range(min(gate.wires, default=0), max(gate.wires, default=n_wires - 1) + 1)
-        column = max(free[wire] for wire in over)
-        for wire in over:
-            free[wire] = column + 1
-        found.append(column)
-    return found
+    from pennylane import Barrier
+    from pennylane.drawer.drawable_layers import drawable_layers
+
+    every = [Barrier(gate.wires or range(n_wires)) for gate in gates]
+    layers = drawable_layers(every, {wire: wire for wire in range(n_wires)})
+    found = {id(each): column for column, layer in enumerate(layers) for each in layer}
+    return [found[id(each)] for each in every]
 
 
-def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> list[Any]:
-    """Draws a gate; gives its boxes, one for each wire that it turns."""
+def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> None:
+    """Draws a gate: a box for each wire that it turns, whose gid are its weights."""
     black = {"color": "black", "linewidth": 1.2}
     if gate.name == "CNOT":
         drawer.CNOT(column, wires, options=black)
-        return []
+        return
     if len(wires) > 1:
         drawer.ctrl(column, wires, options=black)
     if gate.name == "CZ":
-        return []
+        return
     name = gate.name.removeprefix("C" * gate.n_controls)
     name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
@@ -130,4 +125,4 @@ def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_d
     look |= {"zorder": 4, "hatch": "////" if is_dead else None}
     for wire in wires[gate.n_controls :]:
         drawer.box_gate(column, wire, name, look, font, autosize=len(name) > 3)
-    return drawer.ax.patches[-len(wires[gate.n_controls :]) :]
+        drawer.ax.patches[-1].set_gid(gate.weights)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from matplotlib.collections import PolyCollection
+import numpy as np
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
-from qnnkit.plots.picture import COLOURS, Picture, legend_beside, picture
+from qnnkit.plots.picture import COLOURS, Picture, picture
 
 NAMES = ("C", "C♯", "D", "D♯", "E", "F", "F♯", "G", "G♯", "A", "A♯", "B")
 STEPS_PER_BAR = 16  # of four quarters
@@ -36,40 +38,30 @@ def piano_roll(
         n_steps: 16ths that are shown; all by default.
     """
     parts = list(dict.fromkeys(part for roll in rolls.values() for part in roll))
+    colours = {part: COLOURS[i % len(COLOURS)] for i, part in enumerate(parts)}
     notes = [note for roll in rolls.values() for part in roll.values() for note in part]
     if n_steps is None:
         n_steps = math.ceil(max((start + duration for start, _, duration in notes), default=STEPS_PER_BAR))
     pitches = [pitch for start, pitch, _ in notes if start < n_steps]
     low, high = (min(pitches) - 2, max(pitches) + 2) if pitches else (58, 74)
     height = max(1.1, 0.045 * (high - low))
-    figure = picture(max(6.0, min(13.0, 2.6 + n_steps / 20)), (height + 0.35) * len(rolls) + 0.5)
+    figure = picture(max(6.0, min(13.0, 2.6 + n_steps / 20)), (height + 0.35) * len(rolls) + 0.8)
     axes = figure.subplots(len(rolls), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axis, (name, roll) in zip(axes, rolls.items(), strict=True):
         for part, each in roll.items():
-            corners = [_rectangle(*note) for note in each if note[0] < n_steps]
-            colour = COLOURS[parts.index(part) % len(COLOURS)]
-            bars = PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.4, zorder=2)
-            axis.add_collection(bars)
+            shown = np.array([note for note in each if note[0] < n_steps]).reshape(-1, 3)
+            bar, thick = 1 + shown[:, 0] / STEPS_PER_BAR, 60 * height / (high - low)  # thick: in points
+            end = bar + 0.9 * shown[:, 2] / STEPS_PER_BAR  # a gap between notes
+            axis.hlines(shown[:, 1], bar, end, colours[part], linewidth=thick, zorder=2)
         axis.set_title(name, fontsize=10, loc="left", parse_math=False)
         axis.grid(alpha=0.4, zorder=0)
-    named = [pitch for pitch in range(low, high + 1) if pitch % 12 == 0]
-    if len(named) < 3 and high - low <= 30:
-        named = [pitch for pitch in range(low, high + 1) if pitch % 12 in (0, 7)]
-    axes[0].set_yticks(named, [pitch_name(pitch) for pitch in named])
-    n_bars = -(-n_steps // STEPS_PER_BAR)
-    every = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, n_bars) if n_bars <= 16 * n)
-    starts = range(0, n_bars, every)
-    axes[0].set_xticks([bar * STEPS_PER_BAR for bar in starts], [str(bar + 1) for bar in starts])
-    axes[0].set(xlim=(0, n_steps), ylim=(low, high))
+    axes[0].xaxis.set_major_locator(MaxNLocator(16, steps=[1, 2, 4, 8, 10], integer=True))
+    axes[0].yaxis.set_major_locator(MultipleLocator(12 if high - low > 30 else 4))
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda pitch, place: pitch_name(round(pitch))))
+    axes[0].set(xlim=(1, 1 + n_steps / STEPS_PER_BAR), ylim=(low, high))
     axes[-1].set_xlabel(f"bar of {STEPS_PER_BAR} sixteenths")
     figure.supylabel("pitch", fontsize=10)
-    for i, part in enumerate(parts):
-        axes[0].plot([], [], "s", color=COLOURS[i % len(COLOURS)], label=part)
     if len(parts) > 1:
-        legend_beside(figure, axes[0])
+        handles = [Patch(color=colour, label=part) for part, colour in colours.items()]
+        figure.legend(handles=handles, loc="outside right upper", frameon=False)
     return figure
-
-
-def _rectangle(start: float, pitch: int, duration: float) -> list[tuple[float, float]]:
-    left, right, bottom, top = start, start + duration, pitch - 0.45, pitch + 0.45
-    return [(left, bottom), (right, bottom), (right, top), (left, top)]

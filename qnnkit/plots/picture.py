@@ -23,21 +23,8 @@ LONGEST_NAME = 32  # letters of a class name that are shown
 class Picture(Figure):
     """A figure that a notebook shows by itself."""
 
-    drawn: bytes | None = None  # as a PNG
-
-    def __init__(self, *given: Any, **named: Any):
-        super().__init__(*given, **named)
-        self.boxes: list[
-            tuple[Sequence[int], Any]
-        ] = []  # of a circuit's gates, with the weights that turn each
-
     def _repr_png_(self) -> bytes:
-        return self.png() if self.drawn is None or self.stale else self.drawn
-
-    def png(self, **metadata: str) -> bytes:
-        """The figure as a PNG, with metadata such as Title and Description in it."""
-        self.drawn, self.stale = as_png(self, **metadata), False  # whatever changes it later makes it stale
-        return self.drawn
+        return as_png(self)
 
 
 def as_png(figure: Figure, **metadata: str) -> bytes:
@@ -106,12 +93,6 @@ def show(axis: Any, image: np.ndarray) -> None:
     axis.imshow(image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray", vmin=0, vmax=255)
 
 
-def bare(axis: Any) -> None:
-    """Takes the ticks away."""
-    axis.set_xticks([])
-    axis.set_yticks([])
-
-
 def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
@@ -121,26 +102,9 @@ def inches(names: Sequence[str]) -> float:
     return 0.1 * max(len(short(name)) for name in names)
 
 
-def row_name(axis: Any, name: str) -> None:
-    text = short(name)
-    axis.text(-0.15, 0.5, text, transform=axis.transAxes, ha="right", va="center", parse_math=False)
-
-
 def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
     # A folder may well be called "$5 to $10": no name is mathematics.
     axis.set_ticks(range(len(names)), [short(name) for name in names], rotation=rotation, parse_math=False)
-
-
-def legend_beside(figure: Figure, axis: Any) -> None:
-    """Outside the axes, where it can cover nothing."""
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-
-
-class _Whole(Picture):
-    """A picture whose legend may stand outside of it."""
-
-    def savefig(self, *args: Any, **options: Any) -> None:
-        super().savefig(*args, **{"bbox_inches": "tight", **options})
 
 
 def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
@@ -149,16 +113,17 @@ def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
     Args:
         plot: The plot; names in it are never read as mathematics.
         stamp: What tells the runs behind it.
-        width: Of the axes together, in inches; the legend stands beside them.
+        width: In inches, with the legend on the right.
         height: In inches.
     """
-    figure = _Whole(figsize=(width, height), layout=ConstrainedLayoutEngine())
+    figure = Picture(figsize=(width, height), layout=ConstrainedLayoutEngine())
     plot.on(figure).plot()
     for axis in figure.axes:
         axis.margins(0.08)  # what ends where a score does stays clear of the frame
     for legend in figure.legends:
-        legend.set_bbox_to_anchor((1.01, 0.5))  # beside the axes, not over them
-    figure.text(1, -0.06 / height, stamp, ha="right", va="top", fontsize=6, color="#555")
+        legend.set_bbox_to_anchor(None)
+        legend.set_loc("outside right center")
+    figure.supxlabel(stamp, x=1, ha="right", fontsize=6, color="#555")
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     return figure

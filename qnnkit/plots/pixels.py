@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from qnnkit.plots.picture import COLOURS, Picture, inches, legend_beside, name_ticks, picture, row_name, show
+from qnnkit.plots.picture import Picture, inches, name_ticks, picture, short, show
 
 LETTERS, ACROSS = 20, 6
 """In a line above an image; and images in a row."""
-
-
-class _Joints(textwrap.TextWrapper):
-    """Breaks lines after a space, slash, dash, dot or underscore; within a word if it must."""
-
-    wordsep_re = re.compile(r"([^ /_.-]*[ /_.-])")
 
 
 def class_samples(
@@ -39,28 +32,8 @@ def class_samples(
             axis.set_axis_off()
         for axis, image in zip(axes[row], images[labels == row], strict=False):
             show(axis, image)
-        row_name(axes[row][0], name)
-    return figure
-
-
-def class_balance(counts: Mapping[str, Sequence[int]], classes: Sequence[str]) -> Picture:
-    """Images per class, one bar per split.
-
-    Args:
-        counts: Split -> number of images of each class.
-        classes: Names.
-    """
-    upright = max(map(len, classes)) > 3
-    height = 2.8 + (inches(classes) if upright else 0.2)
-    figure = picture(max(6, min(14, 0.5 * len(classes) + 2)), height)
-    axis = figure.subplots()
-    width = 0.8 / len(counts)
-    for i, (split, numbers) in enumerate(counts.items()):
-        places = np.arange(len(classes)) + (i - (len(counts) - 1) / 2) * width
-        axis.bar(places, numbers, width, label=f"{split} ({sum(numbers):,})", color=COLOURS[i])
-    name_ticks(axis.xaxis, classes, rotation=90 if upright else 0)
-    axis.set(xlabel="class", ylabel="images")
-    legend_beside(figure, axis)
+        axis, look = axes[row][0], {"ha": "right", "va": "center", "parse_math": False}
+        axis.text(-0.15, 0.5, short(name), transform=axis.transAxes, **look)
     return figure
 
 
@@ -72,7 +45,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
         titles: One per image; may have several lines, and a long line is wrapped.
     """
     rows = max(1, -(-len(images) // ACROSS))
-    wrapped = ["\n".join(map(_Joints(LETTERS).fill, title.splitlines())) for title in titles]
+    wrapped = ["\n".join(textwrap.fill(line, LETTERS) for line in title.splitlines()) for title in titles]
     lines = max((title.count("\n") + 1 for title in wrapped), default=1)
     figure = picture(1.5 * ACROSS, (1.6 + 0.16 * lines) * rows)
     for axis in figure.subplots(rows, ACROSS, squeeze=False).flat:

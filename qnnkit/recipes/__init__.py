@@ -15,13 +15,12 @@ Each takes those of the arguments above that it names.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import importlib
-import importlib.util
 import linecache
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
 from qnnkit.recipes._recipe import Recipe, located
-from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of
+from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of, with_one_preset
 from qnnkit.settings import MAIN_NETS, Settings
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ def find(recipe: Any) -> Recipe:
     """The recipe that is named.
 
     Args:
-        recipe: A shipped name, the path of a .py file (relative to this folder or to the workspace), the
-            name of a module, a module, or any object with a recipe's names.
+        recipe: A shipped name, the path of a .py file (relative to this folder or to the workspace), a
+            module, or any object with a recipe's names.
 
     Raises:
         ValueError: None is there, or it lacks a name, or its file cannot be run: then with file and line.
@@ -125,7 +124,7 @@ def new(path: str | Path, like: str = "digits_quanv") -> Path:
     if path.exists():
         raise FileExistsError(checks.message("path", "be a new file", str(path), "Choose another name."))
     path.parent.mkdir(parents=True, exist_ok=True)
-    workspace.write_bytes(path, recipe.source.encode())
+    workspace.write_bytes(path, with_one_preset(recipe.source, recipe.preset).encode())
     return path
 
 
@@ -152,22 +151,19 @@ def _named(name: str) -> Recipe:
     if name.endswith(".py") or "/" in name:
         step = f"Write one: qnnkit new {name} --like digits_quanv."
         raise FileNotFoundError(checks.message("recipe", "be an existing .py file", name, step))
-    spec = None
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(name)
-    if spec is not None and spec.origin and spec.origin.endswith(".py"):
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:
-            raise located(spec.origin, error) from error
-        return _of_module(module)
     return RECIPES[checks.choice("recipe", name, [*RECIPES, "a .py file of yours"])]
 
 
 def _of_file(path: Path) -> Recipe:
     """Runs a user's file. What it imports from its own folder is read anew where it has changed."""
     source, neighbours = texts_of(str(path))
-    made = Recipe(path.stem, str(path), None, source, neighbours)
+    [preset, *others] = presets(source).values() or [{}]
+    if others:
+        step = "Delete the others."
+        raise RecipeError(
+            checks.message("PRESETS", "have one entry in a file of yours", [*presets(source)], step)
+        )
+    made = Recipe(path.stem, str(path), None, source, neighbours, preset)
     before = _found.get(made.digest)
     if before is not None and before.reference == str(path):
         return before
@@ -226,6 +222,11 @@ def _kept(recipe: Recipe) -> Recipe:
             rule, step = f"define `{part}`", "See qnnkit.recipes for what a recipe is made of."
             own = [name for name in PARTS if hasattr(recipe.code, name)]
             raise RecipeError(f"Recipe `{recipe.reference}` must {rule}, but has {own or 'nothing'}. {step}")
+    for name, value in getattr(recipe.code, "__dict__", {}).items():
+        meant = difflib.get_close_matches(name, PARTS, 1, 0.85)
+        if meant and callable(value) and not hasattr(recipe.code, meant[0]):
+            told = f"Recipe `{recipe.reference}` has no `{meant[0]}`, and `{name}` is not used as such"
+            warnings.warn(f"{told}. Rename it, if it is meant.", stacklevel=3)
     same = _found.get(recipe.digest)
     if same is not None and same.code is recipe.code and same.reference == recipe.reference:
         return same

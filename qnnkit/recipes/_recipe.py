@@ -8,7 +8,6 @@ import copy
 import importlib
 import inspect
 import re
-import sysconfig
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import create_model
 
 from qnnkit import checks
-from qnnkit.recipes._source import RecipeError, digest
+from qnnkit.recipes._source import RecipeError, digest, of_library
 from qnnkit.settings import MAIN_NETS, Settings, is_kits, types_of
 
 if TYPE_CHECKING:
@@ -243,18 +242,16 @@ class Recipe:
     # --- the user's code ------------------------------------------------------------------------------------
 
     def _call(self, part: str, **offered: Any) -> Any:
+        from qnnkit.tasks import asked
+
         function = getattr(self.code, part)
-        taken = inspect.signature(function).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            unknown = [
-                name for name, each in taken.items() if name not in offered and each.default is each.empty
-            ]
-            if unknown:
+        for name, each in inspect.signature(function).parameters.items():
+            is_free = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            if name not in offered and each.default is each.empty and not is_free:
                 step = f"It may ask for {', '.join(offered)}."
-                raise self.wrong(f"Function `{part}` must not ask for `{unknown[0]}`. {step}", part)
-            offered = {name: offered[name] for name in taken if name in offered}
+                raise self.wrong(f"Function `{part}` must not ask for `{name}`. {step}", part)
         with self.located_errors():
-            return function(**offered)
+            return asked(function, **offered)
 
     @contextlib.contextmanager
     def located_errors(self) -> Iterator[None]:
@@ -314,10 +311,7 @@ def located(reference: str, error: Exception) -> RecipeError:
 
 def _frames(error: Exception) -> list[traceback.FrameSummary]:
     """The lines of an error's trace that are neither Python's, nor a library's, nor the kit's."""
-    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    libraries = (*libraries, str(Path(__file__).parents[1]), "<frozen", "<string>")
-    frames = traceback.extract_tb(error.__traceback__)
-    return [each for each in frames if not each.filename.startswith(libraries)]
+    return [each for each in traceback.extract_tb(error.__traceback__) if not of_library(each.filename)]
 
 
 def _is_module(value: Any) -> bool:

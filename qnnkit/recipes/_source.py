@@ -10,6 +10,7 @@ import inspect
 import linecache
 import re
 import sys
+import sysconfig
 import textwrap
 import tokenize
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from qnnkit import checks, workspace
+from qnnkit import checks
 from qnnkit.settings import digest_of
 
 PARTS = ("Settings", "load", "build", "task", "controls", "check")
@@ -42,11 +43,25 @@ def _syntax(text: str) -> Any:
 
 def presets(text: str) -> dict[str, dict[str, Any]]:
     """The literal `PRESETS = {...}` of a recipe's source: settings by name."""
+    found = _presets(text)
+    return {} if found is None else ast.literal_eval(found)
+
+
+def with_one_preset(text: str, settings: Mapping[str, Any]) -> str:
+    """A recipe's source without the entries of `PRESETS` but the one of these settings."""
+    lines, found = text.splitlines(keepends=True), _presets(text)
+    for key, value in reversed([*zip(found.keys, found.values, strict=True)] if settings else []):
+        if ast.literal_eval(value) != settings:
+            del lines[key.lineno - 1 : value.end_lineno]
+    return "".join(lines)
+
+
+def _presets(text: str) -> Any:
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(each, ast.Name) and each.id == "PRESETS" for each in targets):
-            return ast.literal_eval(node.value)  # type: ignore[union-attr]
-    return {}
+            return node.value  # type: ignore[union-attr]
+    return None
 
 
 def texts_of(file: str, module: str = "") -> tuple[str, dict[str, str]]:
@@ -88,8 +103,8 @@ def source_of(code: Any) -> str:
     """Source of an object's parts, and of what of yours they name, each once, in order of name.
 
     That is functions, classes, QNodes, values with a text of their own (numbers, lists, arrays), what a
-    function has kept from the one that made it, and files of the workspace that are imported. Functions that
-    a partial or a list holds have no such text.
+    function has kept from the one that made it, and files of yours that are imported. Functions that a
+    partial or a list holds have no such text.
 
     Raises:
         ValueError: Something has neither source nor text, so nobody could tell one experiment from another.
@@ -141,14 +156,17 @@ def _value(name: str, value: Any) -> str:
 
 
 def _is_yours(found: Any) -> bool:
-    """Whether a module, function or class is of a notebook, the current folder or the workspace."""
+    """Whether a module, function or class is of a notebook, or of a file that is no library's."""
     module = found if inspect.ismodule(found) else sys.modules.get(found.__module__ or "builtins")
     if module is None or module.__name__ == "__main__":
         return True
-    file = Path(getattr(module, "__file__", None) or sys.prefix)
-    places = (Path.cwd(), workspace.home().absolute())
-    library = "site-packages" in file.parts or file.is_relative_to(sys.prefix)
-    return not library and not module.__name__.startswith("qnnkit") and any(map(file.is_relative_to, places))
+    return not of_library(getattr(module, "__file__", None) or "<frozen")
+
+
+def of_library(file: str) -> bool:
+    """Whether a file is Python's, an installed library's, or the kit's."""
+    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return file.startswith((*libraries, str(Path(__file__).parents[1]), "<frozen", "<string>"))
 
 
 def _untold(name: str, value: Any) -> ValueError:

@@ -289,9 +289,8 @@ def _facts(run: Run) -> list[str]:
 
 
 def _notes(run: Run) -> list[str]:
-    """What else is to be known: of settings of single nets, gradients, data, place, machine."""
-    provenance, rows = run.provenance, run.rows("metrics")
-    said = []
+    """What else is to be known: of settings of single nets, gradients, data, place."""
+    provenance, said = run.provenance, []
     if single := run.config.net_settings:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
     said += _measurements(run)
@@ -300,8 +299,7 @@ def _notes(run: Run) -> list[str]:
     said += [*_gradient_notes(run), *(provenance.get("notes") or run.splits.notes)]
     if placed := provenance.get("trained", {}).get("sentence"):
         said.append(f"Trained on {placed}")
-    warned = (row for row in rows if row["event"] == "warning" and row["of"] == "machine")
-    return said + [f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in warned]
+    return said
 
 
 def _measurements(run: Run) -> list[str]:

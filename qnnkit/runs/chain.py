@@ -249,5 +249,3 @@ class _Following:
         for row in self.rows.look():
             if row["event"] in ("epoch", "test"):
                 self.echo(f"      {epoch_line(self.run, row)}")
-            elif row["event"] == "warning" and row["of"] == "machine":
-                self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")

@@ -18,7 +18,7 @@ from qnnkit import recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
 from qnnkit.runs.rows import trainings, whole
-from qnnkit.settings import MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
+from qnnkit.settings import GONE, MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,12 +223,9 @@ class Run:
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
         metadata = {"Title": title, "Description": description}
-        if hasattr(figure, "png"):  # the kit's own keep what they have drawn: they are shown next
-            content = figure.png(**metadata)
-        else:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
-            content = buffer.getvalue()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+        content = buffer.getvalue()
         workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 
@@ -311,7 +308,8 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
     digest, name = values.pop("recipe_digest"), str(values.pop("recipe"))
     for found in [recipe] if recipe else [recipes.RECIPES.get(name), recipes.known(digest)]:
         if found is not None and found.digest == digest:
-            gone = {name for name in values if values[name] is None} - {*found.Settings.model_fields}
+            gone = {name for name in values if values[name] is None or name in GONE}
+            gone -= {*found.Settings.model_fields}
             return found.Settings.of({name: values[name] for name in values if name not in gone})
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
     return kind.of(values)

@@ -13,10 +13,7 @@ import torch
 from qnnkit import measure
 from qnnkit.runs.folder import Run
 from qnnkit.runs.rows import number
-from qnnkit.settings import Settings
-from qnnkit.train import Moment
 from qnnkit.train.processes import is_main, n_processes
-from qnnkit.train.vitals import Vitals
 
 EVERY = 5.0
 """Seconds between two rows of a training, at least."""
@@ -25,16 +22,16 @@ EVERY = 5.0
 class Journal:
     """Writes what the training of one net tells; of several processes that train it, the first does.
 
-    Rows of metrics.jsonl are "begin", "step" every few seconds, "validation" within an epoch, "epoch",
-    "warning" and "test", the last. A disk that fails "begin", "step" or "warning" stops nothing.
+    Rows of metrics.jsonl are "begin", "step" every few seconds, "epoch", "warning" and "test", the last.
+    A disk that fails "begin", "step" or "warning" stops nothing.
 
     Args:
         run: The run.
         net: Whose training begins, or goes on.
         seed: Its seed.
         place: Where it computes.
-        on_row: Called with rows "step", "validation" and "epoch".
-        on_warning: Called with a sentence on a fault of the gradients, once for each kind, or of the machine.
+        on_row: Called with rows "step" and "epoch".
+        on_warning: Called with a sentence on a fault of the gradients, once for each kind.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class Journal:
         self.run, self.place, self.main = run, place, is_main()
         self.whose = {"net": net, "seed": seed}
         self.on_row, self.on_warning = on_row or (lambda row: None), on_warning or (lambda told: None)
-        self.vitals, self.warned = Vitals(self.machine, _remedy(run.config)), set()
+        self.warned: set[str] = set()
         rows = run.rows("metrics") if self.main else []
         same = [row for row in rows if self.whose.items() <= row.items() and row.get("device") == str(place)]
         self.peak = max((number(row, "peak_memory") or 0 for row in same), default=0)
@@ -57,35 +54,19 @@ class Journal:
         counted = getattr(run.task, "counted", "samples")
         self._feel("begin", counted=counted)  # at once: the first update may be a minute away
 
-    def update(self, moment: Moment) -> None:
+    def update(self, row: dict[str, Any]) -> None:
         """Called after every update; most calls write nothing."""
         if not self.main:
             return
-        self.vitals.update(moment)
-        self.samples += moment.samples
+        row = dict(row)
+        self.samples += row.pop("samples")
         now = time.monotonic()
         if now - self.since < EVERY:
             return
+        row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
         per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
-        row = self._feel(
-            "step",
-            epoch=moment.epoch,
-            epochs=moment.epochs,
-            step=moment.step,
-            steps=moment.steps,
-            updates=moment.updates,
-            loss=moment.loss if math.isfinite(moment.loss) else None,
-            learning_rate=moment.learning_rate,
-            per_second=per_second or None,
-            micro_batch=moment.micro_batch,
-        )
         self.samples, self.since = 0, now
-        self.on_row(row)
-
-    def validation(self, row: dict[str, Any]) -> None:
-        """Adds what a validation within an epoch found."""
-        if self.main:
-            self._add("validation", row)
+        self.on_row(self._feel("step", **row, per_second=per_second or None))
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Adds what an epoch came to."""
@@ -100,11 +81,6 @@ class Journal:
                 self.warned.add(fault)
                 self._feel("warning", of="gradients", sentence=sentence)
                 self._tell(f"epoch {row['epoch']}: {sentence}", ", ")
-
-    def machine(self, sentence: str) -> None:
-        """Tells what a training has found out of its machine."""
-        self._feel("warning", of="machine", sentence=sentence)
-        self._tell(sentence)
 
     def end(self, epochs: Sequence[dict[str, Any]], final: dict[str, Any]) -> dict[str, Any]:
         """The final row, which it adds, after those of epochs that a checkpoint has and the file has lost."""
@@ -145,14 +121,6 @@ def speed(run: Run, seconds: float) -> dict[str, float]:
     """Tokens of an epoch that are learnt from per second, where the data are tokens."""
     tokens = getattr(run.splits.train, "n_predicted", None)
     return {} if tokens is None else {"tokens_per_second": tokens / seconds}
-
-
-def _remedy(config: Settings) -> str:
-    """What may be done about memory that is nearly gone."""
-    told = "Close other programs, or stop"
-    if config.gradient_checkpointing:
-        return f"{told} and begin another run_dir with a smaller batch_size."
-    return f"{told} (Ctrl-C) and run the same command with --set gradient_checkpointing=true."
 
 
 def _on_device(place: torch.device) -> int:

@@ -68,7 +68,6 @@ class State:
     """Until this net is trained, if nothing stops it early."""
     seconds_left_run: float | None = None
     """Until all are."""
-    micro_batch: int | None = None
     memory: int | None = None
     """Bytes of RAM that the process holds."""
     peak_memory: int | None = None
@@ -226,7 +225,7 @@ def of_rows(
     left_net, left_run = _left(steps, pair, order, tested)
     words = {"net": str, "seed": int, "device": str, "counted": str}
     known: dict[str, Any] = {name: _is(begin.get(name), kind) for name, kind in words.items()}
-    numbers = ("epoch", "epochs", "step", "steps", "loss", "per_second", "micro_batch")
+    numbers = ("epoch", "epochs", "step", "steps", "loss", "per_second")
     known |= {name: number(last, name) for name in (*numbers, "memory", "device_memory")}
     return State(
         folder,

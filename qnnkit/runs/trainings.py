@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, device, gradients, layers, measure, recipes, tasks, train, workspace
+from qnnkit import checks, device, gradients, layers, measure, recipes, tasks, train, words, workspace
 from qnnkit.checkpoint import Store, own_generators, seed_all, weights
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.data.splits import SPLITS
@@ -22,7 +22,7 @@ from qnnkit.runs.folder import Run
 from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.trackers import tracked
-from qnnkit.train import out_of_memory
+from qnnkit.train.out_of_memory import out_of_memory, ran_out
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
 
@@ -75,10 +75,7 @@ class Training:
         }
         groups, watch = recipes.parameter_groups(model, config), None
         if n := config.gradient_samples:
-            whose = {"event": "epoch", "net": net, "seed": seed}
-            rows = run.rows("gradients") if begun is not None else []
-            earlier = [row for row in rows if whose.items() <= row.items()]
-            watch = gradients.Watch(model, groups, per_epoch=n, log=self.journal.gradients, earlier=earlier)
+            watch = gradients.Watch(model, groups, per_epoch=n, log=self.journal.gradients)
         return self.loaders, {
             "groups": groups,
             "device": self.place,
@@ -88,18 +85,16 @@ class Training:
             "log": self.journal.epoch,
             "watch": watch,
             "on_update": self.journal.update,
-            "on_validation": self.journal.validation,
-            "tell": self.journal.machine,
             "base": base,
         }
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
         run = self.run
-        micro_batch = progress.micro_batch or run.config.micro_batch
+        loader, size = self.loaders["test"], run.config.micro_batch
         with own_generators():
             seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
-            found = tested(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
+            found = tested(model, run.task, loader, self.splits, self.place, size)
         return self.journal.end(progress.rows, _final(run, model, progress, found))
 
 
@@ -115,15 +110,14 @@ def training(
 
     Args:
         run: The run; its metrics.jsonl gets the rows, its folder the checkpoints.
-        on_row: Called with each row: "step" every 5 s of training, "validation" within an epoch, "epoch".
+        on_row: Called with each row: "step" every 5 s of training, and "epoch".
         on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
-            each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
-            the machine does not keep up: metrics.jsonl has these.
+            each kind of fault of a net and seed; gradients.jsonl holds the warnings of every epoch.
 
     Raises:
         BlockingIOError: Another process is training this run.
         Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
-        OutOfMemory: Memory ran out, in an epoch or beside it; the message has the next remedy.
+        OutOfMemory: Memory ran out, in an epoch or outside of them; the message names the next remedy.
     """
     from qnnkit.runs.placing import placed
 
@@ -166,13 +160,10 @@ def training(
                 ended.add_note(stopped_in(run, begun[0].net, begun[0].seed))
             raise
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, out_of_memory.OutOfMemory) or not out_of_memory.ran_out(error) or not begun:
+            if isinstance(error, train.OutOfMemory) or not ran_out(error) or not begun:
                 raise
-            one = begun[0]
-            told = f"net {one.net}, seed {one.seed}, before or after its epochs"
-            raise out_of_memory.OutOfMemory(
-                out_of_memory.stopped(told, 0, config, one.place, n_processes())
-            ) from None
+            place = f"net {begun[0].net}, seed {begun[0].seed}, before or after its epochs"
+            raise out_of_memory(place, words.first_line(error), config) from None
 
 
 def train_all(
@@ -227,12 +218,13 @@ def stopped_in(run: Run, net: str, seed: int) -> str:
 def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:
     """What a trained net came to."""
     score = run.task.score
-    sign = 1 if run.task.monitor == score.on_validation else -1  # what is to fall is watched as minus itself
+    [best] = [row for row in progress.rows if row["epoch"] == progress.best_epoch]
+    watched = f"validation_{score.on_validation}"
     found = {
         "epochs": run.config.epochs,
         "epochs_trained": progress.epoch,
         "best_epoch": progress.best_epoch,
-        f"validation_{score.on_validation}": sign * progress.best_score[0],
+        watched: best[watched],
         **{f"test_{name}": value for name, value in test.items()},
         "n_test": len(run.splits.test),
         **layers.count_parameters(model),
@@ -240,7 +232,7 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
         "seconds_per_epoch": progress.seconds_per_epoch,
         **speed(run, progress.seconds_per_epoch),
     }
-    return found | ({"micro_batch": progress.micro_batch} if progress.micro_batch else {})
+    return found | ({"micro_batch": run.config.micro_batch} if run.config.micro_batch else {})
 
 
 def tested(

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qnnkit.simulator.gates import EXACT, Gate, NotFusable, TakeApart, constant, is_unitary, is_wrapped, turn
-from qnnkit.simulator.queueing import is_pennylanes, within
+from qnnkit.simulator.queueing import is_changed, is_pennylanes, within
 from qnnkit.simulator.readout import Readout, readout
 
 ONE_AT_A_TIME = threading.RLock()
@@ -244,7 +244,7 @@ def assembled(
     wires = _wires(device_wires, operations, measurements)
     if len(wires) > MOST_WIRES:
         gib = 2 ** (len(wires) + 3) / 2**30
-        raise NotFusable(f"a state of {len(wires)} wires takes {gib:.3g} GiB for every sample")
+        raise NotFusable(f"a state of {len(wires)} wires takes {gib:.4g} GiB for every sample")
     prepared = None
     if operations and isinstance(operations[0], qp.StatePrep):
         prepared, gates = _prepared(operations[0], wires), gates[1:]
@@ -268,7 +268,11 @@ def assembled(
             made.append(Gate(on, form.start))
         made.append(Gate(on, form, n))
         n += 1
-    kinds = {*kinds, *map(type, measurements), *(type(m.obs) for m in measurements if m.obs is not None)}
+    observables = [each for m in measurements if m.obs is not None for each in within(m.obs)]
+    measuring = {*map(type, measurements)}
+    if not all(map(is_pennylanes, measuring)) or any(is_changed(type(each)) for each in observables):
+        raise NotFusable("a measurement is not as PennyLane made it")
+    kinds = {*kinds, *measuring, *map(type, observables)}
     measured = readout(tuple(measurements), wires)
     return Circuit(prepared, tuple(made), np.eye(n), np.zeros(n), measured, wires, frozenset(kinds))
 
@@ -341,7 +345,7 @@ def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np
     """
     generator = torch.Generator().manual_seed(0)
     random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)
-    points = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64), random])
+    points = torch.cat([torch.eye(n + 1, dtype=torch.float64)[:, 1:], random])  # 0 comes first
     with _Rational():
         values = torch.func.vmap(function)(points)
     offset, matrix = values[0], (values[1 : n + 1] - values[0]).T

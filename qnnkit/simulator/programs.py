@@ -107,8 +107,8 @@ class Programs:
 
     def _is_pure(self) -> bool:
         """Whether the Python reads only its arguments and constants, none of which has changed."""
-        if self._looked_at is not self.qnode.func:
-            self._looked_at, self._pure = self.qnode.func, {}
+        if self._looked_at != (now := (self.qnode.func, *self.qnode.compile_pipeline)):
+            self._looked_at, self._pure = now, {}
             try:
                 self._names = Names(self.qnode.func)
             except NotPure as reason:
@@ -118,28 +118,28 @@ class Programs:
         return self._names is not None
 
     def _of_pure(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | None:
-        """The call of a pure function that was traced for rows of this form.
+        """The call of a pure function that was traced for rows and weights of this form.
 
         None also where sums of its large angles would lose digits: PennyLane reduces each alone.
         """
-        program = self._pure.get(self._form(rows)) if self._is_pure() else None
+        program = self._pure.get(form := self._form(rows, weights)) if self._is_pure() else None
         if program is None:
             return None
         if not program.methods.hold():
-            self._pure.pop(self._form(rows), None)
+            self._pure.pop(form, None)
             return None
-        each = [*weights.values()]
-        vector = each[0] if len(each) == 1 else _piled(each, ())
+        vector = _piled([*weights.values()], ())
         if not program.keeps_digits(rows, vector):
             return None
         self.last = program
         batch = len(rows) if rows.ndim == 2 else None
         return Call([(program, (rows if batch else rows[None], vector), batch)], program.as_list)
 
-    def _form(self, rows: Tensor) -> tuple:
+    def _form(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple:
         sizes = rows.shape if self._names is not None and self._names.reads_sizes else rows.shape[1:]
         is_one = rows.ndim == 2 and len(rows) == 1
-        return rows.ndim, is_one, sizes, rows.dtype, rows.device, self.qnode.device.wires
+        shapes = *((name, each.shape) for name, each in weights.items()), sizes
+        return rows.ndim, is_one, shapes, rows.dtype, rows.device, self.qnode.device.wires
 
     def _trace(self, tape: Any, rows: Tensor, weights: Mapping[str, Tensor], as_list: bool) -> None:
         """Makes the program of a pure function for rows of this form, unless that was tried before.
@@ -150,7 +150,7 @@ class Programs:
             weights: By name.
             as_list: Whether it returns a list or a tuple.
         """
-        form, named = self._form(rows), (self.input_name, *weights)
+        form, named = self._form(rows, weights), (self.input_name, *weights)
         if form in self._pure or len(self._pure) >= MOST_PROGRAMS:  # in vain, or its angles are large now
             return
 
@@ -281,9 +281,9 @@ def arguments(program: Fused, made: queueing.Structure, rows: Tensor) -> tuple[T
 
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
-    """Arrays of shape (*shape, ...) as one, (*shape, n); None for none."""
-    if not arrays:
-        return None
+    """Arrays of shape (*shape, ...) as one, (*shape, n), or as it is if all share it; None for none."""
+    if not arrays or (len(arrays) == 1 and not shape):
+        return arrays[0] if arrays else None
     if all(each.shape == shape for each in arrays):
         return torch.stack(arrays, -1)
     arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]

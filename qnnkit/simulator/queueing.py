@@ -36,13 +36,13 @@ CONTROLLED = {
 }  # fmt: skip
 """Controlled gates that are known by their classes alone."""
 NESTED = qp.ops.CompositeOp | qp.ops.SymbolicOp
-BY_ITSELF = (int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType)
+BY_ITSELF = {int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType}
 """Types of values that are their own key; a float is not, since nan differs from itself."""
 PLAIN_OBSERVABLES = (qp.X, qp.Y, qp.Z, qp.Identity)
 METHODS = (
     "__init__", "matrix", "compute_matrix", "decomposition", "compute_decomposition", "eigvals",
     "compute_eigvals", "compute_diagonalizing_gates", "execute", "preprocess_transforms",
-    "setup_execution_config",
+    "setup_execution_config", "process_state",
 )  # fmt: skip
 """Methods that decide what an operator, a measurement or a device computes."""
 NUMBERS = (float, int, np.floating, np.integer)
@@ -179,6 +179,8 @@ def _taken(operations: Sequence[Operator], in_parts: set[str]) -> Iterator[Taken
         except Unkeyable:
             whole = None
         if whole is None and operation.has_matrix and _is_constant(operation):
+            if any(is_changed(type(each)) for each in within(operation)):
+                raise NotFusable(f"{operation.name} is not as PennyLane made it")
             with qp.QueuingManager.stop_recording():
                 matrix = qp.matrix(operation, wire_order=operation.wires)
                 whole = _whole(qp.QubitUnitary(matrix, operation.wires))
@@ -348,6 +350,11 @@ def is_pennylanes(kind: type) -> bool:
 
 
 _is_pennylanes = functools.cache(is_pennylanes)
+
+
+def is_changed(kind: type) -> bool:
+    """Whether somebody has exchanged such a method of a class of PennyLane's."""
+    return kind.__module__.startswith("pennylane") and not is_pennylanes(kind)
 
 
 class Methods:

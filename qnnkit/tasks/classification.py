@@ -64,6 +64,8 @@ class Classification:
 
     def preview(self, splits: Any) -> list[Shown]:
         """Some training samples of each class, and how many each split has."""
+        import pandas as pd
+
         from qnnkit import plots
 
         train, names = splits.train, splits.classes
@@ -71,11 +73,9 @@ class Classification:
             return first_samples(splits)
         figure = plots.class_samples(train.images.numpy(), train.labels.numpy(), names)
         counts = {name: splits.split(name).labels.bincount(minlength=len(names)).tolist() for name in SPLITS}
-        balance = plots.class_balance(counts, names)
-        told = "Images of each class in each split; in brackets, all of it."
         return [
             Shown(figure, "01_classes", "Images of each class", "One class a row, from the training split."),
-            Shown(balance, "01_balance", "Class balance", told),
+            Shown(pd.DataFrame(counts, index=list(names)), "01_balance", "Images of each class and split"),
         ]
 
     def mistakes(self, net: nn.Module, splits: Any, n: int = 12, seen: Any = None) -> list[Shown]:

@@ -158,7 +158,9 @@ class Embeddings:
     @property
     def right(self) -> Tensor:
         """Whether a caption is one of an image, bool, (n_images, n_texts)."""
-        return _right(self.pairs, len(self.images), len(self.texts))
+        right = torch.zeros(len(self.images), len(self.texts), dtype=torch.bool)
+        right[self.pairs[:, 0], self.pairs[:, 1]] = True
+        return right
 
 
 def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size: int = 256) -> Embeddings:
@@ -191,14 +193,14 @@ def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size:
 
 def scores(found: Embeddings) -> dict[str, float]:
     """Recall both ways, and where there are classes the share of images whose nearest class is their own."""
-    told = recall(found.images, found.texts, found.pairs)
+    told = recall(found.images, found.texts, found.right)
     if found.classes is not None and found.labels is not None:
         nearest = (found.images @ found.classes.T).argmax(1)
         told["zero_shot"] = float((nearest == found.labels).double().mean())
     return told
 
 
-def recall(images: Tensor, texts: Tensor, pairs: Tensor, ranks: Sequence[int] = RANKS) -> dict[str, float]:
+def recall(images: Tensor, texts: Tensor, right: Tensor, ranks: Sequence[int] = RANKS) -> dict[str, float]:
     """Share of queries with a right answer among the k nearest, by cosine, for each k of `ranks`.
 
     An image has found its captions once one of them is found, and a caption one of its images. A wrong answer
@@ -207,7 +209,7 @@ def recall(images: Tensor, texts: Tensor, pairs: Tensor, ranks: Sequence[int] = 
     Args:
         images: Embeddings of length 1, (n_images, n_dimensions).
         texts: Embeddings of length 1, (n_texts, n_dimensions).
-        pairs: Which image has which text, int64, (n_pairs, 2); every image and every text is in one.
+        right: Whether a text is one of an image, bool, (n_images, n_texts); each image and text has one.
         ranks: How many are looked at.
 
     Returns:
@@ -215,20 +217,12 @@ def recall(images: Tensor, texts: Tensor, pairs: Tensor, ranks: Sequence[int] = 
 
     Example:
         >>> images, texts = torch.eye(3), torch.eye(3)[[0, 2, 1]]
-        >>> recall(images, texts, torch.tensor([[0, 0], [1, 1], [2, 2]]), ranks=(1,))
+        >>> recall(images, texts, torch.eye(3, dtype=torch.bool), ranks=(1,))
         {'image_to_text_recall_1': 0.3333333333333333, 'text_to_image_recall_1': 0.3333333333333333}
     """
-    right = _right(pairs, len(images), len(texts)).to(images.device)
     both = {"image_to_text": (images, texts, right), "text_to_image": (texts, images, right.T)}
     places = {name: _ranks(*each) for name, each in both.items()}
     return {f"{name}_recall_{k}": float((places[name] <= k).double().mean()) for name in both for k in ranks}
-
-
-def _right(pairs: Tensor, n_images: int, n_texts: int) -> Tensor:
-    """Whether a text is one of an image, bool, (n_images, n_texts)."""
-    right = torch.zeros(n_images, n_texts, dtype=torch.bool)
-    right[pairs[:, 0], pairs[:, 1]] = True
-    return right
 
 
 def _ranks(queries: Tensor, candidates: Tensor, right: Tensor) -> Tensor:

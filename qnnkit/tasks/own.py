@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qnnkit import checks
 from qnnkit.data import music_tokens
 from qnnkit.layers import evaluating
-from qnnkit.stats import SCORES, Score, direction
+from qnnkit.stats import ACCURACY, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
@@ -105,13 +105,14 @@ def complete(task: Any) -> Any:
     if not callable(task):
         rule, step = "be callable: (model, batch) -> tasks.Step", "Give tasks.Classification(), or a class."
         raise Refused(checks.message("task", rule, task, step))
-    return task if type(task).__module__.startswith("qnnkit.tasks.") else Own(task)
+    of_kit = type(task).__module__.startswith("qnnkit.tasks.")
+    # One of the kit's that is told to choose the epoch by a number that falls is as one of a user's.
+    return task if isinstance(task, Own) or (of_kit and direction(task.monitor)) else Own(task)
 
 
 def _score(name: str) -> Score:
-    for known in SCORES.values():
-        if known.name == name == "accuracy":
-            return known
+    if name == ACCURACY.name:
+        return ACCURACY
     return Score(name, name.replace("_", " "), per="", factor=1.0, unit="", digits=4, criterion="")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qnnkit import checks, workspace
+from qnnkit import checks, words, workspace
 from qnnkit.data.images import fit, read
 
 FAR = 4.0
@@ -32,8 +32,9 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
         path = place(given)
         try:
             found = read(path.read_bytes()).pixels
-        except OSError as error:
-            rule, step = "be an image that can be read", str(error.strerror or error)
+        except Exception as error:  # a damaged file makes Pillow raise almost anything
+            reason = words.first_line(error).partition(" <_io")[0]
+            rule, step = "be an image that can be read", f"Pillow says: {reason}. Save it again as PNG."
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
     else:
         found = np.asarray(given)

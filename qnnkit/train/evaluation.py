@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from qnnkit.checkpoint import own_generators
 from qnnkit.tasks import Step, Task
 from qnnkit.train.finite import not_finite
-from qnnkit.train.in_pieces import joined, passes
 from qnnkit.train.progress import Totals
+from qnnkit.train.stepper import joined, passes
 
 
 def evaluate(

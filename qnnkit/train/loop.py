@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import checks, workspace
-from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
-from qnnkit.checkpoint.file import copied
+from qnnkit import checks, words
+from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task, complete
-from qnnkit.train import out_of_memory
 from qnnkit.train.evaluation import totals_of
 from qnnkit.train.finite import not_finite
-from qnnkit.train.in_pieces import autocast, fewest, joined, passes, samples, smaller
-from qnnkit.train.optimizer import Group, optimizer_of, step_size, trainable
-from qnnkit.train.processes import Processes, Share
-from qnnkit.train.progress import Moment, Observer, Part, Progress, Totals
-from qnnkit.train.recompute import recomputing
+from qnnkit.train.optimizer import Group, clip, step_size
+from qnnkit.train.out_of_memory import out_of_memory, ran_out, release
+from qnnkit.train.processes import Processes, Share, wait_for_all
+from qnnkit.train.progress import Part, Progress
+from qnnkit.train.resume import Checkpoints, InMemory
+from qnnkit.train.stepper import Stepper, joined, samples
 from qnnkit.train.stop import Stop, deferred
 
 
@@ -42,10 +41,8 @@ def fit(
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
-    watch: Observer | None = None,
-    on_update: Callable[[Moment], None] | None = None,
-    on_validation: Callable[[dict[str, Any]], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    watch: Any = None,
+    on_update: Callable[[dict[str, Any]], None] | None = None,
     base: int | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
@@ -57,8 +54,7 @@ def fit(
 
     Each batch makes one update. `micro_batch` samples of it are computed at once, and their gradients added
     up: the update is that of the whole batch, to rounding. Only batch normalisation sees the pieces, and
-    random numbers (dropout) are others. Where memory runs out and the configuration says `on_oom="shrink"`,
-    `micro_batch` is halved and the training resumed from its last checkpoint, or from its beginning.
+    random numbers (dropout) are others.
 
     Under `accelerate launch` or `notebook_launcher`, n processes with batches of b samples train as one does
     with batches of n b; only the first writes. Their checkpoints serve any number of processes. The gradient
@@ -70,17 +66,17 @@ def fit(
         loaders: "train" and "validation". Before each epoch the generators of Python, NumPy and torch are
             seeded by `seed` and the epoch, and `set_epoch` is called where there is one, so that an epoch's
             order follows from both alone.
-        config: Epochs, step sizes, precision and so on.
-        groups: Parameters by step size and clipping; all in one by default.
+        config: Epochs, learning rates, precision and so on.
+        groups: Parameters by learning rate and clipping; all in one by default.
         device: Where to compute.
         seed: Fixes what is drawn while training (order, dropout); the caller's generators are left alone.
         folder: Where checkpoints go.
         identity: Plain values that tell this training from others; a checkpoint of another is not taken.
         log: Called after every epoch with one row of plain numbers.
-        watch: Looks at gradients and updates.
-        on_update: Called after every update, with what it was.
-        on_validation: Called with a row whenever an epoch is interrupted by a validation.
-        tell: Called with a sentence on what whoever trains should know.
+        watch: A `gradients.Watch`, which looks at gradients and updates.
+        on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
+            `steps` in it, `updates` in all, `samples` (or tokens, on this process) with their mean `loss`,
+            and the `learning_rate` of the first group.
         base: `checkpoint.weights.digest` of the model as built: its frozen weights that have a name are then
             left out of checkpoints.
 
@@ -88,136 +84,114 @@ def fit(
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
         FloatingPointError: The loss or a gradient is not finite; the message names layer, epoch and batch.
             Once the cause is mended, the same call resumes from the checkpoints before.
-        ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained;
-            or several processes are asked to shrink.
+        ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained.
         OSError: A checkpoint cannot be written.
     """
-    task, device, nothing = complete(task), torch.device(device), lambda given: None
-    again = recomputing(model) if config.gradient_checkpointing else contextlib.nullcontext()
-    with own_generators(), deferred() as stop, again, _exact(model, config):
-        store: Any = Store(folder, identity, config.keep_checkpoints) if folder else _InMemory(config)
-        micro_batch = None
-        while True:
-            loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store, base)
-            loop.watch, loop.on_update, loop.on_validation = watch, on_update, on_validation
-            try:
-                return loop.run(log or nothing, tell or nothing, micro_batch)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory.ran_out(error):
-                    raise
-            # Out here the error is gone, and with it the frames that hold what was being computed.
-            out_of_memory.release(device)
-            micro_batch = loop.smaller()
-            if micro_batch is None:
-                raise out_of_memory.OutOfMemory(loop.out_of_memory())
-            (tell or nothing)(out_of_memory.shrunk(loop.where, samples(loop.batch), micro_batch, model))
-
-
-class _Loop:
-    def __init__(self, model, task, loaders, config, groups, processes, seed, stop: Stop, store, base):
-        self.model, self.task, self.config, self.processes = model, task, config, processes
-        self.bare, self.seed, self.stop, self.store, self.base = model, seed, stop, store, base
-        for name in ("train", "validation"):
-            checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
-        if config.precision == "float16" and processes.device.type == "cpu":
-            step = "Use bfloat16 or float32."
-            raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
-        if config.on_oom == "shrink" and processes.world > 1:  # they would disagree on where to resume
-            rule = f"be stop where {processes.world} processes train together"
-            step = "Choose micro_batch by hand."
-            raise ValueError(checks.message("on_oom", rule, config.on_oom, step))
-        self.groups = trainable(groups or [Group("all", list(model.parameters()), config.learning_rate)])
-        if not self.groups:
-            step = "Make a part of it trainable."
-            raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
-        self.optimizer = optimizer_of(self.groups, config)
-        self.optimizer.zero_grad()  # what the caller has left there is not of this training
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "float16")
-        self.autocast = lambda: autocast(config.precision, processes.device)
-        self.train, self.validation = (Share(loaders[name], processes) for name in ("train", "validation"))
-        self.progress, self.part, self.steps = Progress(), Part(), len(self.train)
-        self.watch: Observer | None = None
-        self.on_update: Callable[[Moment], None] | None = None
-        self.on_validation: Callable[[dict[str, Any]], None] | None = None
-        self.saved_at, self.owed = time.monotonic(), False
-        self.micro_batch: int | None = None
-        self.where, self.batch = "the beginning", None
-        """What is being computed, for what is said where memory runs out."""
-
-    def run(self, log, tell, micro_batch: int | None) -> Progress:
-        self.model, every = self.processes.spread(self.bare), self.config.validate_every_steps
-        if every and every >= self.steps:
-            found = f"it has {self.steps} updates, and {every} were asked for"
-            tell(f"Nothing is validated within an epoch: {found}.")
+    for name in ("train", "validation"):
+        checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
+    task, place, loop = complete(task), torch.device(device), None
+    if config.precision == "float16" and place.type == "cpu":
+        step = "Use bfloat16 or float32."
+        raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
+    with own_generators(), deferred() as stop:
         try:
-            resumed = self._resume()
-            progress, asked = self.progress, self.config.micro_batch
-            as_before = progress.micro_batch if asked in (None, progress.asked) else asked
-            self.micro_batch = progress.micro_batch = micro_batch or as_before
-            progress.asked = asked
-            if self.config.on_oom == "shrink" and not resumed:
-                self._save(self._state())  # what to begin anew from
+            processes = Processes(place)
+            stepper = Stepper(model, task, config, groups, processes.device)
+            if stepper.optimizer is None:
+                step = "Make a part of it trainable."
+                raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
+            train, validation = (Share(loaders[name], processes) for name in ("train", "validation"))
+            store = Store(folder, identity, config.keep_checkpoints) if folder else InMemory()
+            checkpoints = Checkpoints(store, stepper, train, processes, base)
+            loop = _Loop(stepper, processes, checkpoints, train, validation, stop, seed, watch, on_update)
+            return loop.run(log or (lambda row: None))
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            what = words.first_line(error)
+        # Out here the error is gone, and with it the frames that hold what was being computed.
+        release(place)
+        where, batch = ("the beginning", None) if loop is None else (loop.where, loop.batch)
+        n = None if batch is None else samples(batch)
+        raise out_of_memory(where, what, config, n and min(n, config.micro_batch or n))
+
+
+@dataclass
+class _Loop:
+    """One training: what it needs, and how far it has come."""
+
+    stepper: Stepper
+    processes: Processes
+    checkpoints: Checkpoints
+    train: Share
+    validation: Share
+    stop: Stop
+    seed: int
+    watch: Any
+    on_update: Callable[[dict[str, Any]], None] | None
+    where: str = "the beginning"
+    batch: Any = None
+    """What is being computed, for the message where memory runs out."""
+
+    def run(self, log: Callable[[dict[str, Any]], None]) -> Progress:
+        self.model, self.config = self.processes.spread(self.stepper.model), self.stepper.config
+        self.steps = len(self.train)
+        self.stepper.optimizer.zero_grad()  # removes gradients that the caller has left
+        try:
+            self.progress, self.part = self.checkpoints.restore()
             while self.progress.epoch < self.config.epochs and not self._out_of_patience():
                 row = self._epoch()
                 if self.processes.main:
                     log(row)
                     if self.watch:
                         self.watch.end(row["epoch"], self.steps)
-                self._save(self._state(), best=self._is_best())
-                if self._any_stop():
+                self.checkpoints.save(self.progress)
+                if any(self.processes.sums(bool(self.stop))):
                     self.stop.now()
         finally:
-            self.store.wait()
-        self.processes.wait()
-        if not self.processes.main and isinstance(self.store, Store):
-            self.store.best = None  # which one it is, the files tell
-        self.store.load_best(self.bare)
+            self.checkpoints.store.wait()
+        wait_for_all()
+        self.checkpoints.load_best()
         return self.progress
 
-    def smaller(self) -> int | None:
-        """What `micro_batch` to try next where memory has run out, if any."""
-        may = self.config.on_oom == "shrink" and self.batch is not None
-        return smaller(self.batch, self.micro_batch, fewest(self.bare)) if may else None
-
-    def out_of_memory(self) -> str:
-        n = 0 if self.batch is None else samples(self.batch)
-        return out_of_memory.stopped(self.where, n, self.config, self.processes.device, self.processes.world)
-
     def _epoch(self) -> dict[str, Any]:
-        part, epoch = self.part, self.progress.epoch + 1
+        """Trains and validates for the rest of an epoch; its row."""
+        part, progress, epoch = self.part, self.progress, self.progress.epoch + 1
         if self.watch:
             self.watch.load(part.watched)
-        self.started = self.tick = time.perf_counter()
-        self._validate_within()  # resumed there, maybe before it was done
-        for index, (batch, own) in enumerate(self._batches(), start=part.batch):
-            step, due, stop = self._update(index, batch, own)
-            self._tell_update(step)
+        self.started = time.perf_counter()
+        for batch, own in self._batches():
+            step = self._update(batch, own)
+            if self.on_update:
+                self.on_update(self._row(step))
+            due = self.processes.main and self.checkpoints.due(progress.updates)  # clocks differ: one decides
+            due, stop = self.processes.sums(due, bool(self.stop))
             if due or stop:
-                self._save_part()
+                with self._paused():
+                    self._save_part()
             if stop:
                 self.stop.now()
-            self._validate_within()
         self.where, self.batch = f"the end of epoch {epoch}", None
         train = part.totals.over(self.processes).means()  # waits for the device: the whole time
-        seconds = part.seconds + time.perf_counter() - self.started
-        validation = self._validate()
-        self.progress.epoch = epoch
-        self.progress.seconds.append(seconds)
-        score = [validation[self.task.monitor], -validation["loss"]]
-        if not self.progress.best_score or score > self.progress.best_score:
-            self.progress.best_score, self.progress.best_epoch = score, epoch
-        row = {"epoch": epoch, "updates": self.progress.updates, "seconds": seconds}
+        with self._paused():
+            validation = self._validate()
+        progress.epoch = epoch
+        progress.seconds.append(part.seconds)
+        score = [validation[self.stepper.task.monitor], -validation["loss"]]
+        if not progress.best_score or score > progress.best_score:
+            progress.best_score, progress.best_epoch = score, epoch
+        row = {"epoch": epoch, "updates": progress.updates, "seconds": part.seconds}
         row |= {f"train_{name}": value for name, value in train.items()}
         row |= {f"validation_{name}": value for name, value in validation.items()}
         for name, (total, count) in part.norms.items():
             row[f"gradient_norm_{name}"] = total / count if count else None
-        row |= {"learning_rate": self.optimizer.param_groups[0]["lr"], "best": self._is_best()}
-        self.progress.rows.append(row)
+        row |= {"learning_rate": self._learning_rate, "best": progress.best_epoch == epoch}
+        progress.rows.append(row)
         self.part = Part()
         return row
 
     def _batches(self) -> Iterator[tuple[Any, bool]]:
-        """The epoch's batches, from where it stands; the generators are then as they were there."""
+        """The rest of the epoch's batches; the generators are set as they were at this place."""
         epoch, part, rank = self.progress.epoch, self.part, self.processes.rank
 
         def begin() -> None:
@@ -230,260 +204,83 @@ class _Loop:
         self.train.set_epoch(epoch, torch.initial_seed())
         return self.train.batches(part.batch, begin)
 
-    def _update(self, index: int, batch: Any, own: bool) -> tuple[Step, bool, bool]:
-        """Moves the weights by a batch; what it gave, whether to save after it, and whether to stop."""
-        if not (self.model.training and self.bare.training):
+    def _update(self, batch: Any, own: bool) -> Step:
+        """Moves the weights by a batch; what it gave."""
+        stepper, progress, index = self.stepper, self.progress, self.part.batch
+        optimizer, scaler = stepper.optimizer, stepper.scaler
+        if not (self.model.training and stepper.model.training):
             self.model.train()
-        where = f"epoch {self.progress.epoch + 1}, batch {index}"
-        self.where, self.batch = where, batch
-        step, due, stop = self._add_gradient(batch, own)
+        self.where, self.batch = f"epoch {progress.epoch + 1}, batch {index}", batch
+        step = stepper.add_gradient(batch, own, self.model, self.processes)
         self.batch = None  # smaller pieces would not help with what follows
-        part, progress, now = self.part, self.progress, (self.progress.epoch, index, self.steps)
+        scaler.unscale_(optimizer)
+        wanted = self.watch and self.watch.wants(progress.epoch, index, self.steps)
+        if wanted:
+            self.watch.before()
         # By place, not by updates: a fork with other batches, or more processes, has another number of those.
-        scale = step_size(self.config, progress.epoch + index / self.steps, self.steps)
-        self.scaler.unscale_(self.optimizer)
-        watch = self.watch if self.watch and self.watch.wants(*now) else None
-        if watch:
-            watch.before()
-        norms = {}
-        for group, parameters in zip(self.groups, self.optimizer.param_groups, strict=True):
-            parameters["lr"] = group.learning_rate * scale
-            gradients = [weight.grad for weight in group.parameters if weight.grad is not None]
-            norm = nn.utils.get_total_norm(gradients)
-            if group.clip_norm:
-                nn.utils.clip_grads_with_norm_(group.parameters, group.clip_norm, norm)
-            norms[group.name] = float(norm)
+        place = progress.epoch + index / self.steps
+        norms = clip(stepper.groups, optimizer, step_size(self.config, place, self.steps))
         if not math.isfinite(step.loss):  # the norms have been waited for: it is there
-            raise not_finite("training loss", where, self.bare, self._compute, batch)
-        finite = all(map(math.isfinite, norms.values()))
-        if not finite and not self.scaler.is_enabled():  # which skips steps that overflow by itself
-            worst = next(name for name, norm in norms.items() if not math.isfinite(norm))
+            raise not_finite("training loss", self.where, stepper.model, self._compute, batch)
+        broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
+        if broken and not scaler.is_enabled():  # which skips steps that overflow by itself
             remedy = "Lower the learning rate, or set clip_norm and quantum_clip_norm."
-            raise FloatingPointError(
-                f"The gradient of the {worst} weights is not finite at {where}. {remedy}"
-            )
-        for name, norm in norms.items():
-            total, count = part.norms.get(name, [0.0, 0])
-            part.norms[name] = [total + norm, count + 1] if math.isfinite(norm) else [total, count]
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
+            told = f"The gradient of the {broken[0]} weights is not finite at {self.where}."
+            raise FloatingPointError(f"{told} {remedy}")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
         progress.updates += 1
-        part.batch = index + 1
-        part.totals.add(step, own)
-        if watch and finite:
-            watch.after(progress.updates)
-        return step, due, stop
-
-    def _add_gradient(self, batch: Any, own: bool) -> tuple[Step, bool, bool]:
-        """Adds the gradient of the mean over all that a batch counts, on all processes.
-
-        How much that is shows when the last piece is there, and gradients are added before: each piece is
-        weighed as if all were like the first, and the sum is mended in the end. So numbers stay of the size
-        that a float16 scaler expects, and nothing is mended where pieces are alike.
-        """
-        todo, done, expected = passes(self.task, self.model, batch, self.micro_batch), [], 0.0
-        due = stop = 0.0
-        for compute in todo:
-            last = len(done) + 1 == len(todo)
-            with contextlib.nullcontext() if last else self.processes.alone(self.model):
-                with self.autocast():
-                    step = compute()
-                if not done:
-                    saves = self._is_due() and self.processes.main  # clocks differ: one decides
-                    counts = own * step.count * len(todo)
-                    expected, due, stop = self.processes.sums(counts, saves, bool(self.stop))
-                    expected = expected or 1.0  # of a piece that counts nothing
-                # Gradients are means over processes.
-                share = own * step.count * self.processes.world / expected
-                self.scaler.scale(step.loss if share == 1 else step.loss * share).backward()
-            done.append(joined([step]))
-        whole = joined(done)
-        [total] = self.processes.sums(own * whole.count)
-        if total and total != expected:
-            for weight in self.bare.parameters():
-                if weight.grad is not None:
-                    weight.grad *= expected / total
-        return whole, bool(due), bool(stop)
+        self.part.add(step, own, norms)
+        if wanted and not broken:
+            self.watch.after(progress.updates)
+        return step
 
     def _compute(self, batch: Any) -> Step:
         """What a batch gives without gradients."""
-        with self.autocast():
-            return joined([compute() for compute in passes(self.task, self.bare, batch, self.micro_batch)])
+        return joined([compute() for compute in self.stepper.passes(batch)])
 
-    def _any_stop(self) -> bool:
-        return bool(*self.processes.sums(bool(self.stop)))
+    def _row(self, step: Step) -> dict[str, Any]:
+        """The update that has just been made; epochs and steps are counted from 1."""
+        return {
+            "epoch": self.progress.epoch + 1, "epochs": self.config.epochs,
+            "step": self.part.batch, "steps": self.steps, "updates": self.progress.updates,
+            "samples": step.count, "loss": float(step.loss), "learning_rate": self._learning_rate,
+        }  # fmt: skip
 
-    def _is_due(self) -> bool:
-        steps, minutes = self.config.save_every_steps, self.config.save_every_minutes
-        self.owed |= bool(steps) and (self.progress.updates + 1) % steps == 0
-        self.owed |= bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
-        return self.owed and not self.store.busy  # a slow disk gets its checkpoint a few steps later
-
-    def _tell_update(self, step: Step) -> None:
-        seconds, self.tick = time.perf_counter() - self.tick, time.perf_counter()
-        if self.on_update is None:
-            return
-        moment = Moment(
-            epoch=self.progress.epoch + 1,
-            epochs=self.config.epochs,
-            step=self.part.batch,
-            steps=self.steps,
-            updates=self.progress.updates,
-            samples=step.count,
-            loss=float(step.loss),
-            learning_rate=self.optimizer.param_groups[0]["lr"],
-            seconds=seconds,
-            micro_batch=self.micro_batch,
-        )
-        self.on_update(moment)
-        self.tick = time.perf_counter()
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Inside, no time counts as the epoch's."""
+        self.part.seconds += time.perf_counter() - self.started
+        yield
+        self.started = time.perf_counter()
 
     def _validate(self) -> dict[str, float]:
-        """The task's numbers on the validation split; no time of the epoch's, and no random numbers."""
+        """The task's numbers on the validation split; the generators are left as they were."""
         self.model.eval()
-        self.part.seconds += time.perf_counter() - self.started
-        before, where = random_state(), f"epoch {self.progress.epoch + 1}, "
+        before, epoch = random_state(), f"epoch {self.progress.epoch + 1}"
 
         def compute(batch: Any) -> Step:
             if self.stop and self.processes.world == 1:
-                self.started = time.perf_counter()
                 self._save_part(before)
                 self.stop.now()
-            self.where, self.batch = f"{where}a validation batch", batch
+            self.where, self.batch = f"{epoch}, a validation batch", batch
             return self._compute(batch)
 
-        totals = totals_of(self.bare, compute, self.validation.batches, "validation ", where)
-        self.where, self.batch = f"the end of {where[:-2]}", None
+        totals = totals_of(self.stepper.model, compute, self.validation.batches, "validation ", f"{epoch}, ")
+        self.where, self.batch = f"the end of {epoch}", None
         set_random_state(before)
         return totals.over(self.processes).means()
 
-    def _validate_within(self) -> None:
-        """Validates inside an epoch, where that is asked for after as many updates."""
-        index, every = self.part.batch, self.config.validate_every_steps
-        if not every or index % every or not 0 < index < self.steps:
-            return
-        found = {f"validation_{name}": value for name, value in self._validate().items()}
-        place = {"epoch": self.progress.epoch + 1, "step": index, "steps": self.steps}
-        if self.on_validation:
-            self.on_validation({**place, "updates": self.progress.updates, **found})
-        self.started = self.tick = time.perf_counter()
+    def _save_part(self, random: dict[str, Any] | None = None) -> None:
+        """Writes a checkpoint inside an epoch."""
+        self.part.watched = self.watch.state() if self.watch else None
+        self.checkpoints.save(self.progress, self.part, random)
 
-    def _is_best(self) -> bool:
-        return self.progress.best_epoch == self.progress.epoch
+    @property
+    def _learning_rate(self) -> float:
+        return self.stepper.optimizer.param_groups[0]["lr"]
 
     def _out_of_patience(self) -> bool:
         waited = self.progress.epoch - self.progress.best_epoch
         return bool(self.config.patience) and waited >= self.config.patience
-
-    def _save_part(self, random: dict[str, Any] | None = None) -> None:
-        """Writes a checkpoint inside an epoch."""
-        part, now = self.part, time.perf_counter()
-        part.seconds, self.started = part.seconds + now - self.started, now
-        totals = part.totals.over(self.processes)
-        kept = {name: getattr(part, name) for name in ("batch", "norms", "seconds")}
-        kept |= {"sums": totals.sums, "count": totals.count, "loader": self.train.signature()}
-        kept["watched"] = self.watch.state() if self.watch else None
-        self._save(self._state(kept, random))
-        self.tick = time.perf_counter()
-
-    def _state(self, part: Any = None, random: Any = None) -> dict[str, Any]:
-        return {
-            "model": weights.saved_state(self.bare, self.base),
-            "optimizer": self.optimizer.state_dict(),
-            "optimizer_name": self.config.optimizer,
-            "scaler": self.scaler.state_dict(),
-            "progress": vars(self.progress),  # the schedule is a function of its updates
-            "part": part,
-            "random": self.processes.gathered(random or random_state()),
-        }
-
-    def _save(self, state: dict[str, Any], best: bool = False) -> None:
-        if self.processes.main or isinstance(self.store, _InMemory):
-            self.store.save(state, best=best)
-        self.saved_at, self.owed = time.monotonic(), False
-
-    def _resume(self) -> bool:
-        """Goes on from the newest checkpoint, where there is one."""
-        store = self.store
-        if self.processes.main and isinstance(store, Store):
-            workspace.clear_drafts(store.folder)
-        if store.restore(self._load) is None:
-            return False
-        if store.best_lost and self.progress.rows:  # its own weights stand for the best
-            last = self.progress.rows[-1]
-            score = [last[f"validation_{self.task.monitor}"], -last["validation_loss"]]
-            self.progress.best_score, self.progress.best_epoch = score, last["epoch"]
-        return True
-
-    def _load(self, state: dict[str, Any]) -> None:
-        """Takes up a checkpoint's state; see `checkpoint.store.MISFIT` for one that does not fit."""
-        weights.load(self.bare, state["model"])
-        if state["optimizer_name"] == self.config.optimizer:
-            self._load_optimizer(state["optimizer"])
-        if state["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
-        for random in state["random"]:  # only to see that they can be: the epoch puts its own back
-            set_random_state(random)
-        self.progress, self.part = Progress(**state["progress"]), Part()
-        part, rank = state["part"], self.processes.rank
-        if part is None or part["loader"] != self.train.signature():  # its position means other samples
-            return
-        random = state["random"][rank] if len(state["random"]) == self.processes.world else None
-        totals = Totals({name: torch.zeros(()) for name in part["sums"]})
-        if rank == 0:
-            sums = {name: value.to(self.processes.device) for name, value in part["sums"].items()}
-            totals = Totals(sums, part["count"])
-        self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])
-
-    def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """Its moments and step sizes; the other settings are the configuration's."""
-        groups = self.optimizer.state_dict()["param_groups"]
-        for group, saved in zip(groups, state["param_groups"], strict=True):
-            if len(group["params"]) != len(saved["params"]):
-                raise ValueError("its optimizer has other groups")
-            group["lr"] = saved["lr"]
-        self.optimizer.load_state_dict({**state, "param_groups": groups})
-        for parameter, moments in self.optimizer.state.items():  # which torch has not looked at
-            for moment in moments.values():
-                if isinstance(moment, torch.Tensor) and moment.dim() and moment.shape != parameter.shape:
-                    raise ValueError(f"a moment of its optimizer has shape {tuple(moment.shape)}")
-
-
-@contextlib.contextmanager
-def _exact(model: nn.Module, config: Settings) -> Iterator[None]:
-    """Inside, what the model gives is float32 whatever it computes in: losses and metrics are exact."""
-    if config.precision == "float32":
-        yield
-        return
-    from accelerate.utils import convert_to_fp32
-
-    with model.register_forward_hook(lambda module, given, outputs: convert_to_fp32(outputs)):
-        yield
-
-
-class _InMemory:
-    """What `Store` does, for a training without a folder: it lasts as long as the training."""
-
-    best_lost = False
-
-    def __init__(self, config: Settings):
-        self.shrinks, self.state, self.best = config.on_oom == "shrink", None, {}
-        self.busy = not self.shrinks  # nothing to be saved inside an epoch
-
-    def save(self, state: dict[str, Any], *, best: bool = False) -> None:
-        if best:
-            self.best = copy.deepcopy(state["model"])
-        if self.shrinks:  # nobody else goes on from it
-            self.state = copied(state)
-
-    def restore(self, load: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
-        if self.state is not None:
-            load(copy.deepcopy(self.state))
-        return self.state
-
-    def wait(self) -> None:
-        """Nothing is being written."""
-
-    def load_best(self, model: nn.Module) -> None:
-        weights.load(model, self.best)

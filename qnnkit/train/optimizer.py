@@ -47,6 +47,24 @@ def optimizer_of(groups: Sequence[Group], config: Settings) -> torch.optim.Optim
             return torch.optim.SGD(settings, momentum=0.9)
 
 
+def clip(groups: Sequence[Group], optimizer: torch.optim.Optimizer, factor: float) -> dict[str, float]:
+    """Sets each group's learning rate and clips its gradient; name -> norm before that.
+
+    Args:
+        groups: As `optimizer_of` was given them.
+        optimizer: Theirs.
+        factor: On the learning rates; see `step_size`.
+    """
+    norms = {}
+    for group, settings in zip(groups, optimizer.param_groups, strict=True):
+        settings["lr"] = group.learning_rate * factor
+        norm = nn.utils.get_total_norm([each.grad for each in group.parameters if each.grad is not None])
+        if group.clip_norm:
+            nn.utils.clip_grads_with_norm_(group.parameters, group.clip_norm, norm)
+        norms[group.name] = float(norm)
+    return norms
+
+
 def step_size(config: Settings, epoch: float, updates_per_epoch: int) -> float:
     """Factor on the step sizes at a fractional epoch: rises during warm-up, then falls to zero."""
     warmup, total = config.warmup_epochs, config.epochs

@@ -57,9 +57,8 @@ class Processes:
             return
         from accelerate import Accelerator
 
-        self._accelerator = Accelerator(
-            cpu=device.type == "cpu", mixed_precision="no"
-        )  # as the loop has its own
+        # The loop has its own mixed precision.
+        self._accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")
         self.rank, self.device = self._accelerator.process_index, self._accelerator.device
         if self.device.type != device.type or device.index not in (None, self.device.index):
             rule = f"be the one that Accelerate gives this process ({self.device})"
@@ -92,10 +91,6 @@ class Processes:
         from accelerate.utils import gather_object
 
         return gather_object([value])
-
-    def wait(self) -> None:
-        if self._accelerator:
-            self._accelerator.wait_for_everyone()
 
 
 class Share:

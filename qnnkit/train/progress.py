@@ -1,10 +1,12 @@
-"""How far a training has come, what it has added up, and who looks on."""
+"""How far a training has come, and what it has added up."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -50,10 +52,6 @@ class Progress:
     """Duration of each epoch's training, without validation and writing."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """What was logged of each epoch."""
-    micro_batch: int | None = None
-    """Samples that were computed at once last; None are all."""
-    asked: int | None = None
-    """What the configuration said of that."""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -72,56 +70,14 @@ class Part:
     """Group -> sum and number of its finite gradient norms; a step that a scaler skips has none."""
     seconds: float = 0.0
     random: dict[str, Any] | None = None
-    """State of the generators where a resumed epoch goes on; None at its beginning."""
+    """State of the generators where a resumed epoch continues; None at its beginning."""
     watched: dict[str, Any] | None = None
-    """What the observer had kept where a resumed epoch goes on; None at its beginning."""
+    """What `watch` had kept where a resumed epoch continues; None at its beginning."""
 
-
-@dataclass(frozen=True)
-class Moment:
-    """An update that has just been made."""
-
-    epoch: int
-    """Which epoch it belongs to, counted from 1."""
-    epochs: int
-    """How many there will be, at most."""
-    step: int
-    """Updates of this epoch so far."""
-    steps: int
-    """Updates of an epoch."""
-    updates: int
-    """Updates in all."""
-    samples: int
-    """Samples, or tokens, that it was made from, on this process (`Step.count`)."""
-    loss: float
-    """Mean over these."""
-    learning_rate: float
-    """Of the first group of weights."""
-    seconds: float
-    """What it took, loading included; validation and checkpoints are not."""
-    micro_batch: int | None
-    """Samples that were computed at once; None are all."""
-
-
-class Observer(Protocol):
-    """Looks on while a net trains, at some of its updates; see `gradients.Watch`."""
-
-    def wants(self, epoch: int, update: int, updates: int) -> bool:
-        """Whether to look at an update of an epoch, counted from 0, of `updates`."""
-        ...
-
-    def before(self) -> None:
-        """Called before such an update: gradients are unscaled and not yet clipped."""
-
-    def after(self, step: int) -> None:
-        """Called after it, unless a gradient scaler has skipped it; steps are counted from 1."""
-
-    def end(self, epoch: int, updates: int) -> Any:
-        """Called at the end of every epoch, counted from 1, where this process writes."""
-
-    def state(self) -> dict[str, Any] | None:
-        """What is to be kept of an unfinished epoch."""
-        ...
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """Begins an epoch: from what was kept of it, or from nothing."""
+    def add(self, step: Step, own: bool, norms: Mapping[str, float]) -> None:
+        """Adds an update: what its batch gave, whether it counts here, and the norms of its gradient."""
+        self.batch += 1
+        self.totals.add(step, own)
+        for name, norm in norms.items():
+            total, count = self.norms.get(name, [0.0, 0])
+            self.norms[name] = [total + norm, count + 1] if math.isfinite(norm) else [total, count]

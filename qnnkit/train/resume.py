@@ -1,0 +1,153 @@
+"""What a training saves, when, and how it resumes from that."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from qnnkit import workspace
+from qnnkit.checkpoint import Store, random_state, set_random_state, weights
+from qnnkit.train.processes import Processes, Share
+from qnnkit.train.progress import Part, Progress, Totals
+from qnnkit.train.stepper import Stepper
+
+GONE = ("micro_batch", "asked")
+"""What earlier versions kept of a training's progress."""
+
+
+class Checkpoints:
+    """The checkpoints of a training: one at the end of each epoch, others inside as the settings ask.
+
+    Args:
+        store: Where they go.
+        stepper: Model, optimizer, scaler and settings.
+        share: The training batches of this process.
+        processes: All that train together: the first writes.
+        base: As of `checkpoint.weights.saved_state`.
+    """
+
+    def __init__(
+        self, store: Store | InMemory, stepper: Stepper, share: Share, processes: Processes, base: int | None
+    ):
+        self.store: Any = store
+        self.base, self.stepper, self.share, self.processes = base, stepper, share, processes
+        self.saved_at, self.owed = time.monotonic(), False
+
+    def due(self, updates: int) -> bool:
+        """Whether to write one inside the epoch after so many updates."""
+        steps, minutes = self.stepper.config.save_every_steps, self.stepper.config.save_every_minutes
+        self.owed |= bool(steps) and updates % steps == 0
+        self.owed |= bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
+        return self.owed and not self.store.busy  # a slow disk gets its checkpoint a few steps later
+
+    def save(
+        self, progress: Progress, part: Part | None = None, random: dict[str, Any] | None = None
+    ) -> None:
+        """Writes one in the background; every process takes part.
+
+        Args:
+            progress: The epochs that are done.
+            part: The epoch that is not; None at the end of one.
+            random: State of the generators to resume from; None takes that of now.
+
+        Raises:
+            OSError: The one before could not be written.
+        """
+        state = {
+            "model": weights.saved_state(self.stepper.model, self.base),
+            "optimizer": self.stepper.optimizer.state_dict(),
+            "optimizer_name": self.stepper.config.optimizer,
+            "scaler": self.stepper.scaler.state_dict(),
+            "progress": vars(progress),  # the schedule is a function of its updates
+            "part": part and self._state_of(part),
+            "random": self.processes.gathered(random or random_state()),
+        }
+        if self.processes.main or isinstance(self.store, InMemory):
+            best = part is None and progress.best_epoch == progress.epoch
+            self.store.save(state, best=best)
+        self.saved_at, self.owed = time.monotonic(), False
+
+    def _state_of(self, part: Part) -> dict[str, Any]:
+        totals = part.totals.over(self.processes)
+        kept = {name: getattr(part, name) for name in ("batch", "norms", "seconds", "watched")}
+        return kept | {"sums": totals.sums, "count": totals.count, "loader": self.share.signature()}
+
+    def restore(self) -> tuple[Progress, Part]:
+        """Loads the newest that fits into model, optimizer and scaler; where the training then is."""
+        progress, part = Progress(), Part()
+
+        def load(state: dict[str, Any]) -> None:
+            nonlocal progress, part
+            progress, part = self._loaded(state)
+
+        if self.processes.main and isinstance(self.store, Store):
+            workspace.clear_drafts(self.store.folder)
+        self.store.restore(load)
+        if self.store.best_lost and progress.rows:  # the weights of the newest count as the best
+            last, monitor = progress.rows[-1], self.stepper.task.monitor
+            progress.best_score = [last[f"validation_{monitor}"], -last["validation_loss"]]
+            progress.best_epoch = last["epoch"]
+        return progress, part
+
+    def load_best(self) -> None:
+        """Puts the weights of the best epoch into the model."""
+        if not self.processes.main and isinstance(self.store, Store):
+            self.store.best = None  # the first process wrote; its files say which one it is
+        self.store.load_best(self.stepper.model)
+
+    def _loaded(self, state: dict[str, Any]) -> tuple[Progress, Part]:
+        """Loads a checkpoint's state; raises one of `checkpoint.store.MISFIT` where it does not fit."""
+        weights.load(self.stepper.model, state["model"])
+        if state["optimizer_name"] == self.stepper.config.optimizer:
+            _load_optimizer(self.stepper.optimizer, state["optimizer"])
+        if state["scaler"] and self.stepper.scaler.is_enabled():
+            self.stepper.scaler.load_state_dict(state["scaler"])
+        for random in state["random"]:  # raises where one cannot be set; the epoch sets its own
+            set_random_state(random)
+        kept = {name: value for name, value in state["progress"].items() if name not in GONE}
+        progress, part, processes = Progress(**kept), state["part"], self.processes
+        if part is None or part["loader"] != self.share.signature():  # its position means other samples
+            return progress, Part()
+        random = state["random"][processes.rank] if len(state["random"]) == processes.world else None
+        totals = Totals({name: torch.zeros(()) for name in part["sums"]})
+        if processes.main:
+            sums = {name: value.to(processes.device) for name, value in part["sums"].items()}
+            totals = Totals(sums, part["count"])
+        return progress, Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])
+
+
+def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+    """Its moments and learning rates; the other settings are the configuration's."""
+    groups = [
+        own | {name: saved[name] for name in ("lr", "params")}
+        for own, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+    for parameter, moments in optimizer.state.items():  # torch does not check shapes
+        for moment in moments.values():
+            if isinstance(moment, torch.Tensor) and moment.dim() and moment.shape != parameter.shape:
+                raise ValueError(f"a moment of its optimizer has shape {tuple(moment.shape)}")
+
+
+class InMemory:
+    """In place of a `Store` for a training without a folder: the weights of the best epoch alone."""
+
+    best_lost, busy = False, True  # nothing to be saved inside an epoch
+
+    def save(self, state: dict[str, Any], *, best: bool = False) -> None:
+        if best:
+            self.best = copy.deepcopy(state["model"])
+
+    def restore(self, load: Callable[[dict[str, Any]], None]) -> None:
+        """Nothing to resume from."""
+
+    def wait(self) -> None:
+        """Nothing is being written."""
+
+    def load_best(self, model: nn.Module) -> None:
+        weights.load(model, self.best)
