@@ -228,7 +228,9 @@ def batch(
 
 @app.command(rich_help_panel=PLAN)
 def plan(
-    recipe: Annotated[str, Option(metavar="NAME_OR_FILE", help="A shipped recipe, or your .py file.")],
+    recipe: Annotated[
+        str | None, Option(metavar="NAME_OR_FILE", help="A shipped recipe, or your .py file.")
+    ] = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
@@ -248,6 +250,9 @@ def plan(
     """
     from qnnkit import measure, runs
 
+    if recipe is None:
+        step = "Name a shipped one (qnnkit recipes lists them), or your own file."
+        raise ValueError(checks.message("--recipe", "be named", recipe, step))
     controls = None if only is None else controls_of(only)
     chosen = gathered(recipe, files, settings, controls=controls, epochs=epochs)
     asked = runs.to_plan(recipe, chosen, samples=samples, alone=controls == [], timed=measuring)

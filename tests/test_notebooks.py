@@ -155,7 +155,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert hybrid["score"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
     page = finished.report.read_text()
     figures = {path.stem for path in (finished.folder / "figures").glob("*.png")}
-    assert len([name for name in figures if name.startswith("02_")]) == 5 and len(figures) == 16
+    assert len([name for name in figures if name.startswith("02_")]) == 5 and len(figures) == 15
     both = (runs.ANALYZE, runs.INSIDE)
     cells = [cell for name in both for cell in code_cells(finished.notebook(name))]
     shown = [output for cell in cells for output in cell.outputs]

@@ -47,7 +47,7 @@ class Shown:
             return
         for each in states:
             if each.state != self.before.get(each.id, "waiting"):
-                self.line(f"{told(each)}  [{counts}]")
+                self.line(f"{run_line(each)}  [{counts}]")
             self.before[each.id] = each.state
 
 
@@ -64,7 +64,7 @@ def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
                 found.update(0)
 
 
-def told(found: State) -> str:
+def run_line(found: State) -> str:
     """A run in one line: its settings, then what `qnnkit watch` says, then its best validation score."""
     words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
@@ -78,7 +78,7 @@ def told(found: State) -> str:
 def picture(states: Collection[State], counts: str, most: int) -> str:
     """A line per run, of at most `most`: running and failed ones come first if not all fit."""
     listed = sorted(states, key=lambda each: STATES.index(each.state))[:most]
-    lines = [told(each) for each in states if each in listed]
+    lines = [run_line(each) for each in states if each in listed]
     lines += [f"... and {len(states) - len(listed)} more"] if len(states) > len(listed) else []
     return "\n".join([*lines, counts])
 

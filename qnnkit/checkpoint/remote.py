@@ -64,7 +64,7 @@ def visible(folder: Path) -> Iterator[str]:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 

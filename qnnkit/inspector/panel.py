@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from qnnkit import checks
+from qnnkit.data import ImageSplits
 from qnnkit.inspector.views import Choice, Views
 from qnnkit.runs import Run
 
@@ -35,7 +36,7 @@ class Inspector:
         layer: Begins with this one; the first circuit by default.
 
     Raises:
-        ValueError: The run has no such net, seed or layer.
+        ValueError: The run has no such net, seed or layer, or no labelled images.
 
     Example:
         Inspector(run)  # as the last line of a cell
@@ -45,6 +46,9 @@ class Inspector:
         net, seed = net or run.nets[0], run.config.seed if seed is None else seed
         checks.choice("net", net, run.nets)
         checks.choice("seed", str(seed), [*map(str, run.seeds)])
+        if not isinstance(run.splits, ImageSplits):
+            step = "Its gradients are in gradients.read(run.folder).frame()."
+            raise ValueError(checks.message("run", "be of labelled images", run.splits.name, step))
         self.run, self.showing = run, False
         self.thread, self.loop = threading.get_ident(), None
         with contextlib.suppress(RuntimeError):  # a program without a loop
