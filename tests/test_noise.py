@@ -374,3 +374,17 @@ def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_pa
     report.finish(straight)
     page = re.sub(r"\s+", " ", straight.report.read_text())
     assert "measured 20 times, in training and in the test: 320 measurements a sample" in page
+
+
+@own_generators()
+def test_a_training_with_noise_says_so_and_no_features_are_kept_of_circuits_that_vary(tmp_path):
+    small = {"epochs": 1, "n_seeds": 1, "controls": [], "stride": 4, "train_fraction": 0.05, "threads": 1}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **small, noise=["readout=0.1"])
+    runs.train_all(run)
+    report.finish(run)
+    assert "Circuits ran with noise (readout=0.1), in training and in the test." in run.report.read_text()
+    digits = {"dataset": "digits", "image_size": 8, "augmentation": "none"}
+    for how, varies in (({}, False), ({"shots": 10}, True), ({"noise": ["readout=0.1"]}, True)):
+        frozen = runs.open_run(tmp_path / str(how), "letters_frozen", **digits, **how)
+        model = runs.build(frozen, frozen.nets[0], 0)
+        assert (runs.seen_by(frozen, model) is frozen.splits) == varies, how

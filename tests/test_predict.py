@@ -1,4 +1,4 @@
-"""A trained net without its training data: `model/` of a run, `qnnkit predict` and `run.predict`."""
+"""A trained net without its training data: `model/` of a run, `qnnkit predict` and `runs.predict`."""
 
 import json
 import shutil

@@ -73,9 +73,11 @@ class Workspace(Batch):
                 beside = {f"test_{each}": found for each, found in (beside | {score.name: value}).items()}
                 costs = {"quantum": 24, "classical": 1000, "frozen": 3, "seconds_per_epoch": 0.25}
                 test = {"event": "test", "best_epoch": 2, watched: value - 0.05}
+                test |= {"n_test": 20} if "split_seed" in varied else {}
                 workspace.append_line(folder / "metrics.jsonl", row | test | beside | costs)
         config = {"recipe_digest": recipes.find(recipe).digest, **recipes.settings(recipe, **own).flat()}
         provenance = {"data": data, "notes": notes, "nets": nets, "score": dataclasses.asdict(score)}
+        provenance |= {"samples": {"train": 60}}
         for file, content in (("config", config), ("result", {"nets": []}), ("provenance", provenance)):
             workspace.write_json(folder / f"{file}.json", content)
         batch = json.loads((self.folder / "batch.json").read_text())
@@ -485,6 +487,22 @@ def test_nothing_to_study(space):
     told = CliRunner().invoke(cli.app, ["report", str(space.folder)])
     assert told.exit_code == 0 and "Study" not in told.output
     assert "No run has finished yet." in (space.folder / "report.html").read_text()
+
+
+def test_splits_of_their_own_are_compared_by_the_corrected_test(space):
+    """Three splits of two seeds: the means of each split, with 20 test samples for 60 training samples."""
+    for split, (hybrid, classical) in enumerate([(0.90, 0.80), (0.86, 0.80), (0.88, 0.81)]):
+        scores = {"hybrid": [hybrid - 0.01, hybrid + 0.01], "classical": [classical, classical]}
+        space.write(f"run-{split}", scores, data=f"data {split}", split_seed=split)
+    study = space.read()
+    assert study.frame["model"].nunique() == 1 and len(study.frame) == 12
+    assert report.means(study.frame)["seeds"].tolist() == [3, 3]
+    compared, notes = report.comparisons(study.frame)
+    [row] = compared.to_dict("records")
+    expected = stats.compare([0.90, 0.86, 0.88], [0.80, 0.80, 0.81], ratio=1 / 3)
+    assert not notes and (row["seeds"], row["unit"]) == (3, "splits")
+    assert row["p"] == pytest.approx(expected.p) and row["low"] == pytest.approx(expected.low)
+    assert "3 splits" in stats.sentence(row, stats.ACCURACY)
 
 
 def test_many_models_have_tables_and_eight_have_figures(space, undrawn):

@@ -15,7 +15,7 @@ from qnnkit.runs.launch import ANNOUNCED
 
 SETUP = ("parameters", "injected-parameters")
 ON_TOP = "on_top"
-"""Tag of a cell whose section a page shows at its top already."""
+"""Tag of a cell whose section a page omits: its top has it already, or the cell writes the page."""
 _HEADING = re.compile(r'<h2 id="([^"]*)">(.*?)</h2>', re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
 

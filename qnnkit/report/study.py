@@ -6,6 +6,7 @@ import copy
 import hashlib
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from qnnkit.settings import MAIN_NETS
 if TYPE_CHECKING:
     import pandas as pd
 
-_NO_MODEL = ("train_fraction", "seed", "n_seeds", "min_difference")
+_NO_MODEL = ("train_fraction", "seed", "n_seeds", "split_seed", "min_difference")
 """Settings that vary within a model."""
 _LENGTHS = ("epochs", "warmup_epochs", "patience")
 """Settings that do so too where each fraction has one value of its own, as for as many updates at each."""
@@ -40,8 +41,8 @@ class Study:
     """Of the batch."""
     name: str
     frame: pd.DataFrame
-    """One row per model, net, train_fraction and seed: metrics of the score, COSTS, run, and fingerprint of
-    the data."""
+    """One row per model, net, train_fraction, split and seed: metrics of the score, COSTS, run, numbers of
+    samples, and fingerprint of the data."""
     curves: pd.DataFrame
     """One row per model, net, train_fraction, seed and epoch: `validation`, the score there."""
     planned: int
@@ -111,7 +112,8 @@ def read_study(folder: str | Path) -> Study:
     """The finished runs of a batch, in whatever state the others are.
 
     A model is what varies besides train_fraction and seeds: a recipe, or settings, as the runs have them now;
-    epochs of their own for each fraction make no other model. A seed that was trained twice counts once.
+    epochs of their own for each fraction make no other model, nor do splits of their own (`split_seed`). A
+    seed that was trained twice on one split counts once.
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
@@ -143,6 +145,7 @@ def read_study(folder: str | Path) -> Study:
             moved.append(f"Run {run.folder.name} has left the batch's plan: {', '.join(changes)}.")
         varied = {key: value for key, value in now.items() if key not in same}
         about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}
+        about["split_seed"] = run.config.split_seed
         frames.append(rows.assign(**about))
         curves.append(run.epochs().assign(**about))
         margins += [run.config.min_difference] if run.config.min_difference else []
@@ -150,15 +153,15 @@ def read_study(folder: str | Path) -> Study:
         notes.update(own)
     watched, n = f"validation_{score.on_validation}", len(behind)
     names = ["seed", *(each.name for each in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
-    learned = _joined(curves, ["seed", "epoch", watched]).dropna(subset=watched)
+    learned = _joined(curves, ["seed", "epoch", watched, "split_seed"]).dropna(subset=watched)
     learned = learned.rename(columns={watched: "validation"})
     of_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
-    table = _joined(frames, [*names, "n_test", "run", "data"])
+    table = _joined(frames, [*names, "n_train", "n_test", "run", "data", "split_seed"])
     return Study(
         folder,
         name,
-        table.drop_duplicates([*KEYS, "seed"], ignore_index=True),
-        learned.drop_duplicates([*KEYS, "seed", "epoch"], keep="last", ignore_index=True),
+        table.drop_duplicates([*KEYS, "split_seed", "seed"], ignore_index=True),
+        learned.drop_duplicates([*KEYS, "split_seed", "seed", "epoch"], keep="last", ignore_index=True),
         len(planned),
         left_out,
         hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12],
@@ -206,7 +209,9 @@ def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, l
     identity += hashlib.sha256(said.encode()).hexdigest()
     notes = provenance.get("notes")
     notes = list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
-    return run, rows.assign(data=provenance.get("data"), run=folder.name), identity, notes
+    n_train = float(dict(provenance.get("samples") or {}).get("train") or math.nan)
+    rows = rows.assign(data=provenance.get("data"), run=folder.name, n_train=n_train)
+    return run, rows, identity, notes
 
 
 def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:

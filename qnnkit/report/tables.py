@@ -83,13 +83,14 @@ def frame_of(run: runs.Run) -> pd.DataFrame:
 def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
     """One row per model, net and fraction: means over seeds with 95 % intervals, weights and costs.
 
+    Where runs have splits of their own (`split_seed`), means are over splits, each the mean of its seeds.
     Frame and score are a study's, or `frame_of` a run. Bounds are NaN where they are not known, as for one
     seed; a metric is NaN where a seed lacks it.
     """
     import pandas as pd
 
     rows = []
-    for key, group in _groups(frame).items():
+    for key, group in _groups(_units(frame)).items():
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
         for metric in metrics(score):
             names = [metric.name, f"{metric.name}_low", f"{metric.name}_high"]
@@ -108,7 +109,8 @@ def comparisons(
     """Nets against their controls, hybrid ones also against references and one another, seed by seed.
 
     Frame and score are a study's, or `frame_of` a run. Compared are test scores of the same seeds on the same
-    data, by the fingerprints that the runs keep; p are corrected over the whole table.
+    data, by the fingerprints that the runs keep; p are corrected over the whole table. Where runs have splits
+    of their own, splits are compared, by the corrected test of `stats.compare`.
 
     Args:
         frame: One row per model, net, train_fraction and seed.
@@ -122,7 +124,8 @@ def comparisons(
     """
     import pandas as pd
 
-    rows, notes = [], []
+    rows, notes, n_splits = [], [], _n_splits(frame)
+    frame = _units(frame)
     groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
     hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
     if len(hybrids) > MOST_HYBRIDS:
@@ -140,21 +143,38 @@ def comparisons(
         if theirs is None or not seeds:
             notes.append(f"{pair}: not compared, for no finished run of the second has the same seeds.")
             continue
-        data = {*ours.loc[seeds, "data"], *theirs.loc[seeds, "data"]}
-        known = all(isinstance(each, str) for each in data)
-        if len(data) > 1 or not known:
+        compared = [each.loc[seeds] for each in (ours, theirs)]
+        one, other = (each["data"].tolist() for each in compared)
+        known = all(isinstance(each, str) for each in one + other)
+        ratio = float((compared[0]["n_test"] / compared[0]["n_train"]).mean()) if n_splits > 1 else 0.0
+        if one != other or len({*one}) > n_splits or not known or math.isnan(ratio):
             why = "they saw different data" if known else "a run keeps no fingerprint of its data"
+            why = "a run keeps no number of its training samples" if math.isnan(ratio) else why
             notes.append(f"{pair}: not compared, for {why}.")
             continue
         if len(seeds) < max(len(ours), len(theirs)):
             notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
-        values, others = (each.loc[seeds, score.name].tolist() for each in (ours, theirs))
+        values, others = (each[score.name].tolist() for each in compared)
         names = {"model": model, "net": net, "other_model": other_model, "other_net": other_net}
         rows.append(
-            {**names, "train_fraction": share, "found": score.compare(values, others)}
+            {**names, "train_fraction": share, "found": score.compare(values, others, ratio)}
             | {"margin": score.margin(min_difference, others)}
         )
     return pd.DataFrame(stats.decide(rows, score), columns=None if rows else pd.Index(["verdict"])), notes
+
+
+def _n_splits(frame: pd.DataFrame) -> int:
+    return frame["split_seed"].nunique() if "split_seed" in frame and len(frame) else 1
+
+
+def _units(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a seed; where runs have splits of their own one a split, which has the mean over its seeds."""
+    if _n_splits(frame) == 1:
+        return frame
+    keys = [*KEYS, "split_seed"]
+    numbers = {*frame.select_dtypes("number")}
+    how = {name: "mean" if name in numbers else "first" for name in frame.columns.drop(keys)}
+    return frame.groupby(keys, sort=False).agg(how).reset_index().assign(seed=lambda rows: rows["split_seed"])
 
 
 def _groups(frame: pd.DataFrame) -> dict[Any, Any]:

@@ -58,9 +58,9 @@ def decide(rows: Sequence[Mapping[str, Any]], score: Score) -> list[dict[str, An
         score: What is compared.
 
     Returns:
-        The rows, with these in place of `found` and `margin`: seeds, difference, low, high, effect_size, p,
-        p_holm, p_equivalent (corrected), min_difference, detectable, seeds_needed (see `judge`), family and
-        verdict. Numbers that are not known are NaN.
+        The rows, with these in place of `found` and `margin`: seeds, unit (what they are: seeds, or splits),
+        difference, low, high, effect_size, p, p_holm, p_equivalent (corrected), min_difference, detectable,
+        seeds_needed (see `judge`), family and verdict. Numbers that are not known are NaN.
     """
     judged = [judge(row["found"], row["margin"], len(rows)) for row in rows]
     different = holm([row["found"].p for row in rows])
@@ -74,6 +74,7 @@ def decide(rows: Sequence[Mapping[str, Any]], score: Score) -> list[dict[str, An
         ends = (end if math.isfinite(end) else math.nan for end in (found.low, found.high))
         numbers = {
             "seeds": found.n,
+            "unit": "splits" if found.ratio else "seeds",
             "difference": found.difference,
             **dict(zip(("low", "high"), ends, strict=True)),
         }
@@ -108,7 +109,8 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
     ends = (
         f"{'uncorrected ' * several}95 % interval {score.signed(row['low'])} to {score.signed(row['high'])}"
     )
-    numbers = f"{gap}{unit} ({ends}, {p}, {n} seeds)."
+    many = f"{n} {row['unit']}"
+    numbers = f"{gap}{unit} ({ends}, {p}, {many})."
     within = row["p_equivalent"] < ALPHA
     if row["verdict"] == "equivalent":
         same = f"p {format_p(row['p_equivalent'])[2:]} of the two one-sided tests"
@@ -118,7 +120,7 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         more = f"{needed:,.0f}" if math.isfinite(needed) else "more than 10,000"
         return (
             f"No significant difference between {name} and {other}: {numbers} Detectable with 80 % "
-            f"power: {least} by {n} seeds, {margin} by {more}."
+            f"power: {least} by {many}, {margin} by {more}."
         )
     less = f" It is less than the {margin} that would matter." if within else ""
     return f"{name} did {row['verdict']} than {other}: {numbers}{less}"
