@@ -164,7 +164,7 @@ def comparisons(
 
 
 def _n_splits(frame: pd.DataFrame) -> int:
-    return frame["split_seed"].nunique() if "split_seed" in frame and len(frame) else 1
+    return max(1, len({*frame["split_seed"]})) if "split_seed" in frame else 1
 
 
 def _units(frame: pd.DataFrame) -> pd.DataFrame:
@@ -263,8 +263,9 @@ def verdict(compared: pd.DataFrame) -> str:
         for name, found in counted.items()
     ]
     rule = (
-        f"Paired by seed; t-tests, and two one-sided ones for equivalence, p < {stats.ALPHA} after Holm's "
-        "correction for all of them. What is shown holds for these data, settings and seeds."
+        f"Paired by {compared['unit'].iloc[0].removesuffix('s')}; t-tests, and two one-sided ones for "
+        f"equivalence, p < {stats.ALPHA} after Holm's correction for all of them. What is shown holds for "
+        "these data, settings and seeds."
     )
     return "\n".join([lines[0], rule, *lines[1:]])
 
