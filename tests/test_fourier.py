@@ -110,8 +110,7 @@ INSIDE = {
     "arccos": lambda x: [qp.RY(torch.arccos(x[..., i]), i) for i in range(3)],
     "products": lambda x: qp.IQPEmbedding(x, wires=range(3)),
     "even": lambda x: qp.RX(x[..., 0] ** 2, 0),
-    "evolution": lambda x: (qp.Hadamard(0), qp.ApproxTimeEvolution(qp.Z(0) @ qp.X(1), x[..., 0], 1)),
-    "measured": lambda x: (qp.RX(x[..., 0], 0), qp.cond(qp.measure(0), qp.RY)(x[..., 1], 1)),
+    "evolution": lambda x: (qp.Hadamard(0), qp.evolve(qp.Z(0) @ qp.X(1), x[..., 0])),
     "power": lambda x: (qp.pow(qp.RY(x[..., 0], 0), 2), qp.adjoint(qp.RX(x[..., 1], 1))),
     "three angles": lambda x: qp.CRot(x[..., 0], 0.3, 2 * x[..., 1], wires=[0, 1]),
 }
@@ -145,10 +144,10 @@ def branching(x):
 
 
 OUTSIDE = {
-    "amplitudes": (lambda x: qp.AmplitudeEmbedding(x[..., :2], 0, normalize=True), "AmplitudeEmbedding"),
+    "amplitudes": (lambda x: qp.AmplitudeEmbedding(x[..., :2], 0, normalize=True), "first state depends"),
     "branch": (branching, "list of gates depends"),
     "nothing": (lambda x: None, "no gate reads the inputs"),
-    "statistic": (lambda x: qp.RX(x.mean(), 0), "one angle for each sample"),
+    "statistic": (lambda x: qp.RX(x.mean(), 0), "an angle of its own for each sample"),
 }
 
 
@@ -168,7 +167,7 @@ def test_trained_embeddings_and_variances_are_refused():
         qp.RX(inputs[..., 0] + weights[0], 0)
         return [qp.var(qp.Z(0))]
 
-    for function, reason in ((scaled, "weights multiply the inputs in RX"), (variance, "not linear")):
+    for function, reason in ((scaled, "weights multiply the inputs"), (variance, "not linear")):
         layer = layer_of(function, {"weights": (1,)}, 1, 1)
         with pytest.raises(NotImplementedError, match=reason):
             FourierLayer(layer)

@@ -20,7 +20,6 @@ from qnnkit.layers.counting import (
     Given,
     called,
     circuit_inputs,
-    circuits_by_layer,
     circuits_per_image,
     evaluating,
     feature_maps_of,
@@ -34,6 +33,6 @@ __all__ = [
     "QuantumLayer", "Quanv2d", "CONTROLS", "MORE_CONTROLS", "STAND_INS", "Bypass", "ClassicalLayer",
     "FourierLayer", "MatchedLayer", "fourier_fit", "control", "control_names", "controls",
     "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters", "Given",
-    "called", "circuit_inputs", "circuits_by_layer", "circuits_per_image", "evaluating", "feature_maps_of",
+    "called", "circuit_inputs", "circuits_per_image", "evaluating", "feature_maps_of",
     "first_circuit", "BACKENDS", "EXACT_DEVICES",
 ]  # fmt: skip

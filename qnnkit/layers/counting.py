@@ -41,21 +41,11 @@ def circuits_per_image(model: nn.Module, image: Given) -> int:
         >>> circuits_per_image(Quanv2d(1, "data_reuploading", filters=2), torch.zeros(1, 1, 8, 8))
         32
     """
-    return sum(circuits_by_layer(model, image).values())
-
-
-def circuits_by_layer(model: nn.Module, image: Given) -> dict[QuantumLayer, int]:
-    """Layer -> how many circuits it runs for one image; layers that run none are left out.
-
-    Args:
-        model: As for `circuits_per_image`.
-        image: Likewise, of shape (1, ...).
-    """
     for tensor in image.values() if isinstance(image, Mapping) else (image,):
         if not tensor.ndim or len(tensor) != 1:
             rule, step = "be a batch of one image", "Give images[:1]."
             raise ValueError(checks.message("image", rule, tuple(tensor.shape), step))
-    return {layer: len(rows) for layer, rows in circuit_inputs(model, image).items()}
+    return sum(map(len, circuit_inputs(model, image).values()))
 
 
 def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor] | None:

@@ -10,27 +10,24 @@ Reference: Schuld, Sweke and Meyer 2021 (arXiv:2008.08605); Landman et al. 2022 
 al. 2023 (arXiv:2309.11647).
 """
 
-# PennyLane makes most of its names at run time, where pyright cannot see them.
-# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pennylane as qp
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.layers.quantum import QuantumLayer
+from qnnkit.simulator import Fused
 
 MAX_FEATURES = 6561
 """Features of one FourierLayer at most; eight wires with one rotation each have as many. A circuit with more
 gets a random sample of them."""
-MEASURED = (qp.measurements.ExpectationMP, qp.measurements.ProbabilityMP)
+MEASURED = {"expval", "probs"}
 """Measurements that are linear in the state."""
 
 
@@ -108,7 +105,7 @@ class FourierLayer(nn.Module):
     def features(self, inputs: Tensor) -> Tensor:
         """cos and sin of shape (..., 2 * n_frequencies - 1), the constant 1 first."""
         rows = inputs.reshape(-1, inputs.shape[-1]).to(self.frequencies.dtype)
-        angles = rows if self.encoding.slopes is not None else torch.stack(self.encoding.angles(rows), -1)
+        angles = rows if self.encoding.slopes is not None else self.encoding.angles(rows)
         phases = angles @ self.frequencies.T
         return torch.cat([phases.cos(), phases[:, 1:].sin()], -1).reshape(*inputs.shape[:-1], -1)
 
@@ -164,81 +161,50 @@ class _Encoding:
     def __init__(self, layer: QuantumLayer):
         self.n_features, self.n_outputs = sizes_of(layer)
         self.layer = layer  # which is copied and pickled as layers are
-        self.shapes = {name: tuple(weight.shape) for name, weight in layer._weights().items()}
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        weights = [{name: normal(*shape) for name, shape in self.shapes.items()} for _ in range(3)]
         small = normal(4, self.n_features).tanh()  # where arccos has a value
         rows = torch.cat([small, 30 * normal(5, self.n_features)]).requires_grad_()
-        seen = [self._gates(rows, each) for each in weights]
-        others = self._gates(0.01 - 0.9 * rows, weights[0])
-        if len({tuple(name for name, *_ in gates) for gates in (*seen, others)}) > 1:
+        weights = [{n: normal(*w.shape) for n, w in layer.qnode_weights.items()} for _ in range(3)]
+        seen = [self._turned(each, one) for each, one in zip((rows, rows, -0.9 * rows), weights, strict=True)]
+        if len({id(program) for program, _ in seen}) > 1:
             raise _outside("its list of gates depends on the values of inputs or weights")
-        self.chosen, self.differences = [], []
-        for i, (name, angles, differences) in enumerate(seen[0]):
-            if torch.allclose(angles, others[i][1], equal_nan=True):  # the inputs do not change it
-                continue
-            if differences is None or angles.shape != (len(rows),):
-                raise _outside(f"{name} reads the inputs, but is no rotation by one angle for each sample")
-            turns = [gates[i][1] - gates[i][1][0] for gates in seen]  # without what the weights add
-            if not all(torch.allclose(each, turns[0], equal_nan=True) for each in turns):
-                raise _outside(f"weights multiply the inputs in {name}")
-            self.chosen.append(i)
-            self.differences.append(differences)
+        program = seen[0][0]
+        gates = [each for each in program.circuit.gates if each.angle is not None]
+        rates: Any = {each.angle: each.form.rates for each in gates}  # pyright: ignore
+        differences = [np.unique(np.abs(np.subtract.outer(each, each))) for _, each in sorted(rates.items())]
+        moving = program.circuit.matrix[:, program.on_rows].any(1)
+        self.chosen = [i for i, each in enumerate(differences) if moving[i] and each[-1] > 0]
         if not self.chosen:
-            raise _outside("no gate reads the inputs")
-        rows = rows.detach()
+            raise _outside("no gate reads the inputs as an angle of its own for each sample")
+        self.differences = [differences[i][differences[i] > 0].tolist() for i in self.chosen]
+        first, second = ((each - each[0])[:, self.chosen].detach() for _, each in seen[:2])
+        if not torch.allclose(first, second, equal_nan=True):  # they may add, not more
+            raise _outside("weights multiply the inputs")
         basis = torch.cat([torch.zeros(1, self.n_features), torch.eye(self.n_features)]).double()
-        at_basis, at_rows = torch.stack(self.angles(basis)), torch.stack(self.angles(rows))
+        at_basis, at_rows = self.angles(basis).T, self.angles(rows.detach()).T
         slopes = at_basis[:, 1:] - at_basis[:, :1]
-        is_affine = torch.allclose(slopes @ rows.T + at_basis[:, :1], at_rows)
+        is_affine = torch.allclose(slopes @ rows.detach().T + at_basis[:, :1], at_rows)
         self.slopes = slopes if is_affine else None
         self.phases = at_rows[:, 1:4] - at_rows[:, :1]
 
-    def angles(self, rows: Tensor) -> list[Tensor]:
-        """The angles that the inputs turn gates by, each of shape (batch,), at weights of 0."""
-        gates = self._gates(rows, {name: rows.new_zeros(shape) for name, shape in self.shapes.items()})
-        return [gates[i][1].expand(len(rows)) for i in self.chosen]
+    def angles(self, rows: Tensor) -> Tensor:
+        """The angles that the inputs turn gates by, of shape (batch, n_angles), at weights of 0."""
+        weights = {name: rows.new_zeros(w.shape) for name, w in self.layer.qnode_weights.items()}
+        return self._turned(rows, weights)[1][:, self.chosen]
 
-    def _gates(self, rows: Tensor, weights: dict[str, Tensor]) -> list[tuple[str, Tensor, Any]]:
-        """Name, numbers of shape (batch or 1, ...) and differences of each parameter of each gate."""
+    def _turned(self, rows: Tensor, weights: dict[str, Tensor]) -> tuple[Fused, Tensor]:
+        programs = self.layer.programs()
         try:
-            queue = qp.workflow.construct_tape(self.layer.qnode, level="user")
-            tape = queue(**{self.layer.input_arg: rows, **weights})
-            gates = list(_parameters(tape.operations))
-        except NotImplementedError:
-            raise
+            program, angles = programs.turned(rows, weights)
         except Exception as error:
-            raise _outside(f"PennyLane cannot list its gates ({error})") from error
-        for measurement in tape.measurements:
-            if not isinstance(measurement, MEASURED):
-                raise _outside(f"{type(measurement).__name__} is not linear in the state")
-            if any(map(qp.math.requires_grad, getattr(measurement.obs, "data", ()))):
-                raise _outside("an observable reads the inputs")
-        return [(name, torch.as_tensor(number).to(rows), differences) for name, number, differences in gates]
-
-
-def _parameters(operations: Iterable[Any]) -> Iterator[tuple[str, Any, tuple[float, ...] | None]]:
-    """Name, value and differences of eigenvalues of every parameter; None for what is no rotation."""
-    for operation in operations:
-        if isinstance(operation, qp.ops.MidMeasure) and operation.postselect is not None:
-            raise _outside("it selects samples by a measurement")
-        if isinstance(operation, qp.ops.Conditional):
-            operation = operation.base  # whether it is applied does not change how it turns
-        if not operation.num_params or isinstance(operation, qp.GlobalPhase):
-            continue
-        try:
-            differences = operation.parameter_frequencies
-        except (qp.exceptions.ParameterFrequenciesUndefinedError, RuntimeError, ImportError):
-            if operation.has_decomposition and not isinstance(operation, qp.operation.StatePrepBase):
-                yield from _parameters(operation.decomposition())
-                continue
-            differences = [None] * operation.num_params
-        for value, found in zip(operation.data, differences, strict=True):
-            yield operation.name, value, found and tuple(float(each) for each in found)
+            raise _outside(words.first_line(error)) from error
+        if not {*program.kinds} <= MEASURED:
+            raise _outside("what it measures is not linear in the state")
+        return program, angles
 
 
 def _combinations(encoding: _Encoding, generator: torch.Generator) -> tuple[Tensor, bool]:

@@ -123,16 +123,20 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """The programs for this call, or the QNode to call in their place."""
         if self.wanted_backend not in ("auto", "batched"):
             return self.qnode
+        call = self.programs().program_for(rows, weights)
+        if self.wanted_backend == "batched" and not isinstance(call, Call):
+            call(**{self.input_arg: rows, **weights})  # which may raise PennyLane's own error
+            step = f"It has none, because {self.programs().last}; use auto."
+            raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
+        return call
+
+    def programs(self) -> Programs:
+        """Those of its QNode, whatever runs it."""
         made_for = self._programs and (self._programs.qnode, self._programs.input_name)
         if self._programs is None or made_for != (self.qnode, self.input_arg):
             self._programs = Programs(self.qnode, self.input_arg)
         self._programs.generator = self.generator
-        call = self._programs.program_for(rows, weights)
-        if self.wanted_backend == "batched" and not isinstance(call, Call):
-            call(**{self.input_arg: rows, **weights})  # which may raise PennyLane's own error
-            step = f"It has none, because {self._programs.last}; use auto."
-            raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
-        return call
+        return self._programs
 
     # --- the way forward --------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from qnnkit.layers import QuantumLayer, Quanv2d, called, circuits_by_layer, count_parameters, evaluating
+from qnnkit.layers import QuantumLayer, Quanv2d, called, circuit_inputs, count_parameters, evaluating
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
     """
     import pandas as pd
 
-    circuits: dict[Any, int] = {**circuits_by_layer(model, image)}
+    circuits: dict[Any, int] = {layer: len(rows) for layer, rows in circuit_inputs(model, image).items()}
     layers = [*_layers(model), ("all", model)]
     shapes: dict[nn.Module, str] = {}
 

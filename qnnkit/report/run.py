@@ -287,9 +287,9 @@ def _measurements(run: Run) -> list[str]:
     if not run.config.shots:
         return []
     model, example = build(run, run.nets[0], run.config.seed), run.splits.example()
-    circuits = layers.circuits_by_layer(model, example)
-    forward = sum(circuits.values()) * run.config.shots
-    turns = sum(circuits.get(each, 0) * sum(p.numel() for p in each.parameters()) for each in circuits)
+    circuits = layers.circuit_inputs(model, example)
+    forward = sum(map(len, circuits.values())) * run.config.shots
+    turns = sum(len(rows) * sum(p.numel() for p in each.parameters()) for each, rows in circuits.items())
     return [
         f"Every circuit was measured {run.config.shots:,} times, in training and in the test: {forward:,} "
         f"measurements a sample, and some {2 * turns * run.config.shots:,} more for the gradient by weights."

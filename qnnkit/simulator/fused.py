@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qnnkit.device import machine
 from qnnkit.simulator import array_api, fusion, steps
 from qnnkit.simulator.array_api import Array, exactly, in_numpy
 from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samples_of, tensor_of
@@ -38,14 +37,12 @@ ONE_THREAD = 2**18
 For larger ones it has threads of its own, which stay awake for a while: beside torch's own they made every
 step of a net with a circuit four times as long on two cores.
 """
-ALWAYS_KEPT = 2**27
-"""Bytes of states that are kept for the way back, whatever is free."""
-KEPT_SHARE = 1 / 4
-"""Share of the free memory of other devices than a CPU that may be kept; parts beyond run forward again."""
+KEPT_BYTES = {"cpu": 2**27}
+"""Bytes of states that are kept for the way back, 2 GiB on other devices; parts beyond run forward again."""
 LARGE = 8 * np.pi
 """Radians. Sums of larger angles lose digits, so these are reduced to one period first."""
-PART_SHARE = 0.05
-"""Other devices than a CPU run a batch in parts whose states take this share of all their memory."""
+PART_BYTES = 2**30
+"""Other devices than a CPU run a batch in parts whose states take this much in all steps together."""
 
 
 class Fused:
@@ -266,7 +263,7 @@ class Fused:
         vector, threads = vector.clone(), torch.get_num_threads()  # it may change before the way back
         size, fewest = CACHE_BYTES * threads, FEWEST_COLUMNS
         if self.device.type != "cpu":
-            size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
+            size, fewest = PART_BYTES // len(self.steps), 1
         parts = columns.split(max(fewest, size // self.state_bytes), dim=1)
         if way is self.near and threads > 1:
             least = max(FEWEST_CHUNKS, 2 * threads)
@@ -295,7 +292,7 @@ class Fused:
         """
         with exactly(self.device.type, way is self.near):
             built, values = self.built(way, vector), []
-            left = 0 if tapes is None else self.kept_bytes()
+            left = 0 if tapes is None else KEPT_BYTES.get(self.device.type, 2**31)
             for part in parts:
                 left -= samples_of(part) * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
@@ -318,12 +315,6 @@ class Fused:
                 tape.append(saved)
         return state
 
-    def kept_bytes(self) -> float:
-        """How much of the states of a batch may be kept for the way back."""
-        if self.device.type == "cpu":
-            return ALWAYS_KEPT
-        return max(ALWAYS_KEPT, KEPT_SHARE * memory(self.device)[1])
-
 
 def _reduced(angles: Tensor, period: float | None) -> Tensor:
     """The same angles within one period, to the last digit of each: cos and sin take angles of any size."""
@@ -338,15 +329,3 @@ def chunks(samples: int, fewest: int, threads: int = 1) -> int:
     """The fewest chunks of as many samples each, if possible as many for each thread; 0 for none."""
     few = range(fewest, samples // FEWEST_COLUMNS + 1)
     return min((n for n in few if samples % n == 0), key=lambda n: (n % threads != 0, n), default=0)
-
-
-def memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a device: all, and those that are free."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    total, free = machine.memory()
-    if device.type == "mps":
-        total = torch.mps.recommended_max_memory()
-        free = min(free, total - torch.mps.driver_allocated_memory())
-    return total, free

@@ -17,7 +17,7 @@ from torch import Tensor
 from qnnkit.simulator.circuit import affine, angles, apart, assembled, cut, parts, turns
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
-from qnnkit.simulator.queueing import queue, transformed
+from qnnkit.simulator.queueing import single
 
 
 class OverWeights(Fused):
@@ -48,10 +48,7 @@ class OverWeights(Fused):
         def gates(row: Tensor) -> list[tuple[str, Any]]:
             features, *weights = cut(row, shapes)
             given = {"inputs": features} if n_features else {}
-            tape, _ = queue(qnode, given | dict(zip(weight_shapes, weights, strict=True)))
-            [self.tape], finish = transformed(qnode, tape)
-            if finish is not None:
-                raise NotFusable("a transform of it computes with the measured values")
+            self.tape = single(qnode, given | dict(zip(weight_shapes, weights, strict=True)))
             return parts(self.tape.operations, kinds)
 
         def moving(row: Tensor) -> tuple[list[Any], list[Any]]:

@@ -155,8 +155,7 @@ class Programs:
             return
 
         def record(arguments: Sequence[Tensor]) -> Sequence[Any]:
-            tape, _ = queueing.queue(self.qnode, dict(zip(named, arguments, strict=True)))
-            return queueing.transformed(self.qnode, tape)[0][0].operations
+            return queueing.single(self.qnode, dict(zip(named, arguments, strict=True))).operations
 
         self._pure[form] = None
         try:
@@ -246,6 +245,20 @@ class Programs:
         if not isinstance(found, Fused):
             raise NotFusable(found or "its Python makes another circuit at nearly every call")
         return found, arguments(found, made, rows), made.batch
+
+    def turned(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple[Fused, Tensor]:
+        """The program of what is queued, and how far a sample's numbers turn each gate, (batch, n_angles).
+
+        Noise is left out: it changes what the angles come to, not the angles.
+        """
+        with ONE_AT_A_TIME:
+            tape = queueing.single(self.qnode, {self.input_name: rows, **weights})
+            exact = [each for each in tape.operations if not isinstance(each, qp.operation.Channel)]
+            program, (own, *_), _ = self._part(qp.tape.QuantumScript(exact, tape.measurements), rows)
+            if program.is_given:
+                raise NotFusable("its first state depends on the inputs")
+        own = rows.new_zeros(len(rows), 0) if own is None else own
+        return program, own @ torch.from_numpy(program.circuit.matrix[:, program.on_rows].T).to(own)
 
     def _of_leaves(self, tape: Any, rows: Tensor) -> tuple[queueing.Structure, Fused]:
         """A tape's structure, and its program as a function of its leaves.

@@ -101,6 +101,18 @@ def transformed(qnode: qp.QNode, tape: Any) -> tuple[Sequence[Any], Callable[[An
     return tapes, lambda results: finish(results)[0]
 
 
+def single(qnode: qp.QNode, arguments: Mapping[str, Any]) -> Any:
+    """The one tape that the QNode's Python and transforms make.
+
+    Raises:
+        NotFusable: A transform computes with the measured values.
+    """
+    tapes, finish = transformed(qnode, queue(qnode, arguments)[0])
+    if finish is not None:
+        raise NotFusable("a transform of it computes with the measured values")
+    return tapes[0]
+
+
 def structure(tape: Any, in_parts: set[str]) -> Structure:
     """Takes a tape apart.
 
