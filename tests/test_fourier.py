@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, controls
-from qnnkit.layers import FourierLayer, control, count_parameters, fourier_fit
+from qnnkit.layers import FourierLayer, as_classical, control, count_parameters, fourier_fit
 from tests.toys import linear, uniform
 
 AGREEMENT = 1e-6
@@ -243,6 +243,17 @@ def test_more_controls():
         control(model, "frozen_classical")
     with pytest.raises(NotImplementedError, match="before its circuit"):
         control(model.circuit, "frozen_classical", example=uniform(2, 3))
+
+
+def test_a_net_as_a_classical_one():
+    model, rows = (
+        nn.Sequential(Quanv2d(1, "random", filters=2), nn.Flatten(), linear(32, 2)),
+        uniform(3, 1, 4, 4),
+    )
+    model(rows)
+    twin, difference = as_classical(model)
+    assert difference < AGREEMENT and not any(isinstance(each, QuantumLayer) for each in twin.modules())
+    torch.testing.assert_close(twin(rows), model(rows), rtol=0, atol=1e-5)
 
 
 def test_fourier_of_a_frozen_quanvolution_is_trained():

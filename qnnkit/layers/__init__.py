@@ -7,6 +7,7 @@ from qnnkit.layers.controls import (
     Bypass,
     ClassicalLayer,
     MatchedLayer,
+    as_classical,
     control,
     control_names,
     controls,
@@ -31,7 +32,7 @@ from qnnkit.layers.quanvolution import Quanv2d
 
 __all__ = [
     "QuantumLayer", "Quanv2d", "CONTROLS", "MORE_CONTROLS", "STAND_INS", "Bypass", "ClassicalLayer",
-    "FourierLayer", "MatchedLayer", "fourier_fit", "control", "control_names", "controls",
+    "FourierLayer", "MatchedLayer", "as_classical", "fourier_fit", "control", "control_names", "controls",
     "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters", "Given",
     "called", "circuit_inputs", "circuits_per_image", "evaluating", "feature_maps_of",
     "first_circuit", "BACKENDS", "EXACT_DEVICES",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks, circuits
 from qnnkit.layers.counting import Given, look
-from qnnkit.layers.fourier import FourierLayer, seeded_linear, sizes_of
+from qnnkit.layers.fourier import FourierLayer, fourier_fit, seeded_linear, sizes_of
 from qnnkit.layers.quantum import QuantumLayer
 
 
@@ -170,6 +170,25 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
         return _freeze_before_circuits(twin, example)
     twin = _without_quantum(twin) if name == "no_quantum" else twin
     return _exchange(twin, lambda layer, i: _MAKE[name](layer, seed * 1000 + i))
+
+
+def as_classical(model: nn.Module) -> tuple[nn.Module, float]:
+    """The same network with each circuit replaced by the classical function that it is, see `fourier_fit`.
+
+    Returns:
+        The copy, and the largest difference of a circuit's output from it.
+
+    Raises:
+        NotImplementedError: A circuit is no such function, or has too many features.
+    """
+    differences = [0.0]
+
+    def fitted(layer: QuantumLayer, i: int) -> nn.Module:
+        twin, difference = fourier_fit(layer)
+        differences.append(difference)
+        return twin
+
+    return _exchange(copy.deepcopy(model), fitted), max(differences)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
