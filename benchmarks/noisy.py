@@ -28,7 +28,7 @@ def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
     found = noise.robustness(model, test.images[chosen], test.labels[chosen], device=device)
     about = {"run": run.folder.name, "net": run.nets[0], "seed": int(best["seed"])}
     about |= {"test_accuracy": best["test_accuracy"], "device": device or "no fake device: extra `hardware`"}
-    return pd.DataFrame([{**about, **row.as_dict()} for row in found])
+    return pd.DataFrame([{**about, **row} for row in found])
 
 
 def table(found: pd.DataFrame) -> str:

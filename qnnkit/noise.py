@@ -10,7 +10,7 @@ import copy
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,27 +35,6 @@ GATES = {"RX": "rx", "RY": "ry", "RZ": "rz", "CNOT": "cx"}
 """Gates that circuits are taken apart into for a device -> their names in Qiskit."""
 
 
-@dataclass(frozen=True)
-class Robustness:
-    """What a net is worth when its circuits run under one condition."""
-
-    condition: str
-    """"exact", "shots", "depolarizing", "readout" or "device"."""
-    strength: float | None
-    """Number of shots, also on a device, or probability of an error; None for exact."""
-    accuracy: float
-    low: float
-    """Ends of the 95 % interval over the images, by Wilson (1927)."""
-    high: float
-    change: float
-    """Mean absolute change of a measured value, at the inputs that its circuit was given."""
-    images: int
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def robustness(
     model: nn.Module,
     images: Tensor,
@@ -67,7 +46,7 @@ def robustness(
     device: str | None = None,
     device_shots: Sequence[int] = (100, 1_000),
     seed: int = 0,
-) -> list[Robustness]:
+) -> list[dict[str, Any]]:
     """Accuracy of a trained net with exact circuits, with finite shots, and under noise, one at a time.
 
     Shots are drawn on `default.qubit`. Noise runs on `default.mixed`, without shots: after every gate a
@@ -83,17 +62,21 @@ def robustness(
         depolarizing: Probabilities p: the channel applies X, Y or Z with p / 3 each.
         readout: Probabilities that a wire is read as its opposite.
         device: A fake device of qiskit-ibm-runtime, such as "FakeManilaV2": the noise of a real one, its
-            readout errors and wiring, simulated here; or the name of a real one, such as "ibm_torino", which
-            the account that is saved on this machine may use. Wants the extra `hardware`.
+            readout errors and wiring, simulated here. Wants the extra `hardware`.
         device_shots: Numbers of shots there.
-        seed: Fixes the shots, but those of a real device.
+        seed: Fixes the shots.
 
     Returns:
-        A row for exact circuits, then one per number of shots and probability.
+        A row for exact circuits, then one per number of shots and probability: `condition` ("exact", "shots",
+        "depolarizing", "readout" or "device"), `strength` (number of shots, or probability of an error; None
+        for exact), `accuracy` with `low` and `high`, the ends of its 95 % interval over the images by Clopper
+        and Pearson (1934), `change`, the mean absolute change of a measured value at the inputs that its
+        circuit was given, `images` and `seconds`.
 
     Raises:
         ValueError: No circuit runs, one has shots or noise already, gives a state, or is too wide for
-            `default.mixed` or the device; a number is out of its range; there is no label for each image.
+            `default.mixed` or the device; a number is out of its range (of a probability, PennyLane's own
+            sentence); there is no label for each image.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
     backend, on_device = (None, ()) if device is None else (_backend(device), device_shots)
@@ -103,15 +86,20 @@ def robustness(
         *(("readout", p, lambda layer, i, p=p: _misread(_mixed(layer), p)) for p in readout),
         *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in on_device),
     ]
-    _require_sensible(images, labels, conditions)
+    checks.positive("the number of images", len(images), "Give at least one.")
+    if len(images) != len(labels):
+        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
+        raise ValueError(checks.message("labels", rule, len(labels), step))
+    for n in (*shots, *on_device):
+        checks.positive("shots", n)
     net = copy.deepcopy(model), images, labels  # whose hooks nobody else sees
     first, exact = _as_it_is(net)
-    mixed = "Pass depolarizing=(), readout=() to look at shots alone."
-    limits = [("default.mixed", MOST_WIRES, mixed)] if depolarizing or readout else []
-    limits += [(str(device), backend.num_qubits, "Name a larger one.")] if backend else []
     for layer, row in first.items():
         _require_exact(layer)
-        _require_narrow(len(_tape(layer, row).wires), limits)
+        if depolarizing or readout:
+            _require_narrow(_tape(layer, row).wires, MOST_WIRES, "default.mixed")
+        if backend:
+            _require_narrow(_tape(layer, row).wires, backend.num_qubits, device)
     rows = [exact]
     for condition, strength, make in conditions:
         qnodes = {layer: make(layer, i) for i, layer in enumerate(first)}
@@ -196,9 +184,7 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
             layer.qnode = qp.set_shots(layer.qnode.update(diff_method="parameter-shift"), shots=shots)
             layer.generator = "torch"
         if noise:
-            _require_narrow(
-                len(layer.qnode.device.wires or ()), [("default.mixed", MOST_WIRES, "Use shots.")]
-            )
+            _require_narrow(layer.qnode.device.wires, MOST_WIRES, "default.mixed")
             qnode = _mixed(layer, "backprop")
             if probability := chances.get("depolarizing"):
                 qnode = _depolarized(qnode, probability)
@@ -217,13 +203,11 @@ def fake_device(model: nn.Module) -> str | None:
 
 
 def _backend(name: str) -> Any:
-    """A fake device of qiskit-ibm-runtime, or a real one by the account that is saved on this machine."""
+    """A fake device of qiskit-ibm-runtime."""
     try:
-        from qiskit_ibm_runtime import QiskitRuntimeService, fake_provider  # pyright: ignore
+        from qiskit_ibm_runtime import fake_provider  # pyright: ignore
     except ModuleNotFoundError:
         raise ModuleNotFoundError(f"Device {name} wants an extra: pip install 'qnnkit[hardware]'.") from None
-    if not name.startswith("Fake"):
-        return QiskitRuntimeService().backend(name)
     fakes = [each for each in dir(fake_provider) if each.startswith("Fake") and each.endswith("V2")]
     return getattr(fake_provider, checks.choice("device", name, fakes))()
 
@@ -237,11 +221,10 @@ class _OnDevice:
     shots: int
     seed: int
 
-    def __call__(self, **arguments: Any) -> list[Any]:
+    def __call__(self, **arguments: Any) -> Any:
         tape = qp.workflow.construct_tape(self.layer.qnode, level="user")(**arguments)
         tapes, together = qp.transforms.split_non_commuting(tape)
-        found = together([self._measured(each) for each in tapes])
-        return list(found) if isinstance(found, list | tuple) else [found]
+        return together([self._measured(each) for each in tapes])
 
     def _measured(self, tape: Any) -> Any:
         from qiskit import QuantumCircuit, transpile  # pyright: ignore  # an extra
@@ -260,8 +243,7 @@ class _OnDevice:
         circuit.measure(range(len(wires)), range(len(wires)))
         compiled = transpile(circuit, self.backend, optimization_level=1, seed_transpiler=0)
         sampler = SamplerV2(mode=self.backend)
-        if type(self.backend).__name__.startswith("Fake"):
-            sampler.options.simulator.seed_simulator = self.seed + 1  # 0 counts as none
+        sampler.options.simulator.seed_simulator = self.seed + 1  # 0 counts as none
         job = sampler.run([(compiled, np.stack(angles, axis=-1), self.shots)])
         bits = job.result()[0].data.c.to_bool_array(order="little").astype(int)  # (batch, shots, wires)
         found = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
@@ -271,7 +253,7 @@ class _OnDevice:
 # --- the net with them --------------------------------------------------------------------------------------
 
 
-def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], Robustness]:
+def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], dict[str, Any]]:
     """Each layer that ran, with the first row that it was given; and the row of the net as it is."""
     first: dict[QuantumLayer, Tensor] = {}
 
@@ -288,7 +270,7 @@ def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], Robustness]:
     return first, row
 
 
-def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer, Any]) -> Robustness:
+def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer, Any]) -> dict[str, Any]:
     """The row of the net whose layers give what these QNodes do."""
     change, n_values = 0.0, 0
 
@@ -300,10 +282,10 @@ def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer,
         return values.to(outputs)
 
     row = _run(net, condition, strength, dict.fromkeys(qnodes, exchange))
-    return replace(row, change=change / n_values)
+    return row | {"change": change / n_values}
 
 
-def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLayer, Any]) -> Robustness:
+def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLayer, Any]) -> dict[str, Any]:
     """Accuracy and time of the net with hooks on its layers; nothing is known of the change."""
     model, images, labels = net
     start, weight = time.perf_counter(), next(model.parameters(), images)
@@ -313,7 +295,8 @@ def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLa
         logits = torch.cat([model(part.to(weight.device)).cpu() for part in images.split(IMAGES)])
     n, right = len(labels), int((logits.argmax(-1) == labels.cpu()).sum())
     low, high = stats.clopper_pearson(right, n)
-    return Robustness(condition, strength, right / n, low, high, 0.0, n, time.perf_counter() - start)
+    row = {"condition": condition, "strength": strength, "accuracy": right / n, "low": low, "high": high}
+    return row | {"change": 0.0, "images": n, "seconds": time.perf_counter() - start}
 
 
 def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
@@ -321,7 +304,7 @@ def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
     rows = inputs.detach().cpu().double().reshape(-1, inputs.shape[-1])
     weights = {name: weight.detach().cpu().double() for name, weight in layer.qnode_weights.items()}
     total, wires = getattr(qnode.shots, "total_shots", qnode.shots), len(_tape(layer, rows[:1]).wires)
-    back = None
+    back: Any = slice(None)
     if total:
         at_once = SHOTS_BYTES // (COPIES * 8 * (2**wires + total * wires))
         weights = {name: weight.numpy() for name, weight in weights.items()}  # torch draws shots slowly
@@ -333,8 +316,7 @@ def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
         found = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
         found = found if isinstance(found, list | tuple) else [found]
         values.append(torch.hstack([torch.as_tensor(each).reshape(len(part), -1) for each in found]))
-    values = torch.cat(values)
-    return values if back is None else values[back]
+    return torch.cat(values)[back]
 
 
 def _layers(model: nn.Module) -> list[QuantumLayer]:
@@ -349,23 +331,10 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
 # --- what cannot be asked -----------------------------------------------------------------------------------
 
 
-def _require_sensible(images: Tensor, labels: Tensor, conditions: Sequence[tuple[str, float, Any]]) -> None:
-    checks.positive("the number of images", len(images), "Give at least one.")
-    if len(images) != len(labels):
-        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
-        raise ValueError(checks.message("labels", rule, len(labels), step))
-    for condition, strength, _ in conditions:
-        if condition in ("shots", "device"):
-            checks.positive("shots", strength)
-        elif not 0 <= strength <= 1:
-            raise ValueError(checks.message(condition, "lie in 0..1", strength, "It is a probability."))
-
-
-def _require_narrow(n_wires: int, limits: Sequence[tuple[str, int, str]]) -> None:
-    for name, most, step in limits:
-        if n_wires > most:
-            rule = f"have circuits of at most {most} wires for {name}"
-            raise ValueError(checks.message("model", rule, f"a circuit of {n_wires} wires", step))
+def _require_narrow(wires: Any, most: int, name: str | None) -> None:
+    if len(wires or ()) > most:
+        rule, step = f"have circuits of at most {most} wires for {name}", "Look at shots alone."
+        raise ValueError(checks.message("model", rule, f"a circuit of {len(wires)} wires", step))
 
 
 def _require_exact(layer: QuantumLayer) -> None:

@@ -163,7 +163,7 @@ MUTANTS = (
     ),
     ("simulator/shots.py", "coefficient * slopes[k]", "slopes[k]", "shots"),
     ("gradients/plateau.py", "1 / (2 * (d + 1) ** 2)", "1 / (2 * (d - 1) ** 2)", "plateau"),
-    ("noise.py", "right / n, low, high", "right / n, high, low", "noise"),
+    ("noise.py", '"low": low, "high": high', '"low": high, "high": low', "noise"),
     (
         "adapters/attach.py",
         'options["lora_alpha"] = 2 *',

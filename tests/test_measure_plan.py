@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.predicting import transformer
 from qnnkit import device, measure, runs, train, words
@@ -134,18 +131,13 @@ def test_four_bits_are_for_frozen_weights_alone(monkeypatch):
 # --- a plan ------------------------------------------------------------------------------------------------
 
 
-def test_this_machine_is_first_and_then_every_row_of_the_table(planned):
+def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(planned):
     assert [each["machine"] for each in planned.places] == [HERE, *platforms.load().shown]
-    assert planned.places[0]["basis"] == "measured here"
-    assert {each["basis"] for each in planned.places[1:]} == {"published"}
+    assert [each["basis"] for each in planned.places][:2] == ["measured here", "published"]
     assert planned.remedies == [] and planned.answer.startswith(f"Run it on {HERE}: ")
-    assert (planned.nets, planned.seeds) == (5, 3)
     epoch = planned.prediction.seconds_per_epoch
     assert planned.places[0]["epoch"] == pytest.approx(epoch)
-    assert planned.places[0]["in_all"] == pytest.approx(50 * 15 * epoch)
-
-
-def test_text_and_json_say_the_same(planned):
+    assert planned.places[0]["in_all"] == pytest.approx(50 * planned.nets * planned.seeds * epoch)
     text = str(planned)
     assert max(map(len, text.splitlines())) <= 120
     for part in ("memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "price unknown"):
@@ -157,33 +149,16 @@ def test_text_and_json_say_the_same(planned):
     assert planned.brief()["peak_bytes"] == planned.prediction.peak
 
 
-def test_one_net_and_one_seed_are_planned_alone():
-    asked = runs.to_plan("digits_quanv", {"controls": []}, alone=True, timed=False)
-    assert (asked["nets"], asked["seeds"]) == (1, 1)
-
-
-def test_float16_is_planned_where_it_cannot_be_trained(digits):
-    workload = digits["workload"].change(precision="float16")
+def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(digits, planned, home):
+    workload = digits["workload"].change(precision="float16", batch_size=10**6)  # no arithmetic of a CPU
     found = measure.plan(**digits | {"workload": workload})
-    assert found.prediction.seconds is None and any("float16" in note for note in found.notes)
-    assert found.prediction.peak > 0 and found.places[0]["basis"] == "not timed"
-
-
-def test_without_times_the_ranges_are_wider(digits, planned):
-    found = measure.plan(**digits, measure=False)
-    assert found.places[0]["epoch"] is found.prediction.seconds is None
-    t4, calibrated = (
-        next(each for each in one.places if each["machine"] == "T4") for one in (found, planned)
-    )
-    assert t4["factor"] > calibrated["factor"]
-
-
-def test_a_batch_that_is_more_than_the_data_holds_them_all(home):
-    asked = runs.to_plan("digits_quanv", {"batch_size": 10**6}, timed=False)
-    found = measure.plan(**asked, measure=False)
+    assert found.prediction.seconds is found.places[0]["epoch"] is None and found.prediction.peak > 0
+    assert any("float16" in note for note in found.notes) and found.places[0]["basis"] == "not timed"
     assert found.prediction.training.batch_size == found.prediction.n_samples
     assert "A batch of 1,000,000 is more than the samples: it holds all of them." in found.notes
     assert list(home.iterdir()) == [], "a plan leaves nothing behind"
+    t4, known = (next(each for each in one.places if each["machine"] == "T4") for one in (found, planned))
+    assert t4["factor"] > known["factor"]
 
 
 # --- remedies ----------------------------------------------------------------------------------------------
@@ -209,9 +184,6 @@ def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):
     less = plain.held + plain.memory["checkpoint"] - four.held - four.copied
     assert here - rows["--set micro_batch=16"]["needs"] == less > 0
     assert "--set micro_batch=16" in str(found)
-
-
-def test_remedies_apply_only_where_they_change_something():
     done = Settings(batch_size=2, micro_batch=2, gradient_checkpointing=True, precision="bfloat16")
     assert list(planning.changes(done)) == []
 
@@ -243,18 +215,6 @@ def test_memory_time_and_price_decide(asked, verdict, why):
     assert judge(*asked) == (verdict, why)
 
 
-@settings(derandomize=True, deadline=None)
-@given(st.floats(0.01, 2), st.floats(1, 10), st.floats(0.1, 1e7), st.floats(0.1, 1e7))
-def test_needing_more_or_taking_longer_never_helps(share, more, hours, deadline):
-    order = ("comfortable", "marginal", "not here")
-
-    def rank(share, hours):
-        return order.index(judge(share, hours, deadline)[0])
-
-    assert rank(share, hours) <= rank(more * share, hours)
-    assert rank(share, hours) <= rank(share, more * hours)
-
-
 def at(name, hours=None, cost=0.0, needs=1.0, usable=10.0, **limits):
     """The row of a machine."""
     verdict, why = judge(needs / usable, hours, cost=cost, **limits)
@@ -267,13 +227,10 @@ def at(name, hours=None, cost=0.0, needs=1.0, usable=10.0, **limits):
     [
         ([at(HERE, 2), at("Mac 8 GB", 1), at("L4", 0.2, 0.1)],
          "Run it on this machine: 2 h 0 min (x 2.0), free, 1 GB of 10 GB; comfortable."),
-        ([at(HERE)], "Run it on this machine: ? (?), free, 1 GB of 10 GB; comfortable."),
         ([at(HERE, 30, deadline=8), at("T4", 9, 0.5, deadline=8), at("L4", 2, 1.0, deadline=8)],
          "Run it on L4: 2 h 0 min (x 2.0), 1.00 USD, 1 GB of 10 GB; comfortable."),
         ([at(HERE, 9, deadline=3), at("A100", 2, 1, deadline=3)],
          "Run it on A100: 2 h 0 min (x 2.0), 1.00 USD, 1 GB of 10 GB; marginal: time."),
-        ([at("T4", 30, 0.5, deadline=1), at("H100", 2, 4, deadline=1)],
-         "No machine does it; nearest is T4: 1 d 6 h (x 2.0), 0.50 USD, 1 GB of 10 GB; not here: time."),
         ([at(HERE, needs=200), at("H100", 2, 4, deadline=1)],
          "No machine does it; nearest is H100: 2 h 0 min (x 2.0), 4.00 USD, 1 GB of 10 GB; not here: time."),
     ],
@@ -378,30 +335,17 @@ def test_a_table_of_ones_own_is_laid_over_the_other(home):
     assert "Ours" not in platforms.load("other.yaml").machines  # a relative path is meant from the workspace
 
 
-@pytest.mark.parametrize("figure", ["kind", "source", "processors", "tflops", "float32"])
-def test_a_missing_figure_is_named_with_its_row(home, figure):
-    values = yaml.safe_load(NEW)
-    row = values["machines"]["Ours"]
-    cuda = row["processors"]["cuda"]
-    next(each for each in (row, cuda, cuda["tflops"]) if figure in each).pop(figure)
-    path = home / "mine.yaml"
-    path.write_text(yaml.safe_dump(values))
-    with pytest.raises(ValueError, match=rf"`machines\.Ours\.[\w.]*{figure}` must be given") as caught:
-        platforms.load(path)
-    assert str(path) in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (NEW.replace("kind: cuda", ""), "`machines.Ours.kind` must be given"),
+        (NEW.replace("tflops: {float32: 90}, ", ""), "`machines.Ours.processors.cuda.tflops` must be given"),
         ("shown: [T4, Mine]", "Argument `shown` must be a known name, but is 'Mine'"),
         ("machines: {T4: {usable_gb: -1}}", "`machines.T4.usable_gb` must be greater than 0, but is -1"),
         ("machines: {T4: {usable_gb: .inf}}", "must be a finite number"),
         ("machines: {T4: {kind: gpu}}", "`machines.T4.kind` must be 'cuda', 'mac' or 'cpu', but is 'gpu'"),
         ("machines: {T4: {prize: 1}}", "`machines.T4.prize` must be a known name"),
-        ("machines: [T4]", "`machines` must be a valid dictionary"),
         ("[T4]", "`mine.yaml` must be a valid dictionary"),
-        ("machines: {", "must be plain YAML, but is not in line"),
         ("machines: {T4: !!python/name:os.system }", "must be plain YAML"),
     ],
 )
@@ -461,18 +405,9 @@ def test_what_is_wrong_is_told_in_one_sentence(typed, given, told):
 # --- words -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("8h", 28_800), ("90 min", 5400), ("2d 4h", 187_200), ("1.5 hours", 5400), ("30s", 30),
-        ("1H30M", 5400), ("1 day, 2 hours", 93_600), (" 10 minutes ", 600),
-    ],
-)  # fmt: skip
-def test_a_time_is_read(text, seconds):
-    assert words.parse_duration(text) == seconds
-
-
-def test_what_is_no_time_and_no_money():
+def test_times_and_money_are_read_or_refused():
+    times = {"8h": 28_800, "90 min": 5400, "2d 4h": 187_200, "1.5 hours": 5400, " 30s ": 30, "1H30M": 5400}
+    assert {text: words.parse_duration(text) for text in times} == times
     for text in ("", "8", "h", "0h", "-1h", "8 epochs", "8h later", "1e3h", "nan h", "8hh"):
         with refused("deadline"):
             words.parse_duration(text, "deadline")

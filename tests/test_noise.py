@@ -6,7 +6,6 @@ import copy
 import math
 import re
 import sys
-import warnings
 
 import pennylane as qp
 import pytest
@@ -44,16 +43,16 @@ class Told(nn.Module):
         return torch.stack([values[..., 0], -values[..., 0]], dim=-1)
 
 
-def rotations(n_gates: int = 1, observable=qp.Z) -> Told:
-    """One wire: RY of the input, n_gates times a part of it."""
+def rotations(n_gates: int = 1, measured=lambda: [qp.expval(qp.Z(0))], change=lambda qnode: qnode) -> Told:
+    """One wire: RY of the input, n_gates times a part of it, measured in some way; its QNode is changed."""
 
-    @qp.qnode(circuits.make_device("default.qubit", (0,)))
+    @qp.qnode(circuits.make_device("default.qubit", (0,)), diff_method="parameter-shift")
     def circuit(inputs, weights):
         for _ in range(n_gates):
             qp.RY((inputs[..., 0] + weights[0]) / n_gates, wires=0)
-        return [qp.expval(observable(0))]
+        return measured()
 
-    return Told(QuantumLayer(circuit, {"weights": (1,)}, START))
+    return Told(QuantumLayer(change(circuit), {"weights": (1,)}, START))
 
 
 def values_of(model: Told, inputs=ANGLES, **conditions) -> torch.Tensor:
@@ -66,20 +65,14 @@ def values_of(model: Told, inputs=ANGLES, **conditions) -> torch.Tensor:
 # --- closed forms -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [0.0, 0.01, 0.3])
 @pytest.mark.parametrize("n_gates", [1, 3])
-def test_depolarizing_shrinks_once_per_gate(p, n_gates):
-    expected = (1 - 4 * p / 3) ** n_gates * ANGLES.double().cos()
-    found = values_of(rotations(n_gates), depolarizing=(p,))
-    torch.testing.assert_close(found, expected, atol=EXACT, rtol=0)
-
-
-@pytest.mark.parametrize("observable", [qp.Z, qp.X])
-@pytest.mark.parametrize("e", [0.0, 0.05, 0.5])
-def test_a_readout_flip_shrinks_every_basis(e, observable):
-    true = ANGLES.double().cos() if observable is qp.Z else ANGLES.double().sin()
-    found = values_of(rotations(observable=observable), readout=(e,))
-    torch.testing.assert_close(found, (1 - 2 * e) * true, atol=EXACT, rtol=0)
+@pytest.mark.parametrize(("observable", "of_angle"), [(qp.Z, torch.cos), (qp.X, torch.sin)])
+def test_depolarizing_shrinks_once_per_gate_and_a_readout_flip_in_every_basis(n_gates, observable, of_angle):
+    model, true = rotations(n_gates, lambda: [qp.expval(observable(0))]), of_angle(ANGLES.double())
+    for p in (0.0, 0.01, 0.3):
+        for condition, shrunk in (("depolarizing", (1 - 4 * p / 3) ** n_gates), ("readout", 1 - 2 * p)):
+            found = values_of(model, **{condition: (p,)})
+            torch.testing.assert_close(found, shrunk * true, atol=EXACT, rtol=0)
 
 
 def test_shots_spread_as_a_binomial_does():
@@ -103,15 +96,14 @@ def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
         return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1)), qp.expval(qp.X(1)), qp.expval(qp.Z(0) @ qp.Z(1))]
 
     model = Told(QuantumLayer(circuit, {"weights": (1,)}, START))
-    inputs = torch.tensor([[0.3, 0.7]])
-    shrink, a, b = 1 - 4 * p / 3, math.cos(0.3), math.cos(0.7)
-    depolarized = [a * shrink**2, a * b * shrink**3, math.sin(0.7) * shrink**2, b * shrink**3]
-    found = values_of(model, inputs, depolarizing=(p,))
-    torch.testing.assert_close(found[0].tolist(), depolarized, atol=EXACT, rtol=0)
-    flip = 1 - 2 * p
-    misread = [a * flip, a * b * flip, math.sin(0.7) * flip, b * flip**2]
-    found = values_of(model, inputs, readout=(p,))
-    torch.testing.assert_close(found[0].tolist(), misread, atol=EXACT, rtol=0)
+    inputs, a, b = torch.tensor([[0.3, 0.7]]), math.cos(0.3), math.cos(0.7)
+    exact = torch.tensor([a, a * b, math.sin(0.7), b], dtype=torch.float64)
+    for condition, factor, powers in (
+        ("depolarizing", 1 - 4 * p / 3, [2, 3, 2, 3]),
+        ("readout", 1 - 2 * p, [1, 1, 1, 2]),
+    ):
+        found, shrunk = values_of(model, inputs, **{condition: (p,)}), factor ** torch.tensor(powers)
+        torch.testing.assert_close(found[0], shrunk * exact, atol=EXACT, rtol=0)
 
 
 # --- nets ---------------------------------------------------------------------------------------------------
@@ -138,27 +130,24 @@ class Twice(nn.Module):
         return self.again(torch.pi * self.layer(angles))
 
 
-@pytest.mark.parametrize("make", [lambda: quanv(trainable=False, filters=2), "twice"])
-def test_the_limits_are_the_exact_net(make):
-    if make == "twice":
-        model, images = Twice(), quanv()[1]
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_limits_are_the_exact_net(twice):
+    model, images, labels = quanv(trainable=False, filters=2)
+    if twice:
+        model = Twice()
         labels = model(images).argmax(-1)
-    else:
-        model, images, labels = make()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.train()
     exact, shots, none, flips, loud = noise.robustness(
         model, images, labels, shots=(50_000,), depolarizing=(0.0,), readout=(0.0, 0.5)
     )
-    assert (exact.condition, exact.strength, exact.change, exact.images) == ("exact", None, 0.0, 12)
-    assert exact.accuracy == none.accuracy == flips.accuracy == 1
-    assert none.change < EXACT and flips.change < EXACT and 0 < shots.change < 0.02
-    assert shots.accuracy > 0.8, "values within 0.02 move few of the 12 images"
-    assert loud.change > 0.1, "a wire that is read at random says nothing"
-    for row in (exact, shots, loud):
-        assert 0 <= row.low <= row.accuracy <= row.high <= 1
-    assert model.training and not model._forward_hooks
-    assert not any(module._forward_hooks for module in model.modules())
+    assert [exact[name] for name in ("condition", "strength", "change", "images")] == ["exact", None, 0.0, 12]
+    assert exact["accuracy"] == none["accuracy"] == flips["accuracy"] == 1
+    assert none["change"] < EXACT and flips["change"] < EXACT and 0 < shots["change"] < 0.02
+    assert shots["accuracy"] > 0.8, "values within 0.02 move few of the 12 images"
+    assert loud["change"] > 0.1, "a wire that is read at random says nothing"
+    assert all(0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in (exact, shots, loud))
+    assert model.training and not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -167,7 +156,7 @@ def test_a_seed_repeats_itself_and_parts_of_a_batch_agree(monkeypatch):
 
     def rows(seed, **conditions):
         found = noise.robustness(model, images, labels, seed=seed, **NOISE | conditions)
-        return [row.change for row in found[1:]]
+        return [row["change"] for row in found[1:]]
 
     assert rows(1, shots=(50, 500)) == rows(1, shots=(50, 500)) != rows(2, shots=(50, 500))
     whole = rows(0, depolarizing=(0.01,), readout=(0.02,))
@@ -183,70 +172,49 @@ def wide(n_qubits: int) -> nn.Module:
     return Told(QuantumLayer(qnode, shapes, {"weights": torch.ones(shapes["weights"])}))
 
 
-def around(change) -> nn.Module:
-    """The rotation, with a QNode that is changed."""
-    model = rotations()
-    model.layer.qnode = change(model.layer.qnode.update(diff_method="parameter-shift"))
-    return model
+def noisy(qnode):
+    return qnode.update(device=qp.device("default.mixed", wires=1, seed=0))
 
 
-def on_a_noisy_device() -> nn.Module:
-    return around(lambda qnode: qnode.update(device=qp.device("default.mixed", wires=1, seed=0)))
+UNASKED = {
+    "no circuit": lambda: nn.Identity(),
+    "noise": lambda: rotations(change=noisy),
+    "shots": lambda: rotations(change=lambda qnode: qp.set_shots(qnode, shots=10)),
+    "a state": lambda: rotations(measured=qp.state),
+    "wide": lambda: wide(11),
+}
 
 
-def state() -> nn.Module:
-    @qp.qnode(circuits.make_device("default.qubit", (0,)))
-    def circuit(inputs, weights):
-        qp.RY(inputs[..., 0] + weights[0], wires=0)
-        return qp.state()
-
-    return nn.Sequential(QuantumLayer(circuit, {"weights": (1,)}, START))
-
-
-def with_shots() -> nn.Module:
-    return around(lambda qnode: qp.set_shots(qnode, shots=10))
-
-
-@pytest.mark.parametrize(
-    ("make", "n_features"),
-    [*((make, 1) for make in (nn.Identity, on_a_noisy_device, with_shots, state)), (lambda: wide(11), 11)],
-)
-def test_what_cannot_be_asked_of_a_model(make, n_features):
-    inputs, labels = torch.ones(2, n_features), torch.zeros(2, dtype=torch.int64)
+@pytest.mark.parametrize("name", UNASKED)
+def test_what_cannot_be_asked_of_a_model(name):
+    inputs, labels = torch.ones(2, 11 if name == "wide" else 1), torch.zeros(2, dtype=torch.int64)
     with refused("model"):
-        noise.robustness(make(), inputs, labels, shots=(10,), depolarizing=(0.01,), readout=())
-    if n_features == 11:  # too wide for a density matrix, and not for shots
-        [_, row] = noise.robustness(make(), inputs, labels, **NOISE | {"shots": (10,)})
-        assert row.change > 0
+        noise.robustness(UNASKED[name](), inputs, labels, shots=(10,), depolarizing=(0.01,), readout=())
+    if name == "wide":  # for a density matrix, and not for shots
+        assert noise.robustness(wide(11), inputs, labels, **NOISE | {"shots": (10,)})[1]["change"] > 0
 
 
-@pytest.mark.parametrize(
-    ("argument", "wrong"),
-    [
-        ("shots", {"shots": (0,)}),
-        ("depolarizing", {"depolarizing": (-0.1,)}),
-        ("readout", {"readout": (1.1,)}),
-        ("labels", {"labels": torch.zeros(3)}),
-        ("the number of images", {"images": ANGLES[:0]}),
-    ],
-)
-def test_wrong_numbers_are_refused(argument, wrong):
-    with refused(argument):
-        noise.robustness(rotations(), **{"images": ANGLES, "labels": torch.zeros(8)} | wrong)
+def test_wrong_numbers_are_refused():
+    given = {"images": ANGLES, "labels": torch.zeros(8)}
+    wrong = {"shots": {"shots": (0,)}, "labels": {"labels": torch.zeros(3)}}
+    for argument, change in (wrong | {"the number of images": {"images": ANGLES[:0]}}).items():
+        with refused(argument):
+            noise.robustness(rotations(), **given | change)
+    for change in ({"depolarizing": (-0.1,)}, {"readout": (1.1,)}):
+        with pytest.raises(ValueError, match="must be in the interval"):  # PennyLane's own
+            noise.robustness(rotations(), **given | change)
 
 
 # --- counting -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trainable", [True, False])
-def test_circuits_are_counted_whatever_runs_them(trainable):
-    model, images, labels = quanv(trainable=trainable, filters=3)
+def test_circuits_are_counted_whatever_runs_them():
+    model, images, labels = quanv(trainable=False, filters=3)
     model.train()
     with torch.no_grad():
         model(images)  # from here on frozen filters may run as one
     for _ in range(2):
         assert circuits_per_image(model, images[:1]) == 3 * 9
-    assert model.training and not any(module._forward_hooks for module in model.modules())
     assert circuits_per_image(Twice(), images[:1]) == 2
     assert circuits_per_image(nn.Flatten(), images[:1]) == 0
     with refused("image"):
@@ -261,25 +229,9 @@ def test_circuits_are_counted_whatever_runs_them(trainable):
 # --- a device -----------------------------------------------------------------------------------------------
 
 
-def test_a_fake_device_shrinks_what_is_measured_and_reads_wrongly():
-    """Offline, with the noise that was published of a real device: a state is mostly read as prepared."""
-    pytest.importorskip("qiskit_ibm_runtime", reason="wants the extra: pip install 'qnnkit[hardware]'")
-    inputs = torch.tensor([[0.0], [math.pi], [math.pi / 2]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Qiskit's own plugins
-        found = values_of(rotations(), inputs, device="FakeManilaV2", device_shots=(4000,))
-        again = values_of(rotations(), inputs, device="FakeManilaV2", device_shots=(4000,))
-    assert torch.equal(found, again), "one seed, the same shots"
-    up, down, between = found[:, 0].tolist()
-    assert 0.7 < up < 1 and -1 < down < -0.7 and abs(between) < 0.15
-    with refused("device"):
-        values_of(rotations(), inputs, device="FakeManila3")
-    with refused("model"):
-        images, labels = torch.ones(2, 6), torch.zeros(2)
-        noise.robustness(wide(6), images, labels, **NOISE | {"device": "FakeManilaV2"})
-
-
-def test_a_device_of_several_wires_gives_every_measurement_in_its_place():
+@pytest.mark.filterwarnings("ignore")  # of Qiskit's own plugins
+def test_a_fake_device_gives_every_measurement_in_its_place_shrunk_and_repeats_itself():
+    """Offline, with the noise that was published of a real device."""
     pytest.importorskip("qiskit_ibm_runtime", reason="wants the extra: pip install 'qnnkit[hardware]'")
 
     @qp.qnode(circuits.make_device("default.qubit", (0, 1)))
@@ -290,12 +242,16 @@ def test_a_device_of_several_wires_gives_every_measurement_in_its_place():
         return [qp.expval(qp.Z(0)), qp.expval(qp.X(1)), qp.probs(wires=[0, 1])]
 
     model = Told(QuantumLayer(circuit, {"weights": (1,)}, {"weights": torch.full((1,), 0.3)}))
-    inputs = torch.tensor([[0.2], [1.5], [2.9]])
+    inputs = torch.tensor([[0.0], [1.5], [math.pi]])
     exact = model.layer(inputs).detach().double()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,))
+    found, again = (values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,)) for _ in range(2))
+    assert torch.equal(found, again), "one seed, the same shots"
     torch.testing.assert_close(found, exact, atol=0.2, rtol=0)
+    assert found[0, 0] < 1 and found[2, 0] > -1, "a state is mostly, not always, read as prepared"
+    with refused("device"):
+        values_of(rotations(), device="FakeManila3")
+    with refused("model"):
+        noise.robustness(wide(6), torch.ones(2, 6), torch.zeros(2), **NOISE | {"device": "FakeManilaV2"})
 
 
 def test_without_the_extra_a_device_is_refused(monkeypatch):
@@ -337,21 +293,17 @@ def test_training_shots_are_counts_whose_mean_and_slope_are_exact():
 
 
 def test_what_has_shots_already_or_runs_elsewhere_is_refused():
-    model = rotations()
-    noise.put(model, shots=10)
-    with refused("model"):
-        noise.put(model, noise=("readout=0.1",))
-
-    def layer(n_qubits, backend="auto"):
-        qnode, shapes = circuits.build("data_reuploading", n_qubits=n_qubits)
-        return QuantumLayer(qnode, shapes, {"weights": torch.zeros(shapes["weights"])}, backend=backend)
-
-    with refused("backend"):
-        noise.put(layer(2, "default.qubit"), shots=10)
-    with refused("model"):
-        noise.put(layer(11), noise=("depolarizing=0.1",))
-    with refused("noise"):
-        noise.put(rotations(), 10, ("depolarizing=0.1",))
+    shot, elsewhere = rotations(), rotations()
+    noise.put(shot, shots=10)
+    elsewhere.layer.wanted_backend = "default.qubit"
+    for argument, model, given in (
+        ("model", shot, {"noise": ("readout=0.1",)}),
+        ("backend", elsewhere, {"shots": 10}),
+        ("model", wide(11), {"noise": ("depolarizing=0.1",)}),
+        ("noise", rotations(), {"shots": 10, "noise": ("depolarizing=0.1",)}),
+    ):
+        with refused(argument):
+            noise.put(model, **given)
 
 
 @own_generators()  # counting circuits measures them

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from qnnkit import plots
+from qnnkit.plots.picture import COLOURS
 
 CLASSES = {
     "one": ["one"],
@@ -27,16 +28,6 @@ def images_of(n: int, channels: int = 1) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (n, channels, 14, 14), dtype=np.uint8)
 
 
-def by_classes(draw):
-    """One case for each list of class names."""
-    return {f"{draw.__name__}-{name}": (lambda names=names: draw(names)) for name, names in CLASSES.items()}
-
-
-def class_samples(names):
-    labels = np.repeat(np.arange(len(names)), 3)
-    return plots.class_samples(images_of(len(labels), channels=3), labels, names)
-
-
 def confusion(names):
     return plots.confusion(np.diag([999] * len(names)) + 88, names)
 
@@ -49,19 +40,28 @@ def layer_gradients():
     return plots.layer_gradients(pd.DataFrame(columns), (7, 12), gradients, 2)
 
 
+def roll(n_steps: int, low: int = 48, high: int = 76) -> dict:
+    notes = [(i, low + i * 5 % (high - low + 1), 1 + i % 7) for i in range(n_steps)]
+    return {"given": notes[: n_steps // 2], "generated": notes[n_steps // 2 :]}
+
+
 FIGURES = {
-    **by_classes(class_samples),
-    **by_classes(confusion),
-    "class_samples-uneven": lambda: plots.class_samples(images_of(3), np.array([0, 0, 2]), ["a", "b", "c"]),
+    **{f"confusion-{name}": (lambda names=names: confusion(names)) for name, names in CLASSES.items()},
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
     "layer_gradients": layer_gradients,
-    "labelled_images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
-    "labelled_images-few": lambda: plots.labelled_images(images_of(2), ["3, not 8\n97 %"] * 2),
-    "labelled_images-long": lambda: plots.labelled_images(
+    "images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
+    "images-few": lambda: plots.labelled_images(images_of(2), ["3, not 8\n97 %"] * 2),
+    "images-long": lambda: plots.labelled_images(
         images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][2]}\n100 %"] * 7
     ),
-    "labelled_images-none": lambda: plots.labelled_images(images_of(0), []),
+    "images-none": lambda: plots.labelled_images(images_of(0), []),
+    "roll-three": lambda: plots.piano_roll({"(base)": roll(64), "(bach)": roll(200), "$ x": roll(9)}),
+    "roll-voices": lambda: plots.piano_roll({"a": {part: [(0, 60, 9)] for part in "SATB"}}),
+    "roll-wide": lambda: plots.piano_roll({"a": roll(40, 0, 127), "b": roll(40, 0, 127)}, n_steps=32),
+    "roll-long": lambda: plots.piano_roll({"a": roll(6000)}),
+    "roll-none": lambda: plots.piano_roll({"nothing": {"given": []}}),
+    "roll-one": lambda: plots.piano_roll({"$ one": {"given": [(3, 60, 1)]}}),
 }
 
 
@@ -131,7 +131,8 @@ def test_nothing_overlaps_or_sticks_out(name):
 
 AXES = {
     "confusion-one": [("predicted class", "true class"), ("", "test samples")],
-    "labelled_images-few": [("", "")] * 6,
+    "images-few": [("", "")] * 6,
+    "roll-three": [("", ""), ("", ""), ("bar of 16 sixteenths", "")],
 }
 
 
@@ -141,13 +142,11 @@ def test_axes_are_named_and_a_png_leaves_nothing_behind(name):
 
     backend, figure = mpl.get_backend(), FIGURES[name]()
     assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == AXES[name]
-    assert isinstance(figure, plots.Picture)
     with Image.open(io.BytesIO(plots.as_png(figure, Title="Größe", Description="What it shows."))) as image:
-        assert image.format == "PNG" and min(image.size) >= 60
         assert image.text["Title"] == "Größe" and image.text["Description"] == "What it shows."
         assert image.text["Software"] == "qnnkit" and len(image.convert("L").getcolors()) > 1
-    assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert pyplot.get_fignums() == []
+        assert min(image.size) >= 60 and max(image.size) < 2500
+    assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n" and pyplot.get_fignums() == []
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
 
 
@@ -180,21 +179,26 @@ def test_live_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
 # --- what the figures show ------------------------------------------------------------------------------
 
 
-def test_class_samples_shows_each_class_in_its_row():
-    images = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 2, 2), dtype=np.uint8)
-    figure = plots.class_samples(images, np.array([1, 0, 1, 0, 1, 0]), ["a", "b"], per_class=2)
-    assert [int(axes.images[0].get_array()[0, 0]) for axes in figure.axes] == [1, 3, 0, 2]
-    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["a", "b"]
-
-
-def test_colour_images_keep_their_channels():
+def test_colour_images_keep_their_channels_and_confusion_has_the_truth_in_rows():
     image = np.zeros((1, 3, 2, 2), dtype=np.uint8)
     image[0, 0] = 255
     [axes, *_] = plots.labelled_images(image, ["red"]).axes
     assert axes.images[0].get_array()[0, 0].tolist() == [255, 0, 0]
-
-
-def test_confusion_has_the_truth_in_rows():
     figure = plots.confusion(np.array([[5, 1], [0, 7]]), ["a", "b"])
     cells = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
     assert cells == {(0, 0): "5", (1, 0): "1", (1, 1): "7"}  # (column, row)
+
+
+def test_a_roll_shows_its_notes():
+    figure = plots.piano_roll(
+        {"a": {"given": [(0, 60, 4)], "new": [(4, 64, 2), (6, 48, 1)]}, "b": {"new": [(0, 55, 32)]}}
+    )
+    shown = [[segments.get_segments() for segments in axis.collections] for axis in figure.axes]
+    notes = [[[(x0, x1, y0) for (x0, y0), (x1, _) in part] for part in parts] for parts in shown]
+    assert notes == [[[(1, 1.225, 60)], [(1.25, 1.3625, 64), (1.375, 1.43125, 48)]], [[(1, 2 + 0.8, 55)]]]
+    colours = [tuple(part.get_color()[0]) for axis in figure.axes for part in axis.collections]
+    given, new = (mpl.colors.to_rgba(COLOURS[i]) for i in (0, 1))
+    assert colours == [given, new, new]
+    assert [(axis.get_xlim(), axis.get_ylim()) for axis in figure.axes] == [((1, 3), (46, 66))] * 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["given", "new"]
+    assert {"C3", "C4"} <= {text.get_text() for text in figure.axes[1].get_yticklabels()}

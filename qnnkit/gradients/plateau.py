@@ -195,10 +195,8 @@ def _of_size(circuit, n_qubits, depth, initialisations, n, embedding, seed) -> I
             programs[mirrored] = _program(circuit, measure, n_qubits, layers, embedding, seed, mirrored)
         own: OverWeights = programs[mirrored]
         generator = torch.Generator().manual_seed(seed)
-        empty, draw = (
-            torch.zeros(own.weight_shapes["weights"]).double(),
-            circuits.INITIALISATIONS[initialisation],
-        )
+        empty = torch.zeros(own.weight_shapes["weights"]).double()
+        draw = circuits.INITIALISATIONS[initialisation]
         weights = torch.stack([draw(empty.clone(), generator) for _ in range(n)])
         inputs = math.pi * torch.rand(n, own.n_features, generator=generator, dtype=torch.float64)
         before = torch.get_num_threads()

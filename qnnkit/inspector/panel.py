@@ -73,10 +73,11 @@ class Inspector:
         self.weight = widgets.SelectionSlider(options=[("none", 0)], description="Weight", **wide)
         self.epoch = widgets.SelectionSlider(options=[("none", 0)], description="Epoch", **wide)
         images = [(views.classes[label], place) for place, label in enumerate(views.labels.tolist())]
-        style = style | {"button_width": "auto"}
-        self.image = widgets.ToggleButtons(options=images, description="Image of", style=style)
-        angle = {"min": -np.pi, "max": np.pi, "step": np.pi / 50}
-        self.shift = widgets.FloatSlider(description="Move by", **wide, **angle)
+        wide_buttons = {**style, "button_width": "auto"}
+        self.image = widgets.ToggleButtons(options=images, description="Image of", style=wide_buttons)
+        self.shift = widgets.FloatSlider(
+            0, min=-np.pi, max=np.pi, step=np.pi / 50, description="Move by", **wide
+        )
         self.inputs = {name: getattr(self, name) for name in asdict(views.first)}
         self.message, self.moved = widgets.HTML(), widgets.HTML()
         # Below their least width nobody can read them: they scroll instead. The circuit is lower, so that a
@@ -85,16 +86,10 @@ class Inspector:
         low = fit | {"min_width": "auto", "max_height": "420px", "width": "auto"}
         looks = {"circuit": low, "what_if": fit, "image": fit, "gradients": fit}
         self.pngs = {part: widgets.Image(format="png", layout=look) for part, look in looks.items()}
-        titles = (
-            "What if the chosen weight were another?",
-            "An image through the net",
-            "Gradients of the layer",
-        )
-        what_if, image, layer = (
-            widgets.HTML(f"<h4 style='margin: 12px 0 4px'>{title}</h4>") for title in titles
-        )
+        titles = ("An image through the net", "Gradients of the layer")
+        image, layer = (widgets.HTML(f"<h4 style='margin: 12px 0 4px'>{title}</h4>") for title in titles)
         self.moving = widgets.VBox(
-            [self.weight, self.pngs["circuit"], what_if, self.shift, self.moved, self.pngs["what_if"]]
+            [self.weight, self.pngs["circuit"], self.shift, self.moved, self.pngs["what_if"]]
         )
         top = widgets.HBox([self.net, self.seed, self.layer], layout={"flex_flow": "row wrap"})
         below = [image, self.image, self.pngs["image"], layer, self.epoch, self.pngs["gradients"]]

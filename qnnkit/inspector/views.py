@@ -97,9 +97,9 @@ class Views:
         self.gates = gradients.gates(self.circuit) if self.circuit else []
         self.dead = [each for each in gradients.dead(self.model, sample) if each.layer == self.layer]
         _, first = np.unique(splits.test.labels.numpy(), return_index=True)
-        places = np.linspace(0, len(first) - 1, min(len(first), MOST_CHOICES)).round().astype(int)
-        self.images, self.labels = splits.test.images[first[places]], splits.test.labels[first[places]]
-        """The first test image of each of some classes, evenly spread, and their labels."""
+        first = first[:MOST_CHOICES]
+        self.images, self.labels = splits.test.images[first], splits.test.labels[first]
+        """The first test image of each of the first classes, and their labels."""
         self.classes = tuple(map(str, splits.classes))
         epoch = self.training.epochs[-1]
         largest = self.recorded(epoch).abs().mean().fillna(0)

@@ -20,8 +20,6 @@ from qnnkit.measure.parts import changed_step
 from qnnkit.settings import Settings
 from qnnkit.train import PRECISIONS
 
-FORMAT = 2
-"""Of the file; another number when the same name is to mean something else."""
 SECONDS, QUICK = 60.0, 2.0
 """Default duration of a survey; what was begun before it was over comes on top."""
 Way = tuple[torch.device, str]
@@ -65,7 +63,6 @@ def take(
     ways = [(one, precision) for precision in precisions for one in usable]
     rows += net_rows(config, splits, ways, 0.4 * seconds)
     return {
-        "format": FORMAT,
         "qnnkit": __version__,
         "machine": facts(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -5,12 +5,11 @@ from qnnkit.plots.gates_by_colour import coloured_circuit, outlines
 from qnnkit.plots.inspection import ImageSeen, Redrawn, WhatIfFigure, layer_gradients, stacked
 from qnnkit.plots.notes import piano_roll
 from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
-from qnnkit.plots.pixels import class_samples, confusion, labelled_images
-from qnnkit.plots.studies import study_costs, study_curves, study_fractions, study_scores
+from qnnkit.plots.pixels import confusion, labelled_images
+from qnnkit.plots.studies import study_lines, study_scores
 
 __all__ = [
     "COLOURS", "ImageSeen", "Live", "Picture", "Redrawn", "WhatIfFigure", "as_pdf", "as_png",
-    "class_samples", "coloured_circuit", "confusion", "forest",
-    "labelled_images", "layer_gradients", "outlines", "piano_roll", "stacked", "stamped",
-    "study_costs", "study_curves", "study_fractions", "study_scores",
+    "coloured_circuit", "confusion", "forest", "labelled_images", "layer_gradients", "outlines",
+    "piano_roll", "stacked", "stamped", "study_lines", "study_scores",
 ]  # fmt: skip

@@ -18,8 +18,6 @@ ACROSS = 14
 """Columns of gates in a row of the drawing, at most; a longer circuit goes on below."""
 INCHES = 0.62
 """Of a column, and between wires."""
-LONGEST = 8
-"""Letters of a gate's name that are shown."""
 MAP = "cividis"  # Nunez et al. (2018), arXiv:1712.01662: read alike by every kind of colour vision
 DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
@@ -111,10 +109,7 @@ def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_d
         return
     if len(wires) > 1:
         drawer.ctrl(column, wires, options=black)
-    if gate.name == "CZ":
-        return
     name = gate.name.removeprefix("C" * gate.n_controls)
-    name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
     font = {"fontsize": 8, "color": "black" if light else "white", "zorder": 5}
     look = {

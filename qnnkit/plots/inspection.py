@@ -110,7 +110,7 @@ class ImageSeen(Redrawn):
     def seen(self, images: Sequence[np.ndarray]) -> bytes:
         """A PNG of an image, uint8, and its expectation values."""
         for drawn, values in zip(self.images, images, strict=True):
-            drawn.set_data(values if values.ndim == 2 else np.moveaxis(values, 0, -1).squeeze())
+            drawn.set_data(values if values.ndim == 2 else np.moveaxis(values, 0, -1))
         return self.png()
 
 
@@ -143,12 +143,11 @@ class WhatIfFigure(Redrawn):
         right.set_xlabel("weight moved by (rad)")
         right.set_title(f"Loss of {n_images} validation images along this weight", fontsize=10)
         figure.legend(handles=[self.before, self.there], loc="outside lower left", ncols=2, frameon=False)
-        self.rest = [self.title, right.yaxis, self.curve, self.before]
-        super().__init__(figure, [*self.rest, self.there, self.dot])
-        self.moving, self.empty = [self.there, self.dot], self.still
+        changing = [self.title, right.yaxis, self.curve, self.before, self.there, self.dot]
+        super().__init__(figure, changing)
 
     def begin(self, title: str, values: np.ndarray, curve: tuple[np.ndarray, np.ndarray]) -> WhatIfFigure:
-        """Draws a weight as it is, under all that follows.
+        """Takes up a weight as it is.
 
         Args:
             title: Which circuit's values are shown.
@@ -161,10 +160,6 @@ class WhatIfFigure(Redrawn):
         low, high = curve[1].min(), curve[1].max()
         margin = 0.15 * (high - low) or 0.05
         self.curve.axes.set_ylim(low - margin, high + margin)
-        self.canvas.restore_region(self.empty)
-        for artist in self.rest:
-            artist.axes.draw_artist(artist)
-        self.still = self.canvas.copy_from_bbox(self.figure.bbox)
         return self
 
     def moved(self, shift: float, values: np.ndarray, loss: float) -> bytes:

@@ -11,18 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
-NAMES = ("C", "C♯", "D", "D♯", "E", "F", "F♯", "G", "G♯", "A", "A♯", "B")
 STEPS_PER_BAR = 16  # of four quarters
-
-
-def pitch_name(pitch: int) -> str:
-    """A MIDI pitch as musicians write it.
-
-    Example:
-        >>> pitch_name(60), pitch_name(70)
-        ('C4', 'A♯4')
-    """
-    return f"{NAMES[pitch % 12]}{pitch // 12 - 1}"
 
 
 def piano_roll(
@@ -56,8 +45,8 @@ def piano_roll(
         axis.set_title(name, fontsize=10, loc="left", parse_math=False)
         axis.grid(alpha=0.4, zorder=0)
     axes[0].xaxis.set_major_locator(MaxNLocator(16, steps=[1, 2, 4, 8, 10], integer=True))
-    axes[0].yaxis.set_major_locator(MultipleLocator(12 if high - low > 30 else 4))
-    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda pitch, place: pitch_name(round(pitch))))
+    axes[0].yaxis.set_major_locator(MultipleLocator(12))
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda pitch, place: f"C{round(pitch) // 12 - 1}"))
     axes[0].set(xlim=(1, 1 + n_steps / STEPS_PER_BAR), ylim=(low, high))
     axes[-1].set_xlabel(f"bar of {STEPS_PER_BAR} sixteenths")
     figure.supylabel("pitch", fontsize=10)

@@ -89,17 +89,11 @@ def picture(width: float, height: float) -> Picture:
 
 def show(axis: Any, image: np.ndarray) -> None:
     """An image of shape (channels, height, width), grey or colour."""
-    grey = image.shape[0] == 1
-    axis.imshow(image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray", vmin=0, vmax=255)
+    axis.imshow(np.moveaxis(image, 0, -1), cmap="gray", vmin=0, vmax=255)
 
 
 def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-
-
-def inches(names: Sequence[str]) -> float:
-    """About the room for the longest name, at the font's usual size: constrained layout does the rest."""
-    return 0.1 * max(len(short(name)) for name in names)
 
 
 def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:

@@ -7,34 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qnnkit.plots.picture import Picture, inches, name_ticks, picture, short, show
+from qnnkit.plots.picture import Picture, name_ticks, picture, short, show
 
 LETTERS, ACROSS = 20, 6
 """In a line above an image; and images in a row."""
-
-
-def class_samples(
-    images: np.ndarray, labels: np.ndarray, classes: Sequence[str], per_class: int = 8
-) -> Picture:
-    """The first images of every class, one class a row.
-
-    Args:
-        images: uint8, of shape (n, channels, height, width).
-        labels: Index into `classes`, of shape (n,).
-        classes: Names.
-        per_class: Images in a row, at most.
-    """
-    per_class = max(1, min(per_class, max(int((labels == row).sum()) for row in range(len(classes)))))
-    figure = picture(0.75 * per_class + 0.7 + inches(classes), 0.75 * len(classes) + 0.2)
-    axes = figure.subplots(len(classes), per_class, squeeze=False)
-    for row, name in enumerate(classes):
-        for axis in axes[row]:
-            axis.set_axis_off()
-        for axis, image in zip(axes[row], images[labels == row], strict=False):
-            show(axis, image)
-        axis, look = axes[row][0], {"ha": "right", "va": "center", "parse_math": False}
-        axis.text(-0.15, 0.5, short(name), transform=axis.transAxes, **look)
-    return figure
 
 
 def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
@@ -58,7 +34,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
 
 def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
     """Counts of (true class, predicted class); rows are the truth."""
-    upright, names = max(map(len, classes)) > 3, inches(classes)
+    upright, names = max(map(len, classes)) > 3, 0.1 * max(len(short(name)) for name in classes)
     side = min(9.2, 0.42 * max(4, len(classes)) + 0.8)
     figure = picture(side + 1.4 + names, side + 0.6 + (names if upright else 0.2))
     axis = figure.subplots()

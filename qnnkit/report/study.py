@@ -268,15 +268,15 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
     size = (3.2 * n_shares + 1.5, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
     title = f"Test {score.word}: each seed, mean and 95 % interval"
     yield study.save(plots.study_scores(rows, score), "scores", title, size)
-    size = (3.2 * n_shares + 1, 2.4 * curves["model"].nunique())
-    title = "Learning curves: mean over seeds and their range"
-    yield study.save(plots.study_curves(curves, score), "curves", title, size)
+    size, labels = (3.2 * n_shares + 1, 2.4 * curves["model"].nunique()), {"x": "epoch"}
+    labels |= {"y": f"{score.validation_word} ({score.per})"}
+    plot = plots.study_lines(curves, "epoch", "validation", {"row": "model", "col": "data"}, labels)
+    yield study.save(plot, "curves", "Learning curves: mean over seeds and their range", size)
     if n_shares > 1:
-        plot, n = plots.study_fractions(rows, score)
-        size = (3.6 * min(n, 3) + 1, 3.2 * -(-n // 3))
-        yield study.save(plot, "fractions", f"Test {score.word} against training data", size)
-    size = (9, 1 + 2 * rows["model"].nunique())
-    yield study.save(plots.study_costs(rows, score), "costs", f"Test {score.word} against cost", size)
+        n, labels = rows["model"].nunique(), {"x": "training data (%)", "y": score.column}
+        plot = plots.study_lines(rows, "share", score.name, {"col": "model", "wrap": 3}, labels)
+        title = f"Test {score.word} against training data: mean over seeds and their range"
+        yield study.save(plot, "fractions", title, (3.6 * min(n, 3) + 1, 3.2 * -(-n // 3)))
 
 
 def best(study: Study, means: Any) -> tuple[Any, Any]:
@@ -284,7 +284,9 @@ def best(study: Study, means: Any) -> tuple[Any, Any]:
     score, name = study.score, study.score.name
     rows: Any = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
     rows[[name, f"{name}_mean", f"{name}_low", f"{name}_high"]] *= score.factor
-    rows["data"] = [f"{100 * share:g} %" for share in rows["train_fraction"]]
+    curves = study.curves.assign(validation=score.factor * study.curves["validation"])
+    rows, curves = (each.assign(share=100 * each["train_fraction"]) for each in (rows, curves))
+    rows, curves = (each.assign(data=each["share"].map("{:g} %".format)) for each in (rows, curves))
     validation: Any = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
     top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS].tolist()
-    return rows[rows["model"].isin(top)], study.curves[study.curves["model"].isin(top)]
+    return rows[rows["model"].isin(top)], curves[curves["model"].isin(top)]

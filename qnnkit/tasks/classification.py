@@ -18,6 +18,9 @@ from qnnkit.tasks import pictures
 from qnnkit.tasks.own import first_samples
 from qnnkit.tasks.step import Shown, Step
 
+SHOWN = 3
+"""Images of each class in a preview."""
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -71,10 +74,17 @@ class Classification:
         train, names = splits.train, splits.classes
         if not hasattr(train, "images"):
             return first_samples(splits)
-        figure = plots.class_samples(train.images.numpy(), train.labels.numpy(), names)
+        by_class = pd.Series(train.labels.numpy()).sort_values(kind="stable")
+        first = by_class.groupby(by_class).head(SHOWN)
+        figure = plots.labelled_images(train.images.numpy()[first.index], [names[label] for label in first])
         counts = {name: splits.split(name).labels.bincount(minlength=len(names)).tolist() for name in SPLITS}
         return [
-            Shown(figure, "01_classes", "Images of each class", "One class a row, from the training split."),
+            Shown(
+                figure,
+                "01_classes",
+                "Images of each class",
+                "The first of the training split.",
+            ),
             Shown(pd.DataFrame(counts, index=list(names)), "01_balance", "Images of each class and split"),
         ]
 
