@@ -1,6 +1,5 @@
 """qnnkit.checkpoint: what was whole stays whole, whatever happens to the newest, and nothing is executed."""
 
-import errno
 import hashlib
 import json
 import os
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save as safetensors
 from torch import nn
 
@@ -92,11 +90,9 @@ def test_the_newest_is_that_of_the_highest_number_with_more_digits_too(tmp_path)
     assert same(Store(tmp_path).restore(), state_of(2))
 
 
-@pytest.mark.parametrize(
-    "value", [object(), {1, 2}, np.float64(1).dtype, nn.Linear(1, 1), {frozenset(): 1}, {torch.ones(1): 1}]
-)
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.float64(1).dtype, nn.Linear(1, 1), {frozenset(): 1}])
 def test_what_is_neither_tensor_nor_plain_is_refused(value):
-    with pytest.raises(TypeError, match=r"model/part( has a key that)? is a"):
+    with pytest.raises(TypeError, match="model/part is a"):
         file.packed({"model": {"part": value}})
 
 
@@ -412,8 +408,3 @@ def test_a_reader_beside_the_writer_always_finds_a_whole_state(tmp_path):
         seen.append(restored(tmp_path))
     store.wait()
     assert None not in seen and seen == sorted(seen) and all(n in (i, i + 1) for i, n in enumerate(seen))
-
-
-@pytest.mark.parametrize("words", ["No space left (os error 28)", "IoError(Os { code: 28, kind: StorageFull"])
-def test_a_full_disk_in_the_words_of_every_safetensors(words):
-    assert file._as_os_error(SafetensorError(words)).errno == errno.ENOSPC

@@ -6,6 +6,7 @@ checkpoint cannot execute code when it is read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -60,12 +61,12 @@ def write(folder: Path, number: int, state: Packed) -> Path:
     try:
         save_file(state[1], draft, metadata={"qnnkit": header})
         with draft.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        return draft.replace(folder / f"{path.name}-{digest[:16]}.safetensors")
+        return draft.replace(folder / f"{path.name}-{hash_of(draft)[:16]}.safetensors")
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
-        raise cannot_write(path, _as_os_error(error)) from None
+        full = OSError(errno.ENOSPC, str(error))  # what else safetensors may mean, a probe has refused before
+        raise cannot_write(path, error if isinstance(error, OSError) else full) from None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -77,51 +78,47 @@ def read(path: Path) -> dict[str, Any]:
     """
     named = NAME.fullmatch(path.name)
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if named is None or digest[:16] != named[2]:
+        if named is None or hash_of(path)[:16] != named[2]:
             raise ValueError("its content does not fit the hash in its name")
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["qnnkit"])
             if header["format"] != FORMAT:
                 raise ValueError(f"its format is {header['format']}, not {FORMAT}")
-            state = unpacked(header["state"], file.get_tensor)
-        if not isinstance(state, dict):
-            raise ValueError("it holds no state")
+            return {**_unpacked(header["state"], file.get_tensor)}
     except OSError:
         raise
     except Exception as error:  # whatever a crafted header leads to
         raise ValueError(f"Checkpoint `{path}` is damaged ({error or type(error).__name__}).") from None
-    return state
 
 
-def _pack(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
+def hash_of(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """JSON in place of `value`, with its tensors gathered under names that people can read."""
     match value:
-        case Tensor() if tensors is not None:
+        case Tensor():
             while name in tensors:  # "0" beside 0, "a/b" beside b in a
                 name += "'"
             plain = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
             tensors[name] = plain.detach().to("cpu", copy=True).contiguous()
             return {"complex" if value.is_complex() else "tensor": name}
-        case dict() if tensors is not None:
-            items = value.items()
-            return {
-                "dict": [
-                    [_pack(k, name, None), _pack(v, f"{name}/{k}".lstrip("/"), tensors)] for k, v in items
-                ]
-            }
-        case list() if tensors is not None:
-            return {"list": [_pack(each, f"{name}/{index}", tensors) for index, each in enumerate(value)]}
-        case tuple():
-            return {"tuple": [_pack(each, f"{name}/{index}", tensors) for index, each in enumerate(value)]}
+        case dict():
+            keys = [_pack(key, name, tensors) for key in value]
+            values = [_pack(each, f"{name}/{key}".lstrip("/"), tensors) for key, each in value.items()]
+            return {"dict": [list(pair) for pair in zip(keys, values, strict=True)]}
+        case list() | tuple():
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [_pack(each, f"{name}/{index}", tensors) for index, each in enumerate(value)]}
         case None | bool() | int() | float() | str():
             return value
-    told = "has a key that is a" if tensors is None else "is a"
-    raise TypeError(f"A checkpoint holds tensors and plain values, but {name} {told} {type(value).__name__}.")
+    raise TypeError(f"A checkpoint holds tensors and plain values, but {name} is a {type(value).__name__}.")
 
 
-def unpacked(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+def _unpacked(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     """What `packed` was given: its JSON, with the tensors of these names."""
     if not isinstance(value, dict):
         return value
@@ -132,18 +129,9 @@ def unpacked(value: Any, tensor: Callable[[str], Tensor]) -> Any:
         case "complex":  # safetensors has no complex numbers of double precision
             return torch.view_as_complex(tensor(content))
         case "dict":
-            return {unpacked(key, tensor): unpacked(each, tensor) for key, each in content}
+            return {_unpacked(key, tensor): _unpacked(each, tensor) for key, each in content}
         case "list":
-            return [unpacked(each, tensor) for each in content]
+            return [_unpacked(each, tensor) for each in content]
         case "tuple":
-            return tuple(unpacked(each, tensor) for each in content)
+            return tuple(_unpacked(each, tensor) for each in content)
     raise ValueError(f"it holds a {kind}")
-
-
-def _as_os_error(error: OSError | SafetensorError) -> OSError:
-    """safetensors names the system's error in words: `(os error 28)`, older versions `Os { code: 28, ...`."""
-    if isinstance(error, OSError):
-        return error
-    named = re.search(r"(?:os error|Os { code:) (\d+)", str(error))
-    number = int(named[1]) if named else 0
-    return OSError(number, os.strerror(number) if number else str(error))

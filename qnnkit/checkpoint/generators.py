@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+NUMPY = ("kind", "key", "position", "has_gauss", "cached")
+"""What the state of NumPy's generator consists of."""
+
 
 def seed_all(*key: object) -> None:
     """Seeds Python's, NumPy's and torch's generators, unlike those of any neighbouring key."""
@@ -23,16 +26,11 @@ def seed_all(*key: object) -> None:
 def random_state() -> dict[str, Any]:
     """As a checkpoint keeps it."""
     version, words, gauss = random.getstate()
-    kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    numpy: dict[str, Any] = dict(zip(NUMPY, np.random.get_state(legacy=True), strict=True))  # noqa: NPY002
+    numpy["key"] = torch.from_numpy(np.asarray(numpy["key"]).astype(np.int64))
     return {
         "python": {"version": version, "words": torch.tensor(words, device="cpu"), "gauss": gauss},
-        "numpy": {
-            "kind": kind,
-            "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "cached": float(cached),
-        },
+        "numpy": numpy,
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
@@ -43,8 +41,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Puts the state back; a device that is not here is passed over."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    key = numpy["key"].numpy().astype(np.uint32)
-    np.random.set_state((numpy["kind"], key, numpy["position"], numpy["has_gauss"], numpy["cached"]))  # noqa: NPY002
+    numpy = numpy | {"key": numpy["key"].numpy().astype(np.uint32)}
+    np.random.set_state(tuple(numpy[name] for name in NUMPY))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if devices and len(state["cuda"]) == devices:

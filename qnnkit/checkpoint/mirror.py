@@ -1,44 +1,99 @@
 """A run folder on local disk, copied in the background to where it outlasts the machine.
 
-Training never waits for the remote folder, and never fails because of it. Leaving the mirror copies what is
-left and reads all of it back.
+Training never waits for the remote folder, and never fails because of it. Files are copied in an order of
+which any part is a state that the run resumes from: settings, rows, checkpoints, other files, the result;
+then files go that are gone here. `.mirrored.json` in the remote folder is the mark of the state there.
+`.mirror.json` in a local copy holds the marks of the states that it comes from or has written, and the
+stamps of the files that it has there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import math
 import os
+import shutil
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
+
 from qnnkit import workspace
-from qnnkit.checkpoint import remote as there
-from qnnkit.checkpoint.remote import NOTE, RESULT, Mark, Stamp, rank
+from qnnkit.checkpoint.file import NAME, hash_of
 
-LASTING = (*workspace.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
-"""Error numbers that no waiting mends."""
-_AGAIN = 10.0
-"""Most seconds between two tries at the end."""
-_TRIES = 5
+STATE, NOTE, DRAFT = ".mirrored.json", ".mirror.json", ".draft"
+SETTINGS, RESULT = "config.json", "result.json"
+PAUSES = (1.0, 10.0, 30.0)
+"""Seconds between the tries of the last pass."""
+Stamps = dict[str, list[int] | None]
+"""File -> inode, time of change and size when it was copied; None where that is not known."""
+_HERE = {"owner": uuid.uuid4().hex}
+"""The mark of folders that this process works in itself."""
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+def rank(name: str) -> tuple[int, str]:
+    """The order of copying: what a run is, rows, checkpoints, others, notebooks, its result."""
+    order = {"provenance.json": 0, "recipe.py": 0, SETTINGS: 1, RESULT: 7}
+    kinds = {".jsonl": 2, ".json": 5, ".ipynb": 6}
+    return order.get(name, 3 if NAME.fullmatch(Path(name).name) else kinds.get(Path(name).suffix, 4)), name
+
+
+def visible(folder: Path) -> Iterator[str]:
+    """The files of a folder that are mirrored, by their paths in it; no hidden, running or linked ones."""
+
+    def check(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    for above, folders, names in os.walk(folder, onerror=check):
+        folders[:] = [name for name in folders if name[0] != "."]
+        for path in (Path(above, name) for name in names):
+            if not (path.name.startswith(".") or path.name.endswith(".running.ipynb") or path.is_symlink()):
+                yield path.relative_to(folder).as_posix()
+
+
+def stamp(path: Path) -> list[int]:
+    """Any change to a local file changes one of these numbers."""
+    status = path.stat()
+    return [status.st_ino, status.st_ctime_ns, status.st_size]
+
+
+def copy(file: BinaryIO, name: str, folder: Path) -> None:
+    """Copies an open file to `folder/name`, whole or not at all, and asks the disk to keep it."""
+    draft, target = folder / DRAFT, folder / name
+    with draft.open("wb") as written:
+        shutil.copyfileobj(file, written, 1 << 20)
+        written.flush()
+        os.fsync(written.fileno())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft.replace(target)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What STATE or NOTE holds; nothing where it is missing or damaged."""
+    with contextlib.suppress(ValueError, TypeError, IsADirectoryError):
+        return dict(workspace.read_json(path) or {})
+    return {}
+
+
+def settle(folder: Path) -> None:
+    """Takes a mirrored folder over for a process that works in it, as in Drive's copy on a Mac.
+
+    A mirror elsewhere then stops.
+    """
+    if _read(folder / STATE) not in ({}, _HERE):
+        workspace.write_json(folder / STATE, _HERE)
 
 
 class Mirror:
     """Keeps `remote` up to date with the run folder `local` while its body runs.
 
-    Only one mirror works on a folder. While another does, in this process or not, a mirror does nothing; it
-    takes over if that one ends first. If another machine has continued the run since, a mirror says so and
-    copies nothing.
+    Only one mirror works on a folder: while another process has one there, this one waits. If another
+    machine has continued the run since, a mirror says so and copies nothing.
 
     Example:
         >>> import tempfile
@@ -51,141 +106,101 @@ class Mirror:
         '{}'
     """
 
-    def __init__(
-        self, local: Path, remote: Path, interval: float = 60.0, flush: float = 120.0, tell: Any = _say
-    ):
+    def __init__(self, local: Path, remote: Path, interval: float = 60.0, patience: float = 300.0):
         """
         Args:
             local: The run folder; made if missing.
             remote: Where it is mirrored to: a folder on Drive, or any other.
             interval: Seconds between two passes, and until a failed one is tried again.
-            flush: Seconds for which the last pass is tried again when the body has ended, unless the disk is
-                full or read-only.
-            tell: Called with a sentence when the remote begins to fail, and when it works again.
+            patience: Seconds that the last pass may take.
         """
-        self.local, self.remote, self.interval, self.flush = local, remote, interval, flush
-        self.tell: Callable[[str], object] = tell
-        self.marks: list[Mark] | None = None
-        """Of the states that this copy comes from or has written; None before the first pass."""
-        self.beat = time.monotonic()
-        """When something last moved: distinguishes a slow Drive from one that hangs."""
-        self._sent: dict[str, Stamp | None] = {}
-        """Files of this copy in `remote`: their stamps here when they were copied, None for unknown."""
-        self._leaving = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.local, self.remote, self.interval, self.patience = local, remote, interval, patience
+        self.tell: Any = lambda sentence: print(sentence, file=sys.stderr, flush=True)
+        """Called with a sentence when the remote begins to fail, and when it works again."""
         self._trouble: str | None = None
-        """Why the last state is not there, in a sentence."""
+        """Why the last state is not there."""
 
-    # --- one pass ------------------------------------------------------------------------------------------
+    def sync(self, read_back: bool = False) -> bool:
+        """Copies what is new; returns whether anything was.
 
-    def sync(self) -> bool:
-        """Copies what is new; returns whether anything was. Only who `hold`s the folder may do so.
+        Args:
+            read_back: Also what is there with another content.
 
         Raises:
             FileExistsError: Another copy has been mirrored there since.
             OSError: Something could not be read or written; what is there can be resumed from.
         """
         workspace.require_mounted(self.remote)
-        if self.marks is None:
-            self._begin()
-        for path in (self.remote, self.local / NOTE):
-            if not path.exists():
-                raise FileNotFoundError(errno.ENOENT, f"`{path}` is gone; is Drive still mounted?")
-        mark = self._require_own()
-        if mark is None:  # nothing of this copy is there, or not any more
-            self._sent = dict.fromkeys(self._sent)
+        noted = _read(self.local / NOTE)
+        marks, sent = noted.get("states", []), noted.get("files", {})
+        if not marks:
+            self.remote.mkdir(parents=True, exist_ok=True)
+        self.remote.stat()  # a folder that is gone is not made again: Drive may not be mounted
+        mark = self._require_own(marks)
+        for name in sent:
+            if not mark or (read_back and not self._is_there(name)):
+                sent[name] = None
         with contextlib.ExitStack() as opened:
-            stamps, changed = self._look(opened)
-            gone = self._sent.keys() - stamps.keys()
+            stamps, changed = self._look(sent, opened)
+            gone = sent.keys() - stamps.keys()
             if mark and not changed and not gone:
                 return False
-            new = [uuid.uuid4().hex, 0]
-            self.marks = [mark, new] if mark else [new]  # noted first: what a kill leaves there is known here
-            there.note(self.local, self.marks, dict.fromkeys(stamps) | self._sent)
+            new = {"owner": uuid.uuid4().hex}
+            marks, sent = [mark, new], dict.fromkeys(changed) | sent
+            self._note(marks, sent)  # first: what a kill leaves there is known here
             if RESULT in gone or RESULT in changed:  # is never beside rows that it does not cover
                 (self.remote / RESULT).unlink(missing_ok=True)
             for name in sorted(changed, key=rank):
-                self._require_own()  # copying may have taken long
-                there.copy(changed[name], name, self.remote, self._tick)
-                self._sent[name] = stamps[name]
+                self._require_own(marks)  # copying may have taken long
+                copy(changed[name], name, self.remote)
+                sent[name] = stamps[name]
+                self._note(marks, sent)
         for name in gone:
             (self.remote / name).unlink(missing_ok=True)
-            del self._sent[name]
-        self._require_own()
-        there.note(self.local, self.marks, self._sent)
-        there.sign(self.remote, new)
+        self._require_own(marks)
+        self._note(marks, stamps)
+        workspace.write_json(self.remote / STATE, new)
         return True
 
-    def check(self) -> None:
-        """Reads back what is there; `sync` then copies again what is damaged.
+    def _note(self, marks: list[Any], files: Stamps) -> None:
+        workspace.write_json(self.local / NOTE, {"states": marks, "files": files})
 
-        Raises:
-            OSError: Something is not there as it was written, or cannot be read.
-        """
-        wrong = [name for name in self._sent if not self._is_there(name)]
-        self._sent |= dict.fromkeys(wrong)
-        if wrong or self._require_own() is None:
-            raise OSError(f"what was written cannot be read back (`{'`, `'.join(wrong) or there.STATE}`)")
+    def _is_there(self, name: str) -> bool:
+        """Whether a file has the same content here and there."""
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            return hash_of(self.local / name) == hash_of(self.remote / name)
+        return False
 
-    def _begin(self) -> None:
-        self.remote.mkdir(parents=True, exist_ok=True)
-        for draft in self.remote.glob(f"{there.DRAFT}*"):  # of a pass that a kill ended
-            draft.unlink(missing_ok=True)
-        marks, self._sent = there.noted(self.local)
-        there.note(self.local, marks, self._sent)
-        self.marks = marks
+    def _require_own(self, marks: list[Any]) -> dict[str, Any]:
+        """The mark that is there, which this copy comes from; empty where there is none."""
+        mark = _read(self.remote / STATE)
+        if mark not in marks if mark else not marks and (self.remote / SETTINGS).exists():
+            step = "is mirrored no more. Keep one of the two: stop this one, or move the other away"
+            raise FileExistsError(
+                f"another copy of this run has been mirrored there since, so this one {step}"
+            )
+        return mark
 
-    def _look(self, opened: contextlib.ExitStack) -> tuple[dict[str, Stamp], dict[str, BinaryIO]]:
+    def _look(self, sent: Stamps, opened: contextlib.ExitStack) -> tuple[Stamps, dict[str, BinaryIO]]:
         """Stamps of the local files at one moment, and open files of those that have changed.
 
         They are opened in the reverse of the order in which they are copied, and of rows all is copied that
         is there by then: what comes first may be newer than what follows, never older. What is pruned or
         replaced meanwhile stays readable.
         """
-        for _ in range(_TRIES):
-            stamps, changed = {}, {}
+        for _ in range(5):
+            stamps, changed = dict[str, Any](), {}
             with contextlib.suppress(FileNotFoundError):
-                for name in sorted(there.visible(self.local), key=rank, reverse=True):
-                    stamps[name] = there.stamp(self.local / name)
-                    if self._sent.get(name) != stamps[name]:
+                for name in sorted(visible(self.local), key=rank, reverse=True):
+                    stamps[name] = stamp(self.local / name)
+                    if sent.get(name) != stamps[name]:
                         changed[name] = opened.enter_context((self.local / name).open("rb"))
                 return stamps, changed
         raise OSError("its files change while they are listed")
 
-    def _is_there(self, name: str) -> bool:
-        """Whether a file has the same content here and there."""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            (self.local / name).open("rb") as file,
-            (self.remote / name).open("rb") as other,
-        ):
-            size = there.size_of(name, file)
-            pieces = zip(*(there.chunks(each, size, self._tick) for each in (file, other)), strict=False)
-            return os.fstat(other.fileno()).st_size == size and all(one == two for one, two in pieces)
-        return False
-
-    def _require_own(self) -> Mark | None:
-        """The mark that is there, which this copy comes from; None where there is none."""
-        mark, marks = there.mark_of(self.remote), self.marks or []
-        own = mark in marks if mark else bool(marks)
-        if not own and (marks or (self.remote / there.SETTINGS).exists()):
-            raise FileExistsError(
-                errno.EEXIST,
-                "another copy of this run has been mirrored there since, so this one is mirrored no more. "
-                "Keep one of the two: stop this one, or move the other away",
-            )
-        self._tick()
-        return mark
-
-    def _tick(self) -> None:
-        self.beat = time.monotonic()
-
-    # --- in the background ---------------------------------------------------------------------------------
-
     def __enter__(self) -> Mirror:
         workspace.make_folder(self.local)
-        self.marks, self._sent = None, {}  # another one may have worked on it since
-        self._leaving.clear()
+        self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
         self._thread.start()
         return self
@@ -196,59 +211,108 @@ class Mirror:
         Raises:
             OSError: That failed; an error of the body goes first, and is only given a note.
         """
-        begun = time.monotonic()
         self._leaving.set()
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(0.1)
-            if time.monotonic() - max(begun, self.beat) > self.flush + 1:
-                self._trouble = self._incomplete("it does not answer")  # the thread may never end
-                break
-        if self._trouble is not None and error is None:
-            raise OSError(self._trouble)
-        if self._trouble is not None and error is not None:
-            error.add_note(self._trouble)
-            self._report(self._trouble)
+        self._thread.join(self.patience)
+        trouble = "it does not answer" if self._thread.is_alive() else self._trouble
+        if trouble is None:
+            return
+        told = f"The run could not be mirrored whole to `{self.remote}`: {trouble}. Everything is in "
+        told += f"`{self.local}`. Mend what is wrong and run the same command again before this machine goes."
+        if error is None:
+            raise OSError(told)
+        error.add_note(told)
+        self._report(told)
 
     def _work(self) -> None:
-        """One pass after the other until the last one; notes what went wrong with that."""
-        self._trouble = self._incomplete("the mirror itself has failed, which should be reported")
-        lock, trouble, end = None, None, math.inf
-        while True:
-            if self._leaving.is_set():
-                end = min(end, time.monotonic() + self.flush)
-            before, trouble = trouble, None
-            try:
-                lock = lock or there.hold(self.local)
-                if lock is not None:  # else another mirror sees to it
-                    self.sync()
-                    if end < math.inf:
-                        self.check()
-            except OSError as error:
-                trouble = error
-            if trouble is not None and before is None:
-                self._report(
-                    f"Mirroring to `{self.remote}` waits: {trouble.strerror or trouble}. It is tried again; "
-                    f"training goes on, and everything is in `{self.local}`."
-                )
-            if trouble is None and before is not None:
-                self._report(f"Mirroring to `{self.remote}` works again.")
-            if end < math.inf:
-                if trouble is None or trouble.errno in LASTING or time.monotonic() > end:
-                    break
-                time.sleep(min(_AGAIN, self.flush / 3))
-            else:
-                self._leaving.wait(self.interval)
-        self._trouble = None if trouble is None else self._incomplete(trouble.strerror or trouble)
-        if lock is not None:
-            lock.release()
+        """One pass after the other, until the last one is whole or has failed too often."""
+        lock = lock_of(self.local)
+        while not self._leaving.wait(self.interval):
+            self._attempt(lock)
+        for pause in (*PAUSES, 0):
+            self._attempt(lock, last=True)
+            if self._trouble is None:
+                break
+            time.sleep(pause)
+        lock.release(force=True)
 
-    def _incomplete(self, why: object) -> str:
-        return (
-            f"The run could not be mirrored whole to `{self.remote}`: {why}. Everything is in "
-            f"`{self.local}`, and `{self.remote}` has what was mirrored before. Mend what is wrong and run "
-            "the same command again before this machine goes."
-        )
+    def _attempt(self, lock: FileLock, last: bool = False) -> None:
+        """One pass; the last one also reads back what is there, and mends it."""
+        before, self._trouble = self._trouble, "the mirror has failed, which should be reported"
+        try:
+            with contextlib.suppress(Timeout):  # another mirror sees to it
+                lock.acquire(timeout=0)
+                self.sync()
+                if last and self.sync(read_back=True) and self.sync(read_back=True):
+                    raise OSError("what was written cannot be read back")
+            self._trouble = None
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+        if bool(before) != bool(self._trouble):
+            step = f"It is tried again; training goes on, and everything is in `{self.local}`."
+            how = f"waits: {self._trouble}. {step}" if self._trouble else "works again."
+            self._report(f"Mirroring to `{self.remote}` {how}")
 
     def _report(self, sentence: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a closed standard error is no reason to stop
             self.tell(sentence)
+
+
+def lock_of(local: Path) -> FileLock:
+    """Of who mirrors or restores a folder; a kill releases it too."""
+    return FileLock(local.with_name(f".{local.name}.mirror.lock"))
+
+
+def restore(remote: Path, local: Path) -> list[str]:
+    """Makes `local` from what is in `remote`; returns what the user should know, in words.
+
+    Nothing is deleted that could be wanted. A folder that a mirror is working on is left alone. So is one
+    that is as new as the remote: it is where the run was computed. If the remote is newer (another machine
+    has gone on) or another run's, the local folder is moved to a hidden name, which a note tells. Where
+    there is no run, nothing happens. Checkpoints and rows are checked when they are used.
+
+    Raises:
+        ValueError: The settings are missing or damaged.
+        OSError: The remote does not answer, or there is no room, and no local copy either.
+    """
+    marks = _read(local / NOTE).get("states", [])
+    try:
+        mark = _read(remote / STATE)
+        names = [] if marks and mark in ({}, *marks) else sorted(visible(remote), key=rank, reverse=True)
+        if not any(1 <= rank(name)[0] <= 3 for name in names):
+            return []  # as new, or no run, or one of which a kill left nothing
+        if SETTINGS not in names or workspace.read_json(remote / SETTINGS) is None:
+            step = "Put it back from Drive's trash or history, or choose another run_dir."
+            raise ValueError(f"Run folder `{remote}` cannot be restored: it has no {SETTINGS}. {step}")
+        workspace.make_folder(local)
+        with contextlib.suppress(Timeout), lock_of(local).acquire(timeout=0 if marks else 60):
+            if mark not in _read(local / NOTE).get("states", []):  # another process may have brought it
+                return _bring(remote, local, mark, names)
+        return []
+    except OSError as error:
+        told = f"Run folder `{remote}` cannot be brought to `{local}` ({error.strerror or error})"
+        if marks:
+            return [f"{told}, so the run goes on from that as it is."]
+        step = "See that Drive is mounted and that there is room, and run the same command again"
+        raise OSError(error.errno, f"{told}. {step}; nothing has changed.") from None
+
+
+def _bring(remote: Path, local: Path, mark: dict[str, Any], names: list[str]) -> list[str]:
+    """Copies these files, rows last (see `Mirror._look`), and puts them in the place of the local folder."""
+    partial, notes = local.with_name(f".{local.name}.restoring"), []
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed restore
+    try:
+        partial.mkdir()
+        for name in names:
+            with (remote / name).open("rb") as file:
+                copy(file, name, partial)
+        if _read(remote / STATE) != mark:
+            raise OSError("another machine works on it")
+        note = {"states": [mark], "files": {name: stamp(partial / name) for name in names}}
+        workspace.write_json(partial / NOTE, note)
+        if any(local.iterdir()):
+            aside = local.replace(local.with_name(f".{local.name}.set-aside-{uuid.uuid4().hex[:8]}"))
+            notes.append(f"`{local}` was not what the newest state comes from; it is set aside as `{aside}`.")
+        partial.replace(local)
+        return notes
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

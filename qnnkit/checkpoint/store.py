@@ -104,27 +104,25 @@ class Store:
                 break
             except (ValueError, OSError) as error:
                 wrong.append(error)
-        told = " ".join(map(str, wrong))
-        self.best_lost = False
-        if content is not None and best != name:
-            try:
+        told, self.best_lost = " ".join(map(str, wrong)), False
+        try:
+            if best != name:
                 self._read(best)
-            except (ValueError, OSError) as error:
-                best, self.best_lost = name, True
-                told += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
+        except (ValueError, OSError) as error:
+            best, self.best_lost = name, True
+            told += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
         if told and self._names() != names:  # written meanwhile
             return self.restore(load)
         if content is None:
-            for error in wrong:
-                if isinstance(error, Unfit):
-                    raise error
+            if unfit := [error for error in wrong if isinstance(error, Unfit)]:
+                raise unfit[0]
+            how = "begins again"
+        else:
+            how = f"goes on from `{name}`, the newest that is whole"
+            self.best, self._kept = best, [[name, best], *content["kept"]]
         if told:
-            how = "begins again" if content is None else f"goes on from `{name}`, the newest that is whole"
             warnings.warn(f"{told} Training {how}.", stacklevel=2)
-        if content is None:
-            return None
-        self.best, self._kept = best, [[name, best], *content["kept"]]
-        return content["state"]
+        return content and content["state"]
 
     def load_best(self, model: nn.Module) -> dict[str, Any]:
         """Puts the weights of the best epoch into a model; returns the state that they are part of.

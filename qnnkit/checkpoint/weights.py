@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,26 +39,16 @@ def load(model: nn.Module, weights: dict[str, Tensor]) -> None:
     frozen = _frozen(model) if FROZEN in weights else {}
     omitted = {name: weight for name, weight in frozen.items() if name not in weights}
     own = _without(model, omitted) | _sampled(omitted)
-    here, there = ({name: _shape(value) for name, value in state.items()} for state in (own, weights))
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            raise ValueError(
-                f"it belongs to another model: `{name}` has shape {there.get(name)} there, {here.get(name)} "
-                "here. Choose another folder, or build the model that it was made from"
-            )
+    for name in own | weights:
+        here, there = (getattr(state.get(name), "shape", None) for state in (own, weights))
+        if here != there:
+            told = f"it belongs to another model: `{name}` has shape {there} there, {here} here"
+            raise ValueError(f"{told}. Choose another folder, or build the model that it was made from")
     if FROZEN in weights and not torch.allclose(weights[FROZEN].cpu(), own[FROZEN], **CLOSE, equal_nan=True):
-        raise ValueError(
-            "it belongs to another base model: its frozen weights are not these. Give the base that it was "
-            "trained on, kept as it was there, in 4 bits or half precision"
-        )
-    model.load_state_dict(
-        {name: tensor for name, tensor in weights.items() if name != FROZEN}, strict=FROZEN not in weights
-    )
-
-
-def _shape(value: Any) -> Any:
-    """Of a tensor; of what a module keeps next to its tensors, None."""
-    return tuple(value.shape) if isinstance(value, Tensor) else None
+        step = "Give the base that it was trained on, kept as it was there, in 4 bits or half precision"
+        raise ValueError(f"it belongs to another base model: its frozen weights are not these. {step}")
+    saved = {name: tensor for name, tensor in weights.items() if name != FROZEN}
+    model.load_state_dict(saved, strict=FROZEN not in weights)
 
 
 def _sampled(omitted: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 
 from qnnkit import words
 from qnnkit.device import machine
-from qnnkit.train.out_of_memory import ran_out, release
+from qnnkit.train.out_of_memory import ran_out
 
 QUIET = 0.1
 """Share of the cores that other programs may use without a note: a browser and a desktop at rest."""
@@ -147,6 +147,8 @@ def race(
 
 def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> dict[Any, Lap]:
     """Each step called once to warm up, and once or twice more to see how long it takes; see `race`."""
+    from accelerate.utils.memory import clear_device_cache
+
     begin, best, laps, errors = time.perf_counter(), math.inf, {}, []
     for name, step in steps.items():
         late = math.isfinite(longest) and time.perf_counter() - begin > seconds
@@ -161,7 +163,7 @@ def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> di
         except Exception as error:  # what cannot run here does not win
             errors.append(error)
             laps[name] = Lap(None, why=f"{words.first_line(error)}.")
-            release(step.device)
+            clear_device_cache(garbage_collection=True)
             continue
         laps[name] = Lap(again / step.samples)
         best = min(best, again / step.samples)

@@ -78,8 +78,7 @@ def keep_mirrored(folder: Path) -> None:
     """
     if folder in _MIRRORS:
         return
-    from qnnkit.checkpoint.mirror import Mirror
-    from qnnkit.checkpoint.remote import settle
+    from qnnkit.checkpoint.mirror import Mirror, settle
 
     remote = workspace.remote_of(folder)
     if remote is None:
@@ -124,7 +123,7 @@ def bring(folder: Path) -> None:
     remote = workspace.remote_of(folder)
     if remote is None:
         return
-    from qnnkit.checkpoint.remote import restore
+    from qnnkit.checkpoint.mirror import restore
 
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)

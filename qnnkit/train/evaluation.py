@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from qnnkit.checkpoint import own_generators
 from qnnkit.tasks import Step, Task
-from qnnkit.train.finite import not_finite
 from qnnkit.train.progress import Totals
 from qnnkit.train.stepper import joined, passes
 
@@ -35,7 +34,7 @@ def evaluate(
         micro_batch: Samples of a batch that are computed at once; None are all.
 
     Raises:
-        FloatingPointError: One of them is not finite; told are the layer and the batch.
+        FloatingPointError: One of them is not finite.
     """
     from accelerate.utils import send_to_device
 
@@ -45,28 +44,22 @@ def evaluate(
         return joined([step() for step in passes(task, model, batch, micro_batch)])
 
     with own_generators():  # a plain DataLoader draws a number per pass
-        return totals_of(
-            model, compute, lambda: ((send_to_device(batch, device), True) for batch in loader)
-        ).means()
+        return totals_of(compute, ((send_to_device(batch, device), True) for batch in loader)).means()
 
 
-def totals_of(
-    model: nn.Module,
-    compute: Callable[[Any], Step],
-    batches: Callable[[], Iterable[tuple[Any, bool]]],
-    kind: str = "",
-    where: str = "",
-) -> Totals:
-    """Sums over the batches that count here; `kind` and `where` are for what is said of numbers like NaN."""
+def totals_of(compute: Callable[[Any], Step], batches: Iterable[tuple[Any, bool]], kind: str = "") -> Totals:
+    """Sums over the batches that count here; `kind` is for what is said of numbers like NaN."""
     totals = Totals()
     with torch.no_grad():
-        for batch, own in batches():
+        for batch, own in batches:
             totals.add(compute(batch), own)
-        for name, value in totals.sums.items():
-            if math.isfinite(value):
-                continue
-            for index, (batch, _) in enumerate(batches()):  # again, now that waiting for each is no matter
-                if not math.isfinite(compute(batch).sums[name]):
-                    raise not_finite(f"{kind}{name}", f"{where}batch {index}", model, compute, batch)
-            raise FloatingPointError(f"The sum of the {kind}{name} is not finite, though each batch is.")
+    for name, value in totals.sums.items():
+        if not math.isfinite(value):
+            raise not_finite(f"{kind}{name}")
     return totals
+
+
+def not_finite(what: str) -> FloatingPointError:
+    """The error where a number is NaN or infinite."""
+    step = "Look at the data; a lower learning rate, or clip_norm and quantum_clip_norm, may help."
+    return FloatingPointError(f"The {what} is not finite. {step}")

@@ -18,13 +18,12 @@ from qnnkit import checks, words
 from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task, complete
-from qnnkit.train.evaluation import totals_of
-from qnnkit.train.finite import not_finite
+from qnnkit.train.evaluation import not_finite, totals_of
 from qnnkit.train.optimizer import Group, clip, step_size
-from qnnkit.train.out_of_memory import out_of_memory, ran_out, release
+from qnnkit.train.out_of_memory import out_of_memory, ran_out
 from qnnkit.train.processes import Processes, Share, wait_for_all
 from qnnkit.train.progress import Part, Progress
-from qnnkit.train.resume import Checkpoints, InMemory
+from qnnkit.train.resume import Checkpoints
 from qnnkit.train.stepper import Stepper, joined, samples
 from qnnkit.train.stop import Stop, deferred
 
@@ -79,17 +78,14 @@ def fit(
 
     Raises:
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
-        FloatingPointError: The loss or a gradient is not finite; the message names layer, epoch and batch.
+        FloatingPointError: The loss or a gradient is not finite; the message names epoch and batch.
             Once the cause is mended, the same call resumes from the checkpoints before.
-        ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained.
+        ValueError: A loader is empty, or nothing can be trained.
         OSError: A checkpoint cannot be written.
     """
     for name in ("train", "validation"):
         checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
     task, place, loop = complete(task), torch.device(device), None
-    if config.precision == "float16" and place.type == "cpu":
-        step = "Use bfloat16 or float32."
-        raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
     with own_generators(), deferred() as stop:
         try:
             processes = Processes(place)
@@ -98,7 +94,7 @@ def fit(
                 step = "Make a part of it trainable."
                 raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
             train, validation = (Share(loaders[name], processes) for name in ("train", "validation"))
-            store = Store(folder, identity, config.keep_checkpoints) if folder else InMemory()
+            store = Store(folder, identity, config.keep_checkpoints) if folder else None
             checkpoints = Checkpoints(store, stepper, train, processes)
             loop = _Loop(stepper, processes, checkpoints, train, validation, stop, seed, watch, on_update)
             return loop.run(log or (lambda row: None))
@@ -106,8 +102,10 @@ def fit(
             if not ran_out(error):
                 raise
             what = words.first_line(error)
+        from accelerate.utils.memory import clear_device_cache
+
         # Out here the error is gone, and with it the frames that hold what was being computed.
-        release(place)
+        clear_device_cache(garbage_collection=True)
         where, batch = ("the beginning", None) if loop is None else (loop.where, loop.batch)
         n = None if batch is None else samples(batch)
         raise out_of_memory(where, what, config, n and min(n, config.micro_batch or n))
@@ -146,7 +144,8 @@ class _Loop:
                 if any(self.processes.sums(bool(self.stop))):
                     self.stop.now()
         finally:
-            self.checkpoints.store.wait()
+            if self.checkpoints.store:
+                self.checkpoints.store.wait()
         wait_for_all()
         self.checkpoints.load_best()
         return self.progress
@@ -165,7 +164,8 @@ class _Loop:
             due, stop = self.processes.sums(due, bool(self.stop))
             if due or stop:
                 with self._paused():
-                    self._save_part()
+                    part.watched = self.watch.state() if self.watch else None
+                    self.checkpoints.save(progress, part)
             if stop:
                 self.stop.now()
         self.where, self.batch = f"the end of epoch {epoch}", None
@@ -218,12 +218,10 @@ class _Loop:
         place = progress.epoch + index / self.steps
         norms = clip(stepper.groups, optimizer, step_size(self.config, place, self.steps))
         if not math.isfinite(step.loss):  # the norms have been waited for: it is there
-            raise not_finite("training loss", self.where, stepper.model, self._compute, batch)
+            raise not_finite(f"training loss at {self.where}")
         broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
         if broken and not scaler.is_enabled():  # which skips steps that overflow by itself
-            remedy = "Lower the learning rate, or set clip_norm and quantum_clip_norm."
-            told = f"The gradient of the {broken[0]} weights is not finite at {self.where}."
-            raise FloatingPointError(f"{told} {remedy}")
+            raise not_finite(f"gradient of the {broken[0]} weights at {self.where}")
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -232,10 +230,6 @@ class _Loop:
         if wanted and not broken:
             self.watch.after(progress.updates)
         return step
-
-    def _compute(self, batch: Any) -> Step:
-        """What a batch gives without gradients."""
-        return joined([compute() for compute in self.stepper.passes(batch)])
 
     def _row(self, step: Step) -> dict[str, Any]:
         """The update that has just been made; epochs and steps are counted from 1."""
@@ -258,21 +252,13 @@ class _Loop:
         before, epoch = random_state(), f"epoch {self.progress.epoch + 1}"
 
         def compute(batch: Any) -> Step:
-            if self.stop and self.processes.world == 1:
-                self._save_part(before)
-                self.stop.now()
             self.where, self.batch = f"{epoch}, a validation batch", batch
-            return self._compute(batch)
+            return joined([step() for step in self.stepper.passes(batch)])
 
-        totals = totals_of(self.stepper.model, compute, self.validation.batches, "validation ", f"{epoch}, ")
+        totals = totals_of(compute, self.validation.batches(), f"{epoch}'s validation ")
         self.where, self.batch = f"the end of {epoch}", None
         set_random_state(before)
         return totals.over(self.processes).means()
-
-    def _save_part(self, random: dict[str, Any] | None = None) -> None:
-        """Writes a checkpoint inside an epoch."""
-        self.part.watched = self.watch.state() if self.watch else None
-        self.checkpoints.save(self.progress, self.part, random)
 
     @property
     def _learning_rate(self) -> float:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import gc
+import re
 
 import torch
 
 from qnnkit.settings import Settings
 
-SIGNS = (
-    "out of memory",  # CUDA, ROCm, and MPS: "MPS backend out of memory"
-    "can't allocate memory",  # DefaultCPUAllocator, on Linux and macOS
-    "not enough memory",  # DefaultCPUAllocator, on Windows
-    "Cannot allocate memory",  # the system, as where a checkpoint is mapped
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "bad_alloc",
-)
-"""What a RuntimeError says where memory ran out."""
+SIGNS = re.compile("out of memory|allocate memory|enough memory|ALLOC_FAILED|bad_alloc")
+"""What a RuntimeError says where memory ran out: of CUDA, MPS, the CPU's allocator, the system."""
 
 
 class OutOfMemory(MemoryError):
@@ -26,18 +18,8 @@ class OutOfMemory(MemoryError):
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory ran out."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
-
-
-def release(device: torch.device) -> None:
-    """Returns memory that nothing uses any more to the device."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()
+    refused = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return refused or (isinstance(error, RuntimeError) and SIGNS.search(str(error)) is not None)
 
 
 def out_of_memory(where: str, what: str, config: Settings, n: int | None = None) -> OutOfMemory:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +21,9 @@ def recomputing(model: nn.Module) -> Iterator[None]:
     """Inside, parts of `model` keep only their inputs for the way back; afterwards it is as it was.
 
     A part is what offers it: a layer with an attribute `gradient_checkpointing`, as those of transformers and
-    `QuantumLayer` have it; a module with `recomputed = True`; and otherwise every child of the outermost
-    `nn.Sequential` and `nn.ModuleList`, where plain layers in a row (no children of their own) are cut into
-    as many parts as the root of their number. What stands in none of these keeps its activations.
+    `QuantumLayer` have it; a module with `recomputed = True`; otherwise every child of an `nn.Sequential` or
+    `nn.ModuleList` that has children of its own, and an `nn.Sequential` of which none has. What stands in
+    none of these keeps its activations.
 
     Running statistics and other buffers change once, and dropout draws the same numbers again. Names in
     `state_dict` and hooks on the parts stay. A backward pass may come after the end of this context.
@@ -42,53 +40,28 @@ def recomputing(model: nn.Module) -> Iterator[None]:
                 again = functools.partial(_again, module)
                 changes.enter_context(_set(module, "_gradient_checkpointing_func", again))
                 changes.enter_context(_set(module, "gradient_checkpointing", True))
-        for part, forward in _parts(model):
-            changes.enter_context(_set(part, "forward", forward))
+        for part in _parts(model):
+            changes.enter_context(_set(part, "forward", functools.partial(_again, part, part.forward)))
         yield
 
 
-def _parts(module: nn.Module) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
-    """Modules whose forward pass is exchanged, each with what takes its place."""
-    if getattr(module, "recomputed", False):
-        yield module, functools.partial(_again, module, module.forward)
-    elif _is_chain(module):
-        yield module, functools.partial(_in_segments, _segments(module))
-        yield from (found for child in module if _offers_inside(child) for found in _parts(child))
-    elif isinstance(module, nn.ModuleList):
-        for child in dict.fromkeys(module):
-            if _offers_inside(child):
-                yield from _parts(child)
-            else:
-                yield child, functools.partial(_again, child, child.forward)
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Modules that are computed again as a whole."""
+    children = dict.fromkeys(module.children())
+    listed = isinstance(module, nn.Sequential | nn.ModuleList)
+    plain = isinstance(module, nn.Sequential) and not any(map(_is_composed, children))
+    if getattr(module, "recomputed", False) or (plain and not _offers_inside(module)):
+        yield module
     elif not _offers(module):
-        yield from (found for child in dict.fromkeys(module.children()) for found in _parts(child))
+        for child in children:
+            if listed and _is_composed(child) and not _offers_inside(child):
+                yield child
+            else:
+                yield from _parts(child)
 
 
-def _is_chain(module: nn.Module) -> TypeGuard[nn.Sequential]:
-    return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
-
-
-def _segments(chain: nn.Sequential) -> list[tuple[nn.Module, bool]]:
-    """What a chain runs one after the other, and whether it is computed again as a whole."""
-    found: list[tuple[nn.Module, bool]] = []
-    for plain, children in itertools.groupby(chain, _is_plain):
-        row = list(children)
-        if plain:
-            size = math.ceil(len(row) / math.isqrt(len(row)))
-            found += [(nn.Sequential(*row[i : i + size]), True) for i in range(0, len(row), size)]
-        else:
-            found += [(child, not _offers_inside(child)) for child in row]
-    return found
-
-
-def _is_plain(module: nn.Module) -> bool:
-    return next(module.children(), None) is None and not _offers_inside(module)
-
-
-def _in_segments(segments: list[tuple[nn.Module, bool]], inputs: Any) -> Any:
-    for part, whole in segments:
-        inputs = _again(part, part, inputs) if whole else part(inputs)
-    return inputs
+def _is_composed(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
 
 
 def _offers(module: nn.Module) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from qnnkit.checkpoint import Store, random_state, set_random_state, weights
 from qnnkit.train.processes import Processes, Share
@@ -23,37 +21,40 @@ class Checkpoints:
     """The checkpoints of a training: one at the end of each epoch, others inside as the settings ask.
 
     Args:
-        store: Where they go.
+        store: Where they go; without one only the weights of the best epoch are kept, in memory.
         stepper: Model, optimizer, scaler and settings.
         share: The training batches of this process.
         processes: All that train together: the first writes.
     """
 
-    def __init__(self, store: Store | InMemory, stepper: Stepper, share: Share, processes: Processes):
-        self.store: Any = store
+    def __init__(self, store: Store | None, stepper: Stepper, share: Share, processes: Processes):
+        self.store = store
         self.stepper, self.share, self.processes = stepper, share, processes
         self.saved_at, self.owed = time.monotonic(), False
+        self.best: dict[str, Any] = {}
 
     def due(self, updates: int) -> bool:
         """Whether to write one inside the epoch after so many updates."""
         steps, minutes = self.stepper.config.save_every_steps, self.stepper.config.save_every_minutes
         self.owed |= bool(steps) and updates % steps == 0
         self.owed |= bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
-        return self.owed and not self.store.busy  # a slow disk gets its checkpoint a few steps later
+        waits = self.store is None or self.store.busy  # a slow disk gets its checkpoint a few steps later
+        return self.owed and not waits
 
-    def save(
-        self, progress: Progress, part: Part | None = None, random: dict[str, Any] | None = None
-    ) -> None:
+    def save(self, progress: Progress, part: Part | None = None) -> None:
         """Writes one in the background; every process takes part.
 
         Args:
             progress: The epochs that are done.
             part: The epoch that is not; None at the end of one.
-            random: State of the generators to resume from; None takes that of now.
 
         Raises:
             OSError: The one before could not be written.
         """
+        best = part is None and progress.best_epoch == progress.epoch
+        if self.store is None:
+            self.best = copy.deepcopy(weights.saved_state(self.stepper.model)) if best else self.best
+            return
         state = {
             "model": weights.saved_state(self.stepper.model),
             "optimizer": self.stepper.optimizer.state_dict(),
@@ -61,10 +62,9 @@ class Checkpoints:
             "scaler": self.stepper.scaler.state_dict(),
             "progress": vars(progress),  # the schedule is a function of its updates
             "part": part and self._state_of(part),
-            "random": self.processes.gathered(random or random_state()),
+            "random": self.processes.gathered(random_state()),
         }
-        if self.processes.main or isinstance(self.store, InMemory):
-            best = part is None and progress.best_epoch == progress.epoch
+        if self.processes.main:
             self.store.save(state, best=best)
         self.saved_at, self.owed = time.monotonic(), False
 
@@ -81,7 +81,9 @@ class Checkpoints:
             nonlocal progress, part
             progress, part = self._loaded(state)
 
-        if self.processes.main and isinstance(self.store, Store):
+        if self.store is None:
+            return progress, part
+        if self.processes.main:
             self.store.clear_drafts()
         self.store.restore(load)
         if self.store.best_lost and progress.rows:  # the weights of the newest count as the best
@@ -92,7 +94,9 @@ class Checkpoints:
 
     def load_best(self) -> None:
         """Puts the weights of the best epoch into the model."""
-        if not self.processes.main and isinstance(self.store, Store):
+        if self.store is None:
+            return weights.load(self.stepper.model, self.best)
+        if not self.processes.main:
             self.store.best = None  # the first process wrote; its files say which one it is
         self.store.load_best(self.stepper.model)
 
@@ -124,26 +128,3 @@ def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
         for own, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({**state, "param_groups": groups})
-    for parameter, moments in optimizer.state.items():  # torch does not check shapes
-        for moment in moments.values():
-            if isinstance(moment, torch.Tensor) and moment.dim() and moment.shape != parameter.shape:
-                raise ValueError(f"a moment of its optimizer has shape {tuple(moment.shape)}")
-
-
-class InMemory:
-    """In place of a `Store` for a training without a folder: the weights of the best epoch alone."""
-
-    best_lost, busy = False, True  # nothing to be saved inside an epoch
-
-    def save(self, state: dict[str, Any], *, best: bool = False) -> None:
-        if best:
-            self.best = copy.deepcopy(state["model"])
-
-    def restore(self, load: Callable[[dict[str, Any]], None]) -> None:
-        """Nothing to resume from."""
-
-    def wait(self) -> None:
-        """Nothing is being written."""
-
-    def load_best(self, model: nn.Module) -> None:
-        weights.load(model, self.best)
