@@ -180,7 +180,7 @@ MUTANTS = (
     ("data/captions.py", 'side if known == "any" else known', "side", "captions"),
     ("data/captions.py", "if len(members) == 1", "if members", "captions"),
     ("data/chats.py", 'message.get("weight") != 0', "True", "text"),
-    ("data/pieces.py", "covered - start if", "covered - start + 1 if", "music_data"),
+    ("data/pieces.py", "length - written.width):", "length):", "music_data"),
     (
         "data/splits.py",
         'keyed_generator("train_fraction", seed, *key)',

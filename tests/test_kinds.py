@@ -120,8 +120,7 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     [row] = report.summary(base)
     assert row["score"] < 0.95 * first, "better than a guess among all tokens"
     assert row["perplexity"] == pytest.approx(float(torch.tensor(row["score"]).exp()), rel=1e-4)
-    table, worst = report.mistakes(base, 2)
-    assert len(worst) == 2 and set(worst.index) <= set(base.splits.test.sources)
+    [table] = report.mistakes(base, 2)
     assert list(table) == ["given", "the net writes"] and len(table) == 2
     [final], predicted = base.finals().to_dict("records"), base.splits.train.n_predicted
     assert final["tokens_per_second"] == pytest.approx(predicted / final["seconds_per_epoch"])
@@ -129,7 +128,7 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     assert f", {predicted / epoch['seconds']:,.0f} tokens/s" in runs.epoch_line(base, epoch)
     assert state.of_run(base.folder).counted == "tokens"
     begun, counts = report.preview(base)
-    assert begun["from"].str.contains("ann|bob").all() and begun["tokens"].between(1, 15).all()
+    assert begun["from"].str.contains("ann|bob").all() and begun["begins"].str.len().min() > 0
     assert counts.loc["train", "tokens"] == len(base.splits.train) * 16
 
 
@@ -143,7 +142,7 @@ def test_adapters_stand_beside_controls_of_as_many_weights(adapted):
     assert trains["lora"] in (2048, 4096), "a rank of 1 or 2: none is nearer"
     assert finals["quantum"]["hybrid"] > 0 == finals["quantum"]["lora"]
     assert len(adapted.result["comparisons"]) == 4
-    table, _ = report.mistakes(adapted, 1)
+    [table] = report.mistakes(adapted, 1)
     assert list(table) == ["given", "the base writes", "the net writes"]
 
 
@@ -188,13 +187,12 @@ def test_a_base_in_half_precision_is_adapted_saved_and_gone_on_with(given, tmp_p
     assert (run.folder / "adapter" / "adapter_model.safetensors").exists()
 
 
-def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted, base):
+def test_the_report_tells_what_adapters_are_worth(adapted, base):
     found = adapted.result["adapter"]
     test = adapted.finals().set_index("net").loc["hybrid", "test_loss"]
     whole = runs.trained(base).eval()
-    expected = tasks.evaluate(whole, adapted.splits, "test")["loss"]
+    expected = tasks.Language().loss(whole, adapted.splits)
     assert found["loss"] == {"before": pytest.approx(expected, abs=1e-5), "after": test}
-    assert min(found["tokens_per_second"].values()) > 0
     page = adapted.report.read_text()
     assert "Against the base alone" in page and f"<td>{found['loss']['before']:.3f}</td>" in page
     assert base.result["adapter"] is None

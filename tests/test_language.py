@@ -18,7 +18,6 @@ from qnnkit.data.text import text
 from qnnkit.models.causal_lm import causal_lm
 from qnnkit.settings import Settings
 from qnnkit.tasks import Language
-from qnnkit.tasks.language import by_source, fewer
 from tests.nets import llama, shaken
 from tests.toys import refused
 
@@ -48,10 +47,9 @@ def logits(model, ids) -> torch.Tensor:
 # --- generation --------------------------------------------------------------------------------------------
 
 
-def greedy(model, ids, n: int, window: int) -> list[int]:
-    """One token after the other, each from a pass over all that the window holds."""
+def greedy(model, ids, n: int) -> list[int]:
+    """One token after the other, each from a pass over all of them."""
     for _ in range(n):
-        assert len(ids) < window
         ids = [*ids, int(logits(model, torch.tensor([ids]))[0, -1].argmax())]
     return ids
 
@@ -65,18 +63,14 @@ def without_end(model, tokenizer):
 
 
 def test_greedy_text_is_the_most_likely_token_each_time(splits):
-    """A full context of 32 goes on with its last 16 tokens; a learnt prompt stands before a text once."""
+    """The last tokens that leave room among 32 are seen; a learnt prompt stands before a text once."""
     learnt = shaken(adapt(without_end(small(), splits.tokenizer), "prompt_tuning", num_virtual_tokens=2))
-    for model, n in ((without_end(small(), splits.tokenizer), 36), (learnt, 10)):
-        prompt = splits.tokenizer.encode("The")
-        expected = greedy(model, prompt, min(n, 32 - len(prompt)), 32)
-        while len(expected) < len(prompt) + n:
-            more = min(16, len(prompt) + n - len(expected))
-            expected += greedy(model, expected[-16:], more, 32)[16:]
-        found = tasks.generate(model, splits.tokenizer, "The", n, temperature=0)
-        assert found == splits.tokenizer.decode(expected[len(prompt) :])
-    long = "The quick brown fox " * 20  # longer than the context by itself
-    assert tasks.generate(model, splits.tokenizer, long, 5)
+    long = "The quick brown fox " * 20  # longer than the positions by itself
+    for model, prompt in ((without_end(small(), splits.tokenizer), long), (learnt, "The")):
+        seen = splits.tokenizer.encode(prompt)[-22:]
+        found = tasks.generate(model, splits.tokenizer, prompt, 10, temperature=0)
+        assert found == splits.tokenizer.decode(greedy(model, seen, 10)[len(seen) :])
+    assert len(splits.tokenizer.encode(tasks.generate(model, splits.tokenizer, "The"))) > 10, "16 by itself"
 
 
 def test_draws_follow_from_the_seed_alone(splits):
@@ -104,16 +98,12 @@ def test_a_text_ends_where_the_model_ends_it(splits):
     assert tasks.generate(without_end(model, splits.tokenizer), splits.tokenizer, "", 3)
 
 
-def test_a_chat_is_asked_as_its_template_writes_it():
+def test_a_text_is_a_user_s_message_where_there_is_a_template():
     tokenizer = tokenizers.trained([TEXT], 300)
-    messages = [{"role": "user", "content": "Who?"}]
-    with pytest.raises(ValueError, match="template"):
-        tasks.generate(small(), tokenizer, messages)
     tokenizer.chat_template = tokenizers.PLAIN_CHAT
-    asked = tasks.generate(small(), tokenizer, messages, 5, temperature=0)
+    asked = tasks.generate(small(), tokenizer, "Who?", 5, temperature=0)
     written = "User: Who?\nAssistant:"
     assert asked == tasks.generate(small(), tokenizer, written, 5, temperature=0, raw=True)
-    assert asked == tasks.generate(small(), tokenizer, "Who?", 5, temperature=0), "a text is a user's message"
     assert asked != tasks.generate(small(), tokenizer, "Who?", 5, temperature=0, raw=True)
 
 
@@ -124,14 +114,14 @@ def prompted():
 @pytest.mark.parametrize(
     ("argument", "call"),
     [
-        ("max_new_tokens", lambda splits: tasks.generate(small(), splits.tokenizer, "It", 0)),
-        ("tokenizer", lambda splits: tasks.evaluate(causal_lm("tiny", vocabulary=299), splits)),
+        ("n", lambda splits: tasks.generate(small(), splits.tokenizer, "It", 0)),
+        ("n", lambda splits: tasks.generate(small(), splits.tokenizer, "It", 32)),
         ("model", lambda splits: tasks.merge(prompted())),
         ("model", lambda splits: tasks.merge(small())),
     ],
 )
 def test_what_is_refused(splits, argument, call):
-    """Numbers that make no text, more tokens than the model knows, and what cannot be merged."""
+    """Numbers that make no text, and what cannot be merged."""
     with refused(argument, (ValueError, NotImplementedError)):
         call(splits)
 
@@ -139,34 +129,16 @@ def test_what_is_refused(splits, argument, call):
 # --- evaluation --------------------------------------------------------------------------------------------
 
 
-def test_evaluation_is_the_loop_s(splits):
-    model = small().train()
-    found = tasks.evaluate(model, splits, "test", batch_size=3)
+def test_losses_are_the_loop_s_and_an_adapter_s_stand_beside_its_base_s(splits):
+    model, task = shaken(adapt(small().train())), Language()
+    loss = task.loss(model, splits)
     assert all(module.training for module in model.modules())
-    loop = train.evaluate(model, Language(), splits.batches("test", 7, shuffle=False))
-    assert found["loss"] == pytest.approx(loop["loss"], abs=1e-6)
-    assert found["perplexity"] == pytest.approx(math.exp(loop["loss"]), rel=1e-5)
-    assert found["tokens"] == splits.test.n_predicted and found["tokens_per_second"] > 0
-
-
-def test_the_documents_of_the_largest_loss_come_first(splits):
-    """Over tokens of a document, whatever blocks they stand in; all of them together are the split's loss."""
-    table, whole = by_source(small(), splits, "train"), fewer(splits, "train", 8192 // 24)
-    assert set(table.index) == set(whole.train.sources) and table["tokens"].sum() == whole.train.n_predicted
-    weighted = (table["nats per token"] * table["tokens"]).sum() / table["tokens"].sum()
-    assert weighted == pytest.approx(tasks.evaluate(small(), whole, "train")["loss"], abs=1e-6)
-    assert table["nats per token"].is_monotonic_decreasing and table["nats per token"].nunique() > 1
-
-
-def test_speed_is_measured_merged_and_not(splits):
-    model = shaken(adapt(small()))
-    after = tasks.evaluate(model, splits, "test")["loss"]
-    found = Language().beside_base(model, splits, after=after)
-    assert found["loss"] == {"before": tasks.evaluate(small(), splits, "test")["loss"], "after": after}
-    assert found["perplexity"]["after"] == math.exp(after) != found["perplexity"]["before"]
-    assert min(found["tokens_per_second"].values()) > 0
-    assert Language().beside_base(prompted(), splits, 2.0)["tokens_per_second"]["merged"] is None
-    assert Language().beside_base(small(), splits, 2.0) is None
+    loop = [train.evaluate(each, task, splits.batches("test", 7, shuffle=False)) for each in (model, small())]
+    assert loss == pytest.approx(loop[0]["loss"], abs=1e-6)
+    found = task.judge(model, splits, loop[0])
+    assert found["perplexity"] == pytest.approx(math.exp(loop[0]["loss"]), rel=1e-9)
+    assert found["base_loss"] == pytest.approx(loop[1]["loss"], abs=1e-6) != pytest.approx(loop[0]["loss"])
+    assert list(task.judge(small(), splits, loop[1])) == ["perplexity"]
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -257,10 +229,11 @@ def test_the_architecture_of_llama_3_2_goes_the_same_way(splits, tmp_path):
     loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
     changed = {"epochs": 1, "learning_rate": 0.01, "gradient_checkpointing": True}
     rows: list[dict] = []
-    before = tasks.evaluate(model, splits)["loss"]
+    before = Language().loss(model, splits, "validation")
     train.fit(model, Language(), loaders, recipes.settings("llama_a100", **changed), log=rows.append)
     assert rows[-1]["validation_loss"] < before
-    assert tasks.evaluate(model, splits)["loss"] == pytest.approx(rows[-1]["validation_loss"], abs=0.02)
+    after = Language().loss(model, splits, "validation")
+    assert after == pytest.approx(rows[-1]["validation_loss"], abs=0.02)
     folder = tasks.save(tasks.merge(model), splits.tokenizer, tmp_path / "merged")
     ids = torch.tensor([splits.tokenizer.encode("The quick")])
     merged = causal_lm(folder, dtype="bfloat16")

@@ -15,14 +15,13 @@ from symusic import ControlChange, KeySignature, Note, Score, Tempo, TimeSignatu
 
 from qnnkit.data import music_tokens
 from qnnkit.data.music_tokens import writing
-from qnnkit.data.pieces import Transposition, collect, composers_in, first_pieces, music, of_midi, of_steps
+from qnnkit.data.pieces import collect, music, of_midi, of_steps, transposed
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet
 from tests.toys import archive, by_composer, places_of, real, refused
 
 TOKENS = music_tokens.tokenizer()
-BOS, EOS, BAR = (TOKENS[name] for name in ("BOS_None", "EOS_None", "Bar_None"))
-BORDERS = {BAR, *TOKENS.token_ids_of_type("Position")}
+BOS, EOS = (TOKENS[name] for name in ("BOS_None", "EOS_None"))
 
 
 def heard(score) -> Counter:
@@ -80,13 +79,14 @@ def test_what_a_grid_moves_is_counted(tmp_path):
     score.tempos.extend([Tempo(0, 300), Tempo(480, 260.4)])
     score.tracks.append(track)
     score.time_signatures.append(TimeSignature(0, 3, 4))
-    for i, each in enumerate((score, on_grid, on_grid, on_grid)):
-        each.dump_midi(tmp_path / f"{i}.mid")
+    for i in range(3):
+        on_grid.dump_midi(tmp_path / f"{i}.mid")
+    assert not any("24 points" in note for note in music(tmp_path).notes)
+    score.dump_midi(tmp_path / "3.mid")
     notes = music(tmp_path).notes
-    told = "1 time signatures other than 4/4, 1 control changes, 1 tempos beyond 20..260 a minute, "
-    told += "2 notes off the grid of 24 points a quarter"
-    assert f"Not in the tokens: {told} (moved to it)." in notes
-    assert not any("24 points" in note for note in music([tmp_path / f"{i}.mid" for i in (1, 2, 3)]).notes)
+    told = "1 controls, 1 time signatures other than 4/4, 1 tempos beyond 20..260 a minute, "
+    told += "2 notes off the grid of 24 points a quarter (moved to it, or one with another)"
+    assert f"Not in the tokens: {told}." in notes
 
 
 def test_steps_are_notes_that_last_and_voices_in_unison_are_two():
@@ -159,7 +159,7 @@ FORMS = {
     "too deep": ("a.json", b"[" * 10**5, "a.json"),
     "not UTF-8": ("a.json", b"\xff\xfe{}", "a.json"),
     "a list": ("a.json", b"[]", "dictionary"),
-    "an empty JSON": ("a.json", b"{}", "no pieces"),
+    "an empty JSON": ("a.json", b"{}", "there: none"),
     "numbers": ("a.json", b'{"a": 3}', "list"),
     "flat": ("a.json", b'{"a": [60, 62]}', "list"),
     "chords of chords": ("a.json", b'{"a": [[[60]]]}', "integer"),
@@ -177,7 +177,7 @@ def test_every_form_is_read_whole_or_refused(form, tmp_path):
     name, content, expected = FORMS[form]
     path = tmp_path / name
     archive(path, content) if isinstance(content, dict) else path.write_bytes(content)
-    for root in {path, path.parent} if isinstance(expected, int) else {path}:
+    for root in {path, path.parent} if isinstance(expected, int) and path.suffix != ".zip" else {path}:
         if isinstance(expected, int):
             pieces, notes = collect(root)
             assert sum(piece.score.note_num() for piece in pieces) == expected
@@ -195,12 +195,11 @@ def test_composers_are_folders_archives_and_files(tmp_path):
     for name, n in (("ann/1.mid", 20), ("deep/bob/1.MIDI", 30), ("1.mid", 40)):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         tune(n).dump_midi(root / name)
-    archive(root / "zipped.zip", {"1.mid": midi(*ON, *OFF), "cat/1.mid": midi(*ON, *OFF)})
-    (root / "dan.json.gz").write_bytes(gzip.compress(json.dumps({"a": scale(9)}).encode()))
-    expected = ["root", "ann", "dan", "bob", "zipped", "cat"]
-    assert [piece.composer for piece in collect(root)[0]] == list(composers_in(root)) == expected
-    several = [root / "zipped.zip", root / "dan.json.gz", root / "1.mid"]
-    assert [piece.composer for piece in collect(several)[0]] == ["zipped", "cat", "dan", "root"]
+    (root / "dan.JSON.gz").write_bytes(gzip.compress(json.dumps({"a": scale(9)}).encode()))
+    archive(root / "zipped.zip", {"1.mid": midi(*ON, *OFF)})
+    pieces, [note] = collect(root)
+    assert [piece.composer for piece in pieces] == ["ann", "bob", "dan", "root"] and "zipped.zip" in note
+    assert collect(root / "zipped.zip")[0][0].composer == "zipped"
     pieces, notes = collect(root, ["ann"])
     assert [(piece.composer, piece.name) for piece in pieces] == [("ann", "1")] and notes == []
 
@@ -225,7 +224,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_blocks_cover_every_piece_and_predict_every_token(folder):
-    splits = music(folder, sequence_length=64, overlap=20)
+    splits = music(folder, sequence_length=64)
     pieces = {f"{piece.composer}/{piece.name}": piece for piece in collect(folder)[0]}
     assert splits.name == "music" and splits.length == 64 and splits.vocabulary == len(TOKENS)
     assert sorted(places_of(splits)) == sorted(pieces)  # each piece is in one split
@@ -235,36 +234,27 @@ def test_blocks_cover_every_piece_and_predict_every_token(folder):
         for row, source in enumerate(part.sources):
             rows.setdefault(source, []).append(row)
         for source, own in rows.items():
-            check_cover([BOS, *TOKENS.encode(pieces[source].score).ids, EOS], part, own, side == "train")
+            check_cover([BOS, *TOKENS.encode(pieces[source].score).ids, EOS], part, own)
 
 
-def check_cover(ids: list[int], part: TokenSet, rows: list[int], training: bool) -> None:
-    """The blocks of a piece lie on it one behind the other, and what is predicted is all of it."""
-    predicted, place, covered = [0] * len(ids), 0, 0
+def check_cover(ids: list[int], part: TokenSet, rows: list[int]) -> None:
+    """Each block of a piece begins with the last token of the one before, and predicts all that follow."""
+    predicted = []
     for number, row in enumerate(rows):
-        block = part.input_ids[row].tolist()
-        n = max(i for i, token in enumerate(block) if token) + 1  # padding is 0 and only at the end
-        if number:
-            assert block[0] in BORDERS
-            after = (at for at in range(place + 1, len(ids)) if ids[at : at + n] == block[:n])
-            place = next(at for at in after if at + n > covered)
-            assert place < covered - 19 * training  # no gap, and an overlap of 20 in training
-        assert ids[place : place + n] == block[:n] and (n == 64 or place + n == len(ids))
-        covered = place + n
-        for i, label in enumerate(part.labels[row].tolist()):
-            if label != IGNORED:
-                assert label == block[i] and 0 < i < n  # nothing stands before the first
-                predicted[place + i] += 1
-    assert covered == len(ids) and predicted[0] == 0 and min(predicted[1:]) == 1
-    assert training or max(predicted) == 1
+        block, start = part.input_ids[row].tolist(), 63 * number
+        n = min(64, len(ids) - start)
+        assert block == ids[start : start + n] + [0] * (64 - n)
+        labels = part.labels[row].tolist()
+        assert labels == [IGNORED, *block[1:n], *[IGNORED] * (64 - n)]
+        predicted += labels[1:n]
+    assert predicted == ids[1:]
 
 
 def test_settings_change_what_they_should(folder, tmp_path):
     splits = music(folder, sequence_length=64)
     TOKENS.save_pretrained(tmp_path)
-    same = music(folder, sequence_length=64, overlap=16, tokenizer=tmp_path)
+    same = music(folder, sequence_length=64, tokenizer=tmp_path)
     assert splits.fingerprint() == same.fingerprint()
-    assert len(music(folder, sequence_length=64, overlap=32).train) > len(splits.train)
     for name, part in by_composer(splits).items():  # split alike alone and with others, whatever the length
         assert music(folder, composers=[name], sequence_length=64).fingerprint() == part.fingerprint()
         longer = places_of(music(folder, composers=[name], sequence_length=128))
@@ -285,23 +275,11 @@ def test_own_splits_are_kept_and_a_piece_in_two_is_told(tmp_path):
     assert note.startswith("Duplicates: 1 of 2 pieces of validation and test stand in an earlier split too")
 
 
-def test_first_pieces_are_cut_at_bars(folder):
-    splits = music(folder)
-    for piece in first_pieces(splits, "train", 4, 2):
-        [whole] = [each.score for each in collect(folder)[0] if each[:2] == piece[:2]]
-        begun = Counter({note: n for note, n in heard(whole).items() if note[1] < 8})
-        assert heard(piece.score) == begun
-    assert len({piece[:2] for piece in first_pieces(splits, "train", 4, 2)}) == 4
-    assert len(first_pieces(splits, "test", 99, 2)) == 2
-
-
 @pytest.mark.parametrize(
     ("argument", "options"),
     [
         ("composers", {"composers": ["anne"]}),
         ("root", {"composers": []}),
-        ("overlap", {"sequence_length": 64, "overlap": 33}),
-        ("overlap", {"overlap": -1}),
         ("transpose", {"transpose": 13}),
         ("tokenizer", {"tokenizer": "natsu/remi-transformer"}),
     ],
@@ -311,10 +289,14 @@ def test_options_that_are_refused(folder, argument, options):
         music(**({"root": folder} | options))
 
 
-def test_a_split_without_pieces_is_refused(tmp_path):
-    (tmp_path / "few.json").write_text(json.dumps({"train": [scale(9)], "test": [scale(9)]}))
+def test_a_composer_of_too_few_pieces_is_left_out_and_refused_alone(tmp_path):
+    written(tmp_path, "ann", [20] * 6)
+    written(tmp_path, "few", [20] * 2)
+    splits = music(tmp_path, sequence_length=64)
+    assert list(by_composer(splits)) == ["ann"]
+    assert "Left out 1 composers of fewer than three pieces: few." in splits.notes
     with refused("root"):
-        music(tmp_path)
+        music(tmp_path, composers=["few"])
 
 
 # --- other keys
@@ -339,7 +321,10 @@ def test_transposition_shifts_pitches_and_keys_within_midi_and_leaves_drums(pitc
     tokens, seen = writing(music_tokens.tokenizer(tokens=kind)), set()
     ids = torch.tensor([tokens.encode(in_major(pitches))[0]])
     labels = ids.masked_fill(torch.arange(ids.shape[1]) < 5, IGNORED)
-    before, change = TokenSet(ids, labels, ("a/b",)), Transposition(5, tokens, 7)
+    before, change = (
+        TokenSet(ids, labels, ("a/b",)),
+        functools.partial(transposed, most=5, tokens=tokens, seed=7),
+    )
     for epoch in range(80):
         after = change(before, epoch)
         score = tokens.decode(after.input_ids[0].tolist())
@@ -351,9 +336,9 @@ def test_transposition_shifts_pitches_and_keys_within_midi_and_leaves_drums(pitc
         for signature in score.key_signatures if pitches else ():  # a semitone is seven fifths
             assert (signature.key - 1 - 7 * shift) % 12 == 0 and -6 < signature.key < 7
     assert seen == {*RANGES[pitches]} and len(score.key_signatures) == (kind == "midi_v2")
-    again, others = Transposition(5, tokens, 7), [Transposition(5, tokens, seed) for seed in range(9)]
-    assert torch.equal(change(before, 5).input_ids, again(before, 5).input_ids)
-    assert len(seen) == 1 or len({int(each(before, 0).input_ids.sum()) for each in others}) > 1
+    assert torch.equal(change(before, 5).input_ids, change(before, 5).input_ids)
+    others = [transposed(before, 0, most=5, tokens=tokens, seed=seed) for seed in range(9)]
+    assert len(seen) == 1 or len({int(each.input_ids.sum()) for each in others}) > 1
 
 
 def test_training_batches_are_in_the_keys_of_their_epoch(folder):

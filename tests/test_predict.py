@@ -123,7 +123,7 @@ def test_a_text_is_gone_on_with_by_a_model_and_by_an_adapter(moved, tmp_path, mo
 
 @pytest.mark.parametrize("tokens", ["remi", "midi_v2"])
 def test_a_piece_is_gone_on_with(home, monkeypatch, tokens):
-    monkeypatch.setattr("qnnkit.tasks.music.MOST_TOKENS", 400)
+    monkeypatch.setattr("qnnkit.tasks.music.NEW_TOKENS", 400)
     for composer, first in (("ann", 60), ("bob", 48)):
         for i in range(8):
             score = of_steps([[first + (step + i) % 7] for step in range(64)])

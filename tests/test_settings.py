@@ -31,7 +31,7 @@ OTHERS = {
     "stem_stride": 1, "frozen_backbone": True, "augmentation": "affine",
     "initialisation": "gaussian", "gradient_checkpointing": True,
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
-    "transpose": 2, "overlap": 8, "tokens": "midi_v2",
+    "transpose": 2, "tokens": "midi_v2",
     "size": "small", "patch_size": 2, "head": "linear", "adapter": "loha",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True,
     "net_settings": ["hybrid.learning_rate=0.5"], "shots": 100, "noise": ["readout=0.01"],

@@ -84,8 +84,6 @@ class Music(Base):
     """Tokens of a net from scratch: remi (MidiTok's), midi_v1 or midi_v2 (events of SkyTNT's midi_model)."""
     transpose: int | None = Field(default=None, ge=0)
     """Semitones up or down by which training pieces are moved, anew in every epoch."""
-    overlap: int | None = Field(default=None, ge=0)
-    """Tokens that a training block shares with the one before; None takes a quarter of a block."""
 
 
 NO_OPTIONS = ("dataset", "data_dir", "label_smoothing", "augmentation")

@@ -91,8 +91,8 @@ class MidiEvents:
         """Token of a kind -> the parameters in the eight places of its row."""
         for token, names in zip(self.tokens["kind"], EVENTS[self.version].values(), strict=True):
             self.rows[token] = ("kind", "time1", "time2", "track", *names, *["pad"] * WIDTH)[:WIDTH]
-        self.borders, self.pitches = self.tokens["kind"], self.tokens["pitch"]
-        """Tokens at which a block may begin; those of the pitches, drums' too, from the lowest on."""
+        self.pitches = self.tokens["pitch"]
+        """Tokens of the pitches, drums' too, from the lowest on."""
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> MidiEvents | None:
@@ -155,12 +155,6 @@ class MidiEvents:
             if channel >= 0 and of.notes:
                 score.tracks.append(of)
         return score.resample(TICKS)
-
-    def first_bars(self, ids: Sequence[int], n_bars: int) -> int:
-        """How many of the tokens are before the end of the bar `n_bars`, of four quarters each."""
-        waits = torch.tensor(ids[1::WIDTH]) - self.tokens["time1"].start
-        after = (waits.clamp(min=0).cumsum(0) >= 4 * n_bars).nonzero()  # marks do not wait
-        return WIDTH * int(after[0]) if len(after) else len(ids)
 
     def is_pitch(self, ids: Tensor) -> Tensor:
         """Which tokens are pitches of notes but drums, in rows of shape (n, length)."""

@@ -8,13 +8,12 @@ losing an instrument.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,10 +29,8 @@ up to 4 quarters, of 16ths up to 16, of quarters up to 64. Bars have four quarte
 NOTES = {"pitch_range": (0, 127), "drums_pitch_range": (0, 127), "use_programs": True}
 TEMPOS: dict[str, Any] = {"use_tempos": True, "tempo_range": (20, 260), "num_tempos": 241}
 """Whole quarters a minute."""
-UNREAD = {"pedals": "pedals", "pitch_bends": "pitch bends", "controls": "control changes", "lyrics": "lyrics"}
-"""What a track of symusic has and the tokens have not."""
-
-
+UNREAD = ("controls", "pedals", "pitch_bends", "lyrics", "key_signatures")
+"""What a score or track of symusic has and the tokens have not."""
 KINDS = ("remi", "midi_v1", "midi_v2")
 """How music may be written for a net from scratch."""
 
@@ -47,36 +44,31 @@ class Remi:
     def __init__(self, tokens: Any):
         self.tokens = tokens
         self.bos, self.eos, self.pad = (tokens[f"{name}_None"] for name in ("BOS", "EOS", "PAD"))
-        self.bar = tokens["Bar_None"]
-        self.borders = frozenset({self.bar, *tokens.token_ids_of_type("Position")})
-        """Tokens at which a block may begin."""
+        graph, marks = tokens.tokens_types_graph | {"BOS": {"Bar"}}, {"PAD", "BOS", "EOS"}
+        self.types = [name.partition("_")[0] for name in sorted(tokens.vocab, key=tokens.vocab.get)]
+        self.after = {kind: torch.tensor([t in graph[kind] - marks for t in self.types]) for kind in graph}
+        """Type of a token -> which tokens may follow one of it."""
         pitches = tokens.token_ids_of_type("Pitch")
         self.pitches = range(min(pitches), max(pitches) + 1)
         """Tokens of the pitches, drums' apart, from the lowest on."""
 
     def encode(self, score: Any) -> tuple[list[int], Counter[str]]:
         """The tokens of a `symusic.Score` between BOS and EOS; and what they do not hold -> how often."""
-        on_grid, lost = self.tokens.preprocess_score(score), Counter[str]()
+        on_grid, (lowest, highest) = self.tokens.preprocess_score(score), TEMPOS["tempo_range"]
+        lost = Counter[str]()
+        for what, each in itertools.product(UNREAD, (score, *score.tracks)):
+            lost[what.replace("_", " ")] += len(getattr(each, what, ()))
         for each in score.time_signatures:
             lost["time signatures other than 4/4"] += (each.numerator, each.denominator) != (4, 4)
-        for track in score.tracks:
-            lost.update({what: len(getattr(track, field)) for field, what in UNREAD.items()})
-        lowest, highest = TEMPOS["tempo_range"]
-        lost["key signatures"] += len(score.key_signatures)
         for each in score.tempos:
             lost[f"tempos beyond {lowest}..{highest} a minute"] += not lowest <= round(each.qpm) <= highest
-        lost["notes"] += score.note_num() - on_grid.note_num()
-        lost["notes off the grid of 24 points a quarter (moved to it)"] += self._moved(score)
+        moved = _places(score) - _places(on_grid)
+        lost["notes off the grid of 24 points a quarter (moved to it, or one with another)"] += moved.total()
         return [self.bos, *self.tokens.encode(on_grid, no_preprocess_score=True).ids, self.eos], +lost
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The `symusic.Score` of tokens; marks are passed over."""
         return self.tokens.decode([each for each in ids if each not in self.tokens.special_tokens_ids])
-
-    def first_bars(self, ids: Sequence[int], n_bars: int) -> int:
-        """How many of the tokens are before the end of the bar `n_bars`."""
-        bars = [i for i, each in enumerate(ids) if each == self.bar]
-        return bars[n_bars] if len(bars) > n_bars else len(ids)
 
     def shifted(self, ids: Tensor, shift: Tensor) -> Tensor:
         """Tokens of shape (n, length) with pitches so many semitones, (n, 1), higher; drums stay."""
@@ -87,34 +79,16 @@ class Remi:
         return (ids >= self.pitches.start) & (ids < self.pitches.stop)
 
     def allowed(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """A logits processor of transformers: -inf where a token is no music behind the last one.
-
-        What may follow is MidiTok's graph of token types, less padding and ends; positions go forward until
-        the next bar.
-        """
-        seen, (types, after) = ids[0].tolist(), self._grammar
-        mask = nn.functional.pad(after[types[seen[-1]]], (0, scores.shape[-1] - len(types)))
-        last = next((token for token in reversed(seen) if types[token] in ("Bar", "Position")), 0)
-        if types[last] == "Position":
-            mask[types.index("Position") : last + 1] = False
+        """A logits processor of transformers: -inf where a token is no music behind the last one."""
+        mask = self.after[self.types[int(ids[0, -1])]]
+        mask = nn.functional.pad(mask, (0, scores.shape[-1] - len(mask)))
         return scores.masked_fill(~mask.to(scores.device), -torch.inf)
 
-    @cached_property
-    def _grammar(self) -> tuple[list[str], dict[str, Tensor]]:
-        """The type of each token; and of each type the tokens that may follow."""
-        vocabulary, marks = self.tokens.vocab, {"PAD", "BOS", "EOS"}
-        types = [name.partition("_")[0] for name in sorted(vocabulary, key=vocabulary.get)]
-        graph = self.tokens.tokens_types_graph | {"BOS": {"Bar"}}
-        return types, {kind: torch.tensor([each in graph[kind] - marks for each in types]) for kind in graph}
 
-    def _moved(self, score: Any) -> int:
-        """How many notes begin or end elsewhere in the tokens."""
-        lengths, n = [beat + part / res for beat, part, res in self.tokens.durations], 0
-        for notes in (track.notes.numpy() for track in score.tracks):
-            starts = notes["time"].astype(np.int64) * self.tokens.time_division % score.tpq
-            far = np.abs(np.subtract.outer(notes["duration"] / score.tpq, lengths)).min(1) > 1e-6
-            n += int(np.count_nonzero(far | (starts != 0)))
-        return n
+def _places(score: Any) -> Counter[tuple]:
+    """Program, pitch, beginning and length (quarters) of the notes of a score."""
+    notes = [(track.program, track.is_drum, note) for track in score.tracks for note in track.notes]
+    return Counter((*of, n.pitch, n.start / score.tpq, n.duration / score.tpq) for *of, n in notes)
 
 
 def tokenizer(folder: str | Path | None = None, tokens: str = "remi") -> Any:
@@ -132,20 +106,18 @@ def tokenizer(folder: str | Path | None = None, tokens: str = "remi") -> Any:
     except ImportError:
         step = "Run: pip install 'qnnkit[music]'."
         raise ValueError(checks.message("miditok", "be installed for music", "missing", step)) from None
+    if folder is None and checks.choice("tokens", tokens, KINDS) != "remi":
+        return MidiEvents(tokens.removeprefix("midi_"))
     if folder is None:
-        if checks.choice("tokens", tokens, KINDS) != "remi":
-            return MidiEvents(tokens.removeprefix("midi_"))
         options: dict[str, Any] = GRID | NOTES | TEMPOS
         return REMI(TokenizerConfig(special_tokens=["PAD", "BOS", "EOS"], **options))
-    rule = f"be a model of music: midi_model, or one with the {FILE} of MidiTok's REMI"
     try:
         path = hub.read(hub.Described, folder)
+        if (made := of_folder(path)) is None:
+            raise ValueError(f"it has neither midi_model's config.json nor the {FILE} of MidiTok's REMI")
     except ValueError as error:
         step = f"It was not read: {error}."
-        raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
-    if not is_music(path):
-        raise ValueError(checks.message("tokenizer", rule, str(folder), "Train one by music_llama."))
-    made = MidiEvents.of_folder(path) or REMI(params=path / FILE)
+        raise ValueError(checks.message("tokenizer", "be a model of music", str(folder), step)) from None
     kind = f"midi_{made.version}" if isinstance(made, MidiEvents) else KINDS[0]
     if tokens not in (KINDS[0], kind):
         rule, step = f"be those of the model in {folder}, {kind}", "Leave it out."
@@ -153,11 +125,14 @@ def tokenizer(folder: str | Path | None = None, tokens: str = "remi") -> Any:
     return made
 
 
-def is_music(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of music."""
+def of_folder(folder: Path) -> Any:
+    """The tokenizer of music in a model's or an adapter's folder; None if there is none."""
     content = workspace.read_json(folder / FILE)
-    is_remi = isinstance(content, dict) and content.get("tokenization") == "REMI"
-    return is_remi or MidiEvents.of_folder(folder) is not None
+    if isinstance(content, dict) and content.get("tokenization") == "REMI":
+        from miditok import REMI
+
+        return REMI(params=folder / FILE)
+    return MidiEvents.of_folder(folder)
 
 
 def are_music(tokens: Any) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import device, gradients, layers, plots, stats, workspace
+from qnnkit import gradients, layers, plots, stats, tasks, workspace
 from qnnkit.data.splits import SPLITS
 from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
 from qnnkit.report.verify import hashes
-from qnnkit.runs import ANALYZE, INSIDE, Run, build, export, trained
+from qnnkit.runs import ANALYZE, INSIDE, Run, build, export
 from qnnkit.runs import rows as files
 from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
@@ -221,19 +221,12 @@ def _spent(run: Run, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _against_base(run: Run) -> dict[str, Any] | None:
-    """The run's own adapter, first seed, as its task compares it with the base; None without an adapter.
-
-    Computed where the run was trained, if that can compute here; see `tasks.Language.beside_base`.
-    """
-    final = run.tested().get((run.nets[0], run.config.seed))
-    compare = getattr(run.task, "beside_base", None)
-    if not run.config.of_kit("adapter") or compare is None or final is None:
+    """Test loss of the run's own adapter, first seed, and of its base; None without an adapter."""
+    final = run.tested().get((run.nets[0], run.config.seed), {})
+    if "test_base_loss" not in final:
         return None
-    try:
-        place = device.choose(str(run.provenance.get("device", "cpu")))
-    except ValueError:  # trained on another machine
-        place = device.choose("cpu")
-    return compare(trained(run).to(place), run.splits, final["test_loss"]) | {"device": str(place)}
+    losses = {"before": final["test_base_loss"], "after": final["test_loss"]}
+    return {"loss": losses, "perplexity": {when: tasks.perplexity(loss) for when, loss in losses.items()}}
 
 
 def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = b"") -> str:

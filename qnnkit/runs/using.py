@@ -198,8 +198,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
         model = adapters.load(model, folder)
     else:
         model = causal_lm(folder)
-    read = music_tokens.tokenizer if music_tokens.is_music(folder) else tokenizers.loaded
-    tokens: Any = read(folder)
+    tokens: Any = music_tokens.of_folder(folder) or tokenizers.loaded(folder)
     longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
     length = settings.get("sequence_length") or min(LENGTH, longest)
     about = Data(folder.name, {"tokenizer": tokens, "vocabulary": len(tokens), "length": length})

@@ -2,14 +2,14 @@
 
 from qnnkit.tasks.classification import Classification, Predictions, calibration_error
 from qnnkit.tasks.contrastive import Contrastive
-from qnnkit.tasks.language import Language, evaluate, generate, perplexity
-from qnnkit.tasks.music import Music, continue_piece, synthesise
+from qnnkit.tasks.language import Language, generate, perplexity
+from qnnkit.tasks.music import Music, continue_piece
 from qnnkit.tasks.own import Own, Refused, complete, usual
 from qnnkit.tasks.saving import merge, save
 from qnnkit.tasks.step import Shown, Step, Task, asked
 
 __all__ = [
-    "Classification", "Contrastive", "Language", "Music", "Own", "Predictions", "Refused", "Shown",
-    "Step", "Task", "asked", "calibration_error", "complete", "continue_piece", "evaluate", "generate",
-    "merge", "perplexity", "save", "synthesise", "usual",
+    "Classification", "Contrastive", "Language", "Music", "Own", "Predictions", "Refused", "Shown", "Step",
+    "Task", "asked", "calibration_error", "complete", "continue_piece", "generate", "merge", "perplexity",
+    "save", "usual",
 ]  # fmt: skip
