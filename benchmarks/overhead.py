@@ -15,16 +15,46 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks import record
-from benchmarks.watching import Case
-from qnnkit import layers, measure, recipes
+from qnnkit import layers, measure, recipes, train
+from qnnkit.data import ImageSet, ImageSplits
+from qnnkit.data.batches import Batches
 from qnnkit.recipes import parameter_groups
+from qnnkit.settings import Settings
 from qnnkit.train.optimizer import optimizer_of
 
 CASES = {"digits_quanv": (8, 1078, 10), "letters": (32, 3072, 28)}
 """Recipe -> side of its images in pixels, images of an epoch, classes; `letters` has 88,000 weights."""
 ROUNDS, EPOCHS = 9, 3
+
+
+class Case:
+    """A recipe's net on random images of its size."""
+
+    def __init__(self, config: Settings, side: int, n: int, classes: int, epochs: int):
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(256, (n, 1, side, side), generator=generator, dtype=torch.uint8)
+        self.labels = torch.arange(n) % classes
+        self.training = config.override(epochs=epochs, augmentation="none")
+        part = ImageSet(self.images, self.labels, ("",) * n)
+        self.splits = ImageSplits("random", part, part, part, tuple(map(str, range(classes))))
+
+        self.task = recipes.of(self.training).task(self.training)
+
+    def model(self) -> nn.Module:
+        return recipes.of(self.training).build(self.training, self.splits, 0)
+
+    def batches(self) -> Batches:
+        return Batches(self.images, self.labels, self.training.batch_size, shuffle=True)
+
+    def fit(self, model: nn.Module) -> list[float]:
+        """Seconds of each epoch, by the kit's own loop."""
+        groups, size = parameter_groups(model, self.training), self.training.batch_size
+        few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
+        loaders: Any = {"train": self.batches(), "validation": few}
+        return train.fit(model, self.task, loaders, self.training, groups=groups).seconds
 
 
 def clocked(case: Case) -> Any:

@@ -22,15 +22,12 @@ from benchmarks import (
     placing,
     predicting,
     quanvolutions,
-    queueing,
     record,
     run,
     torchlayer,
-    watching,
     workloads,
 )
-from qnnkit import recipes, runs
-from qnnkit.workspace import read_lines
+from qnnkit import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -171,13 +168,7 @@ def test_nets_that_are_moved_compute_what_they_did():
     assert torch.equal(whole.maps(images), loop.maps(images))
 
 
-# --- what watching costs ---------------------------------------------------------------------------
-
-
-def test_watching_is_timed_inside_the_training(tmp_path):
-    case = watching.Case(recipes.settings("digits_quanv"), 8, 64, 10, epochs=2)
-    steps, inside = case.seconds(tmp_path / "rows.jsonl")
-    assert inside > 0 and steps > 0 and len(read_lines(tmp_path / "rows.jsonl")) == 2
+# --- what the loop costs ----------------------------------------------------------------------
 
 
 def test_the_loops_share_is_a_share(monkeypatch):
@@ -202,19 +193,13 @@ def test_rows_are_kept_with_the_machine(tmp_path, capsys):
     assert table["machine"][0] in (told := capsys.readouterr().out) and "1.5" in told and "jax" not in told
 
 
-@pytest.mark.parametrize("measured", [queueing, adapting], ids=lambda module: module.__name__)
-def test_small_comparisons_measure(monkeypatch, measured):
-    monkeypatch.setattr(measured, "SECONDS", 0.1)
-    monkeypatch.setattr(queueing, "BATCHES", (4,))
+def test_adapters_are_compared_with_lora(monkeypatch):
+    monkeypatch.setattr(adapting, "SECONDS", 0.1)
     with torch.random.fork_rng():
-        rows = adapting.compare(32, 1000, length=8) if measured is adapting else list(measured.rows())
-    assert len(rows) >= 2
+        rows = adapting.compare(32, 1000, length=8)
     numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
-    assert numbers and all(math.isfinite(number) for number in numbers)
-    if measured is adapting:
-        assert {row["adapter"]: row["times_lora"] for row in rows}["lora"] == 1
-    else:
-        assert len(list(queueing.ratios(pd.DataFrame(rows)))) == 2 and all(row["explained"] for row in rows)
+    assert len(rows) >= 2 and numbers and all(math.isfinite(number) for number in numbers)
+    assert {row["adapter"]: row["times_lora"] for row in rows}["lora"] == 1
 
 
 SHOTS = 0.1

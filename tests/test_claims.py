@@ -1,0 +1,41 @@
+"""Published nets as recipes: each trains, and its claim is told whole."""
+
+import math
+
+import pytest
+
+from benchmarks import claims, recipe
+from qnnkit import runs
+from tests.toys import real
+
+FIELDS = ("citation", "arxiv", "claim", "number", "claimed", "data", "where", "source", "verified", "here")
+SMALL = {
+    "henderson_quanv": {"dataset": "digits", "train_fraction": 60, "validation_fraction": 60, "n_test": 60},
+    "perez_salinas_reuploading": {"n_layers": 2, "test_fraction": 40},
+    "cong_qcnn": {"n_side": 3, "batch_size": 20},
+    "altmann_sequent": {"points": "spirals", "n_layers": 1, "n_first": 2, "test_fraction": 40},
+    "mari_transfer": {"n_features": 8, "n_layers": 1, "train_fraction": 0.05},
+    "chen_qlstm": {"series": "bessel", "n_layers": 1, "batch_size": 144},
+}
+"""Recipe -> settings of a quick training."""
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", claims.CLAIMS)
+def test_it_trains_with_its_controls(name, tmp_path):
+    folder, small = claims.CLAIMS[name]["folder"], SMALL[name]
+    if folder and "dataset" not in small:
+        small = {**small, "data_dir": str(real(*folder.split("/")))}
+    run = runs.open_run(tmp_path / "run", recipe(name), epochs=1, n_seeds=1, **small)
+    finals = runs.train_all(run)
+    assert [row["net"] for row in finals] == list(run.nets) and len(run.nets) >= 5
+    assert all(math.isfinite(row[f"test_{run.score.name}"]) for row in finals)
+
+
+@pytest.mark.parametrize("name", claims.CLAIMS)
+def test_its_claim_is_told_with_where_it_stands(name):
+    claim = claims.CLAIMS[name]
+    assert [field for field in FIELDS if field not in claim] == [] and claim["deviations"]
+    assert claim["arxiv"] in (claims.RECIPES / f"{name}.py").read_text("utf-8")
+    assert claim["verified"] or ("as remembered" in claim["claimed"] and "as remembered" in claim["source"])
+    assert claim["number"] is None or f"{claim['number']:g} %" in claim["claimed"]
