@@ -176,7 +176,7 @@ class _Encoding:
         gates = [each for each in program.circuit.gates if each.angle is not None]
         rates: Any = {each.angle: each.form.rates for each in gates}  # pyright: ignore
         differences = [np.unique(np.abs(np.subtract.outer(each, each))) for _, each in sorted(rates.items())]
-        moving = program.circuit.matrix[:, program.on_rows].any(1)
+        moving: Any = program.circuit.matrix[:, program.on_rows].any(1)
         self.chosen = [i for i, each in enumerate(differences) if moving[i] and each[-1] > 0]
         if not self.chosen:
             raise _outside("no gate reads the inputs as an angle of its own for each sample")

@@ -20,8 +20,8 @@ def study_scores(rows: Any, score: Score) -> Any:
         .add(so.Dots(), x=name, legend=False)  # every row names its net
         .add(so.Range(linewidth=2), orient="y", xmin=f"{name}_low", xmax=f"{name}_high", legend=False)
         .add(so.Dot(edgecolor="black"), marker="net", legend=False)
-        .scale(color="colorblind")
-        .label(x=score.column, y="", title="{} of the data".format)
+        .scale(color=so.Nominal("colorblind"))
+        .label(x=score.column, y="", title="{} of the data".format)  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -43,6 +43,6 @@ def study_lines(rows: Any, x: str, y: str, panels: Mapping[str, Any], labels: Ma
         .facet(**panels)
         .add(so.Line(marker="."), so.Agg(), linestyle="net")
         .add(so.Band(), so.Est(errorbar=("pi", 100)))
-        .scale(color="colorblind", x=so.Continuous().tick(at=places[:: 1 + len(places) // 6]))
+        .scale(color=so.Nominal("colorblind"), x=so.Continuous().tick(at=places[:: 1 + len(places) // 6]))
         .label(row="", col="", **labels)
     )
