@@ -51,20 +51,15 @@ def test_clifford_circuits_have_one_weight(after, observable, weight):
     )
 
 
-def test_a_rotation_divides_the_share():
+def test_a_rotation_divides_the_share_and_all_strings_give_the_whole_output():
     """RX turns Z into cos Z + sin Y, and CZ turns Y into Z Y."""
-
     found = shares(layer_of(lambda w: (qp.CZ([0, 1]), qp.RX(w[0], 1)), qp.Z(1)))
     angle = float(uniform(1, seed=3, top=2 * np.pi))
     np.testing.assert_allclose(found[:, 0], [0, math.cos(angle) ** 2, 1, 1], atol=CLOSE)
-
-
-def test_all_strings_give_the_whole_output_of_a_uploaded_circuit():
     qnode, shapes = circuits.build("data_reuploading", n_qubits=3, n_layers=2)
     layer = QuantumLayer(qnode, shapes, {"weights": uniform(*shapes["weights"], top=6.0)})
     frame = gradients.pauli_weights(layer, uniform(5, 3, seed=2, top=3.0))
-    last = frame[frame["weight"] == 3]
-    np.testing.assert_allclose(last[["share", "explained"]], 1, atol=CLOSE)
+    np.testing.assert_allclose(frame[frame["weight"] == 3][["share", "explained"]], 1, atol=CLOSE)
     assert frame.groupby("output")["share"].apply(lambda each: each.is_monotonic_increasing).all()
 
 
@@ -72,31 +67,23 @@ def test_what_has_no_strings_is_refused():
     layer = layer_of(lambda w: qp.RZ(w[0], 0), qp.Z(0))
     with pytest.raises(ValueError, match="inputs"):
         gradients.pauli_weights(layer, torch.zeros(1, 3))
-    probs = QuantumLayer(
-        qp.QNode(lambda inputs, weights: (qp.RX(inputs[..., 0] + weights[0], 0), qp.probs(0))[1],
-                 circuits.make_device("default.qubit", [0])), {"weights": (1,)}, {"weights": torch.ones(1)},
-    )  # fmt: skip
+    device = circuits.make_device("default.qubit", [0])
+    probs = qp.QNode(lambda inputs, weights: (qp.RX(inputs[..., 0] + weights[0], 0), qp.probs(0))[1], device)
     with pytest.raises(ValueError, match="expectation"):
-        gradients.pauli_weights(probs, torch.zeros(2, 1))
+        gradients.pauli_weights(QuantumLayer(probs, {"weights": (1,)}, torch.zeros_like), torch.zeros(2, 1))
 
 
-def test_tangent_kernel_of_a_linear_model():
+def test_tangent_kernels_of_a_linear_model_and_of_a_circuit():
     model, inputs = linear(3, 2), uniform(5, 3)
     expected = 2 * (inputs @ inputs.T + 1)
     torch.testing.assert_close(gradients.tangent_kernel(model, inputs), expected)
     model.bias.requires_grad_(False)
     torch.testing.assert_close(gradients.tangent_kernel(model, inputs), expected - 2)
-
-
-def test_tangent_kernel_of_a_circuit_leaves_the_model_as_it_was():
     layer = layer_of(lambda w: qp.RX(w[0], 0), qp.Z(0))
-    model = nn.Sequential(layer, nn.Dropout(0.5)).train()
-    inputs = uniform(4, 3, seed=5, top=3.0)
+    model, inputs = nn.Sequential(layer, nn.Dropout(0.5)).train(), uniform(4, 3, seed=5, top=3.0)
+    slopes = -torch.sin(inputs[:, 0] + layer.weights.detach()[0])  # Z of wire 2 does not depend on w
     kernel = gradients.tangent_kernel(model, inputs)
-    slopes = -torch.sin(
-        inputs[:, 0] + layer.weights[0]
-    )  # d cos(x + w) / dw; Z of wire 2 does not depend on w
-    torch.testing.assert_close(kernel, torch.outer(slopes, slopes).detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(kernel, torch.outer(slopes, slopes), rtol=0, atol=1e-5)
     assert model.training and model[1].training and layer.weights.grad is None
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, gradients, runs, train
-from qnnkit.gradients import Watch, faults
+from qnnkit import QuantumLayer, gradients, runs
+from qnnkit.gradients import faults
 from qnnkit.gradients.one_batch import of_inputs
 from qnnkit.gradients.reach import slopes
-from qnnkit.settings import Settings
 from tests.nets import family
-from tests.watched import TASK, Turned, data, groups, layer, net, trained
+from tests.watched import TASK, Turned, data, layer, net, trained
 
 
 def diagnosed(model: nn.Module) -> list[str]:
@@ -63,24 +62,9 @@ def phases_only(inputs, weights):
     return [qp.expval(qp.Z(wire)) for wire in (0, 1)]
 
 
-def halved(dtype) -> Turned:
+def halved() -> Turned:
     model = net()
-    model.circuit.to(dtype)
-    return model
-
-
-class Between(nn.Module):
-    """A function of what passes."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.forward = function
-
-
-def rounded_inputs() -> Turned:
-    model = net()
-    model.first = nn.Sequential(model.first, Between(lambda values: values.half()))
-    model.last = nn.Sequential(Between(lambda values: values.float()), model.last)
+    model.circuit.half()
     return model
 
 
@@ -96,16 +80,6 @@ class Unused(Turned):
         return self.last(self.first(points))
 
 
-def expanded(shots: int) -> Turned:
-    qnode = qp.QNode(
-        lambda inputs, weights: turned(inputs, weights),
-        qp.device("default.qubit", wires=2, seed=0),
-        diff_method="parameter-shift",
-    )
-    qnode = qp.transforms.broadcast_expand(qp.set_shots(qnode, shots))
-    return Turned(QuantumLayer(qnode, {"weights": (2,)}, {"weights": torch.ones(2)}))
-
-
 def frozen() -> Turned:
     model = net()
     model.circuit.requires_grad_(False)
@@ -117,7 +91,6 @@ SAME = "Constant output in `circuit`: it gives the same for every sample"
 MISSING = "Unused inputs in `circuit`: … depends on its features 1 (counted from 0)"
 CASES = {  # net, and what is said: parts of each sentence
     "healthy": (net, []),
-    "expanded": (lambda: expanded(50), []),
     "angles times zero": (lambda: built(of_weights=0), [
         "Dead weights in `circuit`: 2 weights cannot learn, because no angle depends on it: weights[0] ("]),
     "a wire that is not measured": (lambda: built(**MISSED), [
@@ -125,13 +98,10 @@ CASES = {  # net, and what is said: parts of each sentence
     "a way that is cut": (lambda: net(factor=0.0), ["No gradient in `circuit`: it was exactly 0 in every"]),
     "a reader that weighs little": (lambda: net(factor=1e-4), [
         "Vanishing gradient in `circuit`: … per radian (limit: at least 0.0001, … scale them up"]),
-    "a reader that weighs less": (lambda: net(factor=1e-5), ["Vanishing gradient … scale them up"]),
     "a flat circuit": (flat, ["Vanishing gradient … while its outputs change by … Use fewer qubits"]),
     "an exploding one": (lambda: net(factor=1e4), ["Exploding gradient in `circuit`"]),
-    "float16": (lambda: halved(torch.float16), [
+    "float16": (halved, [
         "Half precision in `circuit`: its weights are float16, which resolves angles near pi to 0.002"]),
-    "bfloat16": (lambda: halved(torch.bfloat16), ["bfloat16 … 0.016 radians (limit: float32)"]),
-    "inputs in float16": (rounded_inputs, ["Half precision in `circuit`: its inputs are float16"]),
     "inputs times zero": (lambda: built(factors=(0, 0), first=False), [
         f"{SAME}: its inputs turn no angle that reaches a measured wire."]),
     "one input times zero, shots": (lambda: built(shots=50, factors=(0, 1), first=False), [
@@ -169,13 +139,6 @@ def test_some_weights_without_a_gradient_are_named():
 
     [fault] = gradients.diagnose(built(kind=First), TASK, next(iter(data()["train"])))
     assert (fault.kind, fault.weights) == ("No gradient", (1,)) and "on this batch: weights[1]" in fault.value
-
-
-def test_weights_with_a_parametrization_are_those_of_the_circuit():
-    model = built(**MISSED)
-    nn.utils.parametrizations.weight_norm(model.circuit, "weights")
-    _, sentence = diagnosed(model)
-    assert "weights[1] (RY on wire 1)" in sentence
 
 
 def test_amplitudes_depend_on_every_input():
@@ -222,15 +185,12 @@ def row(
     [
         ({}, []),
         ({"norm": 0}, ["No gradient"]),
-        ({"norm": [0, 0, 0, 2e-6]}, ["Vanishing gradient"]),
         ({"norm": 1.9e-4}, ["Vanishing gradient"]),  # 1e-4 is the limit, of a weight: half of it
         ({"norm": 2.1e-4}, []),
         ({"norm": 1.9e-4, "others": 1.8e-2}, []),  # more than a hundredth of the classical one
         ({"norm": 1.9e-4, "others": None}, ["Vanishing gradient"]),
         ({"norm": 19.0}, []),
         ({"norm": 21.0}, ["Exploding gradient"]),
-        ({"norm": [0.1, 0.1, 0.1, 9.9]}, []),
-        ({"norm": [0.1, 0.1, 0.1, 10.1]}, ["Exploding gradient"]),  # once
         ({"step": 1.5}, []),
         ({"step": 1.6}, ["Steps too long"]),
         ({"snr": (0.0, 0.24), "step": 0.31}, ["Steps too long"]),  # it is blamed before noise is
@@ -238,7 +198,6 @@ def row(
         ({"snr": (0.0, 0.26), "other_snr": 0.1}, []),
         ({"snr": (0.0, 0.26), "other_snr": 0.3}, ["Noise drowns the gradient"]),
         ({"snr": (0.1, 0.26), "other_snr": 0.3}, []),  # not zero
-        ({"snr": (0.0, 0.26), "other_snr": None}, []),
         ({"snr": (None, None)}, []),
         ({"ratio": (0.1, 1.1)}, ["Learning rate too high"]),
         ({"ratio": (None, 5.0)}, []),  # weights that begin at zero
@@ -285,39 +244,19 @@ NOISY = {"rate": 1e-3, "loaders": data(512, 32)}
     ("make", "settings", "first", "second"),
     [
         (net, {"optimizer": "sgd", "rate": 0.05}, [], []),
-        (net, {"optimizer": "adam", "rate": 0.05}, [], []),
         (lambda: built(of_weights=0), {}, ["No gradient"], ["No gradient"]),
-        (lambda: net(factor=0.0), {}, ["No gradient"], ["No gradient"]),
         (lambda: built(**MISSED), {}, [], []),  # the other weight learns
         (lambda: net(factor=1e-3), {}, ["Vanishing gradient"], ["Vanishing gradient"]),
         (lambda: net(factor=1e4), {"rate": 1e-12}, ["Exploding gradient"], ["Exploding gradient"]),
-        (net, {"optimizer": "sgd", "quantum_rate": 10.0}, ["Steps too long"], ["Steps too long"]),
         (net, {"optimizer": "adam", "quantum_rate": 10.0}, ["Steps too long"], ["Steps too long"]),
-        (net, {"optimizer": "sgd", "rate": 10.0, "quantum_rate": 0.01}, ["Learning rate too high"], []),
         (net, {"optimizer": "adam", "rate": 10.0, "quantum_rate": 0.01}, ["Learning rate too high"], []),
-        (lambda: halved(torch.bfloat16), {}, ["Half precision"], ["Half precision"]),
         (net, {"precision": "bfloat16"}, ["Half precision"], ["Half precision"]),
         (lambda: drowned(1), NOISY, ["Noise drowns the gradient"], ["Noise drowns the gradient"]),
-        (lambda: drowned(None), NOISY, ["Noise drowns the gradient"], ["Noise drowns the gradient"]),
     ],
 )
 def test_a_training_warns(make, settings, first, second):
     rows = trained(make(), **settings)
     assert [kinds(each["warnings"]) for each in rows] == [first, second]
-
-
-def test_weights_that_begin_at_zero_are_no_fault():
-    model = net()
-    nn.init.zeros_(model.last.weight)
-    nn.init.zeros_(model.last.bias)
-    made = groups(model, 0.05)
-    made.append(train.Group("head", list(model.last.parameters()), 0.05))
-    made[1] = train.Group("classical", list(model.first.parameters()), 0.05)
-    watch = Watch(model, made)
-    config = Settings(epochs=1, optimizer="adam", schedule="constant")
-    train.fit(model, TASK, data(), config, groups=made, watch=watch)
-    last = watch.rows[0]["layers"][-1]["ratio"]
-    assert last[0] is None and max(last[1:]) > 0.5 and watch.rows[0]["warnings"] == []
 
 
 @pytest.mark.parametrize("model", ["resnet_circuit", "residual_quanv", "quanv"])
@@ -332,19 +271,10 @@ def test_the_kits_own_nets_give_float32_to_their_circuits_under_autocast(model):
     assert made(images).dtype == torch.float32
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_main_job_at_a_learning_rate_of_ten(tmp_path, optimizer):
-    settings = {"epochs": 2, "n_seeds": 1, "controls": [], "train_fraction": 0.5, "optimizer": optimizer}
+def test_the_main_job_at_a_learning_rate_of_ten(tmp_path):
+    settings = {"epochs": 2, "n_seeds": 1, "controls": [], "train_fraction": 0.5, "optimizer": "sgd"}
     run = runs.open_run(tmp_path / "run", "digits_quanv", learning_rate=10, **settings)
     list(runs.train_all(run))
     first, second = (each["warnings"] for each in run.rows("gradients"))
     assert first[0].startswith("Learning rate too high in `classical`")
     assert set(kinds([*first[1:], *second])) <= {"No gradient", "Vanishing gradient", "Exploding gradient"}
-
-
-@pytest.mark.slow
-def test_the_main_job_at_its_full_length(tmp_path):
-    run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=2)
-    list(runs.train_all(run))
-    found = gradients.read(run.folder)
-    assert found.warnings == [] and len(found.trainings) == 10

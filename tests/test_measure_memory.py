@@ -17,14 +17,13 @@ from qnnkit.settings import Settings
 from tests.toys import refused
 
 TINY = {"batch_size": 2, "optimizer": "adamw"}
-SHAPES = {"small": (64, 2, 4, 4, 172, 500)}
+SMALL = (64, 2, 4, 4, 172, 500)  # hidden, layers, heads (twice), inner, vocabulary
 
 
 @pytest.fixture(scope="module", autouse=True)
 def shapes():
     with pytest.MonkeyPatch.context() as patch:
-        for name, shape in SHAPES.items():
-            patch.setitem(importlib.import_module("qnnkit.models.causal_lm").LLAMA, name, shape)
+        patch.setitem(importlib.import_module("qnnkit.models.causal_lm").LLAMA, "small", SMALL)
         yield
 
 
@@ -66,22 +65,24 @@ def measured_peak(workload):
     return ledger.peak.total()
 
 
+CHECKPOINTED = {"batch_size": 8, "gradient_checkpointing": True}
+
+
 @pytest.mark.parametrize(
-    ("workload", "change"),
+    ("workload", "change", "more"),
     [
-        (digits, {"batch_size": 64}),
-        (llama, {"batch_size": 4, "micro_batch": 2}),
-        (llama, {"precision": "bfloat16"}),
-        (llama, {"optimizer": "sgd"}),
-        (llama, {"lora_rank": 4}),
-        (clip, {}),
-        (clip, {"precision": "bfloat16", "optimizer": "sgd", "lora_rank": 4}),
+        (digits, {"batch_size": 64}, 1.02),
+        (llama, {"batch_size": 4, "micro_batch": 2}, 1.02),
+        (llama, {"precision": "bfloat16"}, 1.02),
+        (llama, {"optimizer": "sgd"}, 1.02),
+        (clip, {"precision": "bfloat16", "optimizer": "sgd", "lora_rank": 4}, 1.02),
+        (llama, CHECKPOINTED, 1.2),  # fake tensors of a part that is computed again are freed a little later
+        (clip, CHECKPOINTED, 1.2),
     ],
-    ids=lambda value: getattr(value, "__name__", None) or ", ".join(value) or "plain",
 )
-def test_a_traced_step_holds_what_a_real_one_does(workload, change):
+def test_a_traced_step_holds_what_a_real_one_does(workload, change, more):
     real = measured_peak(workload().change(**change))
-    assert sum(seen(workload, **change).memory.values()) == pytest.approx(real, rel=0.02)
+    assert 0.98 < sum(seen(workload, **change).memory.values()) / real < more
 
 
 def test_a_net_of_ones_own_that_counts_in_its_task():
@@ -112,18 +113,6 @@ def test_a_net_of_ones_own_that_counts_in_its_task():
         trace(unknown)
 
 
-def test_an_epoch_has_no_more_samples_than_there_are():
-    assert [len(batch[0]) for batch in digits().of_samples(36).loader(9)] == [32, 4]
-
-
-def test_with_checkpointing_it_holds_no_less():
-    """Fake tensors of a part that is computed again are freed a little later than real ones."""
-    for workload in (llama, clip):
-        change = {"batch_size": 8, "gradient_checkpointing": True}
-        real = measured_peak(workload().change(**change))
-        assert 0.98 < sum(seen(workload, **change).memory.values()) / real < 1.2
-
-
 def test_torchs_own_tracker_agrees():
     """MemTracker, by its public names, on a step without frozen weights, which it refuses."""
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -149,18 +138,9 @@ def test_parts_are_what_they_are_called():
     assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
     sgd = seen(llama, optimizer="sgd")
     assert sgd.memory["optimizer"] == pytest.approx(weights, rel=0.01), "momentum alone"
-
-
-def test_circuits_have_a_part_of_their_own():
     few, many = (seen(digits, batch_size=n).memory["quantum states"] for n in (64, 512))
     assert 7 < many / few < 9, "eight times the circuits"
     assert many > 512 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
-
-
-def test_checkpointing_saves_memory_for_work():
-    usual, again = seen(llama, batch_size=8), seen(llama, batch_size=8, gradient_checkpointing=True)
-    assert again.memory["activations"] < 0.7 * usual.memory["activations"]
-    assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
 
 
 def test_work_grows_with_the_batch_and_with_its_pieces():
@@ -172,9 +152,9 @@ def test_work_grows_with_the_batch_and_with_its_pieces():
     assert three.flops == pytest.approx(3 * one.flops) and 2 * one.bytes < three.bytes < 3 * one.bytes
     tokens, n = 2 * 32, first.n_weights
     assert 0.5 < one.flops / (6 * tokens * n) < 1.5, "Kaplan et al. (2020), arXiv:2001.08361"
-
-
-def test_the_whole_batch_is_there_and_the_activations_of_a_piece():
+    usual, again = seen(llama, batch_size=8), seen(llama, **CHECKPOINTED)
+    assert again.memory["activations"] < 0.7 * usual.memory["activations"]
+    assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
     four, six = (seen(llama, batch_size=n, micro_batch=2).memory["activations"] for n in (4, 6))
     assert six - four == sum(tensor.nbytes for tensor in llama().batch(2).values())
 
@@ -194,21 +174,19 @@ def test_what_is_large_is_traced_without_memory():
     assert adapters < 1e-3 * found.n_weights and found.memory["optimizer"] < 2**25
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("sgd", 1)])
+@pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 4), ("sgd", 2)])
 def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
     """Where little else is held, that is the peak: what is told of it is what is traced."""
     workload = llama(sequence_length=4, optimizer=optimizer, weight_decay=0.01)
     usual, together = trace(workload), trace(workload, foreach=True)
-    assert together.work.operations < usual.work.operations or optimizer == "sgd"
     assert usual.at_update == pytest.approx(sum(together.memory.values()), rel=0.01)
-    held = usual.memory["weights"] + 4 * usual.n_weights * (copies + (1 if optimizer == "sgd" else 2))
-    assert usual.at_update == pytest.approx(held, rel=0.01)
+    assert usual.at_update == pytest.approx(usual.memory["weights"] + 4 * copies * usual.n_weights, rel=0.01)
 
 
 def test_attention_is_work_too():
     """Its products grow with the square of the length, the others with the length."""
     short, long = (seen(llama, sequence_length=n).work.flops for n in (32, 512))
-    hidden, n_layers, *_ = SHAPES["small"]
+    hidden, n_layers, *_ = SMALL
     per_pair = 14 * hidden * n_layers  # two products forward, five backward: 2 operations each
     extra = 2 * (512**2 - 16 * 32**2)  # tokens squared, two samples
     assert long - 16 * short == pytest.approx(per_pair * extra, rel=0.01)
@@ -224,16 +202,3 @@ def test_what_is_computed_once_stays_in_memory():
     assert frozen.of_samples(10 * frozen.n_samples).data_bytes == 10 * frozen.data_bytes
     assert any("computed once" in note for note in frozen.notes)
     assert not trace(frozen).memory.get("quantum states"), "circuits do not run in training"
-
-
-def test_a_ledger_forgets_what_is_freed():
-    ledger = Ledger()
-    with ledger:
-        first = torch.ones(1000)
-        second = first * 2
-        del first
-        third = second + 1
-        assert sum(ledger.live.values()) == second.nbytes + third.nbytes
-        _ = third.view(10, 100).T  # views hold nothing of their own
-        third.add_(1)
-    assert ledger.peak.total() == 8000 and ledger.work.operations == 4

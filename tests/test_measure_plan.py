@@ -71,11 +71,9 @@ def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
     config = workload.training
     model = workload.build(config, False)
     loaders = {split: workload.loader(1) for split in ("train", "validation")}
-    groups = workload.groups(model, config)
-    train.fit(model, workload.task, loaders, config, groups=groups, folder=tmp_path)
+    train.fit(model, workload.task, loaders, config, groups=workload.groups(model, config), folder=tmp_path)
     sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
-    found = measure.predict(workload, measured=False)
-    more = 2**16  # names and random states
+    found, more = measure.predict(workload, measured=False), 2**16  # names and random states
     assert found.checkpoint < max(sizes) < found.checkpoint + more and found.checkpoint > 5 * more
     assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < found.disk + 3 * more
 
@@ -88,8 +86,6 @@ def test_predictions_add_up(digits, monkeypatch):
     assert found.seconds and found.seconds > 0 and found.spread >= 1 and "scaled" not in found.notes[-1]
     each = found.n_samples / workload.training.batch_size
     assert found.seconds_per_epoch == pytest.approx(each * found.seconds)
-    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert plain["training"]["batch_size"] == 32 and plain["peak"] == found.peak
     monkeypatch.setattr(train, "fit", None)  # nothing is run where only memory is asked
     again = measure.predict(workload, measured=False)
     assert again.seconds is None and again.seconds_per_epoch is None and again.held == found.held
@@ -116,16 +112,6 @@ def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
         told = f"with {size} samples at a time, and scaled up"
         assert (found.seconds is None) == (size == 0)
         assert any(told in note for note in found.notes) == (size == 2)
-
-
-def test_four_bits_are_for_frozen_weights_alone(monkeypatch):
-    frozen, trained = llama(lora_rank=4), llama()
-    kind = type(frozen.training)
-    monkeypatch.setattr(kind, "of_kit", lambda self, name, default=None: name == "four_bit" or default)
-    saved, nothing = (measure.predict(each, measured=False) for each in (frozen, trained))
-    hidden, n_layers, *_, inner, _ = SMALL
-    linear = n_layers * hidden * (4 * hidden + 3 * inner)  # embedding, norms and head stay
-    assert saved.less_on_cuda == round(3.484 * linear) and nothing.less_on_cuda == 0
 
 
 # --- a plan ------------------------------------------------------------------------------------------------
@@ -290,8 +276,7 @@ def test_a_mac_takes_whichever_of_its_processors_is_quicker():
 def test_what_a_training_may_use_here_is_what_is_free(monkeypatch):
     found = platforms.this_machine(torch.device("cpu"))
     total, available = device.machine.memory()
-    assert available * 0.5 < found.usable <= total
-    assert (found.name, found.kind, found.price_per_hour) == (HERE, "cpu", 0.0)
+    assert available * 0.5 < found.usable <= total and (found.name, found.price_per_hour) == (HERE, 0.0)
     assert platforms.this_machine(torch.device("cpu"), 0.7).price_per_hour == 0.7
     monkeypatch.setattr(device.machine, "memory", lambda: (16 * GB, 15 * GB))
     assert platforms.this_machine(torch.device("mps")).usable == int(2 / 3 * 16 * GB), "as macOS allows"
@@ -332,7 +317,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other(home):
     assert (mine.machines["T4"].price_per_hour, tflops.float32, tflops.float16) == (3, 8.1, 40)
     assert mine.machines["L4"] == own.machines["L4"]
     (home / "other.yaml").write_text("machines: {T4: {price_per_hour: 9}}")
-    assert "Ours" not in platforms.load("other.yaml").machines  # a relative path is meant from the workspace
+    assert "Ours" not in platforms.load("other.yaml").machines  # a path is meant from the workspace
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 
 from qnnkit import gradients, runs, train, workspace
-from qnnkit.checkpoint import Store
 from qnnkit.gradients import Watch
 from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
 from qnnkit.settings import Settings
@@ -55,103 +53,77 @@ def series_of(training: gradients.Training, owner: str):
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_every_number_by_hand(clip):
     """Gradients as backward leaves them, weights before and after a step of plain gradient descent."""
-    rate, model, observed = 0.5, net(), []
-    made = groups(model, rate, clip_norm=clip)
-    watch = Watch(model, made, per_epoch=8)
-    optimizer = torch.optim.SGD([{"params": list(group.parameters)} for group in made], lr=rate)
-    loaders = data()
-    loaders["train"].set_epoch(0)
-
-    def copies(what, tensors):
-        return {f"{what} {name}": each.detach().clone() for name, each in tensors}
-
-    for number, batch in enumerate(loaders["train"]):
+    model, seen, loader = net(), [], data()["train"]
+    made = groups(model, 0.5, clip_norm=clip)
+    watch, optimizer = Watch(model, made, per_epoch=8), torch.optim.SGD(model.parameters(), lr=0.5)
+    loader.set_epoch(0)
+    for number, batch in enumerate(loader):
         optimizer.zero_grad()
         TASK(model, batch).loss.backward()
-        wanted = watch.wants(1, number, 12)
-        if wanted:
+        named = dict(model.named_parameters())
+        step = {name: [weight.grad.clone(), weight.detach().clone()] for name, weight in named.items()}
+        if wanted := watch.wants(1, number, 12):
             watch.before()
-            step = copies("gradient", ((name, weight.grad) for name, weight in model.named_parameters()))
-            step |= copies("before", model.named_parameters())
         for group in made:
             nn.utils.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
         optimizer.step()
         if wanted:
             watch.after(number + 1)
-            observed.append(step | copies("after", model.named_parameters()))
+            seen.append({name: [*step[name], weight.detach().clone()] for name, weight in named.items()})
     found = of([watch.end(1, 12)])
-    assert found.steps(1) == [2, 3, 5, 6, 8, 9, 11, 12]
-    owners = {"first": ["first.weight", "first.bias"], "last": ["last.weight", "last.bias"]}
+    assert found.steps(1) == [2, 3, 5, 6, 8, 9, 11, 12] and found.quantum_layers == ["circuit"]
+
+    def flat(names, which):  # 0: gradients, 1: weights before, 2: weights after; of shape (steps, entries)
+        rows = [torch.cat([step[name][which].flatten() for name in names]) for step in seen]
+        return torch.stack(rows).double().numpy()
+
+    def norm(values):
+        return np.linalg.norm(values, axis=1)
+
+    owners = {each: [f"{each}.weight", f"{each}.bias"] for each in ("first", "last")}
     owners |= {"circuit": ["circuit.weights"], "classical": [*owners["first"], *owners["last"]]}
-
-    def flat(step, what, names):
-        return torch.cat([step[f"{what} {name}"].flatten() for name in names]).double()
-
-    whole = [flat(step, "gradient", [*owners["classical"], *owners["circuit"]]) for step in observed]
+    whole = norm(flat(named, 0))
     for owner, names in owners.items():
-        series = series_of(found, owner)
-        each = [flat(step, "gradient", names) for step in observed]
-        moved = [flat(step, "after", names) - flat(step, "before", names) for step in observed]
-        lengths = [flat(step, "before", names).norm() for step in observed]
-        assert set(series["n_weights"]) == {each[0].numel()}
-        expected = {
-            "norm": [g.norm() for g in each],
-            "mean": [g.abs().mean() for g in each],
-            "share": [(g.norm() / all_.norm()) ** 2 for g, all_ in zip(each, whole, strict=True)],
-            "ratio": [m.norm() / length for m, length in zip(moved, lengths, strict=True)],
-        }
+        series, (gradient, before, after) = series_of(found, owner), (flat(names, i) for i in range(3))
+        assert set(series["n_weights"]) == {gradient.shape[1]}
+        expected = {"norm": norm(gradient), "mean": abs(gradient).mean(axis=1)}
+        expected |= {"share": (norm(gradient) / whole) ** 2, "ratio": norm(after - before) / norm(before)}
         for what, values in expected.items():
-            assert series[what].tolist() == pytest.approx(list(map(float, values)), rel=ROUNDING), what
-        stacked = torch.stack(each).numpy()
-        noise = signal_to_noise(stacked @ stacked.T)
-        shown = series[["snr", "snr_low", "snr_high"]].to_numpy()[0]
-        assert shown.tolist() == pytest.approx(noise.tolist(), rel=10 * ROUNDING, abs=1e-3, nan_ok=True)
-    gradient = torch.stack([flat(step, "gradient", owners["circuit"]) for step in observed])
-    names = gradients.weight_names(model.circuit)
-    kept = found.gradient("circuit", 1, names)
-    assert kept.columns.tolist() == names and kept.to_numpy() == pytest.approx(
-        gradient.numpy(), rel=ROUNDING, abs=1e-7
-    )
+            assert series[what].tolist() == pytest.approx(values.tolist(), rel=ROUNDING), what
+        noise = signal_to_noise(gradient @ gradient.T).tolist()
+        shown = series[["snr", "snr_low", "snr_high"]].iloc[0].tolist()
+        assert shown == pytest.approx(noise, rel=10 * ROUNDING, abs=1e-3, nan_ok=True)
+    gradient, before, after = (flat(owners["circuit"], i) for i in range(3))
+    kept = found.gradient("circuit", 1, gradients.weight_names(model.circuit))
+    assert kept.columns.tolist() == gradients.weight_names(model.circuit)
+    assert kept.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
+    turn = np.sqrt(((after - before) ** 2).mean(axis=1)).tolist()
+    assert watch.rows[0]["layers"][0]["step"] == pytest.approx(turn, rel=ROUNDING)
     quantum = series_of(found, "quantum")
     if clip:
         assert set(quantum["clip_norm"]) == {clip} and quantum["norm"].max() > clip
         assert quantum["clipped"].tolist() == (quantum["norm"] > clip).tolist()
     else:
         assert quantum[["clip_norm", "clipped"]].isna().all(axis=None)
-    assert found.quantum_layers == ["circuit"]
-    assert watch.rows[0]["layers"][0]["step"] == pytest.approx(
-        [
-            float((s["after circuit.weights"] - s["before circuit.weights"]).square().mean().sqrt())
-            for s in observed
-        ],
-        rel=ROUNDING,
-    )
 
 
 def test_large_parameters_are_sketched():
     """Norms stay exact; means, and what updates are to weights, are met on average."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(200, 300, bias=False), nn.Linear(300, 3))
-    watch = Watch(model, [train.Group("classical", list(model.parameters()), 0.1)], per_epoch=4)
+    model = torch.nn.utils.skip_init(nn.Linear, 200, 300, bias=False)
     generator = torch.Generator().manual_seed(1)
-    for step in range(4):
-        for weight in model.parameters():
-            weight.grad = torch.randn(weight.shape, generator=generator)
-        watch.before()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight -= 0.1 * weight.grad
-        watch.after(step + 1)
-    exact = [float(weight.grad.norm()) for weight in model.parameters()]
-    row = watch.end(1, 4)
-    assert row["layers"][0]["norm"][-1] == pytest.approx(exact[0], rel=DIGITS)
-    assert row["layers"][1]["norm"][-1] == pytest.approx(math.hypot(*exact[1:]), rel=DIGITS)
-    assert row["layers"][0]["mean"] == pytest.approx([math.sqrt(2 / math.pi)] * 4, rel=0.25)
-    assert "gradient" not in row["layers"][0] and row["layers"][0]["n_weights"] == 60_000
-    assert row["layers"][0]["ratio"][0] == pytest.approx(
-        0.1 * exact[0] / (200 * 300 / 3 / 200) ** 0.5, rel=0.3
-    )  # nn.Linear draws weights between -1 and 1 by sqrt(200)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(300, 200, generator=generator))
+    watch = Watch(model, [train.Group("classical", list(model.parameters()), 0.1)], per_epoch=4)
+    model.weight.grad = torch.randn(300, 200, generator=generator)
+    watch.before()
+    with torch.no_grad():
+        model.weight -= 0.1 * model.weight.grad
+    watch.after(1)
+    [row] = watch.end(1, 4)["layers"]
+    assert row["norm"] == pytest.approx([float(model.weight.grad.norm())], rel=DIGITS)
+    assert row["mean"] == pytest.approx([math.sqrt(2 / math.pi)], rel=0.25)
+    assert row["ratio"] == pytest.approx([0.1], rel=0.3)
+    assert "gradient" not in row and row["n_weights"] == 60_000
 
 
 @pytest.mark.parametrize("steps", [8, 16])
@@ -197,19 +169,6 @@ def test_places_of_a_circuit_with_more_weights_than_are_kept():
     assert np.isfinite(every[:, ::4]).all() and np.isnan(every).sum() == 0.75 * every.size
 
 
-def test_parameters_without_entries_are_left_out_and_a_batch_in_pieces_is_one_step():
-    model, empty = net(), [nn.Parameter(torch.zeros(0, 3)) for _ in range(3)]
-    made = groups(model)
-    four = list(made[1].parameters)
-    made[1] = train.Group("classical", [empty[0], *four[:2], empty[1], *four[2:], empty[2]], 0.01)
-    watch = Watch(model, made, per_epoch=4)
-    config = Settings(epochs=1, optimizer="sgd", schedule="constant")
-    train.fit(model, TASK, data(), config, groups=made, watch=watch)
-    assert watch.rows == trained(net(), per_epoch=4, epochs=1)
-    [pieces] = trained(net(), per_epoch=4, epochs=1, micro_batch=2)
-    assert all(pieces[what] == watch.rows[0][what] for what in ("steps", "updates"))
-
-
 # --- the loop ----------------------------------------------------------------------------------------------
 
 
@@ -219,64 +178,41 @@ def test_looking_on_changes_nothing():
     train.fit(alone, TASK, data(), config, groups=groups(alone, clip_norm=0.05))
     trained(seen, clip=0.05)
     assert all(map(torch.equal, alone.parameters(), seen.parameters()))
+    pieces, whole = (trained(net(), epochs=1, micro_batch=size)[0] for size in (2, None))
+    assert all(pieces[what] == whole[what] for what in ("steps", "updates"))
 
 
-@contextlib.contextmanager
-def scaled(monkeypatch, scale: float):
-    """Training under torch's own gradient scaler, as float16 on CUDA has it."""
-    real, seen = torch.amp.GradScaler, []
+class Breaks(Classification):
+    """At one of its calls it stops, or has a loss that overflows."""
 
-    def scaler(kind, enabled):
-        seen.append(real(kind, init_scale=scale, growth_interval=10**6))
-        return seen[-1]
+    def __init__(self, at: int, stops: bool = True):
+        super().__init__()
+        self.at, self.stops, self.calls = at, stops, 0
 
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.amp, "GradScaler", scaler)
-        yield seen
+    def __call__(self, model, batch):
+        self.calls += 1
+        if self.calls == self.at and self.stops:
+            raise KeyboardInterrupt
+        step = super().__call__(model, batch)
+        return type(step)(step.loss * (1e38 if self.calls == self.at else 1), step.sums, step.count)
 
 
 def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
-    plain = trained(net(), clip=0.05)
-    with scaled(monkeypatch, 2.0**10) as scalers:
-        under = trained(net(), clip=0.05)
-    assert scalers[0].get_scale() == 2**10
+    """As float16 on CUDA has it; a step that it skips has no statistics."""
+    plain, real = trained(net(), clip=0.05), torch.amp.GradScaler
+    scaler = lambda kind, enabled: real(kind, init_scale=2.0**10, growth_interval=10**6)  # noqa: E731
+    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
+    under = trained(net(), clip=0.05)
     for kind in ("layers", "groups"):
         for one, other in zip(plain[-1][kind], under[-1][kind], strict=True):
             for what in ("norm", "mean", "share", "ratio"):
                 assert other[what] == pytest.approx(one[what], rel=ROUNDING), (kind, what)
     assert of(under).frame()["clipped"].sum() == of(plain).frame()["clipped"].sum() > 0
-
-
-def test_a_step_that_a_scaler_skips_is_not_told(monkeypatch):
-    class Overflows(Classification):
-        calls = 0
-
-        def __call__(self, model, batch):
-            step = super().__call__(model, batch)
-            self.calls += model.training
-            factor = 1e38 if self.calls == 5 and model.training else 1.0
-            return type(step)(step.loss * factor, step.sums, step.count)
-
-    with scaled(monkeypatch, 2.0**20):
-        rows = trained(net(), epochs=1, task=Overflows())
-    assert rows[0]["steps"] == [1, 2, 3, 4, *range(6, 13)]
+    [row] = trained(net(), epochs=1, task=Breaks(5, stops=False))
+    assert row["steps"] == [1, 2, 3, 4, *range(6, 13)]
 
 
 # --- killed and resumed ------------------------------------------------------------------------------------
-
-
-class Stops(Classification):
-    """Breaks off at one of its calls."""
-
-    def __init__(self, at: int):
-        super().__init__()
-        self.at, self.calls = at, 0
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        if self.calls == self.at:
-            raise KeyboardInterrupt
-        return super().__call__(model, batch)
 
 
 # 12 batches and a validation batch an epoch.
@@ -285,26 +221,9 @@ def test_killed_and_resumed_tells_the_same(tmp_path, at, per_epoch):
     settings = {"per_epoch": per_epoch, "save_every_steps": 1, "optimizer": "adam"}
     straight = trained(net(), **settings)
     with pytest.raises(KeyboardInterrupt):
-        trained(net(), folder=tmp_path, task=Stops(at), **settings)
+        trained(net(), folder=tmp_path, task=Breaks(at), **settings)
     resumed = trained(net(), folder=tmp_path, **settings)
     assert resumed == straight[-len(resumed) :] and len(resumed) == (2 if at <= 13 else 1)
-
-
-def test_observations_of_other_weights_in_a_checkpoint_are_left_out(tmp_path, monkeypatch):
-    save = Store.save
-
-    def changed(self, state, **named):
-        if state["part"]:
-            state["part"]["watched"]["values"] = torch.zeros(7, 3)
-        save(self, state, **named)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Store, "save", changed)
-        trained(net(), folder=tmp_path, task=Stops(9), save_every_steps=1)
-    rows = trained(net(), folder=tmp_path, save_every_steps=1)
-    first = rows[0]["steps"][0]
-    assert 1 < first < 10 and rows[0]["steps"] == [*range(first, 13)]
-    assert rows[1]["steps"] == [*range(13, 25)]
 
 
 # --- what is read back -------------------------------------------------------------------------------------
@@ -357,40 +276,25 @@ def test_rows_become_arrays_and_the_last_of_an_epoch_counts():
     "damage",
     [
         lambda row: row.pop("updates"),
-        lambda row: row["layers"][0].pop("norm"),
-        lambda row: row["groups"][0].pop("group"),
         lambda row: row["layers"][0]["share"].pop(),
-        lambda row: row.update(layers=None),
         lambda row: row.update(groups=["quantum"]),
     ],
 )
-def test_rows_that_lack_what_is_read_count_as_damaged(damage):
-    rows = rows_of("hybrid", 0, [1, 2, 3])
+def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(tmp_path, damage):
+    rows, path = rows_of("hybrid", 0, [1, 2, 3]), tmp_path / "gradients.jsonl"
     damage(rows[1])
-    found = gradients.history(rows)
-    assert found.damaged == 1 and found["hybrid", 0].epochs == [1, 3]
-
-
-@pytest.mark.parametrize("rows", [[], [{"event": "plateau", "epoch": 1}], [{"event": "epoch"}]])
-def test_a_run_without_gradients(tmp_path, rows):
-    with refused("rows"):
-        gradients.history(rows)
-    with refused("path", FileNotFoundError):
-        gradients.read(tmp_path)
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_damaged_lines_are_left_out_and_counted(tmp_path, half):
-    path = tmp_path / "gradients.jsonl"
-    for row in rows_of("hybrid", 0, [1, 2, 3]):
+    for row in rows:
         workspace.append_line(path, row)
-    lines = path.read_bytes().splitlines(keepends=True)
-    content = lines[0] + lines[1][:50] + b"\n" + lines[2] + lines[1][: 70 * half]
+    content = path.read_bytes() + path.read_bytes()[:50]
     path.write_bytes(content)
-    found = gradients.read(tmp_path)
-    assert found.damaged == 1 + half and found["hybrid", 0].epochs == [1, 3]
-    assert path.read_bytes() == content
-    assert gradients.read(path)["hybrid", 0].epochs == [1, 3]
+    for place in (path, tmp_path):
+        found = gradients.read(place)
+        assert found.damaged == 2 and found["hybrid", 0].epochs == [1, 3] and path.read_bytes() == content
+    with refused("path", FileNotFoundError):
+        gradients.read(tmp_path / "elsewhere")
+    for none in ([], [{"event": "plateau", "epoch": 1}], [{"event": "epoch"}]):
+        with refused("rows"):
+            gradients.history(none)
 
 
 def test_a_file_of_an_earlier_version_is_read():
@@ -425,8 +329,6 @@ def test_the_main_job_is_told_nothing_wrong(tmp_path):
     }
     hybrid = found["hybrid", 0]
     assert hybrid.epochs == [1, 2] and len(hybrid.steps(2)) == 16
-    assert hybrid.steps(2)[-1] == 2 * hybrid.rows[-1]["updates"]
-    assert np.isfinite(hybrid.gradient("quanv.filters.0", 2, range(24)).to_numpy()).all()
     norms = run.epochs().query("net == 'hybrid'")["gradient_norm_quantum"].tolist()  # of all steps
     seen = series_of(hybrid, "quantum")["norm"].to_numpy()[2:].reshape(2, 16).mean(1)
     assert seen.tolist() == pytest.approx(norms, rel=0.5)
