@@ -109,7 +109,7 @@ def _read(place: places.Place, name: str, composer: str) -> list[Piece]:
     content = place.read(name)
     if name.lower().endswith(MIDI):
         return [Piece(composer, name.rpartition("/")[2].rpartition(".")[0], of_midi(content))]
-    text = places.unpacked(content) if name.lower().endswith(".gz") else content
+    text = places.gunzipped(content) if name.lower().endswith(".gz") else content
     try:
         content = json.loads(text, object_pairs_hook=without_duplicates)
         parts = TypeAdapter(dict[str, list]).validate_python(content)
