@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import http.server
 import re
@@ -75,6 +76,7 @@ def files(server, monkeypatch) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("cut", "IncompleteRead"), ("wrong", "does not match"), ("no", "404")],
@@ -88,6 +90,8 @@ def test_what_does_not_come_whole_is_refused_and_leaves_nothing(server, files, s
         load("mnist", download=True)
     assert reason in str(told.value) and str(store / "mnist" / first) in str(told.value)
     assert not [*store.glob("mnist/*")]
+    del told
+    gc.collect()
     server.files[first] = files[first]
     assert len(load("mnist", download=True).test) == 40
 
@@ -116,17 +120,12 @@ def test_a_dataset_is_fetched_only_when_asked(server, files, tmp_path, store, mo
     assert len(list((tmp_path / "home" / "datasets" / "mnist").iterdir())) == 4
 
 
-@pytest.mark.parametrize(("name", "n_files"), [("none.zip", 0), ("part.tar", 3), ("whole.zip", 4)])
-def test_a_download_does_not_fill_an_archive(tmp_path, name, n_files):
-    files = list(idx_files(suffix=".gz").items())[:n_files]
-    if n_files:
-        archive(tmp_path / name, dict(files))
-    if n_files == 4:
-        assert len(load("mnist", root=tmp_path / name, download=True).test) == 40  # nothing is missing
-        return
-    with toys.refused("root", FileNotFoundError) as told:
-        load("mnist", root=tmp_path / name, download=True)
-    assert "set download to true" not in str(told.value) and (tmp_path / name).exists() == bool(n_files)
+def test_a_download_does_not_fill_an_archive(tmp_path):
+    archive(tmp_path / "part.tar", dict([*idx_files(suffix=".gz").items()][:3]))
+    for name in ("none.zip", "part.tar"):
+        with toys.refused("root", FileNotFoundError):
+            load("mnist", root=tmp_path / name, download=True)
+    assert not (tmp_path / "none.zip").exists()
 
 
 def test_an_archive_at_an_address(server, tmp_path, store):
@@ -134,7 +133,7 @@ def test_an_archive_at_an_address(server, tmp_path, store):
     first = load("mnist", root=f"{server.url}data/all.zip")
     assert load("mnist", root=f"{server.url}data/all.zip").fingerprint() == first.fingerprint()
     assert server.asked == ["data/all.zip"] * 3  # what is said of it, twice; all of it, once
-    with pytest.raises(OSError, match=r"Argument `root` must be within reach.*\(404 Client Error"):
+    with pytest.raises(OSError, match=r"Argument `root` must be within reach.*404 Client Error"):
         load("mnist", root=f"{server.url}data/none.zip")
 
 
@@ -153,7 +152,7 @@ def test_a_file_that_changed_at_its_address_is_copied_again(server):
 
 def test_checksums_are_of_the_length_of_their_kind():
     for entry in public.PUBLIC.values():
-        assert set(entry) == {"page", "address", "files", "needs"}
+        assert set(entry) == {"page", "address", "files", "classes", "needs"}
         assert re.fullmatch("https://.*/", entry["address"])
         for checksum in entry["files"].values():
             kind, _, told = checksum.partition(":")
@@ -175,9 +174,3 @@ def test_a_copy_that_breaks_off_is_not_taken_for_whole(server, tmp_path, store):
         load("mnist", root=f"{server.url}all.zip")
     assert not [*store.glob("copies/*/all.zip")] and not [*store.glob("copies/.*")]
     assert len(load("mnist", root=f"{server.url}all.zip").test) == 40
-
-
-def test_a_page_of_the_web_is_no_dataset(server):
-    with toys.refused("root"):
-        load("class_folder", root=f"{server.url}images/")
-    assert server.asked == []

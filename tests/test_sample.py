@@ -126,6 +126,6 @@ def test_classes_with_fewer_files_are_said(tmp_path):
     record = json.loads((tmp_path / "some" / "sample.json").read_text())
     every = dict.fromkeys(("10", "a", "b"), 12)
     assert record["counts"] == {"train": every | {"a": 11}, "validation": every, "test": every}
-    told = "Classes with fewer files than were asked for: a in train/ (11 of 12)."
+    told = "Classes with fewer files than were asked for: a of train (11 of 12)."
     assert record["notes"] == [told] and told in done.output and record["per_class"] == 12
     assert len(load("class_folder", root=tmp_path / "some").train) == 35

@@ -9,7 +9,6 @@ from typing import Any
 
 from qnnkit import checks
 from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
-from qnnkit.data.cache import uncached
 from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.folders import class_folder, flat_folder, sample_files
 from qnnkit.data.hub import hub_images
@@ -98,5 +97,5 @@ def _options(name: str) -> set[str]:
 __all__ = [
     "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
     "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "fashion_mnist", "flat_folder",
-    "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files", "takes", "text", "uncached",
+    "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files", "takes", "text",
 ]  # fmt: skip

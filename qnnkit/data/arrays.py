@@ -35,7 +35,7 @@ def digits(**options: Any) -> ImageSplits:
 
     levels, labels = map(np.asarray, load_digits(return_X_y=True))
     pixels = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)  # (1797, 64) -> (1797, 8, 8)
-    return split_arrays("digits", {"any": (pixels, labels)}, tuple("0123456789"), prefix="digits/", **options)
+    return split_arrays("digits", {"any": (pixels, labels)}, tuple("0123456789"), "digits/", **options)
 
 
 def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -57,9 +57,8 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
         ValueError: It is damaged, or what is in it does not fit together.
     """
     sides, classes, notes = from_file(local(root))
-    images = [pixels(each) for each, _ in sides.values()]
-    names, labels = numbered([each for _, each in sides.values()], classes)
-    parts = dict(zip(sides, zip(images, labels, strict=True), strict=True))
+    names, labels = numbered([y for _, y in sides.values()], classes)
+    parts = {side: (pixels(x), y) for (side, (x, _)), y in zip(sides.items(), labels, strict=True)}
     parts = parts if len(parts) > 1 else {"any": next(iter(parts.values()))}
     return split_arrays("npz", parts, names, notes=notes, **options)
 
@@ -80,23 +79,22 @@ def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if sum(info.file_size for info in file.zip.infolist()) > MAX_BYTES:
                 raise ValueError("it unpacks to more than 4 GiB")
-            arrays = {name: np.asarray(file[name]) for name in file.files}
+            arrays = dict(file)
     except Exception as error:  # a damaged file makes NumPy raise almost anything
         step = f"It cannot be read ({words.first_line(error)}): save it again with np.savez, without objects."
         raise refusal("be a whole .npz file", str(path), step) from None
     classes, names = arrays.pop("classes", None), {side: {} for side in SPLITS}
     for name in arrays:
-        said = name.lower().split("_")
-        side = next((SIDES[each] for each in said if each in SIDES), "train")
-        names[side].setdefault(NAMES.get("_".join(each for each in said if each not in SIDES)), name)
-    pairs = {side: (each[0], each[1]) for side, each in names.items() if {0, 1} <= {*each}}
+        parts = name.lower().split("_")
+        side = next((SIDES[each] for each in parts if each in SIDES), "train")
+        names[side].setdefault(NAMES.get("_".join(each for each in parts if each not in SIDES)), name)
+    pairs = {side: (arrays[each[0]], arrays[each[1]]) for side, each in names.items() if {0, 1} <= {*each}}
     if not pairs:
         step = "Name the arrays images and labels (and test_images and test_labels)."
-        shapes = {name: array.shape for name, array in arrays.items()}
-        raise refusal("hold arrays of images and labels", shapes, step)
-    used = {name for pair in pairs.values() for name in pair}
+        raise refusal("hold arrays of images and labels", [*arrays], step)
+    used = [names[side][kind] for side in pairs for kind in (0, 1)]
     notes = left_out({"arrays of other names": [name for name in arrays if name not in used]})
-    return {side: (arrays[x], arrays[y]) for side, (x, y) in pairs.items()}, classes, notes
+    return pairs, classes, notes
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
@@ -105,21 +103,15 @@ def pixels(images: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: They have another shape, or values out of range.
     """
-    given = images
-    if images.ndim == 4 and images.shape[3] not in (1, 3):
+    shape, highest = images.shape, 1 if images.dtype.kind in "bf" else 255
+    if images.ndim == 4 and shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    highest = 1 if images.dtype.kind in "bf" else 255
-    fits = (
-        images.ndim in (3, 4)
-        and images.shape[3:] in ((), (3,))
-        and images.size
-        and images.dtype.kind in "biuf"
-    )
+    fits = images.size and images.dtype.kind in "biuf" and images.shape[3:] in ((), (3,)) and images.ndim > 2
     if not fits or not (images.min() >= 0 and images.max() <= highest):
         rule = "hold images of shape (n, height, width[, 3]), of whole numbers in 0..255 or real ones in 0..1"
-        raise refusal(rule, f"{given.dtype} of shape {given.shape}", "Reshape and rescale them first.")
+        raise refusal(rule, f"{images.dtype} of shape {shape}", "Reshape and rescale them first.")
     return np.rint(images * np.float32(255)).astype(np.uint8) if highest == 1 else images.astype(np.uint8)
 
 
@@ -133,6 +125,8 @@ def numbered(labels: Sequence[np.ndarray], classes: Any) -> tuple[tuple[str, ...
     Raises:
         ValueError: The labels have another shape or kind, or one is of no class.
     """
+    import pandas as pd
+
     labels = [each[:, 0] if each.shape[1:] == (1,) else each for each in labels]
     if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
         forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
@@ -145,13 +139,11 @@ def numbered(labels: Sequence[np.ndarray], classes: Any) -> tuple[tuple[str, ...
     if len(names) == 0 or len({*names}) < len(names):
         step = 'Give a list such as ["cat", "dog"].'
         raise ValueError(checks.message("classes", "be a list of different names", classes, step))
-    is_wrong = ~np.isin(occurring, known) | (occurring < 0 if occurring.dtype.kind == "i" else False)
-    if is_wrong.any():
+    negative = occurring[:0] if occurring.dtype.kind == "U" else occurring[occurring < 0]
+    if len(wrong := np.union1d(np.setdiff1d(occurring, known), negative)):
         step = "Correct these labels, or leave their samples out."
-        rule = "hold labels of 0 or above that classes name"
-        raise refusal(rule, first([*map(str, occurring[is_wrong])]), step)
-    order = np.argsort(known)
-    return tuple(names), [order[np.searchsorted(known, each, sorter=order)] for each in labels]
+        raise refusal("hold labels of 0 or above that classes name", first([*map(str, wrong)]), step)
+    return tuple(names), [pd.Index(known).get_indexer(each).astype(np.int64) for each in labels]
 
 
 # --- your own, in memory ------------------------------------------------------------------------------------
@@ -266,8 +258,9 @@ def arrays(
             names, [labels] = numbered([y.numpy()], classes)
             y = torch.from_numpy(labels)
         if labelled and is_image:
-            parts = {"any": (pixels(x.numpy()), labels)}
-            splits: Any = split_arrays(name, parts, names, prefix=f"{name}/", **shares)
+            splits: Any = split_arrays(
+                name, {"any": (pixels(x.numpy()), labels)}, names, f"{name}/", **shares
+            )
         else:
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
             whole = TensorSet(x if is_image else x.float(), y, sources)

@@ -10,8 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from qnnkit.data import chats, places, tokenizers
 from qnnkit.data.arrays import digits
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.folders import left_out
-from qnnkit.data.images import split, stack_files, stacked
+from qnnkit.data.images import split, stack_files
 from qnnkit.data.places import Member, Place, first, open_place, refusal
 from qnnkit.data.public import mnist
 from qnnkit.data.records import ABOUT, SPLIT_NAMES, SUFFIXES, Reader, side_of, side_of_file, single_list, stem
@@ -153,14 +152,10 @@ def captions(
     """
     place = open_place(root)
     found = listing(place)
-    files = [(side, 0, member.name) for side, member in zip(found.sides, found.captions, strict=True)]
-    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
-    wanted = {"dataset": "captions", **form, "sides": found.sides}
-    make = partial(stack_files, lambda name: found.contents.get(name) or place.read(name), files, (), **form)
-    stack = stacked(found.captions, wanted, make)
-    stack = replace(stack, notes=(*found.notes, *stack.notes))
+    files = [(side, 0, member) for side, member in zip(found.sides, found.captions, strict=True)]
+    stack = stack_files(lambda name: found.contents.get(name) or place.read(name), files, image_size, grey)
     by_name = {member.name: texts for member, texts in found.captions.items()}
-    parts, notes = split(stack, found.top, **options)
+    parts, notes = split(stack, top=found.top, notes=found.notes, **options)
     sets = [CaptionSet(x.images, tuple(by_name[name] for name in x.sources), x.sources) for x in parts]
     return _with_tokens("captions", sets, tokenizer, sequence_length, notes)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +12,9 @@ import torch
 from qnnkit import checks, workspace
 from qnnkit.data import places
 from qnnkit.data.batches import keyed_generator
-from qnnkit.data.images import form_of, split_stack, stack_files, stacked
-from qnnkit.data.places import LINKS, Member, Place, around, first, natural, open_place, refusal
-from qnnkit.data.splits import ImageSplits
+from qnnkit.data.images import File, split_stack, stack_files
+from qnnkit.data.places import LINKS, Member, Place, around, first, natural, open_place
+from qnnkit.data.splits import SPLITS, ImageSplits
 
 SIDES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -28,52 +26,74 @@ LAST_NUMBER = r"(\d+)$"
 """The label in a file's name where no other pattern is given: the whole number before the suffix."""
 
 
-class Labelled(NamedTuple):
-    """An image file, its class, and its side: "any" where the place has no sides of its own."""
-
-    side: str
-    label: str
-    file: Member
-
-
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The labelled images of a place, side by side and class by class, as people count."""
 
-    images: tuple[Labelled, ...]
+    files: list[File]
     classes: tuple[str, ...]
     top: str
     """The folder around everything that archives often have, with a `/` at its end; or ""."""
-    notes: tuple[str, ...]
+    notes: list[str]
     """Sentences on what was left out."""
 
 
-def by_folder(place: Place) -> Layout:
-    """One folder per class, `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`.
+def layout(place: Place, label_pattern: str | None = None) -> Layout:
+    """The class and the side of each image of a place.
 
-    Images of a class may be in folders inside it, which a note names. Notes list other images and files.
-
-    Raises:
-        ValueError: There are no images in class folders, or none in one of these.
-    """
-    why = "that lie in no class folder"
-    return _layout(place, 1, lambda rest: rest.partition("/")[0] if "/" in rest else None, why)
-
-
-def by_name(place: Place, label_pattern: str | None = None) -> Layout:
-    """Images whose names carry the label, in one folder and those in it.
-
-    Folders train/ and test/ (and validation/ or val/) that hold all images are the sides.
+    The class is the first folder, of the root or of a side, or what the pattern finds in a file's name. The
+    sides are folders such as train/ and test/ with labelled images in them; without those it is "any".
 
     Raises:
-        ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
+        ValueError: The pattern is wrong, or no image has a label.
     """
-    pattern = label_pattern or LAST_NUMBER
-    label, names = label_in(pattern), [each.name for each in place.members if each.is_image]
-    if names and not any(map(label, names)):
-        step = f"No name fits, such as {names[0]!r}: write one whose first group is the label."
-        raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern, step))
-    return _layout(place, 0, label, f"whose names do not fit label_pattern {pattern}")
+    images = [each for each in place.members if each.is_image]
+    label, depth = (label_in(label_pattern), 0) if label_pattern else (_folder, 1)
+    bases, top = _bases(images, depth)
+    labelled: list[tuple[str, str, Member]] = []
+    unfit, outside = [], []
+    for member in images:
+        base = next(filter(member.name.startswith, bases), None)
+        name = None if base is None else label(member.name[len(base) :])
+        if base is not None and name:
+            labelled.append((bases[base], name, member))
+        else:
+            (outside if base is None else unfit).append(member.name)
+    fit = f"whose names do not fit label_pattern {label_pattern}"
+    why = {fit if label_pattern else "that lie in no class folder": unfit}
+    notes = left_out(place, why | {f"that lie outside of {', '.join(sorted(bases))}": outside})
+    if not labelled:
+        step = "Put them in <class>/, or train/<class>/ and test/<class>/, or give a pattern for their names."
+        rule, argument = (
+            "lead to images with a label",
+            "label_pattern" if images and label_pattern else "root",
+        )
+        value = label_pattern if argument == "label_pattern" else str(place.path)
+        raise ValueError(checks.message(argument, rule, value, " ".join([step, *notes])))
+    classes = {name: row for row, name in enumerate(sorted({each[1] for each in labelled}, key=natural))}
+    files = [(side, classes[name], member) for side, name, member in labelled]
+    files.sort(key=lambda each: (("any", *SPLITS).index(each[0]), each[1]))
+    return Layout(files, tuple(classes), top, notes)
+
+
+def _folder(name: str) -> str | None:
+    return name.partition("/")[0] if "/" in name else None
+
+
+def _bases(images: list[Member], depth: int) -> tuple[dict[str, str], str]:
+    """Folder of each side, with a `/` at its end -> side; and the folder around all.
+
+    Sides hold images `depth` folders below, or more; without them all is of one folder.
+    """
+    top = around(each.name for each in images if each.name.count("/") >= depth)
+    heads: dict[str, int] = {}
+    for each in images:
+        head, *inner = each.name.removeprefix(top).split("/")
+        if inner and head.lower() in SIDES:
+            heads[head] = max(heads.get(head, 0), len(inner))
+    bases = {f"{top}{head}/": SIDES[head.lower()] for head in heads if heads[head] > depth}
+    if "train" not in bases.values() or len({SIDES[head.lower()] for head in heads}) < 2:
+        return {top: "any"}, top
+    return bases if len({*bases.values()}) > 1 else dict.fromkeys(bases, "any"), top
 
 
 def label_in(label_pattern: str) -> Callable[[str], str | None]:
@@ -89,87 +109,17 @@ def label_in(label_pattern: str) -> Callable[[str], str | None]:
 
     def label(name: str) -> str | None:
         base = name.rpartition("/")[2]
-        found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
-        return found[1] if found else None
+        fit = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
+        return fit[1] if fit else None
 
     return label
 
 
-def of(place: Place, label_pattern: str | None = None) -> Layout:
-    """The classes of a place: by name with a pattern, or where none lies in a folder inside; or by folder."""
-    bases, top, _ = _bases(place, 0)
-    folders = {each.name.rpartition("/")[0] for each in place.members if each.is_image}
-    is_flat = {f"{folder}/" if folder else "" for folder in folders} <= {top, *bases}
-    return by_name(place, label_pattern) if label_pattern is not None or is_flat else by_folder(place)
-
-
-def left_out(
-    place: Place, why: dict[str, list[str]], read: tuple[str, ...] = ("sample.json",)
-) -> tuple[str, ...]:
+def left_out(place: Place, why: dict[str, list[str]], read: tuple[str, ...] = ("sample.json",)) -> list[str]:
     """Sentences on images that are not used, and on files that are neither images nor `read`."""
     others = [each.name for each in place.members if not each.is_image and each.base.lower() not in read]
     groups = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
-    return tuple(places.left_out(groups | {"files that are no images": others, LINKS: place.left_out}))
-
-
-def _bases(place: Place, depth: int) -> tuple[dict[str, str], str, tuple[str, ...]]:
-    """Folder of each side, with a `/` at its end -> side; the folder around all; and a note.
-
-    Sides hold images `depth` folders below; without them all is of one folder.
-    """
-    names = [each.name for each in place.members if each.is_image]
-    top = around(name for name in names if name.count("/") >= depth)
-    inside = [name[len(top) :].split("/") for name in names if name.startswith(top)]
-    heads = {path[0] for path in inside if len(path) > 1 and path[0].lower() in SIDES}
-    if "train" not in (named := {SIDES[head.lower()] for head in heads}) or len(named) < 2:
-        return {top: "any"}, top, ()
-    if not depth and any(len(path) == 1 for path in inside):
-        folders = ", ".join(f"{top}{head}/" for head in sorted(heads))
-        return {top: "any"}, top, (f"Folders {folders} are not taken as splits: images are next to them.",)
-    held = {path[0] for path in inside if len(path) > 1 + depth} & heads
-    order = sorted(held, key=lambda head: [*SIDES.values()].index(SIDES[head.lower()]))
-    bases = {f"{top}{head}/": SIDES[head.lower()] for head in order}
-    if "train" not in bases.values():
-        return {top: "any"}, top, ()
-    return bases if len({*bases.values()}) > 1 else dict.fromkeys(bases, "any"), top, ()
-
-
-def _layout(place: Place, depth: int, label: Callable[[str], str | None], why: str) -> Layout:
-    """The images that have a label, by their paths below the folder of their side; the others in notes."""
-    bases, top, notes = _bases(place, depth)
-    images, unfit, outside, inner = [], [], [], {}
-    for member in filter(lambda each: each.is_image, place.members):
-        base = next((base for base in bases if member.name.startswith(base)), None)
-        name = None if base is None else label(member.name[len(base) :])
-        if base is None or not name:
-            (outside if base is None else unfit).append(member.name)
-        else:
-            images.append(Labelled(bases[base], name, member))
-            if depth and member.name.count("/", len(base)) > depth:
-                inner[member.name.rpartition("/")[0]] = None
-    notes += left_out(place, {why: unfit, f"that lie outside of {', '.join(bases)}": outside})
-    if inner:
-        folders = first(sorted(inner, key=natural))
-        notes += (f"Images in folders inside a class folder are of that class: {folders}.",)
-    if not images:
-        rule = "hold two or more class folders with images" if depth else "hold images"
-        where = "<class>/, or train/<class>/ and test/<class>/" if depth else "it, or in train/ and test/"
-        step = " ".join([f"Put them in {where} there.", *notes])
-        raise refusal(rule, str(place.path), step)
-    there = {(each.side, each.label) for each in images}
-    labels = {each.label for each in images}
-    if depth:  # a class folder without images is one that somebody meant
-        above = {folder: f"{folder.rpartition('/')[0]}/".lstrip("/") for folder in place.folders}
-        labels |= {folder.rpartition("/")[2] for folder in place.folders if above[folder] in bases}
-    classes = {name: row for row, name in enumerate(sorted(labels, key=natural))}
-    under = {side: "" if side == "any" else f"{side}/" for side in bases.values()}
-    if missing := [under[side] + name for side in under for name in classes if (side, name) not in there]:
-        step = f"Missing: {first(missing)}. Add images of these, or leave the classes out."
-        value = f"{len(there):,} of {len(under) * len(classes):,}"
-        raise refusal("hold images of each class on all its sides", value, " ".join([step, *notes]))
-    sides = [*under]
-    images.sort(key=lambda each: (sides.index(each.side), classes[each.label]))
-    return Layout(tuple(images), tuple(classes), top, notes)
+    return places.left_out(groups | {"files that are no images": others, LINKS: place.left_out})
 
 
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -181,7 +131,7 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
     before 10), so a split is the same on every machine. Orientation from EXIF is applied, 16-bit grey scaled
     to 8 bits, transparency laid on white (as a page shows it), and of an animation the first frame taken.
     Files that are not used are counted and named in the notes. In a workspace, what comes of all this is
-    kept as one file (`datasets/`) and read from there, but inside of `with data.uncached():`.
+    kept as one file (`datasets/`) and read from there until a file changes.
 
     Args:
         root: The folder that holds the class folders; or an archive of it (.zip, .tar, .tar.gz), or a URL.
@@ -194,10 +144,9 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: There are no classes, one class, an empty class, or too few images to split.
+        ValueError: There are no classes, one class, or too few images to split.
     """
-    place = open_place(root)
-    return _load("class_folder", place, by_folder(place), {}, **options)
+    return _load("class_folder", root, None, **options)
 
 
 def flat_folder(
@@ -219,18 +168,14 @@ def flat_folder(
         FileNotFoundError: There is no such folder.
         ValueError: The pattern is wrong or fits no name, or there are too few images to split.
     """
+    return _load("flat_folder", root, label_pattern or LAST_NUMBER, **options)
+
+
+def _load(name: str, root: str | Path | None, label_pattern: str | None, **options: Any) -> ImageSplits:
     place = open_place(root)
-    layout = by_name(place, label_pattern)
-    return _load("flat_folder", place, layout, {"label_pattern": label_pattern}, **options)
-
-
-def _load(name: str, place: Place, layout: Layout, wanted: dict[str, Any], **options: Any) -> ImageSplits:
-    form = form_of(options)
-    number = {label: number for number, label in enumerate(layout.classes)}
-    files = [(each.side, number[each.label], each.file.name) for each in layout.images]
-    make = partial(stack_files, place.read, files, layout.classes, **form)
-    stack = stacked([each.file for each in layout.images], {"dataset": name, **form, **wanted}, make)
-    return split_stack(name, stack, top=layout.top, notes=layout.notes, **options)
+    files, classes, top, notes = layout(place, label_pattern)
+    stack = stack_files(place.read, files, options.pop("image_size", None), options.pop("grey", None))
+    return split_stack(name, stack, classes, top=top, notes=notes, **options)
 
 
 def sample_files(
@@ -260,21 +205,25 @@ def sample_files(
     if place.path.is_dir() and place.path.resolve() in folder.resolve().parents:
         rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
         raise ValueError(checks.message("folder", rule, str(folder), "Choose a place next to it."))
-    layout = of(place, pattern)
+    images = [each for each in place.members if each.is_image]
+    bases, top = _bases(images, 0)
+    if pattern is None and {each.name.removesuffix(each.base) for each in images} <= {top, *bases}:
+        pattern = LAST_NUMBER
+    found, classes, _, notes = layout(place, pattern)
     groups: dict[tuple[str, str], list[str]] = {}
-    for each in layout.images:
-        groups.setdefault((each.side, each.label), []).append(each.file.name)
+    for side, label, member in found:
+        groups.setdefault((side, classes[label]), []).append(member.name)
     files, fewer, counts = [], [], {side: {} for side, _ in groups}
     for (side, name), members in groups.items():
         order = torch.randperm(len(members), generator=keyed_generator("files", seed, side, name))
         files += [members[row] for row in order[:per_class].sort().values.tolist()]
         counts[side][name] = min(per_class, len(members))
         if len(members) < per_class:
-            under = "" if side == "any" else f" in {side}/"
-            fewer.append(f"{name}{under} ({len(members):,} of {per_class:,})")
-    notes = [f"Classes with fewer files than were asked for: {first(fewer)}."] if fewer else []
+            fewer.append(f"{name} of {side} ({len(members):,} of {per_class:,})")
+    if fewer:
+        notes.append(f"Classes with fewer files than were asked for: {first(fewer)}.")
     record = {"source": str(source), "per_class": per_class, "seed": seed, "pattern": pattern}
-    record |= {"counts": counts, "notes": [*layout.notes, *notes], "files": files}
+    record |= {"counts": counts, "notes": notes, "files": files}
     with workspace.whole_folder(folder) as draft:
         for name in files:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)

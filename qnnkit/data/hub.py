@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, words
 from qnnkit.data.folders import SIDES
-from qnnkit.data.images import form_of, split_stack, stack_files
-from qnnkit.data.places import first, left_out
+from qnnkit.data.images import split_stack, stack_files
+from qnnkit.data.places import Member, first, left_out
 from qnnkit.data.splits import ImageSplits
 
 
@@ -26,25 +24,21 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
     Raises:
         ValueError: It cannot be read; the message is the reason alone, without a full stop.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     folder = Path(name).expanduser()
     place = str(folder.absolute()) if folder.is_dir() else str(name)
     options |= {"trust_remote_code": False}
     local = {**options, "local_files_only": True}
     if reader.__name__.startswith("AutoModel"):  # which looks for an adapter beside the model too
         local["adapter_kwargs"] = {"local_files_only": True}
+    disable_progress_bar()  # a net is built many times, and each time is short
     try:
-        with quiet():
-            try:
-                return reader.from_pretrained(place, **local)
-            except OSError:
-                if folder.is_dir() or folder.is_absolute():
-                    raise
-            return reader.from_pretrained(place, **options)
+        with contextlib.suppress(OSError):
+            return reader.from_pretrained(place, **local)
+        return reader.from_pretrained(place, **options)
     except Exception as error:  # a damaged file makes the reader raise almost anything
-        reason = words.first_line(error)
-        if "gated" in str(error).lower():
-            reason += " (accept its terms on its page, then log in by `hf auth login`)"
-        raise ValueError(reason) from None
+        raise ValueError(words.first_line(error)) from None
 
 
 class Described:
@@ -58,26 +52,6 @@ class Described:
         if Path(name).is_dir():
             return Path(name)
         return Path(snapshot_download(name, allow_patterns=["*.json"], local_files_only=local_files_only))
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without progress bars of transformers, and without the Hub's words on what it tries again.
-
-    A net is built many times, and each time is short; what fails is reported in one sentence.
-    """
-    from transformers.utils import logging as bars
-
-    shown, client = bars.is_progress_bar_enabled(), logging.getLogger("huggingface_hub")
-    level = client.level
-    bars.disable_progress_bar()
-    client.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        client.setLevel(level)
-        if shown:
-            bars.enable_progress_bar()
 
 
 def hub_images(name: str, **options: Any) -> ImageSplits:
@@ -97,11 +71,11 @@ def hub_images(name: str, **options: Any) -> ImageSplits:
 
     path, _, configuration = name.partition(":")
     try:
-        found: Any = datasets.load_dataset(path, configuration or None)
+        loaded: Any = datasets.load_dataset(path, configuration or None)
     except Exception as error:  # missing, gated, offline, made by a script: each has an error of its own
         rule, reason = "be a dataset of the Hub that can be read", words.first_line(error)
         raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {reason}.")) from None
-    features = next(iter(found.values())).features
+    features = next(iter(loaded.values())).features
     image, label = (
         next((key for key, feature in features.items() if isinstance(feature, kind)), None)
         for kind in (datasets.Image, datasets.ClassLabel)
@@ -110,25 +84,24 @@ def hub_images(name: str, **options: Any) -> ImageSplits:
         step = "Of text, write `to_json('a.jsonl')` and use the dataset text."
         rule = "hold a column of images and one of class labels"
         raise ValueError(checks.message("dataset", rule, f"hub:{name} with {first(list(features))}", step))
-    sides = [side for side in found if side in SIDES] or [*found][:1]
-    parts = {side: found[side].cast_column(image, datasets.Image(decode=False)) for side in sides}
-    rows = [
-        (SIDES[side] if len(sides) > 1 else "any", number, f"{side}/{row}")
+    sides = [side for side in loaded if side in SIDES] or [*loaded][:1]
+    parts = {side: loaded[side].cast_column(image, datasets.Image(decode=False)) for side in sides}
+    files = [
+        (SIDES[side] if len(sides) > 1 else "any", number, Member(f"{side}/{row}", 0, part._fingerprint))
         for side, part in parts.items()
         for row, number in enumerate(part[label])
+        if number is not None and number >= 0
     ]
-    files = [each for each in rows if each[1] is not None and each[1] >= 0]
-    if not files:
-        raise ValueError(checks.message("dataset", "hold images with labels", f"hub:{name}", "Take another."))
 
     def content(source: str) -> bytes:
         side, _, row = source.rpartition("/")
         each = parts[side][int(row)][image]
         return each["bytes"] or Path(each["path"]).read_bytes()
 
-    why = {"splits": [side for side in found if side not in parts]}
+    why = {"splits": [side for side in loaded if side not in parts]}
     why["columns"] = [key for key in features if key not in (image, label)]
-    why["images without a label"] = [each[2] for each in rows if each[1] is None or each[1] < 0]
-    classes = tuple(features[label].names)
-    stack = stack_files(content, files, classes, **form_of(options))
-    return split_stack(f"hub:{name}", stack, notes=left_out(why), **options)
+    notes = left_out(why)
+    if n := sum(map(len, parts.values())) - len(files):
+        notes.append(f"Left out {n:,} images without a label.")
+    stack = stack_files(content, files, options.pop("image_size", None), options.pop("grey", None))
+    return split_stack(f"hub:{name}", stack, tuple(features[label].names), notes=notes, **options)

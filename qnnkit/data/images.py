@@ -7,8 +7,8 @@ import io
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ from PIL import Image, ImageOps
 
 from qnnkit import __version__, checks
 from qnnkit.data import cache
-from qnnkit.data.places import MAX_BYTES, Member, first, refusal
-from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, duplicates, split_rows
+from qnnkit.data.places import MAX_BYTES, Member, first, left_out, refusal
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -77,149 +77,87 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
+FORMAT = 4
+"""Of what is kept; another number when the same key is to mean other values."""
+Size = int | tuple[int, int] | None
+"""A side in pixels, or (height, width); None takes the most common size."""
+File = tuple[str, int, Member]
+"""Side, label and file of an image."""
+Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Stack:
     """Images of one size and mode, not split yet."""
 
     whole: ImageSet
-    sides: np.ndarray  # indices into SIDES, uint8, (n,)
-    classes: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-
-FORMAT = 3
-"""Of what is kept; another number when the same key is to mean other values."""
-
-
-def stacked(members: Iterable[Member], options: Mapping[str, object], make: Callable[[], Stack]) -> Stack:
-    """What `make` gives, read from `datasets/` of the workspace once it has been made; see `cache.kept`.
-
-    The key is over names, sizes and times of the files, and over the options.
-    """
-    digest = hashlib.sha256(repr((FORMAT, __version__, PIL.__version__, sorted(options.items()))).encode())
-    for member in members:
-        digest.update(repr((member.name, member.size, member.stamp)).encode())
-
-    def tensors() -> dict[str, torch.Tensor]:
-        stack = make()
-        texts = json.dumps([stack.whole.sources, stack.classes, stack.notes]).encode()
-        images, labels, sides = stack.whole.images, stack.whole.labels, torch.from_numpy(stack.sides)
-        texts = torch.frombuffer(bytearray(texts), dtype=torch.uint8)
-        return {"images": images, "labels": labels, "sides": sides, "texts": texts}
-
-    values = cache.kept("datasets", digest.hexdigest(), tensors, what="Images")
-    sources, classes, notes = map(tuple, json.loads(values["texts"].numpy().tobytes()))
-    return Stack(
-        ImageSet(values["images"], values["labels"], sources), values["sides"].numpy(), classes, notes
-    )
-
-
-File = tuple[str, int, str]
-"""Side, label and source of an image."""
-Parts = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
+    sides: Sequence[str]
+    """Of each image; "any" where the dataset has no sides of its own."""
+    notes: tuple[str, ...]
 
 
 def stack_files(
-    content: Callable[[str], bytes],
-    files: Sequence[File],
-    classes: tuple[str, ...],
-    *,
-    image_size: int | tuple[int, int] | None,
-    grey: bool | None,
+    content: Callable[[str], bytes], files: Sequence[File], image_size: Size = None, grey: bool | None = None
 ) -> Stack:
     """Every image that can be read, brought to one size and mode, with a note on those that cannot.
 
+    They are read from `datasets/` of the workspace once that has been done, until a file changes.
+
     Args:
-        content: Source -> the bytes of that file.
+        content: Name -> the bytes of that file.
         files: Each image.
-        classes: The name of each label.
         image_size: As in `class_folder`; or (height, width).
         grey: As in `class_folder`.
 
     Raises:
-        ValueError: A class has no image that can be read, or they do not fit into memory.
+        ValueError: No image can be read, or they do not fit into memory.
     """
-    size, n_bytes = _as_size(image_size), 0
-    pictures: dict[File, Picture] = {}
-    failed: list[str] = []
-    for file in files:
-        try:
-            pictures[file] = read(content(file[2]), size)
-        except Exception as error:  # a damaged file makes Pillow raise almost anything
-            failed.append(f"{file[2]} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
-            continue
-        n_bytes += pictures[file].pixels.nbytes
-        if n_bytes > MAX_BYTES:
-            step = "Pass a smaller one, such as 32."
-            raise ValueError(checks.message("image_size", "keep all images under 4 GiB", image_size, step))
-    of_all = f"{len(failed):,} of {len(files):,} images"
-    notes = [f"Left out {of_all} that cannot be read: {first(failed)}."] if failed else []
-    if lacking := {file[:2] for file in files} - {file[:2] for file in pictures}:
-        side, label = min(lacking)
-        value = f"none in {classes[label] if classes else 'all'!r} ({side})"
-        raise refusal("hold a readable image of every class", value, notes[-1])
-    stack = _of_one_form(pictures, list(pictures.values()), classes, size, grey)
-    return replace(stack, notes=(*notes, *stack.notes))
+    names, size = [file.name for _, _, file in files], _as_size(image_size)
+
+    def make() -> dict[str, torch.Tensor]:
+        pictures: dict[int, Picture] = {}
+        failed, n_bytes = [], 0
+        for row, name in enumerate(names):
+            try:
+                pictures[row] = read(content(name), size)
+                n_bytes += pictures[row].pixels.nbytes
+            except Exception as error:  # a damaged file makes Pillow raise almost anything
+                failed.append(f"{name} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
+            if n_bytes > MAX_BYTES:
+                rule, step = "keep all images under 4 GiB", "Pass a smaller one, such as 32."
+                raise ValueError(checks.message("image_size", rule, image_size, step))
+        notes = left_out({f"of {len(files):,} images that cannot be read": failed})
+        if not pictures:
+            step = " ".join(["Add some.", *notes])
+            raise refusal("hold labelled images that can be read", f"{len(files):,} files", step)
+        images, changed = one_form([*pictures.values()], [names[row] for row in pictures], size, grey)
+        written = np.frombuffer(json.dumps([*notes, *changed]).encode(), np.uint8)
+        return {"images": images, "rows": torch.tensor([*pictures]), "notes": torch.tensor(written)}
+
+    about = (FORMAT, __version__, PIL.__version__, size, grey, [file for _, _, file in files])
+    tensors = cache.kept("datasets", hashlib.sha256(repr(about).encode(errors="replace")).hexdigest(), make)
+    sides, labels, members = zip(*(files[row] for row in tensors["rows"].tolist()), strict=True)
+    whole = ImageSet(tensors["images"], torch.tensor(labels), tuple(member.name for member in members))
+    return Stack(whole, sides, tuple(json.loads(bytes(tensors["notes"].tolist()))))
 
 
-def stack_arrays(
-    parts: Parts,
-    classes: tuple[str, ...],
-    *,
-    image_size: int | tuple[int, int] | None = None,
-    grey: bool | None = None,
-    prefix: str = "",
-) -> Stack:
-    """Images that are of one size already, as arrays.
-
-    Args:
-        parts: The arrays.
-        classes: The name of each label.
-        image_size: As in `class_folder`; or (height, width).
-        grey: As in `class_folder`.
-        prefix: Of the sources, `<prefix><side>/<row>`; without the side where there is only one.
-
-    Raises:
-        ValueError: A part has not as many labels as images, or other sizes than the next.
-    """
-    if uneven := [f"{len(x):,} images, {len(y):,} labels" for x, y in parts.values() if len(x) != len(y)]:
-        raise refusal("hold a label for each image", uneven, "Get both from the same place.")
-    if len(shapes := {images.shape[1:] for images, _ in parts.values()}) > 1:
-        raise refusal("hold images of one size", sorted(shapes), "Resize them first.")
-    files, pictures = [], []
-    for side, (images, labels) in parts.items():
-        before = prefix if len(parts) == 1 else f"{prefix}{side}/"
-        files += [(side, label, f"{before}{row}") for row, label in enumerate(labels.tolist())]
-        mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
-        pictures += [Picture(pixels, size, mode) for pixels in images]
-    return _of_one_form(files, pictures, classes, _as_size(image_size), grey)
+def as_pictures(pixels: np.ndarray) -> list[Picture]:
+    """Images out of an array, uint8 (n, height, width) or (n, height, width, 3)."""
+    mode = "L" if pixels.ndim == 3 else "RGB"
+    return [Picture(each, (pixels.shape[1], pixels.shape[2]), mode) for each in pixels]
 
 
-def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """(height, width) from a side in pixels; None stays None."""
-    if image_size is None or isinstance(image_size, tuple):
-        return image_size
-    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
-    return image_size, image_size
-
-
-def _of_one_form(
-    files: Iterable[File],
-    pictures: Sequence[Picture],
-    classes: tuple[str, ...],
-    size: tuple[int, int] | None,
-    grey: bool | None,
-) -> Stack:
-    """Pictures of any size and mode, brought to one, with a note on how many that changed."""
-    notes, total = [], len(pictures)
-    sides, labels, sources = zip(*files, strict=True)
-    if films := [source for source, picture in zip(sources, pictures, strict=True) if picture.n_frames > 1]:
-        notes.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
-    counts = Counter(picture.size for picture in pictures)
-    size = size or max(counts, key=lambda each: (counts[each], each))
+def one_form(
+    pictures: Sequence[Picture], names: Sequence[str], image_size: Size, grey: bool | None
+) -> tuple[torch.Tensor, list[str]]:
+    """Pictures of any size and mode as uint8 (n, channels, height, width), with notes on what changed."""
+    notes, total, counts = [], len(pictures), Counter(picture.size for picture in pictures)
+    size = _as_size(image_size) or max(counts, key=lambda each: (counts[each], each))
     grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
     mode = "L" if grey else "RGB"
+    if films := [name for name, picture in zip(names, pictures, strict=True) if picture.n_frames > 1]:
+        notes.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
     if n := total - counts[size]:
         notes.append(f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width).")
     if others := [picture.mode for picture in pictures if picture.mode != mode]:
@@ -228,47 +166,74 @@ def _of_one_form(
     images = np.empty((total, 1 if grey else 3, *size), np.uint8)
     for row, picture in enumerate(pictures):
         images[row] = fit(picture.pixels, size, mode).reshape(*size, -1).transpose(2, 0, 1)
-    whole = ImageSet(torch.from_numpy(images), torch.tensor(labels), sources)
-    return Stack(whole, np.array([SIDES.index(side) for side in sides], np.uint8), classes, tuple(notes))
+    return torch.from_numpy(images), notes
 
 
-def form_of(options: dict[str, Any]) -> dict[str, Any]:
-    """What is asked of the form of images, `image_size` and `grey`, taken out of the options of a dataset."""
-    return {name: options.pop(name, None) for name in ("image_size", "grey")}
+def _as_size(image_size: Size) -> tuple[int, int] | None:
+    """(height, width) from a side in pixels; None stays None."""
+    if image_size is None or isinstance(image_size, tuple):
+        return image_size
+    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
+    return image_size, image_size
 
 
-def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], prefix: str = "", **options: Any) -> Any:
-    """The dataset called `name`, of arrays: `stack_arrays`, then `split_stack`, each with its options."""
-    stack = stack_arrays(parts, classes, prefix=prefix, **form_of(options))
-    return split_stack(name, stack, **options)
+def split_arrays(
+    name: str, parts: Parts, classes: tuple[str, ...], prefix: str = "", **options: Any
+) -> ImageSplits:
+    """The dataset called `name`, of images that are of one size already, as arrays.
+
+    Args:
+        name: Of the dataset.
+        parts: The arrays.
+        classes: The name of each label.
+        prefix: Of the sources, `<prefix><side>/<row>`; without the side where there is only one.
+        options: As in `class_folder`, and `notes`.
+
+    Raises:
+        ValueError: A part has not as many labels as images, or other sizes than the next.
+    """
+    if uneven := [f"{len(x):,} images, {len(y):,} labels" for x, y in parts.values() if len(x) != len(y)]:
+        raise refusal("hold a label for each image", uneven, "Get both from the same place.")
+    if len(shapes := {images.shape[1:] for images, _ in parts.values()}) > 1:
+        raise refusal("hold images of one size", sorted(shapes), "Resize them first.")
+    sides, sources, pictures, labels = [], [], [], []
+    for side, (images, numbers) in parts.items():
+        before = prefix if len(parts) == 1 else f"{prefix}{side}/"
+        sources += [f"{before}{row}" for row in range(len(images))]
+        sides += [side] * len(images)
+        pictures += as_pictures(images)
+        labels += numbers.tolist()
+    images, notes = one_form(pictures, sources, options.pop("image_size", None), options.pop("grey", None))
+    whole = ImageSet(images, torch.tensor(labels, dtype=torch.int64), tuple(sources))
+    return split_stack(name, Stack(whole, sides, tuple(notes)), classes, **options)
 
 
-def split_stack(name: str, stack: Stack, **options: Any) -> ImageSplits:
+def split_stack(name: str, stack: Stack, classes: tuple[str, ...], **options: Any) -> ImageSplits:
     """The dataset called `name`, split by `split` with its options."""
-    if len(stack.classes) < 2:
+    if len(classes) < 2:
         step = "A net needs something to tell apart: check the files, or label_pattern."
-        raise refusal("hold two or more classes", list(stack.classes), step)
-    sets, notes = split(stack, **options)
-    return ImageSplits(name, *sets, classes=stack.classes, notes=notes)
+        raise refusal("hold two or more classes", list(classes), step)
+    sets, notes = split(stack, classes, **options)
+    return ImageSplits(name, *sets, classes=classes, notes=notes)
 
 
 def split(
-    stack: Stack, top: str | None = None, notes: Sequence[str] = (), **options: Any
+    stack: Stack, classes: Sequence[str] = ("",), top: str | None = None, notes: Any = (), **options: Any
 ) -> tuple[list[ImageSet], tuple[str, ...]]:
     """The images of train, validation and test; and the notes, with those on splits.
 
     Args:
         stack: Its own parts are kept where it brings them. Where it brings a test part, `validation_fraction`
             is that of its training part and `test_fraction` is unused.
+        classes: The name of each label.
         top: The folder around everything where images are files: the hashes of their names decide then.
-        notes: What to tell first.
+        notes: Sentences that come first.
         options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
     """
-    whole, notes = stack.whole, [*notes, *stack.notes]
+    whole, notes, labels = stack.whole, [*notes, *stack.notes], stack.whole.labels.numpy()
     names = None if top is None else [source.removeprefix(top) for source in whole.sources]
-    labels, classes = whole.labels.numpy(), stack.classes or ("",)
     rows = split_rows(labels, classes, names=names, sides=stack.sides, **options)
-    if stack.sides.any() and SIDES.index("test") not in stack.sides:
+    if "train" in stack.sides and "test" not in stack.sides:
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
     every = whole.images.numpy()
     same = {

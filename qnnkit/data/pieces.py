@@ -96,7 +96,7 @@ def _read(content: bytes, name: str, composer: str) -> list[Piece]:
     """The pieces of a file; ValueError with the reason alone."""
     if name.lower().endswith(MIDI):
         return [Piece(composer, name.rpartition(".")[0], of_midi(content))]
-    text = places.unpacked(content) if name.lower().endswith(".gz") else content
+    text = places.gunzipped(content) if name.lower().endswith(".gz") else content
     try:
         read = json.loads(text, object_pairs_hook=without_duplicates)
         parts, sided = TypeAdapter(dict[str, list]).validate_python(read), folders.SIDES

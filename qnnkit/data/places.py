@@ -1,40 +1,58 @@
-"""Where a dataset's files are: a folder, an archive (see `archives`), a file, or an address, copied once."""
+"""Where a dataset's files are: a folder, a file, an archive, unpacked once, or an address, copied once.
+
+Every bound on what is read or unpacked is in this file.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
 import re
+import tarfile
 import unicodedata
 import urllib.parse
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from stat import S_ISLNK
+from typing import Any
 
 from qnnkit import checks, words, workspace
-from qnnkit.data import archives
-from qnnkit.data.archives import ARCHIVES, MAX_BYTES, is_visible, kept, refusal, shelf_of
 
+MAX_BYTES = 4 * 2**30
+"""Most bytes of one file, in an archive or not: files are read into memory."""
+MAX_ARCHIVE = 4 * MAX_BYTES
+"""Most bytes of all that an archive holds."""
+MAX_FILES = 2**21
+"""Most files of an archive."""
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
+"""What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-LINKS = "links or devices"
+LINKS = "links, devices or empty folders"
 TIMEOUT = 30.0
 """Seconds without an answer after which an address counts as out of reach."""
 PLAIN = {"Accept-Encoding": "identity"}
-VOLATILE = ("name", "time", "atime", "ino", "nlink", "mode", "uid", "gid")
+VOLATILE = ("time", "atime", "ino", "nlink", "mode", "uid", "gid")
 """What filesystems say of a file that may change while it does not; `time` is SFTP's last reading."""
+
+
+def refusal(rule: str, value: object, next_step: str) -> ValueError:
+    """The error that says what is wrong with the data at `root`."""
+    return ValueError(checks.message("root", rule, value, next_step))
 
 
 @dataclass(frozen=True)
 class Member:
-    """One file: its path from the root with `/`, its size in bytes, and when it was written, in ns."""
+    """One file: its path from the root with `/`, its size in bytes, and when it last changed."""
 
     name: str
     size: int
-    stamp: int
+    stamp: object
+    """Nanoseconds; of what is in no file, anything that changes with it."""
 
     @property
     def base(self) -> str:
@@ -45,26 +63,12 @@ class Member:
         return self.name.lower().endswith(SUFFIXES)
 
 
-_form: ContextVar[Literal["NFC", "NFD"] | None] = ContextVar("form", default="NFC")
-
-
-@contextlib.contextmanager
-def names_in(form: Literal["NFD"] | None) -> Iterator[None]:
-    """Names of files count in another form of Unicode inside, or as they are written: so they did once."""
-    token = _form.set(form)
-    try:
-        yield
-    finally:
-        _form.reset(token)
-
-
 def plain(name: str) -> str:
     """A name in the form in which names are hashed, sorted and compared.
 
     A Mac writes an accent apart from its letter (NFD), Linux and Colab both as one (NFC).
     """
-    form = _form.get()
-    return name if form is None else unicodedata.normalize(form, name)
+    return unicodedata.normalize("NFC", name)
 
 
 class Place:
@@ -73,37 +77,40 @@ class Place:
     Attributes:
         path: The folder or archive; of a single file, the folder that it is in.
         members: Every file, however deep, in natural order.
-        folders: The name of every folder.
-        left_out: Names of links and devices.
+        left_out: Names of links, devices and empty folders.
 
     Example:
         >>> all(isinstance(member, Member) for member in open_place(".").members)
         True
     """
 
-    def __init__(self, path: Path, folder: Path, left_out: list[str], only: str = "") -> None:
-        self.path, self._folder, self.left_out, self.folders = path, folder, [*left_out], set()
-        found = [(only, (folder / only).stat())] if only else self._walked(str(folder), "")
-        files = {name: Member(plain(name), status.st_size, status.st_mtime_ns) for name, status in found}
+    def __init__(self, path: Path, folder: Path, left_out: Iterable[str] = (), only: str = "") -> None:
+        self.path, self.left_out, self.members = path, [*left_out], []
+        self._paths: dict[str, str] = {}
+        single = [(only, f"{folder}/{only}", (folder / only).stat())] if only else ()
+        for name, written, status in single or self._walked(str(folder), ""):
+            if name in self._paths:
+                step = "A Mac would take two for one: rename one of them."
+                raise refusal("hold names that differ, however accents are written", name, step)
+            self._paths[name] = written
+            self.members.append(Member(name, status.st_size, status.st_ctime_ns))
+        self.members.sort(key=lambda each: natural(each.name))
         self.left_out.sort()
-        self.members = sorted(files.values(), key=lambda each: natural(each.name))
-        self._written = {member.name: name for name, member in files.items()}
-        if twice := sorted(set(files) - set(self._written.values())):
-            step = f"A Mac would take two for one, such as {twice[0]!r}: rename one of them."
-            raise refusal("hold names that differ, however accents are written", str(path), step)
 
-    def _walked(self, folder: str, above: str) -> Iterator[tuple[str, os.stat_result]]:
-        """Name and status of each file, however deep."""
-        with os.scandir(folder) as entries:
-            for entry in filter(lambda each: is_visible(each.name), entries):
-                name = above + entry.name
-                if entry.is_file(follow_symlinks=False):
-                    yield name, entry.stat()
-                elif entry.is_dir(follow_symlinks=False):
-                    self.folders.add(plain(name))
-                    yield from self._walked(entry.path, f"{name}/")
-                else:
-                    self.left_out.append(name)
+    def _walked(self, folder: str, above: str) -> Iterator[tuple[str, str, os.stat_result]]:
+        """Name, path and status of each file, however deep."""
+        with os.scandir(folder) as found:
+            entries = [each for each in found if not each.name.startswith((".", "__MACOSX"))]
+        if above and not entries:
+            self.left_out.append(above)
+        for entry in entries:
+            name = plain(above + entry.name)
+            if entry.is_file(follow_symlinks=False):
+                yield name, entry.path, entry.stat()
+            elif entry.is_dir(follow_symlinks=False):
+                yield from self._walked(entry.path, f"{name}/")
+            else:
+                self.left_out.append(name)
 
     def read(self, name: str) -> bytes:
         """All of one file.
@@ -112,7 +119,7 @@ class Place:
             ValueError: It is larger than 4 GiB; the message is the reason alone.
             OSError: It cannot be read.
         """
-        with open(f"{self._folder}/{self._written.get(name, name)}", "rb") as file:  # noqa: PTH123  a Path is slow
+        with open(self._paths[name], "rb") as file:  # noqa: PTH123  a Path is slow
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 raise ValueError("larger than 4 GiB")
             return file.read()
@@ -132,60 +139,54 @@ def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
 
     Raises:
         FileNotFoundError: Nothing is there.
-        ValueError: A file of another kind is there; the archive is damaged, empty, too large, or a member
-            would land outside of it.
+        ValueError: A file of another kind is there; the archive is damaged, too large, or a member would land
+            outside of it.
     """
     path = local(root)
     name = path.name.lower()
     if path.is_dir():
-        return Place(path, path, [])
+        return Place(path, path)
     if path.is_file() and name.endswith(ARCHIVES):
-        return Place(path, *archives.unpacked(path))
+        return Place(path, *unpacked(path))
     if path.is_file() and name.endswith(single):
-        return Place(path.parent, path.parent, [], only=path.name)
-    rule, step = f"be a folder or end in {', '.join((*ARCHIVES, *single))}", "Choose another one."
-    if path.exists():
-        raise refusal(rule, str(path), step)
-    step = "Check the path; on Colab, mount Drive first."
-    raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
+        return Place(path.parent, path.parent, only=path.name)
+    rule = f"be a folder or end in {', '.join((*ARCHIVES, *single))}"
+    error = ValueError if path.exists() else FileNotFoundError
+    raise error(checks.message("root", rule, str(path), "Check the path; on Colab, mount Drive first."))
 
 
 def local(root: str | Path | None) -> Path:
     """Where `root` can be read on local disk.
 
-    A URL (`gs://`, `memory://`, `https://`, ...) is copied to `archives.store()` once, and again when what is
-    said of its files there has changed: names, sizes, times, etags. If the URL cannot be reached, the copy
-    from before is used, with a warning. Paths are returned as they are.
+    What is at a URL (`gs://`, `memory://`, `https://`, ...) is copied to `store()` once, and again
+    when what is said of its files there has changed: names, sizes, times, etags. If the URL cannot be
+    reached, the copy from before is used, with a warning. Paths are returned as they are.
 
     Raises:
-        ValueError: Nothing is given, what the URL needs is not installed, or a web address has no file name.
-        OSError: It cannot be reached, or nothing is there.
+        ValueError: Nothing is given.
+        OSError: The URL cannot be reached, or nothing is there.
     """
     if not root:
         raise refusal("say where the data lies", root, "Pass the path of its folder, archive or file.")
     url = str(root)
     if not workspace.is_url(url):
         return Path(root).expanduser()
-    base, folder = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name, shelf_of("copies", url)
-    is_web = url.lower().startswith(("http://", "https://"))
-    if is_web and "." not in base:
-        raise refusal("end in the name of a file", url, "Pass the address of an archive or of a single file.")
+    folder = shelf_of("copies", url)
+    target = folder / (Path(urllib.parse.urlsplit(url).path).name or "files")
     try:
-        said, copy = (_on_web if is_web else _on_filesystem)(url)
-        kept(folder, {"from": url, "files": said}, lambda draft: copy(draft / (base or "files")))
+        version, copy = (_on_web if url.lower().startswith("http") else _on_filesystem)(url)
+        kept(folder, version, lambda draft: copy(draft / target.name))
     except Exception as error:  # each filesystem has errors of its own
         reason = words.first_line(error)
-        if reason.startswith("Argument `"):
-            raise
-        if not (folder / "record.json").exists():
-            step = f"Copying failed ({reason}): check the connection, your rights and the space on disk."
+        if not target.exists():
+            step = f"It says: {reason}. Check the address, the connection and your rights."
             raise OSError(checks.message("root", "be within reach", url, step)) from None
         warnings.warn(f"`{url}` cannot be reached ({reason}); the copy from before is used.", stacklevel=3)
-    return folder / (base or "files")
+    return target
 
 
-Copied = tuple[dict[str, Any], Callable[[Path], None]]
-"""What an address says of each of its files, and what copies them to a path."""
+Copied = tuple[Any, Callable[[Path], Any]]
+"""What an address says of its files, as plain values, and what copies them to a path."""
 
 
 def _on_web(url: str) -> Copied:
@@ -200,19 +201,11 @@ def _on_web(url: str) -> Copied:
 def _on_filesystem(url: str) -> Copied:
     import fsspec
 
-    try:
-        filesystem, root = fsspec.url_to_fs(url)
-    except (ImportError, ValueError) as error:  # not installed; no such protocol
-        is_google = url.lower().startswith(("gs://", "gcs://"))
-        step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{words.first_line(error)}."
-        raise refusal("be an address whose filesystem is installed", url, step) from None
+    filesystem, root = fsspec.url_to_fs(url)
     filesystem.invalidate_cache()  # what was listed before in this process may have changed
     infos = {root: filesystem.info(root)} if filesystem.isfile(root) else filesystem.find(root, detail=True)
-    if not infos:
-        step = "Check the address, and that you may read there."
-        raise FileNotFoundError(checks.message("root", "be an existing folder or file", url, step))
-    if wrong := [name for name in infos if ".." in name.split("/")]:
-        raise refusal("hold only names that stay inside it", wrong[0], "Rename it.")
+    if not infos or any(".." in name.split("/") for name in infos):
+        raise ValueError("nothing is there" if not infos else "a name leads out of it")
 
     def copy(path: Path) -> None:
         for name in infos:
@@ -220,10 +213,7 @@ def _on_filesystem(url: str) -> Copied:
             target.parent.mkdir(parents=True, exist_ok=True)
             filesystem.get_file(name, str(target))
 
-    return {
-        name: {key: str(info[key]) for key in sorted(info) if key not in VOLATILE}
-        for name, info in infos.items()
-    }, copy
+    return [[f"{key}={info[key]}" for key in info if key not in VOLATILE] for info in infos.values()], copy
 
 
 def fetch(url: str, path: Path, checksum: str | None) -> None:
@@ -241,16 +231,100 @@ def fetch(url: str, path: Path, checksum: str | None) -> None:
 
     pooch.get_logger().setLevel("WARNING")  # the bar shows how far it is
     bring: Any = pooch.HTTPDownloader(True, 2**18, headers=PLAIN, timeout=TIMEOUT)
+    pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
+
+
+# --- archives, and what is kept of addresses --------------------------------------------------------------
+
+
+def store() -> Path:
+    """The folder on local disk for what can be fetched or unpacked again.
+
+    `datasets/` of the workspace; that of the user's cache without a workspace, or if it is on Drive.
+    """
+    import platformdirs
+
+    shelf = workspace.shelf("datasets")
+    if shelf is None or workspace.is_remote(shelf):
+        return platformdirs.user_cache_path("qnnkit") / "datasets"
+    return shelf
+
+
+def shelf_of(kind: str, name: str) -> Path:
+    """The folder in `store()` of one archive or address."""
+    return store() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+
+
+def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]) -> list[str]:
+    """What `make` gave when it filled `folder`: it is called for another `version` (plain values) alone.
+
+    The folder appears whole or not at all, and no other process makes it meanwhile.
+    """
+    from filelock import FileLock
+
+    with FileLock(workspace.make_folder(folder.parent) / f"{folder.name}.lock"):
+        record = workspace.read_json(folder / "record.json") or {}
+        if record.get("version") != version:
+            with workspace.whole_folder(folder) as draft:
+                record = {"version": version, "left_out": make(draft) or []}
+                workspace.write_json(draft / "record.json", record)
+    return record["left_out"]
+
+
+def unpacked(path: Path) -> tuple[Path, list[str]]:
+    """The folder with the files of an archive, and the names of links and devices, which are left out.
+
+    An archive is unpacked again if its size or its time of writing has changed.
+
+    Raises:
+        ValueError: The archive is damaged or too large, or holds a name twice, or a member that would land
+            outside of the folder.
+        OSError: The disk is full or read-only.
+    """
+    status, folder = path.stat(), shelf_of("unpacked", str(path.resolve()))
+    version = [status.st_size, status.st_mtime_ns]
+    return folder / "files", kept(folder, version, lambda draft: _unpack(path, draft / "files"))
+
+
+def _unpack(path: Path, folder: Path) -> list[str]:
+    """Writes all files and folders; gives the names of links and devices.
+
+    Neither `zipfile` nor `tarfile` writes more bytes than the size that a member declares.
+    """
+    links, total, is_zip = [], 0, path.name.lower().endswith(".zip")
+    folder.mkdir()
     try:
-        pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
-    except OSError as error:
-        reply = getattr(error, "response", None)  # which requests leaves open, socket and all
-        if reply is not None:
-            reply.close()
-        raise
+        opened: Any = (zipfile.ZipFile if is_zip else tarfile.open)(path)
+        with opened as archive:
+            archive.extraction_filter = lambda info, _: info  # slow; each is checked here
+            for number, info in enumerate(archive.infolist() if is_zip else archive, start=1):
+                name, size = (info.filename, info.file_size) if is_zip else (info.name, info.size)
+                name, total = name.replace("\\", "/"), total + size
+                is_folder = info.is_dir() if is_zip else info.isdir()
+                is_file = not (is_folder or S_ISLNK(info.external_attr >> 16)) if is_zip else info.isreg()
+                if number > MAX_FILES or size > MAX_BYTES or total > MAX_ARCHIVE:
+                    most = f"{MAX_FILES:,} files, {MAX_BYTES:,} bytes each, {MAX_ARCHIVE:,} in all"
+                    value = f"{path.name} with {number:,} files, {max(size, total):,} bytes"
+                    raise refusal(f"hold at most {most}", value, "Unpack it and pass the folder.")
+                if name.startswith("/") or ".." in name.split("/"):
+                    step = "Nothing was read: make the archive again, from inside the folder."
+                    raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
+                if is_file and (folder / name).exists():
+                    step = "Make it again, from one folder; on a Mac, capital letters make no other name."
+                    raise refusal("hold each name once", f"{path.name}: {name}", step)
+                if is_file or is_folder:
+                    archive.extract(info, folder)
+                else:
+                    links.append(name)
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # the disk's
+            raise
+        step = f"It cannot be read ({words.first_line(error)}): copy or download it again."
+        raise refusal("be a whole archive", str(path), step) from None
+    return links
 
 
-def unpacked(content: bytes) -> bytes:
+def gunzipped(content: bytes) -> bytes:
     """What a gzip file holds.
 
     Raises:

@@ -20,8 +20,6 @@ from qnnkit.data.batches import DictBatches, keyed_generator
 from qnnkit.data.places import first, refusal
 
 SPLITS = ("train", "validation", "test")
-SIDES = ("any", *SPLITS)
-"""On which side of its dataset a sample lies: "any" where the dataset has no sides of its own."""
 
 
 P = TypeVar("P", bound="Part")
@@ -108,12 +106,13 @@ class Part:
     def at(self, rows: Sequence[int] | torch.Tensor) -> Self:
         """Some of the samples, in this order."""
         index = torch.as_tensor(rows, dtype=torch.int64)
-        chosen, changed = index.tolist(), {}
-        for name, value in vars(self).items():
-            if value is not None:
-                is_tensor = isinstance(value, torch.Tensor)
-                changed[name] = value[index] if is_tensor else tuple(value[i] for i in chosen)
-        return replace(self, **changed)
+        chosen = index.tolist()
+
+        def part_of(value: Any) -> Any:
+            return value[index] if isinstance(value, torch.Tensor) else tuple(value[i] for i in chosen)
+
+        fields = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: part_of(value) for name, value in fields.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +221,7 @@ def split_rows(
     classes: Sequence[str] = ("",),
     *,
     names: Sequence[str] | None = None,
-    sides: np.ndarray | None = None,
+    sides: Sequence[str] | None = None,
     split_seed: int = 0,
     validation_fraction: float = 0.2,
     test_fraction: float = 0.2,
@@ -239,7 +238,7 @@ def split_rows(
         labels: Indices into `classes`, of shape (n,); all 0 where there are none.
         classes: The name of each label, for messages.
         names: What is hashed, of each sample.
-        sides: Indices into SIDES, of shape (n,).
+        sides: The split of each sample, or "any" where the dataset has none of its own.
         split_seed: Decides, with the names or the number of rows.
         validation_fraction: Of the samples that splits are drawn from; above 1 their number, which is exact
             where there are no classes, and else divided among them.
@@ -258,13 +257,13 @@ def split_rows(
         >>> [set(old - 1) - set(new) <= {-1} for old, new in zip(before, after)]
         [True, True, True]
     """
-    sides = np.zeros(len(labels), np.uint8) if sides is None else sides
-    parts = {side: np.flatnonzero(sides == SIDES.index(side)) for side in SPLITS}
+    placed = np.array(["any"] * len(labels) if sides is None else sides)
+    parts = {side: np.flatnonzero(placed == side) for side in SPLITS}
     fractions = {"test": test_fraction, "validation": validation_fraction}
     shares = {side: share for side, share in fractions.items() if not len(parts[side])}
-    rows = parts["train"] = parts["train"] if len(parts["train"]) else np.flatnonzero(sides == 0)
-    counts = {side for side, share in shares.items() if share > 1 and share == int(share)}
-    shares |= {side: shares[side] / max(1, len(rows)) for side in counts}
+    rows = parts["train"] = parts["train"] if len(parts["train"]) else np.flatnonzero(placed == "any")
+    exact = {side for side, share in shares.items() if share > 1 and share == int(share)}
+    shares |= {side: shares[side] / max(1, len(rows)) for side in exact}
     if shares and not (min(shares.values()) > 0 and sum(shares.values()) < 1):
         rule = f"be above 0, as all fractions must, and leave {what} for training"
         side = min(shares, key=lambda side: (0 < shares[side] < 1, side != "test"))
@@ -272,16 +271,18 @@ def split_rows(
         raise ValueError(checks.message(f"{side}_fraction", rule, fractions[side], step))
     if not 0 <= split_seed < 2**32:
         raise ValueError(checks.message("split_seed", "lie in 0..4294967295", split_seed, "Use 0."))
-    if shares and names is None:
-        parts |= _drawn(labels, rows, shares, len(classes), split_seed)
-    elif shares and names is not None:
-        parts |= _hashed(labels, rows, names, shares, counts, split_seed)
+    if names is None:
+        drawn = _drawn(labels[rows], [*shares.values()], len(classes), split_seed)
+    else:
+        drawn = _hashed(labels[rows], [f"{split_seed}/{names[row]}" for row in rows.tolist()], shares, exact)
+    parts |= {side: rows[drawn == k] for k, side in enumerate((*shares, "train"))}
     for side, part in parts.items():
-        if lacking := np.flatnonzero(np.bincount(labels[part], minlength=len(classes)) == 0).tolist():
-            there = np.bincount(labels, minlength=len(classes)).tolist()
-            few = {classes[label]: there[label] for label in lacking[:5]} if any(classes) else there[0]
+        counts = np.bincount(labels[part], minlength=len(classes))
+        if not counts.all():
+            label = int(counts.argmin())
+            few = f"{np.count_nonzero(labels == label):,} {classes[label]}".strip()
             step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
-            rule = f"hold enough {what} {'of every class ' * (len(classes) > 1)}for all three splits"
+            rule = f"hold enough {what} of every class for all three splits"
             raise refusal(rule, few, f"None is left for {side}: {step}")
     return parts["train"], parts["validation"], parts["test"]
 
@@ -304,44 +305,37 @@ def split_names(names: Sequence[str], holder: str = "", **options: Any) -> list[
     return [sides[row] for row in range(len(keys))]
 
 
-def _drawn(
-    labels: np.ndarray, rows: np.ndarray, shares: dict[str, float], n_classes: int, split_seed: int
-) -> dict[str, np.ndarray]:
-    """Exact shares of the rows, class by class, and the rest for training; all sorted."""
+def _drawn(labels: np.ndarray, shares: list[float], n_classes: int, split_seed: int) -> np.ndarray:
+    """Which share each sample is in, in exact numbers, class by class; `len(shares)` stands for none."""
     from sklearn.model_selection import train_test_split
 
-    parts, total = {}, len(rows)
-    for side, share in shares.items():
-        n, drawn = max(n_classes, round(share * total)), rows[:0]
+    sides, rows = np.full(len(labels), len(shares)), np.arange(len(labels))
+    for k, share in enumerate(shares):
+        n = max(n_classes, round(share * len(labels)))
         with contextlib.suppress(ValueError):  # it refuses a class of one, and fewer samples than classes
             two = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed)
-            rows, drawn = map(np.asarray, two)
-        rows, parts[side] = np.sort(rows), np.sort(drawn)
-    return {**parts, "train": rows}
+            rows, sides[two[1]] = np.sort(two[0]), k
+    return sides
 
 
-def _hashed(
-    labels: np.ndarray,
-    rows: np.ndarray,
-    names: Sequence[str],
-    shares: dict[str, float],
-    counts: set[str],
-    split_seed: int,
-) -> dict[str, np.ndarray]:
-    """About these shares of the rows by the hash of each name, or exact counts; the rest for training."""
-    hashes = [hashlib.sha256(f"{split_seed}/{names[row]}".encode(errors="surrogatepass")) for row in rows]
-    places = np.array([int.from_bytes(each.digest()[:8], "big") / 2**64 for each in hashes])  # in 0..1
-    sides, ends = np.empty(len(rows), np.int64), np.cumsum(list(shares.values()))
-    for label in np.unique(labels[rows]):
-        of_class = np.flatnonzero(labels[rows] == label)
+def _hashed(labels: np.ndarray, keys: list[str], shares: dict[str, float], exact: set[str]) -> np.ndarray:
+    """Which share each sample is in, about, by the hash of its key; `len(shares)` stands for none.
+
+    Shares of names in `exact` have exact numbers.
+    """
+    hashes = [hashlib.sha256(key.encode(errors="surrogatepass")).digest() for key in keys]
+    places = np.array([int.from_bytes(digest[:8], "big") / 2**64 for digest in hashes])  # in 0..1
+    sides, ends = np.empty(len(labels), np.int64), np.cumsum(list(shares.values()))
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
         order = of_class[np.argsort(places[of_class], kind="stable")]
         cuts, n = [0, *np.searchsorted(places[order], ends)], len(order)
         for k, side in enumerate(shares, start=1):  # where there are enough, one on each side at least
-            if side in counts:
+            if side in exact:
                 cuts[k] = round(shares[side] * n) + cuts[k - 1]
             cuts[k] = max(min(cuts[k], n - (len(cuts) - k)), cuts[k - 1] + 1)
         sides[order] = np.searchsorted(cuts[1:], np.arange(n), side="right")
-    return {side: rows[sides == k] for k, side in enumerate((*shares, "train"))}
+    return sides
 
 
 # --- what is in two splits ---------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from qnnkit import checks
 from qnnkit.data import music_tokens, places, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, from_file, numbered, pixels
 from qnnkit.data.folders import label_in, left_out
-from qnnkit.data.images import stack_arrays, stack_files
+from qnnkit.data.images import as_pictures, one_form, stack_files
 from qnnkit.data.pieces import blocks, collect, encoded
-from qnnkit.data.splits import SPLITS, ImageSplits
+from qnnkit.data.splits import ImageSet, ImageSplits
 from qnnkit.data.text import documents, not_packed, packed
 from qnnkit.data.tokens import TokenSplits
 
@@ -43,8 +43,8 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
         lost = not_packed(left_out)
     if not part.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
-    parts: dict[str, Any] = dict.fromkeys(SPLITS, part)
-    return TokenSplits(Path(root).name, **parts, tokenizer=tokenizer, notes=(*notes, *lost))
+    notes = (*notes, *lost)
+    return TokenSplits(Path(root).name, part, part, part, tokenizer=tokenizer, notes=notes)
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits | TensorSplits:
@@ -62,37 +62,35 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
     Raises:
         ValueError, OSError: A class is none of the net's, a shape is another, or nothing can be read.
     """
-    path = places.local(root)
-    form = {"image_size": about.sizes.get("image_size"), "grey": about.sizes.get("channels") == 1}
+    path, classes = places.local(root), about.classes
+    size, grey = about.sizes.get("image_size"), about.sizes.get("channels") == 1
     if path.suffix == ".npz":
         sides, names, notes = from_file(path)
         samples, labels = sides.get("test") or next(iter(sides.values()))
-        if about.classes:
+        dtype, *shape = about.shapes[""]
+        if classes:
             names, [labels] = numbered([labels], names)
-            labels = _matched(names, about.classes, notes)[labels]
-        if "image_size" not in about.sizes:
-            return _tensors(path.name, samples, labels, about, tuple(notes))
-        stack = stack_arrays({"any": (pixels(samples), labels)}, about.classes, **form)
+            labels = _matched(names, classes, notes)[labels]
+        targets = torch.as_tensor(labels if classes else np.asarray(labels, np.float32))
+        sources = tuple(f"{path.name}/{row}" for row in range(len(samples)))
+        if size is None:
+            inputs, changed = torch.as_tensor(samples).to(getattr(torch, dtype)), []
+        else:
+            inputs, changed = one_form(as_pictures(pixels(samples)), sources, size, grey)
+        if list(inputs.shape[1:]) != shape or len(inputs) != len(targets):
+            rule = f"hold samples of shape {tuple(shape)}, and a label for each"
+            value = f"{tuple(inputs.shape)}, {len(targets):,} labels"
+            raise places.refusal(rule, value, "The net was trained on such.")
+        part = (TensorSet if size is None else ImageSet)(inputs, targets, sources)
     else:
         place = places.open_place(path)
-        names, notes = _names(place, about.classes, pattern), [*left_out(place, {})]
-        labels = _matched([*names.values()], about.classes, notes).tolist()
-        files = [("any", label, name) for name, label in zip(names, labels, strict=True)]
-        stack = stack_files(place.read, files, about.classes, **form)
-    parts: dict[str, Any] = dict.fromkeys(SPLITS, stack.whole)
-    return ImageSplits(path.name, **parts, classes=about.classes, notes=(*stack.notes, *notes))
-
-
-def _tensors(name: str, samples: Any, labels: Any, about: Any, notes: tuple[str, ...]) -> TensorSplits:
-    dtype, *shape = about.shapes[""]
-    values = torch.as_tensor(samples).to(getattr(torch, dtype))
-    if list(values.shape[1:]) != shape or len(values) != len(labels):
-        rule = f"hold samples of shape {tuple(shape)}, and a label for each"
-        value, step = f"{tuple(values.shape)}, {len(labels):,} labels", "The net was trained on such."
-        raise places.refusal(rule, value, step)
-    targets = torch.as_tensor(labels if about.classes else np.asarray(labels, np.float32))
-    part = TensorSet(values, targets, tuple(f"{name}/{row}" for row in range(len(values))))
-    return TensorSplits(name, **dict.fromkeys(SPLITS, part), classes=about.classes or None, notes=notes)
+        names, notes = _names(place, classes, pattern), left_out(place, {})
+        labels = _matched([*names.values()], classes, notes).tolist()
+        files = [("any", label, member) for label, member in zip(labels, names, strict=True)]
+        stack = stack_files(place.read, files, size, grey)
+        part, changed = stack.whole, stack.notes
+    kind: Any = ImageSplits if isinstance(part, ImageSet) else TensorSplits
+    return kind(path.name, part, part, part, classes=classes or None, notes=(*changed, *notes))
 
 
 def _matched(names: Sequence[str], classes: Sequence[str], notes: list[str]) -> np.ndarray:
@@ -107,12 +105,14 @@ def _matched(names: Sequence[str], classes: Sequence[str], notes: list[str]) -> 
     return np.array([number[name] for name in names], np.int64)
 
 
-def _names(place: places.Place, classes: Sequence[str], pattern: str | None) -> dict[str, str]:
-    """File -> its class: by a folder around it, or by its name."""
+def _names(place: places.Place, classes: Sequence[str], pattern: str | None) -> dict[places.Member, str]:
+    """Image -> its class: by a folder around it, or by its name."""
     label, names = label_in(pattern) if pattern else lambda name: None, {}
-    for name in [member.name for member in place.members if member.is_image]:
-        *above, base = name.split("/")
-        names[name] = next((each for each in above if each in classes), label(name) or [*above[-1:], base][0])
+    for member in [member for member in place.members if member.is_image]:
+        *above, base = member.name.split("/")
+        names[member] = next(
+            (each for each in above if each in classes), label(base) or [*above, base][-2:][0]
+        )
     if not names:
         step = "Put images in folders named by class."
         raise places.refusal("hold labelled samples", str(place.path), step)

@@ -45,7 +45,7 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         def compute() -> dict[str, Tensor]:
             return {name: _compute(net, splits.split(name).images, device) for name in SPLITS}
 
-        maps = cache.kept("features", _key(part, splits), compute, what="Features")
+        maps = cache.kept("features", _key(part, splits), compute)
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 

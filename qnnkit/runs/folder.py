@@ -109,15 +109,8 @@ class Run:
         Raises:
             ValueError, OSError: They cannot be used, or are others.
         """
-        from qnnkit.data import places
-
         splits, trained_on = self.recipe.load(self.config), self.provenance.get("data")
-        for form in ("NFD", None):  # as names counted before they had one form
-            if trained_on is None or splits.fingerprint() == trained_on:
-                return splits
-            with places.names_in(form):
-                splits = self.recipe.load(self.config)
-        if splits.fingerprint() == trained_on:
+        if trained_on is None or splits.fingerprint() == trained_on:
             return splits
         place = getattr(self.config, "data_dir", None) or splits.name
         raise ValueError(
