@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -242,13 +243,13 @@ class EpochPeer(Peer):
 
     def _net(self, name: str, image: Any, double: bool) -> Any:
         """The kit's own net of 88,000 weights."""
-        from qnnkit import Quanv2d, controls
-        from qnnkit.recipes.letters import ResidualQuanvNet
+        from qnnkit import Quanv2d, controls, recipes
+        from qnnkit.recipes import letters
 
         device_name = "default.qubit" if name in (*OWN, "classical") else name
         circuit = (_qnode(device_name, self.workload, double=double), self.workload.circuit()[1])
         sizes = {"channels": 1, "image_size": (32, 32), "n_classes": self.workload.n_classes}
-        net = ResidualQuanvNet(**sizes, hidden=114)
+        net = letters.build(recipes.settings("letters"), SimpleNamespace(sizes=sizes), seed=0)
         net.middle.quanv = Quanv2d(4, circuit, backend="batched" if name in OWN else device_name)
         if name == "classical":
             with self.torch.no_grad():  # the control takes the sizes that the circuit has seen

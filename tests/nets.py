@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import signature
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from qnnkit import models
 from qnnkit.models.blocks import seeded
-from qnnkit.recipes import cnn, letters, resnet, resnet_circuit
+from qnnkit.recipes import cnn, letters, resnet_circuit
 
 
 def _resnet_circuit(channels, n_classes, *, n_qubits=4, hidden=16, dropout=0.0, seed=0, **settings):
@@ -20,12 +21,13 @@ def _resnet_circuit(channels, n_classes, *, n_qubits=4, hidden=16, dropout=0.0, 
 
 
 BACKBONE = models.ResNetSettings.model_fields.keys()
+SMALL = {"hidden": 16, "dropout": 0.0, "seed": 0}
+QUANV = {"width": 64, "blocks": 1, "maps": 4, "circuit": "data_reuploading", "kernel_size": 2, "stride": 2}
 NETS = {
     "quanv": models.QuanvNet,
-    "residual_quanv": letters.ResidualQuanvNet,
+    "residual_quanv": partial(letters.ResidualQuanvNet, **SMALL, **QUANV),
     "resnet_circuit": _resnet_circuit,
-    "resnet18": resnet.ResNet18,
-    "cnn": cnn.SmallCNN,
+    "cnn": partial(cnn.SmallCNN, **SMALL, width=64),
 }
 HYBRID = ("quanv", "residual_quanv", "resnet_circuit")
 SLIDING = ("quanv", "residual_quanv")

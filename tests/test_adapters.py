@@ -176,18 +176,6 @@ def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path)
     assert adapters.count(plain)["angles"] == 0 and gap(logits(plain), changed) < NEAR
 
 
-def test_a_copy_is_a_model_of_its_own():
-    model = stirred(adapted())
-    loss_of(model)
-    other = copy.deepcopy(model)
-    before = logits(model)
-    assert gap(logits(other), before) == 0
-    stirred(other, seed=9)
-    assert gap(logits(model), before) == 0 and gap(logits(other), before) > 1e-3
-    after = logits(other)
-    assert gap(logits(other.merge_and_unload()), after) < NEAR and gap(logits(model), before) == 0
-
-
 # --- controls --------------------------------------------------------------------------------------
 
 

@@ -75,7 +75,7 @@ def test_targets_by_default_all_linear_and_by_number(base):
         ("target_modules", "lora", {"targets": ["query"]}, "called down_proj, gate_proj, k_proj"),
         ("target_modules", "lora", {"targets": ["q_proj", "query"], "n_weights": 9}, "is 'query'"),
         ("name", "lora", {"targets": "nothing.*"}, "It says: Target modules"),  # in PEFT's words
-        ("name", "lorra", {}, "lora"), ("name", "qpa", {}, "quantum_peft; qpa is no more"),
+        ("name", "lorra", {}, "lora"), ("name", "qpa", {}, "quantum_peft"),
         ("options", "prompt_tuning", {"targets": TARGETS}, ""), ("options", "lora", {"rank": 4}, ""),
         ("options", "vera", {"lora_alpha": 4}, ""), ("n_weights", "lora", {"n_weights": -1}, ""),
         ("name", "lora", {"n_weights": 1000, "r": 4}, ""), ("name", "boft", {"n_weights": 1000}, ""),

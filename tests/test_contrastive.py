@@ -89,15 +89,6 @@ def test_the_same_caption_is_right_too_in_the_loss():
     assert float(found.loss.detach()) < 1e-9, "nothing is wrong"
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_small_batches(n):
-    model, batch = pairs_of(n)
-    step = Contrastive()(model, batch)
-    step.loss.backward()
-    assert torch.isfinite(step.loss) and torch.isfinite(model.images.grad).all()
-    assert n > 1 or float(step.loss.detach()) == 0
-
-
 def test_autocast_does_not_round_the_logits():
     model, batch = pairs_of()
     model = model.float()
@@ -212,33 +203,6 @@ def test_one_chunk_is_in_memory_at_once():
         assert peak(Contrastive()) == 1 and peak(in_pieces(4)) == 1 and len(alive) == 10
 
 
-def test_autocast_holds_on_the_way_back():
-    clip, batch = clip_of(), batch_of()
-    seen = []
-
-    def half():
-        return torch.autocast("cpu", torch.bfloat16)
-
-    whole = gradients(clip, Contrastive(), batch, half)
-    part = clip.net.vision_model.encoder.layers[0].mlp.fc1
-    with part.register_forward_hook(lambda module, given, outputs: seen.append(outputs.dtype)):
-        chunks = gradients(clip, in_pieces(10), batch, half)
-    assert seen == [torch.bfloat16] * 4, "twice on the way there, twice on the way back"
-    exact = gradients(clip, Contrastive(), batch)
-    name = "net.vision_model.encoder.layers.0.mlp.fc1.weight"
-    assert float((chunks[name] - whole[name]).norm()) < 2 * float((whole[name] - exact[name]).norm())
-
-
-def test_frozen_weights_stay_without_gradient():
-    clip = clip_of()
-    clip.net.text_model.requires_grad_(False)
-    found = gradients(clip, in_pieces(6), batch_of())
-    with torch.no_grad():
-        assert not in_pieces(6)(clip, batch_of()).loss.requires_grad
-    assert not any("text_model" in name for name in found) and "net.text_projection.up.weight" in found
-    close(found, gradients(clip, Contrastive(), batch_of()))
-
-
 # --- what embeddings are worth ------------------------------------------------------------------------------
 
 
@@ -257,8 +221,9 @@ def by_hand(queries, candidates, right: set[tuple[int, int]], k: int) -> float:
 
 
 def test_what_cannot_be_compared_is_never_found():
+    """Not a number, and all alike: who stands level comes before."""
     good, broken, right = torch.eye(3), torch.full((3, 3), torch.nan), torch.eye(3, dtype=torch.bool)
-    for images, texts in ((good, broken), (broken, good), (broken, broken)):
+    for images, texts in ((good, broken), (broken, good), (broken, broken), (torch.ones(3, 1),) * 2):
         assert set(recall(images, texts, right, ranks=(1, 2)).values()) == {0.0}
     good[1] = torch.nan
     found = recall(good, torch.eye(3), right, ranks=(1,))
@@ -279,12 +244,6 @@ def test_recall_with_several_captions(rows, monkeypatch):
         assert found[f"text_to_image_recall_{k}"] == by_hand(texts, images, flipped, k)
     assert found["image_to_text_recall_30"] == found["text_to_image_recall_30"] == 1
     assert 0 < found["image_to_text_recall_1"] != found["text_to_image_recall_1"]
-
-
-def test_a_model_that_holds_all_alike_finds_nothing():
-    same = torch.ones(12, 1)
-    found = recall(same, same, torch.eye(12, dtype=torch.bool))
-    assert found["image_to_text_recall_1"] == found["text_to_image_recall_10"] == 0
 
 
 def test_zero_shot():
@@ -313,7 +272,6 @@ def test_a_split_in_the_space_of_a_model():
         (image, found.captions.index(text)) for image, texts in enumerate(part.captions) for text in texts
     }
     told = scores(found)
-    assert len(told) == 7 and all(0 <= value <= 1 for value in told.values())
-    judged = Contrastive().judge(clip, SPLITS, "validation")
-    both = judged["image_to_text_recall_1"] + judged["text_to_image_recall_1"]
-    assert judged == told | {"recall_1": both / 2}
+    assert len(told) == 8 and all(0 <= value <= 1 for value in told.values())
+    assert told["recall_1"] == (told["image_to_text_recall_1"] + told["text_to_image_recall_1"]) / 2
+    assert Contrastive().judge(clip, SPLITS, "validation") == told

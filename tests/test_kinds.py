@@ -129,7 +129,7 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     assert state.of_run(base.folder).counted == "tokens"
     begun, counts = report.preview(base)
     assert begun["from"].str.contains("ann|bob").all() and begun["begins"].str.len().min() > 0
-    assert counts.loc["train", "tokens"] == len(base.splits.train) * 16
+    assert counts.loc["train", "tokens"] == len(base.splits.train) * 15
 
 
 def test_adapters_stand_beside_controls_of_as_many_weights(adapted):

@@ -16,7 +16,6 @@ from qnnkit.adapters import adapt
 from qnnkit.data import tokenizers
 from qnnkit.data.text import text
 from qnnkit.models.causal_lm import causal_lm
-from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 from tests.nets import llama, shaken
 from tests.toys import refused
@@ -63,10 +62,9 @@ def without_end(model, tokenizer):
 
 
 def test_greedy_text_is_the_most_likely_token_each_time(splits):
-    """The last tokens that leave room among 32 are seen; a learnt prompt stands before a text once."""
-    learnt = shaken(adapt(without_end(small(), splits.tokenizer), "prompt_tuning", num_virtual_tokens=2))
-    long = "The quick brown fox " * 20  # longer than the positions by itself
-    for model, prompt in ((without_end(small(), splits.tokenizer), long), (learnt, "The")):
+    """The last tokens that leave room among 32 are seen."""
+    model = without_end(small(), splits.tokenizer)
+    for prompt in ("The", "The quick brown fox " * 20):  # which is longer than the positions by itself
         seen = splits.tokenizer.encode(prompt)[-22:]
         found = tasks.generate(model, splits.tokenizer, prompt, 10, temperature=0)
         assert found == splits.tokenizer.decode(greedy(model, seen, 10)[len(seen) :])
@@ -170,7 +168,7 @@ def test_adapters_and_merged_models_are_read_without_the_kit(splits, tmp_path):
 
 def test_a_save_is_whole_or_leaves_the_old_one(splits, tmp_path, monkeypatch):
     base = small()
-    at = tasks.save(base, splits.tokenizer, tmp_path / "base", Settings(epochs=7))
+    at = tasks.save(base, splits.tokenizer, tmp_path / "base", {"epochs": 7})
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in at.iterdir()}
     assert json.loads((at / "training_config.json").read_text())["epochs"] == 7
     model, names = adapt(base), {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
@@ -205,8 +203,7 @@ def test_nothing_but_an_earlier_save_is_replaced(splits, tmp_path, name, told):
 
 
 METHODS = {"ia3": {}, "loha": {}, "prompt_tuning": {"num_virtual_tokens": 2}}
-METHODS |= {"oft": {"r": 4, "oft_block_size": 0}, "boft": {"boft_block_size": 4}}
-"""boft looks at numbers, so no skeleton will do."""
+METHODS |= {"oft": {"r": 4, "oft_block_size": 0}}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -154,7 +154,7 @@ def test_sizes(name, n_classes, settings, quantum, classical):
 @pytest.mark.parametrize(("stride", "sides"), [(1, (32, 4)), (2, (16, 2)), (4, (8, 1))])
 def test_resnet18_for_small_images(stride, sides):
     sizes = {"channels": 1, "image_size": (32, 32), "n_classes": 28}
-    model, seen = family("resnet18", sizes=sizes, stem_stride=stride).eval(), []
+    model, seen = family("resnet_circuit", sizes=sizes, stem_stride=stride).eval(), []
     net = model.backbone.net
     net.embedder.register_forward_hook(lambda m, given, maps: seen.append(maps.shape[-1]))
     net.encoder.register_forward_hook(lambda m, given, maps: seen.append(maps[0].shape[-1]))
@@ -177,10 +177,10 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["resnet_circuit", "resnet18"])
-def test_weights_of_a_local_folder(name, saved):
+def test_weights_of_a_local_folder(saved):
     sizes = {"channels": 1, "image_size": (12, 10), "n_classes": 3}
-    one, other = (family(name, sizes=sizes | {"seed": seed}, pretrained=str(saved)).eval() for seed in (0, 1))
+    shared = {"sizes": sizes, "pretrained": str(saved)}
+    one, other = (family("resnet_circuit", {"seed": seed}, **shared).eval() for seed in (0, 1))
     assert one.backbone.n_features == 12
     grey = IMAGES[:, :1]
     close(one.features(grey), other.features(grey))  # the folder's, whatever the seed
@@ -188,9 +188,8 @@ def test_weights_of_a_local_folder(name, saved):
     assert all(torch.equal(stored[key], value) for key, value in one.backbone.net.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["resnet_circuit", "resnet18"])
-def test_a_frozen_backbone_stays_as_it_is(name):
-    model = model_of(name, frozen_backbone=True).train()
+def test_a_frozen_backbone_stays_as_it_is():
+    model = model_of("resnet_circuit", frozen_backbone=True).train()
     before = {key: value.clone() for key, value in model.backbone.state_dict().items()}
     model(IMAGES).logsumexp(-1).sum().backward()
     assert all(torch.equal(before[key], value) for key, value in model.backbone.state_dict().items())
@@ -229,7 +228,7 @@ def test_weights_that_cannot_be_had(saved, tmp_path, monkeypatch, write):
         write(tmp_path, saved)
     sizes = {"channels": 1, "image_size": (9, 9), "n_classes": 2}
     with refused("pretrained"):
-        family("resnet18", sizes=sizes, pretrained=str(place))
+        family("resnet_circuit", sizes=sizes, pretrained=str(place))
 
 
 # --- quanvolutions -----------------------------------------------------------------------------------------

@@ -392,22 +392,6 @@ def test_real_notes_come_back(name):
 
 
 @pytest.mark.data
-def test_real_midi_is_what_others_read_in_it():
-    """Pitches in each 16th as they were derived from the same MIDI elsewhere; of every 25th file."""
-    there = {piece.name: piece for piece in pieces_of("nottingham-16th.json.gz")}
-
-    def sounding(score, tpq):
-        cells = set()
-        for note in [note for track in score.tracks for note in track.notes]:
-            start = round(note.start / tpq * 4)
-            cells |= {(step, note.pitch) for step in range(start, max(start + 1, round(note.end / tpq * 4)))}
-        return cells
-
-    for piece in pieces_of("nottingham_midi.zip")[::25]:
-        assert sounding(piece.score, piece.score.tpq) == sounding(there[piece.name].score, 4), piece.name
-
-
-@pytest.mark.data
 def test_real_chorales_and_sonatas_are_split_as_ever():
     splits = music(real("music"), composers=["jsb-chorales-16th", "mozart-16th"])
     counts = {

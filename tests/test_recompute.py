@@ -160,7 +160,7 @@ def kept(loss):
 
 
 SMALLER = {
-    "residual_quanv": 0.6, "resnet18": 0.75, "resnet_circuit": 0.75, "cnn": 0.6, "quanv": 0.6,
+    "residual_quanv": 0.6, "resnet_circuit": 0.75, "cnn": 0.6, "quanv": 0.6,
     "two filters": 0.6, "default.qubit": 0.75, "a list": 0.5, "llama": 0.5, "clip": 0.6,
 }  # fmt: skip
 

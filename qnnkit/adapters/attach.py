@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,30 +23,17 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 CONFIG = "adapter_config.json"
-SEEDS = ("seed", "projection_prng_key")
-"""Settings from which circuits draw angles, and VeRA its projections."""
-GONE = "An adapter from circuits is quantum_peft; qpa is no more."
 
 
-def adapt(
-    model: nn.Module,
-    name: str = "lora",
-    *,
-    n_weights: int | None = None,
-    targets: Iterable[str] | str | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> PeftModel:
+def adapt(model: nn.Module, name: str = "lora", *, seed: int = 0, **options: Any) -> PeftModel:
     """Puts a PEFT method, or circuits that give LoRA's weights, on `model`; its own weights are frozen.
 
     Args:
         model: One without an adapter; changed in place.
         name: "quantum_peft", "lora", "vera" or another method that PEFT knows.
-        n_weights: About how many weights train; None leaves that to `options` and the defaults.
-        targets: As PEFT's `target_modules`; None for what PEFT adapts in models of this type.
         seed: Fixes initial weights, a circuit's angles and VeRA's projections among them; the caller's
             generators are left alone.
-        options: Other settings of the method's configuration.
+        options: As of `config`: `n_weights`, `targets`, and settings of the method.
 
     Raises:
         ValueError: As of `config`; or there is an adapter already, a target names no layer, or PEFT refuses.
@@ -60,8 +47,8 @@ def adapt(
     if hasattr(model, "peft_config"):
         step = "Merge it first, build the model again, or add a saved one by adapters.load."
         raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
-    chosen = config(model, name, n_weights=n_weights, targets=targets, **options)
-    for own in SEEDS:  # these methods draw from a number of their own, whatever the generators' state
+    chosen = config(model, name, **options)
+    for own in ("seed", "projection_prng_key"):  # of which circuits and VeRA draw, not of the generators
         if hasattr(chosen, own) and own not in options:
             setattr(chosen, own, seed)
     if chosen.task_type is None and callable(getattr(model, "generate", None)):
@@ -115,8 +102,7 @@ def load(
         circuits = Circuits.read(place) if trainable and (place / CIRCUIT).is_file() else None
     ours = getattr(base, "name_or_path", "") or ""
     if ours and made_for and Path(ours).resolve() != Path(made_for).resolve():
-        message = f"The adapter in {place} was made for {made_for}, the model is {ours}; "
-        warnings.warn(f"{message}the layers have equal sizes.", stacklevel=2)
+        warnings.warn(f"The adapter in {place} was made for {made_for}, the model is {ours}.", stacklevel=2)
     with seeded(0), warnings.catch_warnings(action="ignore"):  # PEFT draws before it reads
         if extends:
             model.load_adapter(str(place), name, is_trainable=trainable)
@@ -143,12 +129,7 @@ def base_of(folder: Path) -> str:
 
 
 def config(
-    model: nn.Module,
-    name: str,
-    *,
-    n_weights: int | None = None,
-    targets: Iterable[str] | str | None = None,
-    **options: Any,
+    model: nn.Module, name: str, *, n_weights: int | None = None, targets: Any = None, **options: Any
 ) -> Any:
     """The configuration of an adapter, of about as many trained weights as asked for.
 
@@ -173,10 +154,9 @@ def config(
         >>> config(model, "lora", n_weights=1000, targets=["0", "2"]).r
         4
     """
-    cls = _known()[checks.choice("name", name, sorted(_known()), GONE)]
-    if targets is None:  # of a kind that PEFT does not know
-        targets = getattr(getattr(model, "config", None), "usual_targets", None)
-    if targets is not None:
+    cls = _known()[checks.choice("name", name, sorted(_known()))]
+    targets = targets or getattr(getattr(model, "config", None), "usual_targets", None)  # unknown to PEFT
+    if targets:
         options["target_modules"] = wanted = targets if isinstance(targets, str) else list(targets)
         layers = {key: type(each).__name__ for key, each in model.named_modules()}
         for each in () if isinstance(wanted, str) else wanted:  # PEFT is content with one that matches
@@ -262,18 +242,15 @@ class _WithCircuits:
     def save_pretrained(self: Any, save_directory: str, **named: Any) -> None:
         """Writes LoRA's weights as plain PEFT reads them, and the circuits next to them."""
         state = {key: each for key, each in self.state_dict().items() if ".parametrizations." not in key}
+        present = {name: each for name, each in self.circuits.items() if name in self.peft_config}
         with once(self), torch.no_grad():
-            for name, circuits in self.circuits.items():
+            for name, circuits in present.items():
                 for each in circuits.sources:
                     state[f"base_model.model.{each.layer}.{each.side}.{name}.weight"] = each()
         super().save_pretrained(save_directory, **named, state_dict=state)  # type: ignore[misc]
-        for name, circuits in self.circuits.items():
-            if name in (named.get("selected_adapters") or self.circuits):
+        for name, circuits in present.items():
+            if name in (named.get("selected_adapters") or present):
                 circuits.save(Path(save_directory, "" if name == "default" else name) / CIRCUIT)
-
-    def delete_adapter(self: Any, adapter_name: str) -> None:
-        super().delete_adapter(adapter_name)  # type: ignore[misc]
-        self.circuits.pop(adapter_name, None)
 
 
 def _put(model: Any, chosen: Any, name: str = "default", *, seed: int = 0) -> PeftModel:
@@ -330,12 +307,11 @@ def trial(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
     for weight in model.parameters():
         bare = empty[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
         vars(bare).update(vars(weight))  # of weights in 4 bits, how they are stored: PEFT asks for it
-    with _refusing("name", "be a method that fits this model", type(chosen).__name__):
-        try:
-            with torch.device("meta"):
-                return _put(copy.deepcopy(model, dict(empty)), chosen, name)
-        except RuntimeError:  # some methods, such as BOFT and SHiRA, look at numbers
-            return _put(copy.deepcopy(model), chosen, name)
+    with (
+        _refusing("name", "fit this model by its shapes", type(chosen).__name__),
+        torch.device("meta"),
+    ):
+        return _put(copy.deepcopy(model, dict(empty)), chosen, name)
 
 
 @contextlib.contextmanager

@@ -40,7 +40,10 @@ def columns(angles: Tensor, n_columns: int, *, entangled: bool = True) -> Tensor
     cols = 2 ** (n // 2)
     rows = 2**n // cols
     first, second = _rotations(angles[..., : n - n // 2]), _rotations(angles[..., n - n // 2 :]).mT
-    start, signs = _start(n, n_columns, angles)
+    states = torch.arange(2**n, device=angles.device)
+    bits = (states.unsqueeze(1) >> torch.arange(n, device=angles.device)) & 1
+    signs = (1 - 2 * ((bits[:, 1:] & bits[:, :-1]).sum(1) % 2)).to(angles)  # of CZ on all neighbours
+    start = torch.eye(2**n, n_columns, device=angles.device, dtype=angles.dtype)
     state = start.view(rows, cols, n_columns).transpose(1, 2).expand(batch, -1, -1, -1)
     for layer in range(n_rounds):  # state: (batch, rows, n_columns, cols)
         if layer and entangled:
@@ -60,11 +63,3 @@ def _rotations(angles: Tensor) -> Tensor:
         product = product[..., :, None, :, None] * each[..., wire, None, :, None, :]
         product = product.flatten(-4, -3).flatten(-2, -1)
     return product
-
-
-def _start(n: int, n_columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The first basis states, of shape (2**n, n_columns), and the signs of CZ on all neighbours, (2**n,)."""
-    states = torch.arange(2**n, device=like.device)
-    bits = (states.unsqueeze(1) >> torch.arange(n, device=like.device)) & 1
-    signs = 1 - 2 * ((bits[:, 1:] & bits[:, :-1]).sum(1) % 2)
-    return torch.eye(2**n, n_columns, device=like.device, dtype=like.dtype), signs.to(like.dtype)

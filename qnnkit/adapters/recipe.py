@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from qnnkit import checks
-from qnnkit.adapters.attach import GONE, adapt, names, size
+from qnnkit.adapters.attach import adapt, names, size
 from qnnkit.adapters.sources import QUANTUM_PEFT
 from qnnkit.models.causal_lm import LanguageModelSettings, language_model
 
@@ -39,7 +39,7 @@ class AdapterSettings(LanguageModelSettings):
 
 def require_base(settings: Any) -> None:
     """Refuses an adapter to weights that nobody trained."""
-    checks.choice("adapter", settings.adapter, names(), GONE)
+    checks.choice("adapter", settings.adapter, names())
     if settings.controls and settings.adapter != QUANTUM_PEFT:
         step = "Set controls=() for an adapter without a circuit."
         raise ValueError(checks.message("controls", "be left out", list(settings.controls), step))
@@ -56,9 +56,9 @@ def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
     """
     base = language_model(settings, splits, seed)
     with checks.renamed({"target_modules": "targets", "name": "adapter", "r": "rank"}):
-        own: dict[str, Any] = {"n_weights": settings.adapter_weights, "targets": settings.targets}
-        given = {"r": settings.rank, "lora_alpha": settings.alpha}
-        own |= {name: value for name, value in given.items() if value is not None} | _CHANGED.get(net, {})
+        own = {"n_weights": settings.adapter_weights, "targets": settings.targets, "r": settings.rank}
+        own["lora_alpha"] = settings.alpha
+        own = {name: value for name, value in own.items() if value is not None} | _CHANGED.get(net, {})
         if net not in ("lora", "vera"):
             return adapt(base, settings.adapter, seed=seed, **own)
         n_weights = settings.adapter_weights or size(base, settings.adapter, **own)

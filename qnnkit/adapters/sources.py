@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ WEIGHTS = "adapter_model.safetensors"
 """PEFT's: the weights that circuits gave, under LoRA's names."""
 CIRCUIT = "circuit.safetensors"
 """Next to it: the circuits' angles, and what is needed to train them on."""
-NEAR = 0.05
-"""Counts whose distances from the requested one differ by less than this share are equally near."""
 Sizes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) of the adapted layers by name, in the order of the model."""
 
@@ -58,11 +56,7 @@ class QuantumPeftConfig:
     seed: int = 0
     """Fixes the initial angles."""
     target_modules: Any = None
-    """This and what follows: as in PEFT's LoraConfig."""
-    exclude_modules: Any = None
-    layers_to_transform: Any = None
-    layers_pattern: Any = None
-    modules_to_save: Any = None
+    """This and the task type: as in PEFT's LoraConfig."""
     task_type: str | None = None
 
     def __post_init__(self) -> None:
@@ -75,10 +69,8 @@ class QuantumPeftConfig:
         """The LoraConfig whose weights the circuits give; the scale is in the weights."""
         from peft import LoraConfig
 
-        rank = self.r * self.n_terms
-        known = {field.name for field in fields(LoraConfig)}
-        settings: dict[str, Any] = vars(self) | {"r": rank, "lora_alpha": rank}
-        return LoraConfig(**{name: value for name, value in settings.items() if name in known})
+        given: dict[str, Any] = {"target_modules": self.target_modules, "task_type": self.task_type}
+        return LoraConfig(r=self.r * self.n_terms, lora_alpha=self.r * self.n_terms, **given)
 
 
 def matched(n_weights: int, sizes: Sizes, options: Mapping[str, Any]) -> dict[str, int]:
@@ -94,7 +86,8 @@ def matched(n_weights: int, sizes: Sizes, options: Mapping[str, Any]) -> dict[st
     for n_layers, r in itertools.product(depths, ranks):
         term = (n_layers + 1) * wires + r * len(sizes)
         n_terms = options.get("n_terms", max(1, round(n_weights / term)))
-        distance = int(abs(n_terms * term / n_weights - 1) / NEAR), 10 * abs(n_layers - 8) + abs(r - 2)
+        # Counts that are off by 5 % more or less are equally near.
+        distance = int(abs(n_terms * term / n_weights - 1) / 0.05), 10 * abs(n_layers - 8) + abs(r - 2)
         found.setdefault(distance, {"n_layers": n_layers, "r": r, "n_terms": n_terms})
     return found[min(found)]
 
@@ -112,8 +105,7 @@ class Circuits:
         self.config, self.sizes = config, dict(sizes)
         self.made: dict[bool, dict[Source, Tensor]] | None = None
         """Inside `adapters.once`: with gradients or not -> the weights."""
-        pairs = itertools.product(sizes, ("lora_A", "lora_B"))
-        self.sources = [Source(self, layer, side, like) for layer, side in pairs]
+        self.sources = [Source(self, layer, side, like) for layer in sizes for side in ("lora_A", "lora_B")]
 
     def weight(self, source: Source) -> Tensor:
         """LoRA's weight of one source."""
@@ -128,7 +120,10 @@ class Circuits:
         # A float32 island: bfloat16 knows an angle near pi only to 0.016 radians. Gradient checkpointing must
         # see nothing of it, as it may be computed in a recomputed part on the way forward and not again.
         device = sources[0].angles.weights.device.type
-        with torch.autocast(device, enabled=False), saved_tensors_hooks(_same, _same):
+        with (
+            torch.autocast(device, enabled=False),
+            saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
+        ):
             groups: dict[Any, list[Source]] = {}
             for source in sources:  # circuits of as many wires are one batch, whichever layers they belong to
                 weights = source.angles.weights
@@ -147,8 +142,8 @@ class Circuits:
         from safetensors.torch import save_file
 
         about = {"adapter": QUANTUM_PEFT, "settings": vars(self.config), "layers": self.sizes}
-        text = json.dumps(about, default=sorted)  # PEFT makes sets of targets
-        save_file(nn.ModuleList(self.sources).state_dict(), path, {"circuit": text})
+        text = {"circuit": json.dumps(about, default=sorted)}  # PEFT makes sets of targets
+        save_file(nn.ModuleList(self.sources).state_dict(), path, text)
 
     @classmethod
     def read(cls, folder: Path) -> Circuits:
@@ -163,7 +158,8 @@ class Circuits:
         with safe_open(folder / CIRCUIT, framework="pt") as file:
             about = json.loads(file.metadata()["circuit"])
         weights, angles = load_file(folder / WEIGHTS), load_file(folder / CIRCUIT)
-        circuits = cls(QuantumPeftConfig(**about["settings"]), about["layers"], next(iter(angles.values())))
+        given = {name: value for name, value in about["settings"].items() if value is not None}
+        circuits = cls(QuantumPeftConfig(**given), about["layers"], next(iter(angles.values())))
         nn.ModuleList(circuits.sources).load_state_dict(angles)
         with torch.no_grad():
             for source, matrix in circuits._compute(circuits.sources).items():
@@ -222,7 +218,3 @@ class Source(nn.Module):
     def right_inverse(self, weight: Tensor) -> tuple[()]:
         """No original tensor stays: what LoRA began with is dropped."""
         return ()
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor

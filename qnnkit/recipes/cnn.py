@@ -27,17 +27,12 @@ class Settings(data.Images, qnnkit.Settings):
     controls: tuple[str, ...] = ()
 
 
-def load(settings):
-    return data.of(settings)
+load, task = data.of, tasks.Classification.of
 
 
 def build(settings, splits, seed):
     own = {name: getattr(settings, name) for name in ("width", "hidden", "dropout")}
     return SmallCNN(**splits.sizes, **own, seed=seed)
-
-
-def task(settings):
-    return tasks.Classification.of(settings)
 
 
 class SmallCNN(nn.Module):
@@ -59,17 +54,7 @@ class SmallCNN(nn.Module):
         ValueError: The images are smaller than 8 pixels a side.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        image_size: tuple[int, int],
-        n_classes: int,
-        *,
-        width: int = 64,
-        hidden: int = 16,
-        dropout: float = 0.0,
-        seed: int = 0,
-    ):
+    def __init__(self, channels, image_size, n_classes, *, width, hidden, dropout, seed):
         super().__init__()
         require_sides(image_size, 8)
         widths = [width, 2 * width, 4 * width]
@@ -89,12 +74,8 @@ class SmallCNN(nn.Module):
 
 
 def _pair(in_channels: int, out_channels: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(),
-        nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-    )
+    layers = []
+    for channels in (in_channels, out_channels):
+        convolution = nn.Conv2d(channels, out_channels, 3, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(out_channels), nn.ReLU()]
+    return nn.Sequential(*layers, nn.MaxPool2d(2))

@@ -25,17 +25,12 @@ class Settings(data.Captions, models.ClipSettings, qnnkit.Settings):
     threads: int = 1
 
 
-def load(settings):
-    return data.of(settings)
+load, task = data.of, tasks.Contrastive
 
 
 def build(settings, splits, seed):
     own = settings.arguments(models.ClipSettings)
     return models.Clip(**splits.sizes, **own, seed=seed, backend=settings.backend)
-
-
-def task(settings):
-    return tasks.Contrastive()
 
 
 def check(settings):

@@ -21,14 +21,9 @@ class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
     max_memory_gb: float | None = 4
 
 
-def load(settings):
-    return data.of(settings)
+load, task = data.of, tasks.Classification.of
 
 
 def build(settings, splits, seed):
     own = settings.arguments(models.QuanvSettings)
     return models.QuanvNet(**splits.sizes, **own, seed=seed, backend=settings.backend)
-
-
-def task(settings):
-    return tasks.Classification.of(settings)

@@ -1,7 +1,6 @@
 """Handwritten letters in one folder, the class in each file's name, by a trainable net of 88,000 weights."""
 
 import math
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -38,18 +37,13 @@ class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
     controls: tuple[str, ...] = ("classical", "no_entanglement", "frozen_random", "no_quantum")
 
 
-def load(settings):
-    return data.of(settings)
+load, task = data.of, tasks.Classification.of
 
 
 def build(settings, splits, seed):
     stem = {name: getattr(settings, name) for name in ("width", "blocks", "maps")}
     own = settings.arguments(models.QuanvSettings)
     return ResidualQuanvNet(**splits.sizes, **stem, **own, seed=seed, backend=settings.backend)
-
-
-def task(settings):
-    return tasks.Classification.of(settings)
 
 
 class ResidualQuanvNet(nn.Module):
@@ -63,34 +57,19 @@ class ResidualQuanvNet(nn.Module):
         image_size: (height, width) of the images: at least four patches a side.
         n_classes: Number of logits.
         width, blocks, maps: Of the stem, see `Settings`.
-        circuit, kernel_size, stride: Of the quanvolution, as in `Quanv2d`.
         hidden: Units of the layer that reads the circuits' values.
         dropout: Share of the values before the last layer that is dropped, in training only.
         seed: Fixes every initial weight; no global generator is touched.
-        quanvolution: What else `Quanv2d` takes.
+        quanvolution: Of `Quanv2d`: circuit, kernel_size, stride and what else it takes.
     """
 
     def __init__(
-        self,
-        channels: int,
-        image_size: tuple[int, int],
-        n_classes: int,
-        *,
-        width: int = 64,
-        blocks: int = 1,
-        maps: int = 4,
-        circuit: Any = "data_reuploading",
-        kernel_size: int = 2,
-        stride: int = 2,
-        hidden: int = 16,
-        dropout: float = 0.0,
-        seed: int = 0,
-        **quanvolution: Any,
+        self, channels, image_size, n_classes, *, width, blocks, maps, hidden, dropout, seed, **quanvolution
     ):
         super().__init__()
+        kernel_size, stride = quanvolution["kernel_size"], quanvolution["stride"]
         require_sides(image_size, 4 * kernel_size, "kernel_size")
-        quanvolution |= {"kernel_size": kernel_size, "stride": stride, "seed": seed}
-        quanv = qnnkit.Quanv2d(maps, circuit, **quanvolution)
+        quanv = qnnkit.Quanv2d(maps, seed=seed, **quanvolution)
         sides = [-(-side // 4) for side in image_size]  # two convolutions of stride 2, padded
         rows, columns = ((side - kernel_size) // stride + 1 for side in sides)
         first = max(1, 3 * width // 8)

@@ -48,11 +48,4 @@ class Settings(data.Text, recipe.AdapterSettings, qnnkit.Settings):
 
 
 check, build, controls = recipe.require_base, recipe.build, recipe.controls
-
-
-def load(settings):
-    return data.of(settings)
-
-
-def task(settings):
-    return tasks.Language()
+load, task = data.of, tasks.Language

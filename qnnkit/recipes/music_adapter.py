@@ -27,11 +27,4 @@ class Settings(data.Music, recipe.AdapterSettings, qnnkit.Settings):
 
 
 check, build, controls = recipe.require_base, recipe.build, recipe.controls
-
-
-def load(settings):
-    return data.of(settings)
-
-
-def task(settings):
-    return tasks.Music(settings=settings)
+load, task = data.of, tasks.Music

@@ -50,24 +50,15 @@ class Settings(data.Images, models.ResNetSettings, models.CircuitSettings, qnnki
     controls: tuple[str, ...] = ("classical", "no_entanglement", "frozen_random", "no_quantum")
 
 
-def load(settings):
-    return data.of(settings)
+load, task = data.of, tasks.Classification.of
 
 
 def build(settings, splits, seed):
-    circuit = models.circuit_layer(
-        settings.n_qubits,
-        **settings.arguments(models.CircuitSettings),
-        seed=seed * 1000,
-        backend=settings.backend,
-    )
+    own = settings.arguments(models.CircuitSettings) | {"seed": seed * 1000, "backend": settings.backend}
+    circuit = models.circuit_layer(settings.n_qubits, **own)
     backbone, sizes = settings.arguments(models.ResNetSettings), splits.sizes
     read = {"hidden": settings.hidden, "dropout": settings.dropout}
     return ResNetCircuit(sizes["channels"], sizes["n_classes"], *circuit, **read, seed=seed, **backbone)
-
-
-def task(settings):
-    return tasks.Classification.of(settings)
 
 
 class ResNetCircuit(models.OnBackbone):
@@ -88,18 +79,7 @@ class ResNetCircuit(models.OnBackbone):
         backbone: What else `Backbone` takes.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        n_classes: int,
-        circuit: nn.Module,
-        n_angles: int,
-        *,
-        hidden: int = 16,
-        dropout: float = 0.0,
-        seed: int = 0,
-        **backbone,
-    ):
+    def __init__(self, channels, n_classes, circuit, n_angles, *, hidden, dropout, seed, **backbone):
         super().__init__()
         n_values = circuit(torch.zeros(0, n_angles)).shape[-1]
         with seeded(seed):

@@ -18,13 +18,4 @@ class Settings(data.Text, models.LanguageModelSettings, qnnkit.Settings):
     controls: tuple[str, ...] = ()
 
 
-def load(settings):
-    return data.of(settings)
-
-
-def build(settings, splits, seed):
-    return models.language_model(settings, splits, seed)
-
-
-def task(settings):
-    return tasks.Language()
+load, build, task = data.of, models.language_model, tasks.Language

@@ -43,8 +43,6 @@ class Data:
     """Of what a net takes: name -> dtype and shape without the batch; "" for one tensor."""
     classes: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
-    like: Mapping[str, Sequence[float]] | None = None
-    """Mean and standard deviation over training images of the brightness of image and edge, 0 to 255."""
 
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
@@ -69,22 +67,13 @@ def data_of(splits: Any) -> Data:
     texts = [prompt for prompts in getattr(splits, "prompts", ()) for prompt in prompts[:1]]
     if not texts and hasattr(train, "texts"):
         texts = train.texts()[0]
-    images = getattr(train, "images", None)
     return Data(
         name=splits.name,
         sizes=dict(splits.sizes),
         shapes={name: [str(t.dtype)[6:], *t.shape[1:]] for name, t in tensors.items()},
         classes=tuple(getattr(splits, "classes", None) or ()),
         captions=tuple(dict.fromkeys(texts))[:MOST_CAPTIONS],
-        like=None if images is None else _like(images),
     )
-
-
-def _like(images: torch.Tensor) -> dict[str, list[float]]:
-    return {
-        name: [float(each.mean()), float(each.std(unbiased=False))]
-        for name, each in pictures.brightness(images).items()
-    }
 
 
 def write_model(run: Run, net: nn.Module) -> Path:

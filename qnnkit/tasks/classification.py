@@ -15,7 +15,7 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.layers import evaluating
 from qnnkit.stats import ACCURACY, Score
 from qnnkit.tasks import pictures
-from qnnkit.tasks.own import first_samples
+from qnnkit.tasks.own import first_samples, largest_losses
 from qnnkit.tasks.step import Shown, Step
 
 SHOWN = 3
@@ -90,8 +90,6 @@ class Classification:
 
     def mistakes(self, net: nn.Module, splits: Any, n: int = 12, seen: Any = None) -> list[Shown]:
         """The confusion matrix of the test split, and the samples whose true class seemed least likely."""
-        import pandas as pd
-
         from qnnkit import plots
 
         test, found = splits.test, Predictions.of(net, (seen or splits).test)
@@ -99,21 +97,15 @@ class Classification:
         told = "Test samples, first seed; rows are the truth, and off the diagonal is wrong."
         shown = [Shown(plots.confusion(found.confusion(), names), "05_confusion", "Confusion matrix", told)]
         worst = found.worst(n)
-        if not len(worst):
-            return shown
-        rows = [
-            (test.sources[i], names[found.labels[i]], names[found.predicted[i]], found.class_probs[i].max())
-            for i in worst
-        ]
         if not hasattr(test, "images"):
-            table = pd.DataFrame(rows, columns=["sample", "class", "the net says", "probability"])
-            return [*shown, Shown(table, "06_worst", "Most wrong")]
+            return shown + largest_losses(self, net, splits, n)
         titles = [
-            f"{truth}, not {said}\n({100 * sure:.0f} % sure)\n{source}" for source, truth, said, sure in rows
+            f"{names[found.labels[i]]}, not {names[found.predicted[i]]}\n{test.sources[i]}" for i in worst
         ]
+        if not titles:
+            return shown
         figure = plots.labelled_images(test.images.numpy()[worst], titles)
-        told = "The truth, what the net says and how sure it is, and the file."
-        return [*shown, Shown(figure, "06_worst", "Most wrong", told)]
+        return [*shown, Shown(figure, "06_worst", "Most wrong", "The truth, the net's answer, and the file.")]
 
     def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
         """Class and probabilities of images or arrays; of a net without classes its outputs.

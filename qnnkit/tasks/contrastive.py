@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,9 +87,7 @@ class Contrastive:
             `image_to_text_recall_1`, `_5`, `_10`, the same for `text_to_image`, `zero_shot` where there are
             classes, and `recall_1`, the mean of both ways.
         """
-        found = scores(embed(net, splits, split))
-        both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]
-        return found | {"recall_1": sum(both) / 2}
+        return scores(embed(net, splits, split))
 
     def preview(self, splits: CaptionSplits) -> list[Shown]:
         """Some training images with their first captions, and how many of both there are."""
@@ -114,11 +112,9 @@ class Contrastive:
         worst = wrong[(nearest - of_right)[wrong].argsort(descending=True, stable=True)][:n].tolist()
         if not worst:
             return []
-        told = [(found.captions[said[i]], nearest[i], found.captions[text[i]], of_right[i]) for i in worst]
-        titles = [f"{wrong}\n({high:.2f}), not\n{right}\n({low:.2f})" for wrong, high, right, low in told]
+        titles = [f"{found.captions[said[i]]}\nnot\n{found.captions[text[i]]}" for i in worst]
         figure = plots.labelled_images(splits.test.images.numpy()[worst], titles)
-        words = "The nearest caption and the image's own, each with its cosine."
-        return [Shown(figure, "06_worst", "Most wrong", words)]
+        return [Shown(figure, "06_worst", "Most wrong", "The nearest caption, and the image's own.")]
 
     def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
         """Of each image, how well each text fits it: softmax over the texts, at the net's own scale.
@@ -192,8 +188,9 @@ def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size:
 
 
 def scores(found: Embeddings) -> dict[str, float]:
-    """Recall both ways, and where there are classes the share of images whose nearest class is their own."""
+    """Recall both ways, its mean, and with classes the share of images whose nearest class is their own."""
     told = recall(found.images, found.texts, found.right)
+    told["recall_1"] = (told["image_to_text_recall_1"] + told["text_to_image_recall_1"]) / 2
     if found.classes is not None and found.labels is not None:
         nearest = (found.images @ found.classes.T).argmax(1)
         told["zero_shot"] = float((nearest == found.labels).double().mean())
@@ -256,20 +253,14 @@ def in_chunks(model: nn.Module, batch: dict[str, Tensor], micro_batch: int) -> t
 
     parts = zip(*(values.split(micro_batch) for values in batch.values()), strict=True)
     given: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    found = [checkpoint(run, *part, context_fn=lambda: (nullcontext(), _Drawn()), **given) for part in parts]
+    given["context_fn"] = lambda: (nullcontext(), _drawn(random_state()))
+    found = [checkpoint(run, *part, **given) for part in parts]
     return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
-class _Drawn:
-    """A context in which generators are as they were when it was made; torch would leave out that of MPS."""
-
-    def __init__(self) -> None:
-        self.state = random_state()
-
-    def __enter__(self) -> None:
-        self.own = own_generators()
-        self.own.__enter__()
-        set_random_state(self.state)
-
-    def __exit__(self, *error: Any) -> None:
-        self.own.__exit__(*error)
+@contextmanager
+def _drawn(state: dict[str, Any]) -> Iterator[None]:
+    """Generators as they were in `state`; torch would leave out that of MPS."""
+    with own_generators():
+        set_random_state(state)
+        yield

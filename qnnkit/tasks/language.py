@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -79,7 +78,13 @@ class Language:
         rows = spread(range(len(train)), SHOWN)
         begins = [splits.tokenizer.decode(train.input_ids[row].tolist())[:CHARACTERS] for row in rows]
         table = pd.DataFrame({"from": [train.sources[row] for row in rows], "begins": begins})
-        return [Shown(table, "01_beginnings", "Beginnings of some blocks"), token_counts(splits)]
+        return [Shown(table, "01_beginnings", "Beginnings of some blocks"), self.counts(splits)]
+
+    def counts(self, splits: TokenSplits) -> Shown:
+        """A table of the blocks of each split and of what is predicted in them."""
+        return counts(
+            splits, "Blocks and tokens of each split", blocks=len, tokens=lambda part: part.n_predicted
+        )
 
     def mistakes(self, net: Any, splits: TokenSplits, n: int = 3, seed: int = 0) -> list[Shown]:
         """A table of what the net writes behind beginnings of test blocks, and an adapter's base too."""
@@ -147,9 +152,8 @@ def continuation(
     options |= {"attention_mask": torch.ones_like(given), "max_new_tokens": n}
     options |= {"logits_processor": [allowed] if allowed else None}
     forked = torch.random.fork_rng([] if place.type == "cpu" else [place], device_type=place.type)
-    with evaluating(model), once(model), forked, warnings.catch_warnings():
+    with evaluating(model), once(model), forked:
         torch.manual_seed(seed)
-        warnings.filterwarnings("ignore", "Position ids are not supported")  # PEFT's, of a learnt prompt
         return model.generate(input_ids=given, **options)[0, len(context) :].tolist()
 
 
@@ -192,12 +196,6 @@ def generate(
 def positions(model: Any) -> int:
     """Tokens that a model sees at once."""
     return getattr(model.config, "max_position_embeddings", None) or LONGEST
-
-
-def token_counts(splits: TokenSplits) -> Shown:
-    """A table of the blocks and tokens of each split."""
-    tokens = {"tokens": lambda part: part.input_ids.numel(), "predicted": lambda part: part.n_predicted}
-    return counts(splits, "Blocks and tokens of each split", blocks=len, **tokens)
 
 
 def shifted(labels: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from qnnkit import checks, workspace
 from qnnkit.data import music_tokens
 from qnnkit.data.pieces import collect
 from qnnkit.data.tokens import TokenSplits
-from qnnkit.tasks.language import Language, continuation, positions, spread, token_counts
+from qnnkit.tasks.language import Language, continuation, positions, spread
 from qnnkit.tasks.saving import adapted
 from qnnkit.tasks.step import Shown
 
@@ -68,7 +68,7 @@ class Music(Language):
         rolls = {name: {"piece": _notes(score)} for name, score in begun.items()}
         told = "The first bars, a row for each piece."
         figure = plots.piano_roll(rolls, n_steps=STEPS)
-        return [Shown(figure, "01_rolls", "Beginnings of pieces", told), token_counts(splits)]
+        return [Shown(figure, "01_rolls", "Beginnings of pieces", told), self.counts(splits)]
 
     def mistakes(
         self, net: Any, splits: TokenSplits, n: int = PIECES, seed: int = 0, folder: Path | None = None

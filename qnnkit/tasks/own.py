@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qnnkit import checks
 from qnnkit.data import music_tokens
@@ -16,7 +17,7 @@ from qnnkit.stats import ACCURACY, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
-"""Samples and numbers of each that a table shows; test samples that are judged one by one."""
+"""Samples and, of each, numbers that a table shows; test samples that are judged one by one."""
 
 
 class Refused(ValueError):
@@ -144,8 +145,5 @@ def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown
 
 
 def _shortened(values: Any) -> str:
-    if not isinstance(values, Tensor):
-        return str(values)[:80]
-    flat = values.flatten()
-    more = f" ... ({tuple(values.shape)})" if len(flat) > VALUES else ""
-    return ", ".join(f"{number:.4g}" for number in flat[:VALUES].tolist()) + more
+    """The first and last numbers of a tensor."""
+    return np.array2string(torch.as_tensor(values).flatten().cpu().numpy(), precision=4, threshold=VALUES)

@@ -1,8 +1,7 @@
-"""New images and arrays as a trained net takes them, and how they differ from those of its training."""
+"""New images and arrays as a trained net takes them, and what of them that changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,9 @@ from torch import Tensor
 from qnnkit import checks, words, workspace
 from qnnkit.data.images import fit, read
 
-FAR = 4.0
-"""Standard deviations of the training images beyond which an image is said to be unlike them."""
-
 
 def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
-    """An image as the net takes it, uint8 (1, channels, height, width), and what is unusual in it.
+    """An image as the net takes it, uint8 (1, channels, height, width), and what of it is changed.
 
     Args:
         given: A file, or pixels: uint8, (height, width) or (height, width, 3).
@@ -45,15 +41,11 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
     height, width = found.shape[:2]
     if grey and found.ndim == 3:
         notes.append("It is in colour, and the training images are grey: its colours are left out.")
-    if not grey and found.ndim == 2:
-        notes.append("It is grey, and the training images are in colour.")
     if abs(np.log((width / height) / (size[1] / size[0]))) > np.log(1.2):
         notes.append(f"It is {width}x{height}, and is squeezed to the training images' {size[1]}x{size[0]}.")
-    if height < size[0] or width < size[1]:
-        notes.append(f"It is {width}x{height}, smaller than the training images' {size[1]}x{size[0]}.")
     tensor = torch.from_numpy(fit(found, size, "L" if grey else "RGB").copy())
     tensor = (tensor[None] if grey else tensor.permute(2, 0, 1)).unsqueeze(0).contiguous()
-    return tensor, notes + _unlike(tensor, about.like)
+    return tensor, notes
 
 
 def array(given: Any, about: Any) -> tuple[Tensor, bool]:
@@ -93,33 +85,5 @@ def place(given: str | Path) -> Path:
     path = Path(given) if Path(given).exists() else workspace.place(given)
     if path.is_file():
         return path
-    step = f"Give the files in it, as {given}/* does." if path.is_dir() else f"Nothing is at {path}."
-    rule = "be files, not folders" if path.is_dir() else "be existing files"
-    raise ValueError(checks.message("inputs", rule, str(given), step))
-
-
-def brightness(images: Tensor) -> dict[str, Tensor]:
-    """Of each image, and of its edge, 0 to 255."""
-    values = images.float()
-    edge = torch.cat([values[..., 0, :], values[..., -1, :], values[..., 0], values[..., -1]], -1)
-    return {"brightness": values.flatten(1).mean(1), "edge": edge.flatten(1).mean(1)}
-
-
-def _unlike(image: Tensor, like: Mapping[str, Sequence[float]] | None) -> list[str]:
-    """What is to be said of an image beside the mean and spread of the training images' brightness."""
-    if like is None:
-        return []
-
-    def far(tensor: Tensor) -> float:
-        found = brightness(tensor)
-        return max(
-            abs(float(found[name][0]) - mean) / (spread + 2.0) for name, (mean, spread) in like.items()
-        )
-
-    here, inverted = far(image), far(255 - image)
-    if inverted < here / 2 and here > FAR / 2:
-        return ["It is dark where the training images are light: invert it, if it is of their kind."]
-    if here > FAR:
-        word = "brighter" if float(image.float().mean()) > like["brightness"][0] else "darker"
-        return [f"It is much {word} than the training images: what the net says of it may mean little."]
-    return []
+    step = f"Of a folder give the files, as {given}/* does."
+    raise ValueError(checks.message("inputs", "be existing files, not folders", str(given), step))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qnnkit import adapters, checks, words, workspace
+from qnnkit import adapters, checks, workspace
 
 
 def adapted(model: Any) -> bool:
@@ -22,7 +22,7 @@ def save(
     model: Any,
     tokenizer: Any,
     folder: str | Path,
-    settings: Any = None,
+    settings: Mapping[str, Any] | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes a language model, whole or not at all; of one with an adapter the adapter alone.
@@ -38,7 +38,7 @@ def save(
         model: One of transformers, with an adapter or without.
         tokenizer: The one that it was trained with.
         folder: Where to.
-        settings: A Settings or a dictionary of plain values, for `training_config.json`; None writes none.
+        settings: Plain values for `training_config.json`; None writes none.
         facts: Rows of the model card's table, such as the data and the score.
 
     Returns:
@@ -58,10 +58,9 @@ def save(
             described = json.loads(file.read_text())
             base = described["base_model_name_or_path"] = _base_name(described, path)
             workspace.write_bytes(file, json.dumps(described, indent=2, sort_keys=True).encode())
-        workspace.write_bytes(draft / "README.md", _card(model, tokenizer, path, base, facts or {}).encode())
+        workspace.write_bytes(draft / "README.md", _card(model, path, base, facts or {}).encode())
         if settings is not None:
-            plain = getattr(settings, "model_dump", lambda mode: settings)(mode="json")
-            workspace.write_json(draft / "training_config.json", plain)
+            workspace.write_json(draft / "training_config.json", settings)
     if not adapted(model):
         model.name_or_path = model.config._name_or_path = str(path)
     return path
@@ -76,58 +75,28 @@ def _base_name(described: Mapping[str, Any], folder: Path) -> str:
     return name
 
 
-CARD = """\
----
-library_name: {library}
-tags: [qnnkit]{on_hub}
----
-
-# {name}
-
-|  |  |
-|---|---|
-{rows}
-
-Without qnnkit:
-
-```python
-{load}
-```
-
-{where}"""
-
-
-def _card(model: Any, tokenizer: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
+def _card(model: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
     """README.md of a saved model: what it is, what it was trained on, and how plain libraries load it."""
-    name, library = folder.name, "peft" if adapted(model) else "transformers"
-    given = Path(base).name if Path(base).is_absolute() else base or "BASE"
-    load = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    name, read, rows = folder.name, "AutoModelForCausalLM.from_pretrained", {}
+    library, load = "transformers", [f'model = {read}("{name}")']
     if adapted(model):
-        chosen, numbers = model.active_peft_config, adapters.count(model)
-        method = str(getattr(chosen.peft_type, "value", chosen.peft_type)).lower()
-        if getattr(model, "circuits", {}):
-            method = f"{adapters.QUANTUM_PEFT}: circuits gave the weights of {method}"
-        sizes = [f"{key} {getattr(chosen, key)}" for key in ("r", "lora_alpha") if hasattr(chosen, key)]
-        weights = f"{numbers['weights']:,} trained, {numbers['angles']:,} of circuits"
-        rows = {"base model": f"`{given}`", "method": " ".join([method, *sizes])}
-        rows["weights of the adapter"] = weights
-        load = ["from peft import PeftModel", *load]
-        load.append(f'base = AutoModelForCausalLM.from_pretrained("{given}")')
-        load.append(f'model = PeftModel.from_pretrained(base, "{name}")  # this folder')
-    else:
-        rows = {"weights": f"{sum(each.numel() for each in model.parameters()):,}"}
-        load.append(f'model = AutoModelForCausalLM.from_pretrained("{name}")  # this folder')
-    if hasattr(tokenizer, "chat_template"):  # one of transformers
-        load.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
-    is_on_hub = base.count("/") == 1 and not base.startswith(("/", "."))
-    return CARD.format(
-        name=name,
-        library=library,
-        on_hub=f"\nbase_model: {base}" if is_on_hub else "",
-        rows="\n".join(f"| {key} | {value} |" for key, value in {**rows, **facts}.items()),
-        load="\n".join(load),
-        where="A path that begins with `./` is seen from the workspace.\n" * given.startswith("./"),
-    )
+        base = Path(base).name if Path(base).is_absolute() else base
+        numbers, rank = adapters.count(model), getattr(model.active_peft_config, "r", None)
+        kind = adapters.QUANTUM_PEFT if vars(model).get("circuits") else _method(model)
+        rows = {"base model": f"`{base}`", "method": f"{kind}, r {rank}" if rank else kind}
+        rows["weights"] = f"{numbers['weights']:,} trained, {numbers['angles']:,} of circuits"
+        library, load = "peft", [f'base = {read}("{base}")', "from peft import PeftModel"]
+        load.append(f'model = PeftModel.from_pretrained(base, "{name}")')
+    lines = ["---", f"library_name: {library}", "tags: [qnnkit]", "---", "", f"# {name}", ""]
+    lines += ["|  |  |", "|---|---|", *(f"| {key} | {value} |" for key, value in {**rows, **facts}.items())]
+    lines += ["", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", *load]
+    return "\n".join([*lines, f'tokenizer = AutoTokenizer.from_pretrained("{name}")', "```", ""])
+
+
+def _method(model: Any) -> str:
+    return str(
+        getattr(model.active_peft_config.peft_type, "value", model.active_peft_config.peft_type)
+    ).lower()
 
 
 def merge(model: Any, *, in_place: bool = False) -> Any:
@@ -144,14 +113,9 @@ def merge(model: Any, *, in_place: bool = False) -> Any:
     if not adapted(model):
         kind, step = type(model).__name__, "It is whole: tasks.save saves it."
         raise ValueError(checks.message("model", "have an adapter", kind, step))
-    reason = "has no merge_and_unload"
     with warnings.catch_warnings(action="ignore"):
         try:
-            if not model.active_peft_config.is_prompt_learning:
-                return (model if in_place else copy.deepcopy(model)).merge_and_unload()
-            reason = "adds tokens to the input"
+            return (model if in_place else copy.deepcopy(model)).merge_and_unload()
         except (AttributeError, NotImplementedError, ValueError) as error:
-            reason = words.first_line(error) if str(error) else reason
-    rule = "have an adapter that can be merged, such as lora or vera"
-    told = str(getattr(model.active_peft_config.peft_type, "value", model.active_peft_config.peft_type))
-    raise NotImplementedError(checks.message("model", rule, told.lower(), f"Save it as it is ({reason})."))
+            rule, step = "have an adapter that can be merged, such as lora or vera", f"PEFT says: {error}."
+            raise NotImplementedError(checks.message("model", rule, _method(model), step)) from None
