@@ -23,7 +23,7 @@ from qnnkit.data import folders, music_tokens, places
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.places import refusal
 from qnnkit.data.records import without_duplicates
-from qnnkit.data.splits import SIDES, SPLITS, duplicates, split_rows
+from qnnkit.data.splits import SPLITS, duplicates, split_rows
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 # --- pieces ------------------------------------------------------------------------------------------
