@@ -227,8 +227,8 @@ def music(
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     for composer, group in itertools.groupby(range(len(pieces)), key=lambda row: pieces[row].composer):
         of = np.array([*group])
-        names, sides = [pieces[row].name for row in of], [SIDES.index(pieces[row].side) for row in of]
-        own = {"names": names, "sides": np.array(sides), "what": "pieces", "split_seed": split_seed}
+        names, sides = [pieces[row].name for row in of], [pieces[row].side for row in of]
+        own = {"names": names, "sides": sides, "what": "pieces", "split_seed": split_seed}
         for name, part in zip(SPLITS, split_rows(0 * of, (composer,), **own, **shares), strict=True):
             placed[name] += [rows[row] for row in of[part]]
     notes += lost + places.left_out({"composers of fewer than three pieces": few})
