@@ -148,17 +148,16 @@ def test_threads_are_of_physical_cores_and_no_batch_leaves_one_image_over(monkey
 
 
 @pytest.mark.parametrize(("slow", "best"), [(1, 2), (2, 1)])
-def test_a_planted_slow_number_of_threads_is_found(slow, best, clock):
+def test_a_planted_slow_number_of_threads_is_found_and_the_net_is_left_as_it_was(slow, best, clock):
     net, torch_rng = Net(slow_on(slow)), torch.get_rng_state()
-    before = {name: value.clone() for name, value in net.state_dict().items()}
+    before = copy.deepcopy(net.state_dict())
     found = place(nn.Sequential(net, nn.Dropout(0.5)), batch(), **ON_CPU)
     assert torch.equal(torch.get_rng_state(), torch_rng), "dropout has drawn, and nothing outside knows"
     assert (found.device, found.threads, found.batch_size) == ("cpu", best, 8)
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert all(weight.grad is None for weight in net.parameters())
-    [first, *_] = found.rows
-    assert first["candidate"] == f"cpu on {best} thread{'s' * (best > 1)}, batch 8"
-    assert re.fullmatch(rf"{first['candidate']}: [\d,]+ samples/s; cpu on .* times that.", found.sentence)
+    assert same(net.state_dict(), before) and all(weight.grad is None for weight in net.parameters())
+    first = found.rows[0]["candidate"]
+    assert first == f"cpu on {best} thread{'s' * (best > 1)}, batch 8"
+    assert re.fullmatch(rf"{first}: [\d,]+ samples/s; cpu on .* times that.", found.sentence)
 
 
 def test_a_heavy_net_is_raced_on_smaller_batches(clock):
@@ -173,13 +172,7 @@ def test_a_heavy_net_is_raced_on_smaller_batches(clock):
     assert found.sentence.endswith(f". Timed at batch {max(sizes)}.")
 
 
-@pytest.mark.parametrize(
-    ("slow", "size"),
-    [
-        (lambda n: 0.004, 128),  # as long for any number: the more the better
-        (lambda n: 0.0002 * n, 16),  # as long for every sample
-    ],
-)
+@pytest.mark.parametrize(("slow", "size"), [(lambda n: 0.004, 128), (lambda n: 0.0002 * n, 16)])
 def test_the_size_of_batch_is_the_smallest_of_the_best(slow, size, clock):
     found = place(Net(slow), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
     assert found.sentence.startswith(f"cpu on 1 thread, batch {size}: ") and found.batch_size == size

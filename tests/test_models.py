@@ -250,14 +250,3 @@ def test_quanv_reads_angles_between_0_and_pi():
 def test_images_smaller_than_a_patch(name, image_size):
     with refused("image_size"):
         family(name, sizes={"channels": 1, "image_size": image_size, "n_classes": 2})
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@each
-def test_cuda_and_its_generator(name):
-    state = torch.cuda.get_rng_state()
-    model = model_of(name, seed=5)
-    assert torch.equal(torch.cuda.get_rng_state(), state)
-    expected = model.eval()(IMAGES)
-    close(model.cuda()(IMAGES.cuda()).cpu(), expected, 100 * FLOAT32)  # TF32 convolutions
