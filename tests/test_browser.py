@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,29 +49,30 @@ PRESSED = """() => {
 }"""
 """From a key to the picture of the weight moved, in milliseconds."""
 
+CHOICES = ".widget-toggle-buttons button"
 pytestmark = [pytest.mark.browser, needs_chromium]
+
+
+LESS = {
+    "02_gradient_check": {"samples": (4, 1), "plateau_qubits": (6, 4), "plateau_starts": (100, 20)},
+    "04b_inside": {"hardware_images": (64, 0)},
+}
+"""Parameters of notebooks, which compute less here than by default."""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a copy of the notebooks, which compute less than theirs."""
+    """A workspace with a copy of the notebooks."""
     home = tmp_path_factory.mktemp("lab")
     shutil.copytree(ROOT / "notebooks", home / "notebooks")
-    _exchange(
-        home, "02_gradient_check", samples="4 -> 1", plateau_qubits="6 -> 4", plateau_starts="100 -> 20"
-    )
+    for name, parameters in LESS.items():
+        path = home / "notebooks" / f"{name}.ipynb"
+        text = path.read_text().replace("runs/first", "runs/inspected" if "inside" in name else "runs/first")
+        for parameter, (usual, less) in parameters.items():
+            assert f"{parameter}: int = {usual} " in text
+            text = text.replace(f"{parameter}: int = {usual} ", f"{parameter}: int = {less} ")
+        path.write_text(text)
     return home
-
-
-def _exchange(home: Path, name: str, **parameters: str) -> None:
-    """Writes other values into a notebook's parameters."""
-    path = home / "notebooks" / f"{name}.ipynb"
-    text = path.read_text()
-    for parameter, values in parameters.items():
-        old, new = (f"{parameter}: int = {value} " for value in values.split(" -> "))
-        assert old in text, old
-        text = text.replace(old, new)
-    path.write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -107,21 +107,6 @@ def _address(log: Path, server: subprocess.Popen) -> str:
     raise AssertionError(f"JupyterLab did not start:\n{log.read_text()}")
 
 
-def _share_kernel(lab: str, name: str) -> None:
-    """Gives a notebook the kernel that another one has, which has imported all that it wants."""
-    address = f"{lab}/api/sessions"
-    with urllib.request.urlopen(address) as answer:
-        kernels = [session["kernel"]["id"] for session in json.load(answer)]
-    if kernels:
-        asked = {
-            "path": f"notebooks/{name}.ipynb",
-            "name": name,
-            "type": "notebook",
-            "kernel": {"id": kernels[0]},
-        }
-        urllib.request.urlopen(urllib.request.Request(address, json.dumps(asked).encode())).close()
-
-
 def _finished(page, output: Any) -> None:
     """Waits for an output of a notebook, or for an error in it; nothing may be told on stderr."""
     errors = page.locator(".jp-RenderedText[data-mime-type*='stderr']")
@@ -144,20 +129,12 @@ def _kept(page, name: str, **options) -> None:
         page.screenshot(path=Path(folder) / name, **options)
 
 
-def _write(name: str, text: str) -> None:
-    """A measurement beside the screenshots."""
-    folder = os.environ.get("QNNKIT_SCREENSHOTS")
-    if folder:
-        (Path(folder) / name).write_text(text)
-
-
 def _open(browser, lab: str, name: str, width: int, height: int = 9000):
     """A notebook in JupyterLab, and what its page complains of from then on."""
     # Tall: JupyterLab draws what is in view.
     page = browser.new_page(viewport={"width": width, "height": height})
     badge = {"content_type": "image/svg+xml", "body": "<svg xmlns='http://www.w3.org/2000/svg'/>"}
     page.route("https://colab.research.google.com/**", lambda route: route.fulfill(**badge))
-    _share_kernel(lab, name)
     page.goto(f"{lab}/lab/tree/notebooks/{name}.ipynb?reset")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
     return page, _watch(page)
@@ -206,10 +183,6 @@ def _changed(page, before: list[str], which: set[int]) -> list[str]:
     raise AssertionError(f"of the pictures {which} should have changed, of {len(before)}")
 
 
-def _choose(page, image: int) -> None:
-    page.locator(".widget-toggle-buttons button").nth(image).click()
-
-
 def _move_and_wait(page, key: str, n: int) -> None:
     """Moves the weight by a key, n times, each once the picture of the one before is shown."""
     page.locator(".widget-hslider", has_text="Move by").locator(".noUi-handle").focus()
@@ -218,7 +191,6 @@ def _move_and_wait(page, key: str, n: int) -> None:
         page.evaluate(PRESSED)
         page.keyboard.press(key)
         took.append(page.evaluate("() => window.drawn"))
-    _write("moves.json", json.dumps({"ms": took}))
     assert min(took) > 0 and len(_sources(page)) == 4
 
 
@@ -228,7 +200,7 @@ def _act_quickly(page) -> None:
     for place in (2, 5, 8, 1, 9):
         sliders["Weight"].locator(".noUi-handle").focus()
         page.keyboard.press("ArrowLeft")
-        _choose(page, place)
+        page.locator(CHOICES).nth(place).click()
         sliders["Move by"].locator(".noUi-handle").focus()
         for _ in range(3):
             page.keyboard.press("ArrowRight")
@@ -241,7 +213,7 @@ def _act_quickly(page) -> None:
     assert (moved.count(), chosen) == (1, "9")
     assert page.get_by_text("could not be drawn").count() == 0
     # choosing what is chosen draws nothing
-    _choose(page, 9)
+    page.locator(CHOICES).nth(9).click()
     page.wait_for_timeout(500)
     assert _sources(page) == before
 
@@ -253,26 +225,21 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
     settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical"], "stride": 2, "train_fraction": 0.2}
     run = runs.open_run(home / "runs" / "inspected", "digits_quanv", **settings)
     list(runs.train_all(run))
-    _exchange(home, "04b_inside", hardware_images="64 -> 0")
-    notebook = home / "notebooks" / "04b_inside.ipynb"
-    notebook.write_text(notebook.read_text().replace("runs/first", "runs/inspected"))
     page, complaints = _open(browser, lab, "04b_inside", 1300)
     page.evaluate(RUN_ALL)
     _finished(page, page.locator(".jp-OutputArea-output", has_text="report.html"))
     _kept(page, "04b_inside.png")
     before = _at_rest(page)
     assert len(before) == 4
-    page.locator(".widget-hslider", has_text="Epoch").locator(".noUi-handle").focus()
-    page.keyboard.press("ArrowLeft")
-    before = _changed(page, before, {0, 3})
-    page.locator(".widget-toggle-buttons button").nth(3).focus()
-    page.keyboard.press("Enter")
-    before = _changed(page, before, {1, 2})
-    _choose(page, 7)
-    before = _changed(page, before, {1, 2})
-    page.locator(".widget-hslider", has_text="Move by").locator(".noUi-handle").focus()
-    page.keyboard.press("ArrowRight")
-    before = _changed(page, before, {1})
+    handle = ".noUi-handle"
+    for place, key, which in (
+        (page.locator(".widget-hslider", has_text="Epoch").locator(handle), "ArrowLeft", {0, 3}),
+        (page.locator(CHOICES).nth(3), "Enter", {1, 2}),
+        (page.locator(".widget-hslider", has_text="Move by").locator(handle), "ArrowRight", {1}),
+    ):
+        place.focus()
+        page.keyboard.press(key)
+        before = _changed(page, before, which)
     assert page.get_by_text("moved by +0.06 rad").count() == 1
     _move_and_wait(page, "ArrowLeft", 30)
     _act_quickly(page)
@@ -280,7 +247,6 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
     bottom = page.locator("img.widget-image").nth(1).bounding_box()
     assert bottom["y"] + bottom["height"] - top["y"] < 900, "weight, gate and move are not on one screen"
     assert complaints == []
-    whole = page.locator(".jp-OutputArea-output", has=page.locator("img.widget-image")).last
     page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
     for width in (1300, 800):
         page.set_viewport_size({"width": width, "height": 9000})
@@ -292,9 +258,7 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
         assert all(least <= each <= max(620, room_width) for least, each in zip(leasts, widths, strict=True))
         sliders = page.locator(".widget-hslider").evaluate_all("all => all.map(one => one.clientWidth)")
         assert all(250 < each <= room_width for each in sliders)
-        folder = os.environ.get("QNNKIT_SCREENSHOTS")
-        if folder:
-            whole.screenshot(path=Path(folder) / f"inspector_{width}.png")
+        _kept(page, f"inspector_{width}.png")
     page.close()
 
 

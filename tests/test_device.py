@@ -71,12 +71,6 @@ def test_report_is_true_of_this_machine(here):
     assert device.choose("cpu") == torch.device("cpu")
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
-def test_cores_follow_affinity():
-    one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
-    assert python(f"{one}; from qnnkit.device import machine; print(machine.cores())") == "1"
-
-
 def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     without = machine.cores()

@@ -23,7 +23,6 @@ import torch
 from PIL import Image
 
 from qnnkit import layers, runs
-from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector
 from qnnkit.inspector.views import Views, image_figure, what_if_figure
 from qnnkit.inspector.what_if import WhatIf
@@ -89,23 +88,24 @@ def changed(inspector: Inspector, widget: str, value: Any) -> set[str]:
 
 
 def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained, looked):
-    inspector, choice = looked, looked.choice
+    choice = looked.choice
     row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
     kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
     assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
-    np.testing.assert_array_equal(inspector.views.recorded(2).to_numpy(), kept)
+    np.testing.assert_array_equal(looked.views.recorded(2).to_numpy(), kept)
     weight = (choice.weight + 5) % 12
-    assert changed(inspector, "epoch", 1) == {"gradients", "circuit"}
-    assert changed(inspector, "weight", weight) == {"circuit", "what_if"}
-    assert changed(inspector, "shift", 1.0) == {"what_if"}
-    assert "+1.00 rad" in inspector.moved.value
-    assert changed(inspector, "image", 3) == {"image", "what_if"}
-    assert inspector.shift.value == 1.0 and "+1.00 rad" in inspector.moved.value, "another image, as moved"
-    choice = inspector.choice
-    assert (choice.epoch, choice.weight, choice.image) == (1, weight, 3)
-    assert inspector.weight.label == inspector.views.names[weight] in inspector.moved.value
-    assert inspector.epoch.options == (("1", 1), ("2", 2))
-    assert inspector.image.options == tuple((str(digit), digit) for digit in range(10))
+    for widget, value, redrawn in (
+        ("epoch", 1, {"gradients", "circuit"}),
+        ("weight", weight, {"circuit", "what_if"}),
+        ("shift", 1.0, {"what_if"}),
+        ("image", 3, {"image", "what_if"}),
+    ):
+        assert changed(looked, widget, value) == redrawn
+    assert looked.choice == replace(choice, epoch=1, weight=weight, shift=1.0, image=3)
+    assert "+1.00 rad" in looked.moved.value and looked.weight.label in looked.moved.value
+    assert looked.weight.label == looked.views.names[weight]
+    assert looked.epoch.options == (("1", 1), ("2", 2))
+    assert looked.image.options == tuple((str(digit), digit) for digit in range(10))
 
 
 def test_a_classical_layer_and_a_control_hide_what_they_have_not(looked):
@@ -133,50 +133,19 @@ def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(looked):
     assert sum(map(len, shown(looked).values())) < 500_000, "a saved notebook would be heavy"
 
 
-def on_a_loop(trained, act) -> Inspector:
-    """An inspector as a kernel has it, on a loop, and what `act` does to it there."""
-
-    async def kernel() -> Inspector:
-        inspector = Inspector(trained)
-        await act(inspector)
-        await asyncio.sleep(0)  # what was put on this loop
-        return inspector
-
-    return asyncio.run(kernel())
-
-
 def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     """As JupyterLab sends them: on threads of their own, while the pictures of the one before are drawn."""
-    random = np.random.default_rng(0)
+    random, threads = np.random.default_rng(0), set()
     acts = [("shift", float(value)) for value in random.random(3)]
     acts += [("image", int(place)) for place in random.integers(0, 10, 2)]
     acts += [("weight", int(place)) for place in random.integers(0, 12, 2)]
     acts += [("epoch", value) for value in (1, 2)]
-    threads = set()
 
-    async def act(inspector):
-        draw = inspector.views.redraw
-        inspector.views.redraw = lambda *given: threads.add(threading.get_ident()) or draw(*given)
-        to_thread = [
-            asyncio.to_thread(setattr, getattr(inspector, name), "value", value) for name, value in acts
-        ]
-        await asyncio.gather(*(to_thread[place] for place in random.permutation(len(acts))))
-
-    inspector = on_a_loop(trained, act)
-    chosen = inspector.choice
-    assert threads == {threading.get_ident()}, "drawn on the kernel's own thread alone"
-    assert {name: each.value for name, each in inspector.inputs.items()} == asdict(chosen)
-    assert "could not be drawn" not in inspector.message.value
-    assert f"moved by {inspector.shift.value:+.2f} rad" in inspector.moved.value
-    fresh = Views(trained, chosen.net, chosen.seed).redraw(chosen)[0]
-    assert fresh == shown(inspector), "the pictures are of what is chosen"
-
-
-def test_what_is_chosen_while_pictures_are_drawn_is_drawn_next(trained):
     async def act(inspector):
         draw = inspector.views.redraw
 
         def while_another_moves(choice):
+            threads.add(threading.get_ident())
             if choice.shift == 1.0:
                 other = threading.Thread(target=setattr, args=(inspector.shift, "value", 2.0))
                 other.start()
@@ -184,10 +153,25 @@ def test_what_is_chosen_while_pictures_are_drawn_is_drawn_next(trained):
             return draw(choice)
 
         inspector.views.redraw = while_another_moves
+        moves = [asyncio.to_thread(setattr, inspector.inputs[name], "value", value) for name, value in acts]
+        await asyncio.gather(*(moves[place] for place in random.permutation(len(acts))))
+        await asyncio.sleep(0)  # what was put on this loop
         inspector.shift.value = 1.0
 
-    inspector = on_a_loop(trained, act)
-    assert inspector.choice.shift == inspector.shift.value == 2.0
+    async def kernel():
+        inspector = Inspector(trained)
+        await act(inspector)
+        await asyncio.sleep(0)
+        return inspector
+
+    inspector = asyncio.run(kernel())
+    chosen = inspector.choice
+    assert threads == {threading.get_ident()}, "drawn on the kernel's own thread alone"
+    assert chosen.shift == 2.0, "what is chosen while pictures are drawn is drawn next"
+    assert {name: each.value for name, each in inspector.inputs.items()} == asdict(chosen)
+    assert "could not be drawn" not in inspector.message.value and "+2.00 rad" in inspector.moved.value
+    fresh = Views(trained, chosen.net, chosen.seed).redraw(chosen)[0]
+    assert fresh == shown(inspector), "the pictures are of what is chosen"
 
 
 # --- what is drawn ----------------------------------------------------------------------------------
@@ -244,6 +228,8 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     model, train = batch.views.model, run.splits.train
     loss = run.task(model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
+    assert batch.sentences()[-1].startswith("Dead weights in `circuit`: 1 weight cannot learn")
+    assert ": turned[2] (RZ on wire 1). " in batch.sentences()[-1] in batch.message.value
     found = batch.views.recorded(0)
     assert found.columns.tolist()[1:3] == ["fixed[1]", "turned[0]"]
     np.testing.assert_allclose(found.to_numpy(), [[np.nan, np.nan, *expected.tolist()]], rtol=6e-4)
@@ -254,45 +240,28 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     assert np.isnan(found[:, :2]).all() and (found[:, 2:] == np.array(kept)).all()
 
 
-def test_the_move_is_the_net_with_that_weight(trained):
-    views = Views(trained, "hybrid", 0)
-    moves = WhatIf(trained, views.model, views.circuit, 7, views.images[4])
-    before = [weight.clone() for weight in views.model.parameters()]
-    found = moves.at(1.25)
-    assert all(torch.equal(a, b) for a, b in zip(before, views.model.parameters(), strict=True)), "left moved"
-    twin = runs.trained(trained, "hybrid", 0)
-    with torch.no_grad():
-        next(twin.quanv.filters[0].parameters()).view(-1)[7] += 1.25
-        images = torch.cat([views.images[4:5], trained.splits.validation.images[: moves.n_images]])
-        logits = twin(images).double()
-        patches = layers.circuit_inputs(twin, views.images[4:5])[twin.quanv.filters[0]]
-        values = twin.quanv.filters[0](patches)[patches.abs().sum(-1).argmax()]
-    loss = torch.nn.functional.cross_entropy(logits[1:], trained.splits.validation.labels[: moves.n_images])
-    assert found.loss == pytest.approx(float(loss), abs=1e-5) and moves.n_images >= 8
-    np.testing.assert_allclose(found.class_probs, logits[0].softmax(0).numpy(), atol=1e-5)
-    np.testing.assert_allclose(found.values, values.numpy(), atol=1e-5)
-    assert abs(found.loss - moves.before.loss) > 1e-3, "the weight does nothing: the test would pass anyhow"
-    shifts, losses = moves.curve
-    assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle comes round after 2 pi"
-    assert losses[len(losses) // 2] == pytest.approx(moves.before.loss, abs=1e-6)
-    assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
-
-
-def test_what_a_frozen_part_makes_of_the_images_is_computed_once(tmp_path):
-    run = begun(tmp_path / "run", OfPartlyFrozen, controls=[])
-    views, image = Views(run, "hybrid", 0), run.splits.test.images[3]
-    model, calls = views.model, []
-    moves = WhatIf(run, model, views.circuit, 3, image)
+def test_the_move_is_the_net_with_that_weight_and_a_frozen_part_is_computed_once(tmp_path):
+    run, calls = begun(tmp_path / "run", OfPartlyFrozen, controls=[]), []
+    views, validation = Views(run, "hybrid", 0), run.splits.validation
+    model, image = views.model, views.images[4:5]
+    moves = WhatIf(run, model, views.circuit, 3, image[0])
     model.stem.register_forward_hook(lambda *given: calls.append(1))
-    found = moves.at(0.5)
-    assert calls == []
+    found, start, (shifts, losses) = moves.at(0.5), moves.before, moves.curve
+    assert calls == [] and moves.n_images >= 8
     with torch.no_grad():
+        logits = [model(torch.cat([image, validation.images[: moves.n_images]])).double()]
         model.circuit.qnode_weights["turned"][1] += 0.5  # the fourth weight
-        logits = model(torch.cat([image[None], run.splits.validation.images[: moves.n_images]])).double()
-    assert calls == [1]
-    np.testing.assert_allclose(found.class_probs, logits[0].softmax(0).numpy(), atol=1e-6)
-    labels = run.splits.validation.labels[: moves.n_images]
-    assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits[1:], labels)), abs=1e-6)
+        logits += [model(torch.cat([image, validation.images[: moves.n_images]])).double()]
+        values = model.circuit(layers.circuit_inputs(model, image)[model.circuit])[0]
+    labels = validation.labels[: moves.n_images]
+    before, after = (float(torch.nn.functional.cross_entropy(each[1:], labels)) for each in logits)
+    assert (start.loss, found.loss) == pytest.approx((before, after), abs=1e-6), "or it is left moved"
+    assert abs(after - before) > 1e-3, "the weight does nothing: the test would pass anyhow"
+    np.testing.assert_allclose(found.class_probs, logits[1][0].softmax(0).numpy(), atol=1e-6)
+    np.testing.assert_allclose(found.values, values.numpy(), atol=1e-6)
+    assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle comes round after 2 pi"
+    assert losses[len(losses) // 2] == pytest.approx(before, abs=1e-6)
+    assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
 
 
 def test_the_moved_picture_is_the_whole_figure(trained):
@@ -329,11 +298,9 @@ def test_it_follows_a_run_under_way(trained, tmp_path):
     shutil.copytree(trained.folder / "checkpoints", folder / "checkpoints")
     (folder / "gradients.jsonl").write_text("\n".join(rows[:2]) + "\n")
     look([1, 2])
-    starts = (
-        "Net hybrid, seed 0, as it starts: it has no checkpoint yet (run 03_train, then this cell again)."
-    )
-    rows = [row for row in trained.rows("metrics") if row.get("net") == "hybrid" and row["event"] == "epoch"]
-    best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))["epoch"]
+    starts = "Net hybrid, seed 0, as it starts: it has no checkpoint yet "
+    starts += "(run 03_train, then this cell again)."
+    best = runs.best(trained, "hybrid", 0)[1]
     assert said == [
         [starts, "No gradients were recorded: shown are those of 64 training images."],
         [starts],
@@ -349,34 +316,10 @@ def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp
     assert "is not trained: it has no gradient" in inspector.message.value
 
 
-@pytest.mark.parametrize("wrong", [{"net": "hybird"}, {"seed": 5}, {"layer": "quanv.filters.1"}])
-def test_a_wrong_choice_is_refused(trained, wrong):
-    with refused(*wrong):
-        Inspector(trained, **wrong)
-
-
-def test_the_best_epoch_is_the_one_of_the_weights(copied):
-    """One that is not the last: the newest state is of another epoch than its best."""
-    _, epoch = runs.best(copied, "hybrid", 0)
-    store = Store(copied.checkpoints("hybrid", 0), copied.identity("hybrid", 0))
-    state = store.restore()
-    store.save(state | {"progress": state["progress"] | {"epoch": 7}})
-    store.wait()
-    assert runs.best(copied, "hybrid", 0)[1] == epoch == state["progress"]["best_epoch"]
-    store.save(state | {"progress": state["progress"] | {"epoch": 9}}, best=True)
-    store.wait()
-    assert runs.best(copied, "hybrid", 0)[1] == 9
-
-
-def test_dead_weights_are_named_by_gate_and_wire(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run", OfPartlyFrozen, controls=[]))
-    told = inspector.sentences()[-1]
-    assert told.startswith("Dead weights in `circuit`: 1 weight cannot learn, because nothing that is")
-    assert ": turned[2] (RZ on wire 1). Change what it turns" in told and told in inspector.message.value
-    inspector.image.value = 2
-    assert told in inspector.message.value, "whatever is drawn anew"
-    inspector.layer.value = "reader"
-    assert "cannot learn" not in inspector.message.value
+def test_a_wrong_choice_is_refused(trained):
+    for wrong in ({"net": "hybird"}, {"seed": 5}, {"layer": "quanv.filters.1"}):
+        with refused(*wrong):
+            Inspector(trained, **wrong)
 
 
 def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
@@ -401,17 +344,13 @@ from qnnkit import runs
 from qnnkit.inspector import Inspector
 
 inspector = Inspector(runs.open_run(sys.argv[1]))
-pngs, found = inspector.pngs, []
-def act(name, value):
-    before = {part: pngs[part].value for part in ("gradients", "circuit", "image", "what_if")}
-    getattr(inspector, name).value = value
-    found.append([name, [part for part, png in before.items() if pngs[part].value != png]])
+pngs, found = inspector.pngs, {}
 other = next(place for _, place in inspector.weight.options if place != inspector.weight.value)
-acts = {"epoch": 1, "weight": other, "shift": 1.0, "image": 3, "layer": "reader.0"}
-for name, value in acts.items():
-    act(name, value)
-bundle = sorted(inspector._repr_mimebundle_())
-print(json.dumps({"version": ipywidgets.__version__, "found": found, "bundle": bundle}))
+for name, value in {"epoch": 1, "weight": other, "shift": 1.0, "image": 3, "layer": "reader.0"}.items():
+    before = {part: png.value for part, png in pngs.items()}
+    getattr(inspector, name).value = value
+    found[name] = sorted(part for part, png in before.items() if pngs[part].value != png)
+print(json.dumps([ipywidgets.__version__, found, sorted(inspector._repr_mimebundle_())]))
 """
 
 
@@ -428,13 +367,12 @@ def test_the_same_tree_works_in_the_ipywidgets_of_colab(trained, tmp_path):
     command = [sys.executable, "-c", DRIVE, str(trained.folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["version"] == "7.7.1"
-    assert told["found"] == [
-        ["epoch", ["gradients", "circuit"]],
-        ["weight", ["circuit", "what_if"]],
-        ["shift", ["what_if"]],
-        ["image", ["image", "what_if"]],
-        ["layer", ["gradients", "circuit", "what_if"]],
-    ]
-    assert told["bundle"] == ["application/vnd.jupyter.widget-view+json", "image/png", "text/plain"]
+    version, found, bundle = json.loads(done.stdout.splitlines()[-1])
+    assert version == "7.7.1" and found == {
+        "epoch": ["circuit", "gradients"],
+        "weight": ["circuit", "what_if"],
+        "shift": ["what_if"],
+        "image": ["image", "what_if"],
+        "layer": ["circuit", "gradients", "what_if"],
+    }
+    assert bundle == ["application/vnd.jupyter.widget-view+json", "image/png", "text/plain"]

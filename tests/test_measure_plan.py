@@ -187,10 +187,8 @@ def judge(share, hours=None, deadline=None, cost=None, budget=None, factor=2.0):
 @pytest.mark.parametrize(
     ("asked", "verdict", "why"),
     [
-        ((0.7, 1, 8), "comfortable", []), ((0.701, 1, 8), "marginal", ["memory"]),
-        ((0.95, 1, 8), "marginal", ["memory"]), ((0.951, 1, 8), "not here", ["memory"]),
-        ((0.1, 3.9, 8), "comfortable", []), ((0.1, 4.1, 8), "marginal", ["time"]),
-        ((0.1, 8.1, 8), "not here", ["time"]), ((0.1, 1, 8, 3, 10), "comfortable", []),
+        ((0.7, 3.9, 8), "comfortable", []), ((0.701, 1, 8), "marginal", ["memory"]),
+        ((0.951, 1, 8), "not here", ["memory"]), ((0.1, 4.1, 8), "marginal", ["time"]),
         ((0.1, 1, 8, 30, 10), "not here", ["price"]), ((0.1, 1, None, 0.0, 0.0), "comfortable", []),
         ((0.1, 1, None, 0.01, 0.0), "not here", ["price"]), ((0.1, 1, None, 30), "comfortable", []),
         ((0.1, None, 1, None, 1), "marginal", ["time unknown", "price unknown"]),
@@ -232,12 +230,8 @@ WORK = Work(flops=2e9, bytes=1e8, operations=1000)
 
 
 CPU = {"device": "cpu", "tflops": {"float32": 0.1}, "bandwidth_gb_s": 10, "overhead_us": 5}
-GPU = {
-    "device": "cuda:0",
-    "tflops": {"float32": 10, "float16": 100},
-    "bandwidth_gb_s": 1000,
-    "overhead_us": 10,
-}
+GPU = CPU | {"device": "cuda:0", "tflops": {"float32": 10, "float16": 100}, "bandwidth_gb_s": 1000}
+GPU["overhead_us"] = 10
 
 
 @pytest.mark.parametrize(
@@ -264,13 +258,9 @@ def test_the_step_that_was_measured_here_is_carried_over_unless_it_is_far_off():
     assert platforms.calibration(WORK, "float32", 100 * line, CPU) == platforms.FARTHEST
     assert platforms.calibration(WORK, "float32", line / 100, CPU) == 1 / platforms.FARTHEST
     assert platforms.calibration(WORK, "float32", None, CPU) is None
-
-
-def test_a_mac_takes_whichever_of_its_processors_is_quicker():
-    [mac] = [spot for spot in platforms.spots(platforms.load()) if spot.name == "Mac 16 GB"]
-    small, large = Work(1e6, 1e6, 3000), Work(1e12, 1e9, 3000)
-    assert estimate(small, "float32", mac, 1.0)[2] == "cpu"
-    assert estimate(large, "float32", mac, 1.0)[2] == "mps"
+    mac = Spot("Mac", "mac", GB, basis="published", figures=[GPU, CPU | {"overhead_us": 1}])
+    assert estimate(Work(1e6, 1e6, 3000), "float32", mac, 1.0)[2] == "cpu", "whichever is quicker"
+    assert estimate(Work(1e12, 1e9, 3000), "float32", mac, 1.0)[2] == "cuda:0"
 
 
 def test_what_a_training_may_use_here_is_what_is_free(monkeypatch):
@@ -324,11 +314,8 @@ def test_a_table_of_ones_own_is_laid_over_the_other(home):
     ("text", "told"),
     [
         (NEW.replace("kind: cuda", ""), "`machines.Ours.kind` must be given"),
-        (NEW.replace("tflops: {float32: 90}, ", ""), "`machines.Ours.processors.cuda.tflops` must be given"),
         ("shown: [T4, Mine]", "Argument `shown` must be a known name, but is 'Mine'"),
         ("machines: {T4: {usable_gb: -1}}", "`machines.T4.usable_gb` must be greater than 0, but is -1"),
-        ("machines: {T4: {usable_gb: .inf}}", "must be a finite number"),
-        ("machines: {T4: {kind: gpu}}", "`machines.T4.kind` must be 'cuda', 'mac' or 'cpu', but is 'gpu'"),
         ("machines: {T4: {prize: 1}}", "`machines.T4.prize` must be a known name"),
         ("[T4]", "`mine.yaml` must be a valid dictionary"),
         ("machines: {T4: !!python/name:os.system }", "must be plain YAML"),
@@ -373,7 +360,6 @@ def test_the_command_prints_the_page_or_json(typed, planned, monkeypatch):
     [
         ((), "Argument `--recipe` must be named"),
         (("--recipe", "digits_quanv", "--set", "batch_size=auto"), "`batch_size` must be a number here"),
-        (("--recipe", "digits_quanv", "--set", "epocs=2"), "Did you mean 'epochs'?"),
         (("--recipe", "digits_quanv", "--samples", "0"), "`samples` must be above 0"),
         ((*QUICK, "--only", "classical"), "`--only` must name the run's own net"),
         ((*QUICK, "--deadline", "soon"), "Argument `deadline` must be a time, but is 'soon'"),

@@ -169,12 +169,3 @@ def test_a_bad_command_is_refused_before_minutes_are_spent(command, tmp_path, mo
     status, out, err = command("measure", *words)
     assert (status, out) == (2, "") and told in err and err.count("\n") == 1, err
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_is_surveyed():
-    config = recipes.settings("digits_quanv")
-    found = survey.take(config, recipes.of(config).load(config), quick=True)
-    for what in ("bandwidth", "launch", "net update", "net memory"):
-        assert rows_of(found, what, device="cuda:0")[0]["value"] > 0

@@ -116,26 +116,8 @@ def quanv(**settings):
         return net, images, net(images).argmax(-1)
 
 
-class Twice(nn.Module):
-    """A layer used in two places, behind a classical one that takes uint8."""
-
-    def __init__(self):
-        super().__init__()
-        qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=1)
-        self.layer = QuantumLayer(qnode, shapes, {"weights": torch.linspace(0, 2, 6).reshape(1, 2, 3)})
-        self.again = self.layer
-
-    def forward(self, images):
-        angles = images.flatten(1)[:, :2].float() / 80
-        return self.again(torch.pi * self.layer(angles))
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_the_limits_are_the_exact_net(twice):
+def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
     model, images, labels = quanv(trainable=False, filters=2)
-    if twice:
-        model = Twice()
-        labels = model(images).argmax(-1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.train()
     exact, shots, none, flips, loud = noise.robustness(
@@ -148,20 +130,17 @@ def test_the_limits_are_the_exact_net(twice):
     assert loud["change"] > 0.1, "a wire that is read at random says nothing"
     assert all(0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in (exact, shots, loud))
     assert model.training and not any(module._forward_hooks for module in model.modules())
+    one, other, again = (
+        noise.robustness(model, images, labels, **NOISE | {"shots": (50,)}, seed=seed)[1]["change"]
+        for seed in (1, 2, 1)
+    )
+    assert one == again != other
+    monkeypatch.setattr(noise, "MIXED_BYTES", 20 * noise.COPIES * 16 * 4**4)  # parts of a batch agree
+    parts = noise.robustness(model, images, labels, **NOISE | {"readout": (0.5,)})[1]
+    assert parts["change"] == pytest.approx(loud["change"], abs=EXACT)
+    assert circuits_per_image(model, images[:1]) == 2 * 9
+    assert torch.equal(feature_maps_of(model, images), model.features(images))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_seed_repeats_itself_and_parts_of_a_batch_agree(monkeypatch):
-    model, images, labels = quanv()
-
-    def rows(seed, **conditions):
-        found = noise.robustness(model, images, labels, seed=seed, **NOISE | conditions)
-        return [row["change"] for row in found[1:]]
-
-    assert rows(1, shots=(50, 500)) == rows(1, shots=(50, 500)) != rows(2, shots=(50, 500))
-    whole = rows(0, depolarizing=(0.01,), readout=(0.02,))
-    monkeypatch.setattr(noise, "MIXED_BYTES", 20 * noise.COPIES * 16 * 4**4)
-    assert rows(0, depolarizing=(0.01,), readout=(0.02,)) == pytest.approx(whole, abs=EXACT)
 
 
 # --- what cannot be asked -----------------------------------------------------------------------------------
@@ -203,27 +182,6 @@ def test_wrong_numbers_are_refused():
     for change in ({"depolarizing": (-0.1,)}, {"readout": (1.1,)}):
         with pytest.raises(ValueError, match="must be in the interval"):  # PennyLane's own
             noise.robustness(rotations(), **given | change)
-
-
-# --- counting -----------------------------------------------------------------------------------------------
-
-
-def test_circuits_are_counted_whatever_runs_them():
-    model, images, labels = quanv(trainable=False, filters=3)
-    model.train()
-    with torch.no_grad():
-        model(images)  # from here on frozen filters may run as one
-    for _ in range(2):
-        assert circuits_per_image(model, images[:1]) == 3 * 9
-    assert circuits_per_image(Twice(), images[:1]) == 2
-    assert circuits_per_image(nn.Flatten(), images[:1]) == 0
-    with refused("image"):
-        circuits_per_image(model, images)
-    maps = feature_maps_of(model, images)
-    assert torch.equal(maps, model.features(images)) and feature_maps_of(nn.Flatten(), images) is None
-    assert circuits_per_image(model, maps[:1]) == 0
-    with refused("model"):
-        noise.robustness(model, maps, labels)
 
 
 # --- a device -----------------------------------------------------------------------------------------------
@@ -309,9 +267,8 @@ def test_what_has_shots_already_or_runs_elsewhere_is_refused():
 @own_generators()  # counting circuits measures them
 def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_path):
     small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 2, "train_fraction": 0.05, "threads": 1}
-    straight, stopped = (
-        runs.open_run(tmp_path / name, "digits_quanv", **small, shots=20) for name in ("straight", "stopped")
-    )
+    names = ("straight", "stopped")
+    straight, stopped = (runs.open_run(tmp_path / each, "digits_quanv", **small, shots=20) for each in names)
 
     def stop(row):
         if (row["event"], row["epoch"]) == ("epoch", 1):
@@ -321,20 +278,13 @@ def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_pa
         runs.train_all(stopped, on_row=stop)
     [one], [other] = runs.train_all(straight), runs.train_all(runs.open_run(stopped.folder))
     assert one["test_loss"] == other["test_loss"]
-    exact = runs.open_run(tmp_path / "exact", "digits_quanv", **small)
-    assert runs.train_all(exact)[0]["test_loss"] != one["test_loss"]
     report.finish(straight)
     page = re.sub(r"\s+", " ", straight.report.read_text())
     assert "measured 20 times, in training and in the test: 320 measurements a sample" in page
 
 
 @own_generators()
-def test_a_training_with_noise_says_so_and_no_features_are_kept_of_circuits_that_vary(tmp_path):
-    small = {"epochs": 1, "n_seeds": 1, "controls": [], "stride": 4, "train_fraction": 0.05, "threads": 1}
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **small, noise=["readout=0.1"])
-    runs.train_all(run)
-    report.finish(run)
-    assert "Circuits ran with noise (readout=0.1), in training and in the test." in run.report.read_text()
+def test_no_features_are_kept_of_circuits_that_vary(tmp_path):
     digits = {"dataset": "digits", "image_size": 8, "augmentation": "none"}
     for how, varies in (({}, False), ({"shots": 10}, True), ({"noise": ["readout=0.1"]}, True)):
         frozen = runs.open_run(tmp_path / str(how), "letters_frozen", **digits, **how)
