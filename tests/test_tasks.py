@@ -46,7 +46,7 @@ def test_loss(smoothing, training, dtype):
     step = Classification(smoothing)(nn.Identity().train(training), (logits, LABELS))
     expected = cross_entropy(logits.detach(), smoothing if training else 0.0)
     assert step.loss.dtype == max(dtype, torch.float32, key=lambda each: torch.finfo(each).bits)
-    assert float(step.loss) == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
+    assert step.loss.item() == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
     assert float(step.sums["loss"]) == pytest.approx(4 * expected, abs=1e-5) and step.count == 4
     assert step.loss.requires_grad and not any(value.requires_grad for value in step.sums.values())
     assert abs(cross_entropy(logits_of(), 0.3) - cross_entropy(logits_of(), 0.0)) > 0.1
