@@ -29,7 +29,6 @@ if __name__ == "__main__":
         memory="16GB",
         walltime="08:00:00",
         job_extra_directives=["--gres=gpu:1"],
-        worker_extra_args=["--resources", "GPU=1"],  # what `gpus_per_run: 1` in the batch file asks for
         interface=None,  # the network that the nodes share, such as "ib0"; who reaches it may run code
     )
     cluster.scale(jobs=8)  # not adapt(): a batch hands out as many runs as there are workers

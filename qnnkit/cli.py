@@ -397,9 +397,7 @@ def sample(
 @app.command(rich_help_panel=TRAIN)
 def report(
     run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or of a batch.")],
-    verify: Annotated[
-        bool, Option("--verify", help="Only compare files and data with their hashes.")
-    ] = False,
+    verify: Annotated[bool, Option("--verify", help="Only compare the files with their hashes.")] = False,
     recipe: Recipe = None,
 ) -> None:
     """Write the report of a finished run again, by executing 04_analyze; or verify the run.

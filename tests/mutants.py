@@ -57,7 +57,7 @@ MUTANTS = (
     ("checkpoint/mirror.py", "RESULT: 7", "RESULT: 0", "mirror"),
     ("checkpoint/mirror.py", "if RESULT in gone or RESULT in changed", "if RESULT in gone", "mirror"),
     ("checkpoint/mirror.py", "in sorted(changed, key=rank)", "in changed", "mirror"),
-    ("checkpoint/store.py", "self._kept[: self.keep - 1]", "self._kept[: self.keep]", "checkpoint"),
+    ("checkpoint/store.py", "*self._kept][: self.keep]", "*self._kept][: self.keep + 1]", "checkpoint"),
     ("checkpoint/store.py", "for name in reversed(names)", "for name in names", "checkpoint"),
     ("checkpoint/store.py", "key=lambda match: int(match[1])", "key=lambda match: match[1]", "checkpoint"),
     ("train/optimizer.py", "(epoch - warmup) / max(total - warmup", "epoch / max(total - warmup", "train"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import namedtuple
 
 import pytest
@@ -15,7 +14,6 @@ from qnnkit.recipes import Recipe
 from qnnkit.tasks import Classification, Step
 from qnnkit.train import out_of_memory, stepper
 from qnnkit.train.out_of_memory import OutOfMemory
-from tests import forked
 from tests.same import At, from_seed, raises, weights
 from tests.test_train import TASK, close, clouds, fit, loaders
 from tests.toys import typing
@@ -210,73 +208,6 @@ def test_batch_normalisation_never_meets_a_single_sample():
     model.register_forward_hook(lambda net, _, logits: trained.extend([len(logits)] * net.training))
     fitted(model, micro_batch=2, epochs=1)  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
     assert set(trained) == {2, 3} and model.inner[1].num_batches_tracked == len(trained)
-
-
-# --- for real ----------------------------------------------------------------------------------------------
-
-SCRIPT = """
-    # A net of which 1,024 samples at once need more than the process may have, and fewer do not.
-    import ctypes, json, resource, sys, warnings
-    from pathlib import Path
-    import torch
-    from torch import nn
-    from qnnkit import train
-    from qnnkit.settings import Settings
-    from qnnkit.data.batches import Batches
-    from qnnkit.tasks import Classification
-
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    for option, value in ((-8, 1), (-3, 65536), (-1, 0)):  # one arena, and what is freed goes back at once
-        ctypes.CDLL(None).mallopt(option, value)
-    folder, (_, hard) = Path(sys.argv[1]), resource.getrlimit(resource.RLIMIT_DATA)
-
-    def trained(name, size, **settings):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(16, 12_000), nn.Tanh(), nn.Linear(12_000, 2))
-        points = torch.rand(1024, 16, generator=torch.Generator().manual_seed(1))
-        labels = (points.sum(1) > 8).long()
-        loaders = {
-            "train": Batches(points, labels, size, shuffle=False),
-            "validation": Batches(points[:128], labels[:128], 128, shuffle=False),
-        }
-        config = Settings(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
-
-        def lift(row):  # reading the best checkpoint may need more than training did
-            if row["epoch"] == row["epochs"] and row["step"] == row["steps"]:
-                resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-        try:
-            done = train.fit(net, Classification(), loaders, config, folder=folder / name, on_update=lift)
-        except MemoryError as error:
-            return {"stopped": str(error)}
-        weights = {name: value.clone() for name, value in net.state_dict().items()}
-        losses = [row["train_loss"] for row in done.rows]
-        return {"losses": losses, "weights": weights}
-
-    trained("warm-up", 128)  # what torch and Accelerate load when first used
-    used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
-    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(used.split()[1]) + 110_000_000, hard))
-    found, sizes = {"stop": trained("one", 1024)}, [512, 256, 128]
-    while "stopped" in (small := trained("one", 1024, micro_batch=sizes[0])):
-        del sizes[0]
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    found |= {"micro_batch": sizes[0], "small": small, "free": trained("other", 1024, micro_batch=sizes[0])}
-    one, other = (found[name].pop("weights") for name in ("small", "free"))
-    found["apart"] = max(float((one[name] - other[name]).abs().max()) for name in one)
-    print(json.dumps(found))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA bounds what a process maps on Linux alone")
-def test_a_batch_that_really_does_not_fit(tmp_path):
-    done = forked.python(SCRIPT, tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    told = found["stop"]["stopped"]
-    assert told.startswith("Memory ran out at epoch 1, batch 0 (") and "--set micro_batch=512 or" in told
-    assert found["small"]["losses"] == pytest.approx(found["free"]["losses"], abs=1e-5)
-    assert found["apart"] < SAME
 
 
 # --- in a run ----------------------------------------------------------------------------------------------

@@ -194,19 +194,9 @@ def trained(model, **settings):
     return model.state_dict(), [{**row, "seconds": None} for row in rows], found
 
 
-class Scaled(nn.Module):
-    def forward(self, images):
-        return images / 255
-
-
-def chain():
-    return nn.Sequential(nn.Flatten(), Scaled(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
 TRAINED = {
     "quanvolution": lambda: model_of("residual_quanv", dropout=0.2),
     "cnn": lambda: model_of("cnn", dropout=0.2),
-    "one chain": lambda: from_seed(chain),
 }
 
 

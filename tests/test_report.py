@@ -107,7 +107,7 @@ def test_one_seed_has_no_interval_and_no_verdict(one):
 
 def test_summary_of_what_is_there_so_far(begin):
     run = begin({}, n_seeds=2)
-    with pytest.raises(FileNotFoundError, match="must have trained a net, but has not: run 03_train first"):
+    with pytest.raises(FileNotFoundError, match="must have trained a net, but has not: run 03_train"):
         report.summary(run)
     log_final(run, "hybrid", 0, 0.9)
     rows = report.summary(run)

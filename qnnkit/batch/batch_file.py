@@ -16,10 +16,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from qnnkit import checks, recipes, workspace
 from qnnkit.settings import PLACEMENT, Base, Settings, first_fault
-from qnnkit.stats import Score
-
-MOST_RUNS = 10_000
-"""More are a slip: a number with a zero too many, or one list too long."""
 
 
 def _plain(value: object) -> object:
@@ -27,8 +23,6 @@ def _plain(value: object) -> object:
     inside = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(each, bool | int | float | str) for each in inside):
         raise ValueError("be a number, a text, true, false, or a list of them")
-    if any(isinstance(each, float) and not math.isfinite(each) for each in inside):
-        raise ValueError("be finite")
     return list(inside) if isinstance(value, list | tuple) else value
 
 
@@ -50,12 +44,9 @@ class Range(Base):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        if not self.low < self.high:
-            raise ValueError("have low below high")
-        if self.log and not self.low > 0:
-            raise ValueError("have low above 0 where log is true")
-        if self.whole and not (self.low.is_integer() and self.high.is_integer()):
-            raise ValueError("have whole ends where int is true")
+        whole = self.low.is_integer() and self.high.is_integer()
+        if not self.low < self.high or (self.log and self.low <= 0) or (self.whole and not whole):
+            raise ValueError("have low below high, above 0 where log is true, whole where int is true")
         return self
 
     @property
@@ -108,8 +99,6 @@ class BatchConfig(Base):
     """The notebooks of each run; without 04_analyze its report has tables and no figures."""
     workers: int | None = Field(default=None, ge=1)
     """Runs at a time; None takes as many as the cores (or GPUs) and the free memory allow."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads of each run, at most; None shares the cores out."""
     gpus_per_run: int = Field(default=0, ge=0)
     """GPUs that each run has to itself."""
     retries: int = Field(default=0, ge=0)
@@ -131,18 +120,19 @@ class Planned:
 
     @cached_property
     def id(self) -> str:
-        """Start of the digest: the same for the same experiment, in every batch and workspace."""
-        return self.config.with_paths(workspace.portable).digest()[:12]
+        """Start of the digest: the same for the same experiment, wherever workspace and data lie."""
+        return self.config.with_paths(_last_name).digest()[:12]
 
     @cached_property
     def folder(self) -> Path:
         """Where it runs; shared by all batches that ask for the same experiment."""
         return workspace.home().absolute() / "runs" / f"{recipes.of(self.config).name}-{self.id}"
 
-    @property
-    def score(self) -> Score:
-        """The number that its nets are compared by."""
-        return recipes.of(self.config).task(self.config).score
+
+def _last_name(path: str) -> str:
+    """Of a path outside the workspace; inside, the path as seen from there."""
+    path = workspace.portable(path)
+    return Path(path).name if Path(path).is_absolute() else path
 
 
 # --- reading a file -----------------------------------------------------------------------------------------
@@ -173,9 +163,7 @@ def _sentence(error: ValidationError) -> str:
     """One sentence on the first thing that is wrong."""
     loc, rule, value = first_fault(error)
     path = [str(part) for part in loc if part not in ("range", "choices", "str")]
-    field = BatchConfig.model_fields.get(path[0]) if len(path) == 1 else None
-    step = f"It means: {field.description}" if field else "docs/batch.yaml has every key."
-    return checks.message(".".join(path) or "batch", rule, value, step)
+    return checks.message(".".join(path) or "batch", rule, value, "docs/batch.yaml has every key.")
 
 
 def _check(config: BatchConfig) -> None:
@@ -190,8 +178,7 @@ def _check(config: BatchConfig) -> None:
     for name in config.notebooks:
         checks.choice("notebook", name, NOTEBOOKS)
     if "03_train" not in config.notebooks:
-        step = "Add 03_train, or leave the key out."
-        raise ValueError(checks.message("notebooks", "train", config.notebooks, step))
+        raise ValueError(checks.message("notebooks", "have 03_train", config.notebooks, "Add it."))
 
 
 # --- its runs -----------------------------------------------------------------------------------------------
@@ -222,17 +209,9 @@ def _joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(config: BatchConfig) -> int:
-    """How many runs a batch asks for; identical ones counted each.
-
-    Raises:
-        ValueError: More than anyone means.
-    """
+    """How many runs a batch asks for; identical ones counted each."""
     lists = [config.recipes, *config.grid.values(), config.runs or [{}], config.seeds or [0]]
-    number = config.optuna.n_trials if config.optuna else math.prod(map(len, lists))
-    if number > MOST_RUNS:
-        step = "Split it into several batches."
-        raise ValueError(checks.message("batch", f"have {MOST_RUNS:,} runs or fewer", number, step))
-    return number
+    return config.optuna.n_trials if config.optuna else math.prod(map(len, lists))
 
 
 def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
@@ -267,19 +246,13 @@ def plan(config: BatchConfig) -> list[Planned]:
         ValueError: A run's settings break a rule; the message says which run.
         OSError: A data_dir is no folder.
     """
-    count(config)
     asked, found = list(combinations(config)), {}
     for index, varied in enumerate(asked, start=1):
         try:
             run = planned(config, varied)
         except (ValueError, OSError) as error:
-            told = ", ".join(f"{name}={value!r}" for name, value in varied.items())
-            which = f"Run {index} of {len(asked)}{f' ({told})' if told else ''}"
-            raise ValueError(f"{which} cannot be planned: {error}") from None
-        first = next(iter(found.values()), run)
-        if run.score != first.score:
-            both = " and ".join(f"{one.score.word} ({recipes.of(one.config).name})" for one in (first, run))
-            step = "Make a batch of each: what one table compares is one number."
-            raise ValueError(checks.message("batch", "be of runs with one kind of score", both, step))
-        found.setdefault(run.id, run)
+            raise ValueError(f"Run {index} of {len(asked)} cannot be planned {varied}: {error}") from None
+        if run.config.difference(found.setdefault(run.id, run).config):
+            rule = "end in another name for other data, as runs are called by it"
+            raise ValueError(checks.message("data_dir", rule, varied, "Rename one of the folders."))
     return list(found.values())

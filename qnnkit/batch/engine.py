@@ -8,13 +8,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from qnnkit import workspace
+from qnnkit import recipes, workspace
 from qnnkit.batch import batch_file, search, workers
 from qnnkit.batch.batch_file import BatchConfig, Planned
 from qnnkit.batch.table import Shown, shown
@@ -65,7 +65,7 @@ def run_batch(
         workspace.write_bytes(batch / "batch.yaml", text.encode())
         with alone(batch, "batch"):
             kind = search.Study if config.optuna else search.Listed
-            queue = kind(config, batch, runs)
+            queue = kind(config, batch, runs, recipes.of(runs[0].config).task(runs[0].config).score)
             with shown(batch, echo) as progress:
                 progress.line(_summary(config, runs))
                 Command(config, batch, pool, progress).finish(queue)
@@ -81,9 +81,8 @@ def _summary(config: BatchConfig, runs: list[Planned]) -> str:
     number = batch_file.count(config)
     if config.optuna is not None:
         return f"Batch {config.name}: up to {number} runs, proposed by {config.optuna.sampler}."
-    same, done = number - len(runs), sum(state.finished(run.folder) for run in runs)
+    same = number - len(runs)
     sentence = f" ({same} more are identical to others and run once)" if same else ""
-    sentence += f", {done} of them finished before" if done else ""
     return f"Batch {config.name}: {len(runs)} run{'s' * (len(runs) != 1)}{sentence}."
 
 
@@ -92,36 +91,30 @@ class Command:
 
     def __init__(self, config: BatchConfig, batch: Path, pool: workers.Pool, shown: Shown):
         self.config, self.batch, self.pool, self.shown = config, batch, pool, shown
-        self.id, self.pruned = uuid.uuid4().hex, set[str]()
+        self.id = uuid.uuid4().hex
         self.running: dict[Future[tuple[str, str]], Planned] = {}
         self.failures = Counter[str]()
 
     def finish(self, queue: search.Listed) -> None:
         """Runs the runs of a queue; a failed run is tried again as often as the batch file says."""
-        self._sign()
+        workspace.write_json(self.batch / state.SESSION, {"id": self.id})
         looked = -math.inf
         try:
             while queue.left or self.running:
                 if time.monotonic() - looked >= LOOK:
                     looked, slots = time.monotonic(), max(1, self.pool.slots())
-                    for run in queue.hopeless(self.running.values()):
-                        self.pruned.add(str(run.folder))
-                        self._sign()
+                    for run in filter(queue.hopeless, self.running.values()):
+                        state.write_failure(run.folder, "pruned", PRUNED)  # its worker sees it, and stops it
                     self.shown.update(queue.left)
                 while len(self.running) < slots and (run := queue.next()):
                     self._start(run)
                 for future in wait(self.running, LOOK / 4, FIRST_COMPLETED).done:
-                    self._end(self.running.pop(future), *self._outcome(future), queue)
+                    self._end(self.running.pop(future), future, queue)
         finally:
             (self.batch / state.SESSION).unlink(missing_ok=True)  # no run is wanted any more
-            if n := sum(not future.done() for future in self.running):
-                some = "1 run writes its checkpoint" if n == 1 else f"{n} runs write their checkpoints"
-                self.shown.line(f"Stopping: {some}. Type the same command again to resume.")
+            if any(not future.done() for future in self.running):
+                self.shown.line("Stopping: checkpoints are written. Type the same command again to resume.")
                 wait(self.running, workers.GRACE + 10)
-
-    def _sign(self) -> None:
-        """Tells all workers which command their runs belong to, and which of them are to stop."""
-        workspace.write_json(self.batch / state.SESSION, {"id": self.id, "pruned": sorted(self.pruned)})
 
     def _start(self, run: Planned) -> None:
         with contextlib.suppress(OSError):  # a disk that cannot be written stops the run, not the batch
@@ -142,23 +135,14 @@ class Command:
         )
         self.running[self.pool.executor.submit(workers.execute, job)] = run
 
-    def _outcome(self, future: Future[tuple[str, str]]) -> tuple[str, str]:
-        """How a run ended, and why.
-
-        Raises:
-            ConnectionError: The scheduler is gone, or a worker does not see the batch.
-        """
+    def _end(self, run: Planned, future: Future[tuple[str, str]], queue: search.Listed) -> None:
         try:
-            return future.result()
-        except CancelledError:
-            raise ConnectionError(workers.GONE) from None
-        except ConnectionError:
+            how, error = future.result()
+        except ConnectionError:  # a worker does not see the batch
             raise
-        except Exception as error:  # such as a worker that was lost several times, or lacks qnnkit
+        except Exception as lost:  # such as a worker that was lost several times, or lacks qnnkit
             self.pool.slots()  # a scheduler that is gone is no fault of the run
-            return "failed", f"Its worker could not run it: {error}"
-
-    def _end(self, run: Planned, how: str, error: str, queue: search.Listed) -> None:
+            how, error = "failed", f"Its worker could not run it: {lost}"
         if how in ("failed", "pruned"):
             state.write_failure(run.folder, how, error or PRUNED)
         if how == "failed" and state.finished(run.folder):

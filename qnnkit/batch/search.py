@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import defaultdict, deque
@@ -16,6 +15,7 @@ from qnnkit.batch import batch_file
 from qnnkit.batch.batch_file import BatchConfig, Planned, Range
 from qnnkit.runs import rows, state
 from qnnkit.settings import MAIN_NETS
+from qnnkit.stats import Score
 
 PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "halving": "SuccessiveHalvingPruner"}
 SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler"}
@@ -24,15 +24,11 @@ SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler"}
 class Listed:
     """The runs of a batch without a sampler, in their order."""
 
-    unasked = 0
-    """Runs that a sampler has yet to propose."""
-
-    trials: list[str]
-    """Of a sampler's proposals, the ids of their runs; a run may be proposed twice."""
-
-    def __init__(self, config: BatchConfig, batch: Path, runs: Sequence[Planned]):
-        self.config, self.batch, self.score = config, batch, runs[0].score
-        self.runs, self.trials = {run.id: run for run in runs}, []
+    def __init__(self, config: BatchConfig, batch: Path, runs: Sequence[Planned], score: Score):
+        self.config, self.batch, self.score = config, batch, score
+        self.runs = {run.id: run for run in runs}
+        self.trials: list[str] = []
+        """Of a sampler's proposals, the ids of their runs; a run may be proposed twice."""
         self.waiting = deque(run for run in runs if not (run.folder / "result.json").exists())
         self.write()
 
@@ -49,15 +45,15 @@ class Listed:
     @property
     def left(self) -> int:
         """How many runs are still to be handed out."""
-        return len(self.waiting) + self.unasked
+        return len(self.waiting)
 
     def next(self) -> Planned | None:
         """The run to begin; None if there is none."""
         return self.waiting.popleft() if self.waiting else None
 
-    def hopeless(self, running: Iterable[Planned]) -> list[Planned]:
-        """Those of the running runs that are to be stopped."""
-        return []
+    def hopeless(self, run: Planned) -> bool:
+        """Whether a running run is to be stopped."""
+        return False
 
     def tell(self, run: Planned, how: str) -> None:
         """Notes how a run has ended: "finished", "failed" or "pruned"."""
@@ -66,87 +62,67 @@ class Listed:
 class Study(Listed):
     """The runs of an Optuna study in memory, which batch.json and the run folders make again."""
 
-    def __init__(self, config: BatchConfig, batch: Path, runs: Sequence[Planned]):
+    def __init__(self, config: BatchConfig, batch: Path, corners: Sequence[Planned], score: Score):
         import optuna
 
         assert config.optuna is not None  # as the engine has seen
-        self.config, self.batch, self.score = config, batch, runs[0].score
         self.optuna, self.options = optuna, config.optuna
-        self.watched = f"validation_{self.score.on_validation}"
-        self.runs, self.waiting, self.trials = {}, deque(), []
+        self.watched = f"validation_{score.on_validation}"
         self.open: dict[str, Any] = {}  # run id -> the trial that waits for its end
         self.reported: dict[str, set[int]] = defaultdict(set)  # run id -> epochs
-        self.distributions = self._distributions(runs)
+        self.distributions = self._distributions(corners)
         pruner = getattr(optuna.pruners, PRUNERS[self.options.pruner])
         bounds = (self.options.startup_trials, self.options.warmup_epochs)
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # the batch's own table tells of each run
         self.study = optuna.create_study(
-            direction="maximize" if self.score.larger else "minimize",
+            direction="maximize" if score.larger else "minimize",
             pruner=pruner(*bounds) if self.options.pruner == "median" else pruner(),
         )
-        self._resume()
-        self.write()
-
-    @property
-    def unasked(self) -> int:
-        return max(0, self.options.n_trials - len(self.trials))
-
-    def next(self) -> Planned | None:
-        """The next proposal that has to be run."""
-        while not self.waiting and self.unasked:
-            # One sampler per trial: a resumed study draws what an undisturbed one would have drawn.
-            digest = hashlib.sha256(f"{self.options.seed} {len(self.trials)}".encode()).digest()
-            sampler = getattr(self.optuna.samplers, SAMPLERS[self.options.sampler])
-            self.study.sampler = sampler(seed=int.from_bytes(digest[:4]))
-            trial = self.study.ask(self.distributions)
-            run = batch_file.planned(self.config, self._values(trial.params, json.loads))
-            self._take(trial, run, "finished" if state.finished(run.folder) else "waiting")
-            self.write()
-        return super().next()
-
-    def hopeless(self, running: Iterable[Planned]) -> list[Planned]:
-        """Those of the running runs that the study gives up at a new epoch."""
-        return [run for run in running if self._report(run)]
-
-    def tell(self, run: Planned, how: str) -> None:
-        """The score of a run is its own net's on validation at its best epoch, as a mean over seeds."""
-        self._report(run)  # what others are compared with depends on no look
-        scores = {row["seed"]: row[self.watched] for row in self._rows(run, "test")}
-        trial, states = self.open.pop(run.id), self.optuna.trial.TrialState
-        if how == "finished" and scores:
-            self.study.tell(trial, sum(scores.values()) / len(scores))
-        else:
-            self.study.tell(trial, state=states.PRUNED if how == "pruned" else states.FAIL)
-
-    def _resume(self) -> None:
-        """Takes the trials of earlier commands, if they are of this recipe, these settings and this space."""
-        listed, trials = rows.facts(self.batch, "batch.json"), self.optuna.trial
+        listed = rows.facts(batch, "batch.json")
+        super().__init__(config, batch, (), score)
         settings = {each["id"]: each["settings"] for each in listed.get("runs", [])}
-        for id_ in listed.get("trials", settings):
+        for id_ in listed.get("trials", settings):  # of earlier commands; another recipe's or space's fail
             try:
-                run = batch_file.planned(self.config, settings[id_])
+                run = batch_file.planned(config, settings[id_])
                 drawn = self._values(settings[id_], json.dumps)
-                options = {"params": drawn, "distributions": self.distributions}
-                waiting = trials.create_trial(state=trials.TrialState.WAITING, **options)
+                options: Any = {"params": drawn, "distributions": self.distributions}
+                waiting = optuna.trial.create_trial(state=optuna.trial.TrialState.WAITING, **options)
             except (ValueError, OSError, KeyError):
                 continue
             if run.id == id_:
                 self.study.add_trial(waiting)
-                self._take(self.study.ask(self.distributions), run, state.look(run.folder).state)
+                self._take(run)
+        self.write()
 
-    def _take(self, trial: Any, run: Planned, found: str) -> None:
-        """A trial waits for its run; it fails if that was proposed before, as Optuna learns nothing new."""
+    @property
+    def left(self) -> int:
+        return len(self.waiting) + max(0, self.options.n_trials - len(self.trials))
+
+    def next(self) -> Planned | None:
+        """The next proposal that has to be run."""
+        sampler = getattr(self.optuna.samplers, SAMPLERS[self.options.sampler])
+        while not self.waiting and self.left:
+            # One sampler per trial: a resumed study draws what an undisturbed one would have drawn.
+            self.study.sampler = sampler(seed=self.options.seed + len(self.trials))
+            self._take()
+            self.write()
+        return super().next()
+
+    def _take(self, run: Planned | None = None) -> None:
+        """Asks for a trial, which waits for its run; it fails if that was proposed before."""
+        trial = self.study.ask(self.distributions)
+        run = run or batch_file.planned(self.config, self._values(trial.params, json.loads))
         self.trials.append(run.id)
-        if run.id in self.runs:
+        if run.id in self.runs:  # Optuna learns nothing new
             self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
             return
         self.runs[run.id], self.open[run.id] = run, trial
-        if found in ("finished", "pruned"):
+        if (found := state.look(run.folder).state) in ("finished", "pruned"):
             self.tell(run, found)
         else:  # one that failed is tried again
             self.waiting.append(run)
 
-    def _report(self, run: Planned) -> bool:
+    def hopeless(self, run: Planned) -> bool:
         """Tells the study of each new epoch of a run; whether it gives the run up."""
         trial, reported, hopeless = self.open[run.id], self.reported[run.id], False
         for row in self._rows(run, "epoch"):
@@ -155,6 +131,16 @@ class Study(Listed):
                 trial.report(row[self.watched], row["epoch"])
                 hopeless |= trial.should_prune()
         return hopeless
+
+    def tell(self, run: Planned, how: str) -> None:
+        """The score of a run is its own net's on validation at its best epoch, as a mean over seeds."""
+        self.hopeless(run)  # what others are compared with depends on no look
+        scores = {row["seed"]: row[self.watched] for row in self._rows(run, "test")}
+        trial, states = self.open.pop(run.id), self.optuna.trial.TrialState
+        if how == "finished" and scores:
+            self.study.tell(trial, sum(scores.values()) / len(scores))
+        else:
+            self.study.tell(trial, state=states.PRUNED if how == "pruned" else states.FAIL)
 
     def _distributions(self, corners: Sequence[Planned]) -> dict[str, Any]:
         kinds, found = self.optuna.distributions, {}
@@ -172,10 +158,7 @@ class Study(Listed):
         ranges = {name for name, space in self.options.space.items() if isinstance(space, Range)}
         return {name: value if name in ranges else converted(value) for name, value in values.items()}
 
-    def _rows(self, run: Planned, event: str) -> list[dict[str, Any]]:
+    def _rows(self, run: Planned, event: str) -> Iterable[dict[str, Any]]:
         """What the run's own net came to on validation."""
-        return [
-            row
-            for row in rows.read(run.folder)
-            if row.get("event") == event and row.get("net") in MAIN_NETS and self.watched in row
-        ]
+        found = (row for row in rows.read(run.folder) if row["event"] == event and row["net"] in MAIN_NETS)
+        return [row for row in found if self.watched in row]

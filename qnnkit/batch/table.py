@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -30,25 +29,25 @@ class Shown:
 
     def __init__(self, batch: Path, echo: Callable[[str], None], draw: Callable[[str], Any] | None = None):
         self.batch, self.line, self.draw, self.begun = batch, echo, draw, time.monotonic()
-        states = state.of_batch(batch)
-        self.before = {each.id: each.state for each in states}
-        self.finished = {each.id: each for each in states if each.state == "finished"}
-        self.ended = sum(each.state in ENDED for each in states)  # before this command
+        self.states = {each.id: each for each in state.of_batch(batch)}
+        self.ended = sum(each.state in ENDED for each in self.states.values())  # before this command
 
     def update(self, waiting: int) -> None:
         """Shows the batch as it is; `waiting` more runs are still to be started or proposed."""
-        states = state.of_batch(self.batch, self.finished)
-        self.finished = {each.id: each for each in states if each.state == "finished"}
+        before = self.states
+        finished = {id_: each for id_, each in before.items() if each.state == "finished"}
+        states = state.of_batch(self.batch, finished)
+        self.states = {each.id: each for each in states}
         left = waiting + sum(each.state == "running" for each in states)
         ended = sum(each.state in ENDED for each in states) - self.ended
         counts = summary(states, (time.monotonic() - self.begun) / ended * left if ended > 0 else 0)
-        if self.draw is not None:
-            self.draw(picture(states, counts, max(5, shutil.get_terminal_size((110, 60)).lines - 8)))
+        if self.draw is not None:  # a terminal shows what it has room for
+            ordered = sorted(states, key=lambda each: STATES.index(each.state))
+            self.draw("\n".join([counts, *map(run_line, ordered)]))
             return
         for each in states:
-            if each.state != self.before.get(each.id, "waiting"):
+            if each.state != (before[each.id].state if each.id in before else "waiting"):
                 self.line(f"{run_line(each)}  [{counts}]")
-            self.before[each.id] = each.state
 
 
 @contextlib.contextmanager
@@ -56,31 +55,23 @@ def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
     """What suits the place: `echo` if it is given, else a terminal, a notebook, or plain lines."""
     with live() if echo is None else contextlib.nullcontext() as place:
         draw, echo = place or (None, echo or partial(print, flush=True))
-        found = Shown(batch, echo, draw)
+        progress = Shown(batch, echo, draw)
         try:
-            yield found
+            yield progress
         finally:
             with contextlib.suppress(OSError, ValueError):
-                found.update(0)
+                progress.update(0)
 
 
-def run_line(found: State) -> str:
+def run_line(run: State) -> str:
     """A run in one line: its settings, then what `qnnkit watch` says, then its best validation score."""
     words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in found.settings.items()
+        for name, value in run.settings.items()
     ]
-    score = found.score
-    best = "" if found.validation is None else f"{score.validation_word} {score.with_unit(found.validation)}"
-    return "  ".join(filter(None, [" ".join(words), line(found), best]))
-
-
-def picture(states: Collection[State], counts: str, most: int) -> str:
-    """A line per run, of at most `most`: running and failed ones come first if not all fit."""
-    listed = sorted(states, key=lambda each: STATES.index(each.state))[:most]
-    lines = [run_line(each) for each in states if each in listed]
-    lines += [f"... and {len(states) - len(listed)} more"] if len(states) > len(listed) else []
-    return "\n".join([*lines, counts])
+    score = run.score
+    best = "" if run.validation is None else f"{score.validation_word} {score.with_unit(run.validation)}"
+    return "  ".join(filter(None, [" ".join(words), line(run), best]))
 
 
 def summary(states: Collection[State], seconds_left: float) -> str:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, warm, workspace
+from qnnkit import checks, warm, words, workspace
 from qnnkit.batch.batch_file import BatchConfig, Planned, count
 from qnnkit.device import machine
-from qnnkit.runs import state
+from qnnkit.runs import rows, state
 
 RUN_BYTES = 1.2e9
 """Memory to keep free for each run: its process and kernel took 0.9 GB, on Linux with PyTorch for CPUs."""
@@ -70,16 +70,15 @@ def shares(config: BatchConfig, wanted: int | None, gpus: int) -> tuple[int, int
         ValueError: There are fewer GPUs than a run, or the workers, ask for.
     """
     cores = machine.cores()
+    fit = min(cores // (wanted or 1), int(machine.memory()[1] / RUN_BYTES))
     if config.gpus_per_run:
         fit = gpus // config.gpus_per_run
         if fit < (config.workers or 1):
             rule = f"fit the {gpus} GPUs of this machine"
             value = f"{config.gpus_per_run} for each of {config.workers or 1} workers"
             raise ValueError(checks.message("gpus_per_run", rule, value, "Ask for fewer, or leave it out."))
-    else:
-        fit = min(cores // (config.threads or wanted or 1), int(machine.memory()[1] / RUN_BYTES))
     workers = config.workers or max(1, min(fit, count(config)))
-    return workers, config.threads or max(1, cores // workers)
+    return workers, max(1, cores // workers)
 
 
 @contextlib.contextmanager
@@ -104,46 +103,33 @@ def opened(config: BatchConfig, runs: Iterable[Planned], scheduler: Any = None) 
             yield Pool(executor, lambda: workers, share)
     else:
         with _connected(scheduler) as client:
-            resources = {"GPU": config.gpus_per_run} if config.gpus_per_run else None
-            executor = client.get_executor(pure=False, resources=resources)
-            yield Pool(executor, lambda: _slots(client, config.gpus_per_run), config.threads or wanted or 1)
+            executor = client.get_executor(pure=False)
+            yield Pool(executor, lambda: _slots(client), wanted or 1)
 
 
 @contextlib.contextmanager
 def _connected(scheduler: Any) -> Iterator[Any]:
     """A client of Dask's that has workers; Python's random numbers are as before in the end."""
-    distributed, drawn = need("distributed", "cluster"), random.getstate()
-    where = scheduler if isinstance(scheduler, str) else scheduler.scheduler_address
-    certificate = distributed.Security().get_connection_args("client")["ssl_context"]
-    if isinstance(scheduler, str) and where.startswith("tls://") and certificate is None:
-        step = "Name its files in Dask's configuration, under distributed.comm.tls."
-        raise ConnectionError(f"The scheduler at {where} asks for a certificate, and Dask has none. {step}")
-    try:
+    distributed = need("distributed", "cluster")
+    with contextlib.ExitStack() as opened:
+        opened.callback(random.setstate, random.getstate())
         try:
             client = distributed.Client(scheduler, set_as_default=False, timeout=TIMEOUT)
-        except (OSError, TimeoutError, ValueError) as error:
-            step = "Start one there with `dask scheduler`, or leave --scheduler out."
-            told = f"No scheduler answers at {where} ({type(error).__name__}). {step}"
+            opened.enter_context(client).wait_for_workers(1, timeout=TIMEOUT)
+        except (OSError, TimeoutError, ValueError, TypeError) as error:
+            where = scheduler if isinstance(scheduler, str) else scheduler.scheduler_address
+            step = f"Start them by `dask scheduler` and `dask worker {where} --nthreads 1`."
+            told = f"No scheduler with a worker answers at {where} ({words.first_line(error)}). {step}"
             raise ConnectionError(told) from None
-        with client:
-            try:
-                client.wait_for_workers(1, timeout=TIMEOUT)
-            except TimeoutError:
-                step = f"Start some: dask worker {where} --nthreads 1."
-                raise ConnectionError(f"The scheduler at {where} has no workers. {step}") from None
-            yield client
-    finally:
-        random.setstate(drawn)
+        yield client
 
 
-def _slots(client: Any, gpus_per_run: int) -> int:
+def _slots(client: Any) -> int:
     """How many runs the workers of a scheduler can take; they may come and go."""
     workers = client.scheduler_info(n_workers=-1).get("workers")
     if client.status != "running" or workers is None:
         raise ConnectionError(GONE)
-    if not gpus_per_run:
-        return sum(each["nthreads"] for each in workers.values())
-    return sum(int(each["resources"].get("GPU", 0)) // gpus_per_run for each in workers.values())
+    return sum(each["nthreads"] for each in workers.values())
 
 
 # --- one run, by a worker -----------------------------------------------------------------------------------
@@ -168,7 +154,8 @@ class Job:
             return True
         except (OSError, ValueError):  # a disk that does not answer now
             return False
-        return session["id"] != self.command or self.folder in session["pruned"]
+        failure = rows.facts(Path(self.folder), "failed.json")
+        return session["id"] != self.command or failure.get("state") == "pruned"
 
 
 def execute(job: Job) -> tuple[str, str]:
@@ -244,8 +231,7 @@ def reason(log: Path, begin: int, status: int) -> str:
         lines = file.read().decode(errors="replace").splitlines()
     if sentences := [line for line in lines if line.startswith("qnnkit: ")]:
         return sentences[-1].removeprefix("qnnkit: ")
-    if status < 0:
-        hint = "Memory may have run out: use fewer workers. " if status == -signal.SIGKILL else ""
-        return f"The run was ended from outside ({signal.Signals(-status).name}). {hint}Its log is {log}."
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    return f"The run stopped with exit status {status}: {last} Its log is {log}."
+    how = f"was ended from outside ({signal.Signals(-status).name})" if status < 0 else f"stopped ({status})"
+    hint = " Memory may have run out: use fewer workers." if status == -signal.SIGKILL else ""
+    return f"The run {how}: {last}{hint} Its log is {log}."

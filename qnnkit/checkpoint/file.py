@@ -65,8 +65,8 @@ def write(folder: Path, number: int, state: Packed) -> Path:
         return draft.replace(folder / f"{path.name}-{hash_of(draft)[:16]}.safetensors")
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
-        full = OSError(errno.ENOSPC, str(error))  # what else safetensors may mean, a probe has refused before
-        raise cannot_write(path, error if isinstance(error, OSError) else full) from None
+        number = getattr(error, "errno", errno.ENOSPC)  # what else safetensors may mean, a probe has refused
+        raise cannot_write(path, OSError(number, str(error))) from None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -82,8 +82,6 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError("its content does not fit the hash in its name")
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["qnnkit"])
-            if header["format"] != FORMAT:
-                raise ValueError(f"its format is {header['format']}, not {FORMAT}")
             return {**_unpacked(header["state"], file.get_tensor)}
     except OSError:
         raise

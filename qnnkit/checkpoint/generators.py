@@ -44,8 +44,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     numpy = numpy | {"key": numpy["key"].numpy().astype(np.uint32)}
     np.random.set_state(tuple(numpy[name] for name in NUMPY))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if devices and len(state["cuda"]) == devices:
+    if len(state["cuda"]) == torch.cuda.device_count() > 0:
         torch.cuda.set_rng_state_all(state["cuda"])
     if state["mps"] is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])

@@ -10,6 +10,7 @@ stamps of the files that it has there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -27,10 +28,11 @@ from qnnkit.checkpoint.file import NAME, hash_of
 
 STATE, NOTE, DRAFT = ".mirrored.json", ".mirror.json", ".draft"
 SETTINGS, RESULT = "config.json", "result.json"
+LASTING = (*workspace.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+"""Error numbers that no waiting mends."""
 PAUSES = (1.0, 10.0, 30.0)
 """Seconds between the tries of the last pass."""
-Stamps = dict[str, list[int] | None]
-"""File -> inode, time of change and size when it was copied; None where that is not known."""
+OTHER = "another copy of this run has been mirrored there since. Keep one of the two and move the other away"
 _HERE = {"owner": uuid.uuid4().hex}
 """The mark of folders that this process works in itself."""
 
@@ -57,7 +59,7 @@ def visible(folder: Path) -> Iterator[str]:
 
 
 def stamp(path: Path) -> list[int]:
-    """Any change to a local file changes one of these numbers."""
+    """Inode, time of change and size: any change to a local file changes one of them."""
     status = path.stat()
     return [status.st_ino, status.st_ctime_ns, status.st_size]
 
@@ -147,23 +149,21 @@ class Mirror:
                 return False
             new = {"owner": uuid.uuid4().hex}
             marks, sent = [mark, new], dict.fromkeys(changed) | sent
-            self._note(marks, sent)  # first: what a kill leaves there is known here
+            # First: what a kill leaves there is known here.
+            workspace.write_json(self.local / NOTE, {"states": marks, "files": sent})
             if RESULT in gone or RESULT in changed:  # is never beside rows that it does not cover
                 (self.remote / RESULT).unlink(missing_ok=True)
             for name in sorted(changed, key=rank):
                 self._require_own(marks)  # copying may have taken long
                 copy(changed[name], name, self.remote)
                 sent[name] = stamps[name]
-                self._note(marks, sent)
+                workspace.write_json(self.local / NOTE, {"states": marks, "files": sent})
         for name in gone:
             (self.remote / name).unlink(missing_ok=True)
         self._require_own(marks)
-        self._note(marks, stamps)
+        workspace.write_json(self.local / NOTE, {"states": marks, "files": stamps})
         workspace.write_json(self.remote / STATE, new)
         return True
-
-    def _note(self, marks: list[Any], files: Stamps) -> None:
-        workspace.write_json(self.local / NOTE, {"states": marks, "files": files})
 
     def _is_there(self, name: str) -> bool:
         """Whether a file has the same content here and there."""
@@ -175,13 +175,10 @@ class Mirror:
         """The mark that is there, which this copy comes from; empty where there is none."""
         mark = _read(self.remote / STATE)
         if mark not in marks if mark else not marks and (self.remote / SETTINGS).exists():
-            step = "is mirrored no more. Keep one of the two: stop this one, or move the other away"
-            raise FileExistsError(
-                f"another copy of this run has been mirrored there since, so this one {step}"
-            )
+            raise FileExistsError(errno.EEXIST, OTHER)
         return mark
 
-    def _look(self, sent: Stamps, opened: contextlib.ExitStack) -> tuple[Stamps, dict[str, BinaryIO]]:
+    def _look(self, sent: dict[str, Any], opened: contextlib.ExitStack) -> tuple[Any, dict[str, BinaryIO]]:
         """Stamps of the local files at one moment, and open files of those that have changed.
 
         They are opened in the reverse of the order in which they are copied, and of rows all is copied that
@@ -209,7 +206,7 @@ class Mirror:
         """Brings the remote up to date and reads it back.
 
         Raises:
-            OSError: That failed; an error of the body goes first, and is only given a note.
+            OSError: That failed; an error of the body goes first, and this is only told.
         """
         self._leaving.set()
         self._thread.join(self.patience)
@@ -220,8 +217,7 @@ class Mirror:
         told += f"`{self.local}`. Mend what is wrong and run the same command again before this machine goes."
         if error is None:
             raise OSError(told)
-        error.add_note(told)
-        self._report(told)
+        self.tell(told)
 
     def _work(self) -> None:
         """One pass after the other, until the last one is whole or has failed too often."""
@@ -229,15 +225,14 @@ class Mirror:
         while not self._leaving.wait(self.interval):
             self._attempt(lock)
         for pause in (*PAUSES, 0):
-            self._attempt(lock, last=True)
-            if self._trouble is None:
+            if not self._attempt(lock, last=True):
                 break
             time.sleep(pause)
         lock.release(force=True)
 
-    def _attempt(self, lock: FileLock, last: bool = False) -> None:
-        """One pass; the last one also reads back what is there, and mends it."""
-        before, self._trouble = self._trouble, "the mirror has failed, which should be reported"
+    def _attempt(self, lock: FileLock, last: bool = False) -> bool:
+        """One pass; the last one also reads back what is there, and mends it. Whether to try it again."""
+        before, self._trouble, number = self._trouble, "the mirror has failed, which should be reported", 0
         try:
             with contextlib.suppress(Timeout):  # another mirror sees to it
                 lock.acquire(timeout=0)
@@ -246,15 +241,13 @@ class Mirror:
                     raise OSError("what was written cannot be read back")
             self._trouble = None
         except OSError as error:
-            self._trouble = error.strerror or str(error)
+            self._trouble, number = error.strerror or str(error), error.errno
         if bool(before) != bool(self._trouble):
             step = f"It is tried again; training goes on, and everything is in `{self.local}`."
             how = f"waits: {self._trouble}. {step}" if self._trouble else "works again."
-            self._report(f"Mirroring to `{self.remote}` {how}")
-
-    def _report(self, sentence: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a closed standard error is no reason to stop
-            self.tell(sentence)
+            with contextlib.suppress(OSError, ValueError):  # a closed standard error is no reason to stop
+                self.tell(f"Mirroring to `{self.remote}` {how}")
+        return self._trouble is not None and number not in LASTING
 
 
 def lock_of(local: Path) -> FileLock:
@@ -292,8 +285,7 @@ def restore(remote: Path, local: Path) -> list[str]:
         told = f"Run folder `{remote}` cannot be brought to `{local}` ({error.strerror or error})"
         if marks:
             return [f"{told}, so the run goes on from that as it is."]
-        step = "See that Drive is mounted and that there is room, and run the same command again"
-        raise OSError(error.errno, f"{told}. {step}; nothing has changed.") from None
+        raise OSError(error.errno, f"{told}. Mount Drive and run the same command again.") from None
 
 
 def _bring(remote: Path, local: Path, mark: dict[str, Any], names: list[str]) -> list[str]:
@@ -305,8 +297,6 @@ def _bring(remote: Path, local: Path, mark: dict[str, Any], names: list[str]) ->
         for name in names:
             with (remote / name).open("rb") as file:
                 copy(file, name, partial)
-        if _read(remote / STATE) != mark:
-            raise OSError("another machine works on it")
         note = {"states": [mark], "files": {name: stamp(partial / name) for name in names}}
         workspace.write_json(partial / NOTE, note)
         if any(local.iterdir()):

@@ -1,4 +1,4 @@
-"""The checkpoints of one training: immutable files, each of which tells which others to keep."""
+"""The checkpoints of one training: immutable files, of which the newest and the best epoch's stay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class Unfit(ValueError):
 
 MISFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
 """What goes wrong where a state is of another kind than whoever goes on from it needs."""
-Load = Callable[[dict[str, Any]], None]
 
 
 class Store:
@@ -36,14 +35,13 @@ class Store:
         Args:
             folder: Made when first written.
             identity: Plain values that tell this training from its neighbours; files of another are refused.
-            keep: How many states stay, the newest first; the best epoch of each stays too.
+            keep: How many states stay, the newest first; the best epoch stays too.
         """
         self.folder, self.identity, self.keep = folder, identity or {}, keep
         self.best: str | None = None
         """Name of the best epoch's file, as far as this store has read or written."""
-        self.best_lost = False
-        self._kept: list[list[str]] = []
-        """Names of the states that stay and of their bests, the newest first."""
+        self._kept: list[str] = []
+        """Names of the states that stay, the newest first."""
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
@@ -51,11 +49,6 @@ class Store:
     def busy(self) -> bool:
         """Whether a checkpoint is being written right now."""
         return self._writing is not None and not self._writing.done()
-
-    def clear_drafts(self) -> None:
-        """Removes what killed processes left half written; only the process that writes here may call it."""
-        for path in filter(Path.is_file, self.folder.glob(".*")):
-            path.unlink(missing_ok=True)
 
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Copies `state` and writes it in the background; waits first if the one before is not written yet.
@@ -68,10 +61,8 @@ class Store:
             OSError: An earlier one could not be written. Whatever was whole before still is.
         """
         self.wait()
-        earlier = self._kept[: self.keep - 1]
         content = {"identity": self.identity, "best": None if best else self.best, "state": state}
-        packed = file.packed(content | {"kept": earlier})
-        self._writing = self._pool.submit(self._write, packed, best, earlier)
+        self._writing = self._pool.submit(self._write, file.packed(content), best)
 
     def wait(self) -> None:
         """Returns when the last checkpoint is written.
@@ -83,7 +74,7 @@ class Store:
         if writing is not None:
             writing.result()
 
-    def restore(self, load: Load = lambda state: None) -> dict[str, Any] | None:
+    def restore(self, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any] | None:
         """The newest whole state, or None where there is none; what is passed over is told by a warning.
 
         If the file of its best epoch is lost, `best_lost` is True, and its own weights stand for the best.
@@ -100,7 +91,7 @@ class Store:
         for name in reversed(names):
             try:
                 content = self._read(name, load)
-                best = content["best"] or name
+                best = str(content.get("best") or name)
                 break
             except (ValueError, OSError) as error:
                 wrong.append(error)
@@ -116,11 +107,10 @@ class Store:
         if content is None:
             if unfit := [error for error in wrong if isinstance(error, Unfit)]:
                 raise unfit[0]
-            how = "begins again"
         else:
-            how = f"goes on from `{name}`, the newest that is whole"
-            self.best, self._kept = best, [[name, best], *content["kept"]]
+            self.best, self._kept = best, names[names.index(name) :: -1]
         if told:
+            how = f"goes on from `{name}`, the newest that is whole" if content else "begins again"
             warnings.warn(f"{told} Training {how}.", stacklevel=2)
         return content and content["state"]
 
@@ -136,18 +126,14 @@ class Store:
         """
         if self.best is None and self.restore() is None:
             raise FileNotFoundError(f"Folder `{self.folder}` holds no whole checkpoint. Train the net first.")
-        assert self.best is not None
-        return self._read(self.best, lambda state: weights.load(model, state["model"]))["state"]
+        return self._read(str(self.best), lambda state: weights.load(model, state["model"]))["state"]
 
-    def _read(self, name: str, load: Load = lambda state: None) -> dict[str, Any]:
+    def _read(self, name: str, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any]:
         path = self.folder / name
         content = file.read(path)
         if content.get("identity") != self.identity:
             raise ValueError(f"Checkpoint `{path}` belongs to another training ({content.get('identity')}).")
         try:
-            content["kept"] = [[str(name), str(best)] for name, best in content["kept"]]
-            if not isinstance(content["best"], str | None):
-                raise TypeError("its best is no name")
             load(dict(content["state"]))
         except MISFIT as error:
             told = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
@@ -159,14 +145,14 @@ class Store:
         found = (file.NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*"))
         return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
 
-    def _write(self, packed: file.Packed, best: bool, earlier: list[list[str]]) -> None:
+    def _write(self, packed: file.Packed, best: bool) -> None:
         workspace.make_folder(self.folder)
-        newest = file.NAME.fullmatch((["", *self._names()])[-1])
-        name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, packed).name
+        number = 1 + max((int(name.split("-")[1]) for name in self._names()), default=0)
+        name = file.write(self.folder, number, packed).name
         if best:
             self.best = name
-        self._kept = [[name, self.best or name], *earlier]
-        stay = {name for state in self._kept for name in state}
-        for name in set(self._names()) - stay:
+        self._kept = [name, *self._kept][: self.keep]
+        drafts = (path.name for path in self.folder.glob(".checkpoint-*"))  # of killed processes
+        for old in {*drafts, *self._names()} - {*self._kept, self.best}:
             with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
-                (self.folder / name).unlink(missing_ok=True)
+                (self.folder / old).unlink(missing_ok=True)

@@ -12,8 +12,7 @@ FROZEN = "(frozen)"
 LEAST = 4096
 """Bytes of the smallest weight that is omitted: circuits' angles never are."""
 SAMPLES = 64
-"""Of each omitted weight, evenly spread; compared to CLOSE, since other machines round otherwise."""
-CLOSE = {"rtol": 1e-5, "atol": 1e-7}
+"""Of each omitted weight, evenly spread; compared to rounding, since other machines round otherwise."""
 
 
 def saved_state(model: nn.Module) -> dict[str, Tensor]:
@@ -44,7 +43,8 @@ def load(model: nn.Module, weights: dict[str, Tensor]) -> None:
         if here != there:
             told = f"it belongs to another model: `{name}` has shape {there} there, {here} here"
             raise ValueError(f"{told}. Choose another folder, or build the model that it was made from")
-    if FROZEN in weights and not torch.allclose(weights[FROZEN].cpu(), own[FROZEN], **CLOSE, equal_nan=True):
+    there = weights.get(FROZEN)
+    if there is not None and not torch.allclose(there.cpu(), own[FROZEN], 1e-5, 1e-7, equal_nan=True):
         step = "Give the base that it was trained on, kept as it was there, in 4 bits or half precision"
         raise ValueError(f"it belongs to another base model: its frozen weights are not these. {step}")
     saved = {name: tensor for name, tensor in weights.items() if name != FROZEN}
@@ -54,7 +54,6 @@ def load(model: nn.Module, weights: dict[str, Tensor]) -> None:
 def _sampled(omitted: dict[str, Tensor]) -> dict[str, Tensor]:
     """Some numbers of each weight that a checkpoint does without: float32 of shape (n,), if any."""
     flat = [weight.detach().reshape(-1) for weight in omitted.values()]
-    flat = [torch.view_as_real(each).reshape(-1) if each.is_complex() else each for each in flat]
     some = [each[:: -(-len(each) // SAMPLES)].float().cpu() for each in flat]
     return {FROZEN: torch.cat(some)} if some else {}
 

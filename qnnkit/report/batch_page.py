@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from qnnkit import stats, workspace
+from qnnkit import workspace
 from qnnkit.report import page
 from qnnkit.report.study import Study, read_study
-from qnnkit.report.tables import COVERED, comparisons, means, show, verdict
+from qnnkit.report.tables import comparisons, means, show, verdict
 from qnnkit.runs import find_notebook, launch, state
 from qnnkit.runs import rows as files
 from qnnkit.runs.lock import alone
@@ -47,8 +47,8 @@ def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
     with alone(folder, "study"):
         try:
             if len(study.frame) and (again or _copy(study) is None):
-                values = {"run_dir": str(folder), "train": False}
-                launch(find_notebook(NOTEBOOK), folder / f"{NOTEBOOK}.ipynb", values)
+                copy = folder / f"{NOTEBOOK}.ipynb"
+                launch(find_notebook(NOTEBOOK), copy, {"run_dir": str(folder), "train": False})
         finally:
             write_batch_page(folder)
     return folder / "report.html"
@@ -80,7 +80,6 @@ def write_batch_page(folder: str | Path) -> Path:
         links=_links(study),
         verdict="No run has finished yet." if compared is None else verdict(compared),
         failed=[f"{n} run{'s' * (n > 1)}: {why}" for why, n in failed.items()],
-        covered=COVERED,
         study=study,
         copy=notebook and f"{NOTEBOOK}.ipynb",
         body=page.body(notebook) if notebook else page.Body("", []),
@@ -97,35 +96,26 @@ def runs_table(study: Study) -> pd.DataFrame:
     for each in state.of_batch(study.folder):
         config, why = files.facts(each.folder, "config.json"), study.left_out.get(each.id)
         finished = each.state == "finished"
-        criteria = files.facts(each.folder, "result.json").get("criteria") if finished and not why else None
-        judged = [one for one in criteria or () if isinstance(one, dict)]
-        said = [f"{one['criterion']}: {one['sentence'].partition(':')[0]}." for one in judged]
         rows.append(
             {"run": each.id, "folder": each.folder.name}
             | {name: show(config.get(name, value)) for name, value in each.settings.items()}
             | {"state": "unfinished" if finished and why else each.state}
-            | {"notes": " ".join([*filter(None, [each.error, why if finished else ""]), *said])}
+            | {"notes": " ".join(filter(None, [each.error, why if finished else ""]))}
         )
     table = pd.DataFrame(rows, columns=None if rows else pd.Index(["run", "folder", "state", "notes"]))
     notes, places = table.pop("notes"), table.pop("folder")
     own: Any = study.frame[study.frame["net"].isin(MAIN_NETS)]
     of_runs = means(study.frame.assign(model=study.frame["run"]), score) if len(study.frame) else study.frame
     for net, of_net in of_runs.groupby("net", sort=False):
-        cells = of_net.set_index("model").apply(_cell, axis="columns", args=(score,))
-        for part, head in enumerate((score.column, "95 % interval")):
-            table[f"{net}, {head}"] = places.map(cells.str[part])
-    costs = {"quantum": "circuit weights", "classical": "other weights", "seconds_per_epoch": "s / epoch"}
-    heads = {f"validation_{score.on_validation}": f"{score.validation_word}, mean", **costs}
+        of_net = of_net.set_index("model")[[score.name, f"{score.name}_low", f"{score.name}_high"]]
+        cells = {run: score.with_interval(*numbers) for run, *numbers in of_net.itertuples()}
+        table[f"{net}, {score.column}"] = places.map(cells)
+    heads = {f"validation_{score.on_validation}": f"{score.validation_word}, mean"}
+    heads |= {"quantum": "circuit weights", "classical": "other weights", "seconds_per_epoch": "s / epoch"}
     forms = [score.tell, "{:,.0f}".format, "{:,.0f}".format, "{:.2f}".format]
     for (name, head), form in zip(heads.items(), forms, strict=True):
         table[head] = places.map(own.groupby("run")[name].mean().map(form))
     return table.assign(notes=notes).astype(object).fillna("")
-
-
-def _cell(row: Any, score: stats.Score) -> list[str]:
-    """The mean of a row of `means`, and its interval."""
-    text = score.with_interval(row[score.name], row[f"{score.name}_low"], row[f"{score.name}_high"])
-    return [text.partition(" ")[0], text.partition(" ")[2].strip("()")]
 
 
 def _links(study: Study) -> list[str | None]:

@@ -33,19 +33,12 @@ def render(template: str, **values: Any) -> str:
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
-    environment.filters["unbroken"] = unbroken
     return environment.get_template(template).render(**values)
 
 
 def embedded(png: bytes) -> str:
     """An image as an address that needs no file."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
-def unbroken(text: Any) -> str:
-    """Numbers that stay on one line: "97.6 (95.2 to 99.2)" breaks before its bracket only, "95 %" nowhere."""
-    text = re.sub(r"(\d) (?=%|points?|seeds?|nats)", "\\1\u00a0", str(text))
-    return re.sub(r" (to|=|<) (?=[-+]?\d)", "\u00a0\\1\u00a0", text)
 
 
 def executed(copy: Path) -> Path | None:
@@ -78,12 +71,10 @@ def body(notebook: Path) -> Body:
     exporter = HTMLExporter(
         template_name="basic",
         exclude_input=True,
-        exclude_input_prompt=True,
         exclude_output_prompt=True,
         embed_images=True,
     )
-    content, _ = exporter.from_notebook_node(shown)
-    content = _ANCHOR.sub("", content)
+    content = _ANCHOR.sub("", exporter.from_notebook_node(shown)[0])
     return Body(content, _HEADING.findall(content))
 
 
@@ -98,8 +89,7 @@ def figures(paths: Iterable[Path]) -> Body:
                 title, description = (escape(image.info.get(name, "")) for name in ("Title", "Description"))
             picture = f'<img src="{embedded(path.read_bytes())}" alt="{title}">'
         except OSError:
-            lost = "This figure is damaged. Run the notebook that draws it again."
-            title, description, picture = escape(path.name), lost, ""
+            title, description, picture = escape(path.name), "This figure is damaged.", ""
         caption = f"<figcaption><b>{title}.</b> {description}</figcaption>"
         shown.append(f"<figure>{picture}{caption}</figure>")
     return Body("\n".join(shown), [])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import gradients, layers, plots, stats, tasks, workspace
+from qnnkit import device, gradients, layers, plots, stats, workspace
 from qnnkit.data.splits import SPLITS
 from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
@@ -18,7 +18,7 @@ from qnnkit.runs import ANALYZE, INSIDE, Run, build, export
 from qnnkit.runs import rows as files
 from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
-from qnnkit.settings import BOUNDS, MAIN_NETS
+from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,28 +42,23 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
     """
     frame = frame_of(run) if frame is None else frame
     if not len(frame):
-        raise FileNotFoundError(
-            f"Run `{run.folder}` must have trained a net, but has not: run 03_train first."
-        )
+        raise FileNotFoundError(f"Run `{run.folder}` must have trained a net, but has not: run 03_train.")
     # Only of a classifier the loss is a likelihood of each sample.
     likely = run.score.name != "accuracy" or "ece" in frame.dropna(axis="columns", how="all")
     more = [each.name for each in metrics(run.score)[1:] if each.name != "loss" or likely]
-    rows = []
-    for row in means(frame, run.score).to_dict("records"):
-        of_net: Any = frame[frame["net"] == row["net"]]
-        rows.append(
-            {
-                "net": row["net"],
-                "scores": of_net[run.score.name].tolist(),
-                "score": row[run.score.name],
-                "low": _known(row[f"{run.score.name}_low"]),
-                "high": _known(row[f"{run.score.name}_high"]),
-                **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
-                "seconds_per_epoch": row["seconds_per_epoch"],
-                **{name: _known(row[name]) for name in more},
-            }
-        )
-    return rows
+    return [
+        {
+            "net": row["net"],
+            "scores": frame.loc[frame["net"] == row["net"], run.score.name].tolist(),
+            "score": row[run.score.name],
+            "low": _known(row[f"{run.score.name}_low"]),
+            "high": _known(row[f"{run.score.name}_high"]),
+            **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
+            "seconds_per_epoch": row["seconds_per_epoch"],
+            **{name: _known(row[name]) for name in more},
+        }
+        for row in means(frame, run.score).to_dict("records")
+    ]
 
 
 def _known(number: Any) -> Any:
@@ -109,19 +104,15 @@ def judge(run: Run) -> list[dict[str, Any]]:
     """
     frame, score, rows = frame_of(run), run.score, []
     own: Any = frame[frame["net"] == run.nets[0]]
-    for name in BOUNDS:
+    for name in (*COSTS_BOUND, score.criterion):
         bound, of_score = getattr(run.config, name), name == score.criterion
-        column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
-        values, why = own[column].dropna().tolist(), ""
         if bound is None:
             continue
-        if not of_score and name not in COSTS_BOUND:
-            why = f"nets are compared by {score.word}, which {score.criterion} bounds"
-        elif len(values) < len(own) or not len(own):
-            why = f"{column.replace('_', ' ')} is not recorded" if len(own) else "nothing is trained"
+        column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
+        values = own[column].dropna().tolist()
         row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
-        if why:
-            rows.append(row | {"sentence": f"not judged: {why}."})
+        if not values or len(values) < len(own):
+            rows.append(row | {"sentence": f"not judged: {column.replace('_', ' ')} is not recorded."})
             continue
         row["measured"] = measured = of_seeds(values) / factor
         reached, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
@@ -129,9 +120,9 @@ def judge(run: Run) -> list[dict[str, Any]]:
         if of_score:
             found = score.interval(values, own["n_test"])
             row |= {"low": _known(found.low), "high": _known(found.high)}
-            reached = f"test {score.word} {score.with_unit(measured, beside=bound)}"
-            if found.known:
-                reached += f" (95 % interval {score.tell(found.low)} to {score.tell(found.high)})"
+            ends = f"{score.tell(found.low)} to {score.tell(found.high)}"
+            interval = f" (95 % interval {ends})" if found.known else ""
+            reached = f"test {score.word} {score.with_unit(measured, beside=bound)}{interval}"
             limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
         rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {reached}, {limit} wanted."})
     return rows
@@ -154,10 +145,8 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
     rows = summary(run, frame)
     missing = set(run.nets) - {row["net"] for row in rows if len(row["scores"]) == len(run.seeds)}
     if missing:
-        raise FileNotFoundError(
-            f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}. "
-            "Run 03_train on it."
-        )
+        told = f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}"
+        raise FileNotFoundError(f"{told}. Run 03_train on it.")
     with mirrored(run.folder):
         return _finish(run, frame, rows, list(robustness))
 
@@ -252,11 +241,11 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
 
 def _facts(run: Run) -> list[str]:
     """What was trained, on what: data, circuit, epochs."""
-    splits, config, circuit = run.splits, run.config, run.config.of_kit("circuit")
+    splits, config = run.splits, run.config
     sizes = " / ".join(f"{len(splits.split(name)):,}" for name in SPLITS)
-    facts = [f"Data: {splits.name}, {sizes} samples to train / validate / test"]
-    facts += [f"Circuit: {circuit}"] if circuit else []
-    return [*facts, f"{config.epochs} epochs, batches of {config.batch_size}"]
+    circuit = [f"Circuit: {config.of_kit('circuit')}"] if config.of_kit("circuit") else []
+    data = f"Data: {splits.name}, {sizes} samples to train / validate / test"
+    return [data, *circuit, f"{config.epochs} epochs, batches of {config.batch_size}"]
 
 
 def _notes(run: Run) -> list[str]:
@@ -294,12 +283,10 @@ def _gradient_notes(run: Run) -> list[str]:
         return ["No gradients were recorded: gradient_samples was 0."]
     try:
         found = gradients.read(run.folder)
-    except (FileNotFoundError, ValueError):
-        return ["No gradients were recorded: this run was trained by an earlier version."]
+    except (FileNotFoundError, ValueError) as error:
+        return [f"No gradients are shown: {error}"]
     circuits = any(training.quantum_layers for training in found.trainings.values())
-    damaged = [f"{found.damaged} damaged lines of gradients.jsonl were skipped."] if found.damaged else []
-    calm = ["No circuit's gradient vanished or exploded."] if circuits else []
-    return [*(found.warnings or calm), *damaged]
+    return found.warnings or (["No circuit's gradient vanished or exploded."] if circuits else [])
 
 
 def _notebooks(run: Run) -> list[str]:

@@ -122,7 +122,6 @@ def read_study(folder: str | Path) -> Study:
         FileNotFoundError: No batch is there.
         ValueError: Its batch.json is damaged.
     """
-
     folder = workspace.place(folder)
     listed, planned = state.batch_file(folder), state.of_batch(folder)
     name, score = str(listed.get("name", folder.name)), state.score_of(listed)
@@ -134,8 +133,7 @@ def read_study(folder: str | Path) -> Study:
         try:
             run, rows, identity, own = _usable(each.folder, score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            left_out[each.id] = why
+            left_out[each.id] = str(error) if type(error) is ValueError else repr(error)
             continue
         settings = run.config.model_dump(mode="json")
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
@@ -148,7 +146,7 @@ def read_study(folder: str | Path) -> Study:
         about["split_seed"] = run.config.split_seed
         frames.append(rows.assign(**about))
         curves.append(run.epochs().assign(**about))
-        margins += [run.config.min_difference] if run.config.min_difference else []
+        margins.append(run.config.min_difference or 0)
         behind.append(identity)
         notes.update(own)
     watched, n = f"validation_{score.on_validation}", len(behind)
@@ -167,7 +165,7 @@ def read_study(folder: str | Path) -> Study:
         hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12],
         (*of_data, *moved),
         score,
-        max(margins, default=None),
+        max(margins, default=0) or None,
     )
 
 
@@ -177,36 +175,19 @@ def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, l
     Raises:
         ValueError: Why it cannot be in the table.
     """
-
-    def read(name: str) -> dict[str, Any] | None:
-        content = files.content(folder, name)
-        try:
-            found = None if content is None else json.loads(content)
-        except ValueError:
-            found = ()
-        if found is not None and not isinstance(found, dict):
-            raise ValueError(f"its {name} is damaged.")
-        return found
-
-    result, config, logged = read("result.json"), read("config.json"), files.content(folder, "metrics.jsonl")
-    if result is None:
-        raise ValueError("it has not finished.")
-    if config is None or logged is None:
-        raise ValueError(f"its {'config.json' if config is None else 'metrics.jsonl'} is missing.")
-    hashed = hashlib.sha256(logged).hexdigest()
-    if files.read_hashes(folder).get("metrics.jsonl", hashed) != hashed:
-        raise ValueError("its metrics.jsonl has changed since it finished.")
+    result, config = (files.facts(folder, name) for name in ("result.json", "config.json"))
+    if not result or not config:
+        raise ValueError("its config.json is missing or damaged." if result else "it has not finished.")
     run = Run(files.work(folder), settings_of(config))
     if run.score != score:
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
-    rows, provenance = frame_of(run), read("provenance.json") or {}
+    rows, provenance = frame_of(run), files.facts(folder, "provenance.json")
     tested = rows.dropna(subset=[score.name]).set_index(["net", "seed"]).index
     for net, seed in itertools.product(run.nets, run.seeds):
         if (net, seed) not in tested:
             raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
-    said = json.dumps([result.get("nets"), result.get("verdicts")], sort_keys=True)
-    identity = f"{result.get('config_digest') or run.asked.digest()} {hashed} "
-    identity += hashlib.sha256(said.encode()).hexdigest()
+    said = [result.get("config_digest") or run.asked.digest(), result.get("nets"), result.get("verdicts")]
+    identity = json.dumps([*said, files.read(folder)], sort_keys=True)
     notes = provenance.get("notes")
     notes = list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
     n_train = float(dict(provenance.get("samples") or {}).get("train") or math.nan)
@@ -222,10 +203,7 @@ def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
     if not frames:
         return pd.DataFrame(columns=columns)
     rows = pd.concat([each.reindex(columns=columns) for each in frames], ignore_index=True)
-    order: dict[Any, list[str]] = {
-        "model": rows["model"].unique().tolist(),
-        "net": [*MAIN_NETS, *rows["net"].unique()],
-    }
+    order: Any = {"model": [*rows["model"].unique()], "net": [*MAIN_NETS, *rows["net"].unique()]}
     return rows.sort_values(
         [*KEYS, *names[: 1 + ("epoch" in names)]],
         key=lambda one: one.map(order[one.name].index) if one.name in order else one,

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 KEYS = ("model", "net", "train_fraction")
 COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
-COVERED = (
-    "Intervals of a net's score cover what a seed draws (initial weights, order of the data) and, of "
-    "accuracy and recall, the choice of test samples; intervals and p of a difference cover what a seed "
-    "draws. None covers the choice of the training data: all seeds saw the same data at a fraction."
-)
 BESIDE = {
     "accuracy": (
         stats.Score("macro_f1", "macro-F1"),
@@ -52,6 +47,7 @@ CONTROLS = {
     "vera": "VeRA, which has no circuit",
 }
 """Net that a hybrid one is compared with -> what takes the place of the circuit in it."""
+VERDICTS = ("better", "worse", "equivalent", "undecided")
 OF_NET, OF_BASE = "test_loss_on_", "test_base_on_"
 """How the columns begin that tell the loss on a group, of a net and of the base of its adapter."""
 SAME = 1e-4
@@ -129,10 +125,8 @@ def comparisons(
     groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
     hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
     if len(hybrids) > MOST_HYBRIDS:
-        notes.append(
-            f"Hybrid nets are not compared with one another: of {len(hybrids)} models there are too many "
-            f"pairs for seeds to decide; of {MOST_HYBRIDS} or fewer they are."
-        )
+        step = f"for seeds to decide; of {MOST_HYBRIDS} or fewer they are."
+        notes.append(f"Of {len(hybrids)} hybrid nets no two are compared: there are too many pairs {step}")
     shares = sorted(frame["train_fraction"].unique())
     for (model, net, other_model, other_net), share in itertools.product(_pairs(frame, hybrids), shares):
         ours, theirs = groups.get((model, net, share)), groups.get((other_model, other_net, share))
@@ -149,7 +143,6 @@ def comparisons(
         ratio = float((compared[0]["n_test"] / compared[0]["n_train"]).mean()) if n_splits > 1 else 0.0
         if one != other or len({*one}) > n_splits or not known or math.isnan(ratio):
             why = "they saw different data" if known else "a run keeps no fingerprint of its data"
-            why = "a run keeps no number of its training samples" if math.isnan(ratio) else why
             notes.append(f"{pair}: not compared, for {why}.")
             continue
         if len(seeds) < max(len(ours), len(theirs)):
@@ -229,11 +222,8 @@ def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
     """
 
     def note(row: Mapping[str, Any]) -> str:
-        known = row["detectable"] > 0
-        ends = f" ({score.signed(row['low'])} to {score.signed(row['high'])})" if known else ""
-        return (
-            score.signed(row["difference"]) + ends + (f", {stats.format_p(row['p_holm'])}" if known else "")
-        )
+        p = f", {stats.format_p(row['p_holm'])}" if row["detectable"] > 0 else ""
+        return f"{score.signed(row['difference'])}{p}"
 
     return plots.forest(
         [row["other_net"] for row in rows],
@@ -254,14 +244,11 @@ def verdict(compared: pd.DataFrame) -> str:
     kinds: Any = compared["other_net"].where(alike, "hybrid nets of other models")
     first = "All comparisons"
     counted = {first: compared["verdict"], **dict(list(compared["verdict"].groupby(kinds, sort=False)))}
-    lines = [
-        f"{name if name == first else f'Against {CONTROLS.get(name, name)}'}: "
-        + ", ".join(
-            f"{(found == each).sum()} {each}" for each in ("better", "worse", "equivalent", "undecided")
-        )
-        + f" of {len(found)}."
-        for name, found in counted.items()
-    ]
+    lines = []
+    for name, found in counted.items():
+        numbers = [f"{(found == each).sum()} {each}" for each in VERDICTS]
+        against = name if name == first else f"Against {CONTROLS.get(name, name)}"
+        lines.append(f"{against}: {', '.join(numbers)} of {len(found)}.")
     rule = (
         f"Paired by {compared['unit'].iloc[0].removesuffix('s')}; t-tests, and two one-sided ones for "
         f"equivalence, p < {stats.ALPHA} after Holm's correction for all of them. What is shown holds for "
@@ -295,13 +282,12 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
 
     def half_width(values: pd.Series) -> float:
         known = values.dropna().tolist()
-        half = stats.mean_interval(known).half_width if known else math.nan
-        return half if math.isfinite(half) else math.nan
+        return stats.mean_interval(known).half_width if known else math.nan
 
     if not of(OF_NET).shape[1]:
         return pd.DataFrame(), pd.DataFrame()
     grouped = of(OF_NET).groupby(rows[list(named)].map(show).agg(", ".join, axis=1), sort=False)
-    losses, halves, base = grouped.mean(), grouped.agg(half_width), of(OF_BASE)
+    losses, halves, base = grouped.mean(), grouped.agg(half_width).replace(math.inf, math.nan), of(OF_BASE)
     if base.shape[1] and (base.max() - base.min() <= SAME * base.min()).all():  # nets on one base
         losses = pd.concat([base.mean().rename("base").to_frame().T, losses])
         halves = halves.reindex(losses.index)

@@ -1,10 +1,10 @@
-"""Whether a finished run's folder is what it was when the run finished, in the words of `sha256sum`."""
+"""The hashes of a finished run's files, as `sha256sum` writes and checks them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from qnnkit import workspace
+from qnnkit import checks
 from qnnkit.runs import Run, rows
 
 _LATER = ("result.json", rows.SUMS, "failed.json", "notebooks/04_analyze.ipynb")
@@ -34,46 +34,13 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def verify(run: Run) -> dict[str, str]:
-    """Compares the files of a finished run with SHA256SUMS, and its data with their fingerprint.
-
-    Args:
-        run: The run; it need not be able to run on this machine.
-
-    Returns:
-        A file's name, or "data" -> "OK", "FAILED" and why, or "not checked" and why. Files that are as they
-        were are counted under one name.
+    """What `sha256sum --check SHA256SUMS` says of a finished run: file -> "OK" or "FAILED".
 
     Raises:
-        ValueError: The run is not finished, or has no SHA256SUMS.
+        ValueError: The run has no SHA256SUMS.
     """
-    kept = rows.read_hashes(run.folder)
-    for file, command in (("result.json", "qnnkit run --run-dir"), (rows.SUMS, "qnnkit report")):
-        if not (run.folder / file).exists():
-            step = f"Finish it: {command} {run.folder}."
-            raise ValueError(f"Run `{run.folder}` must be finished to be verified, but has no {file}. {step}")
-    now = hashes(run.folder)
-    states = {name: _state(kept.get(name), now.get(name)) for name in sorted({*kept, *now})}
-    found = {name: state for name, state in states.items() if state != "OK"}
-    same = sum(states[name] == "OK" for name in kept)
-    return {**found, f"{same} of {len(kept)} files": "OK", "data": _data(run)}
-
-
-def _state(kept: str | None, now: str | None) -> str:
-    if kept == now:
-        return "OK"
-    return f"FAILED: {'missing' if now is None else 'new' if kept is None else 'changed'}"
-
-
-def _data(run: Run) -> str:
-    place = getattr(run.config, "data_dir", None)
-    if place is not None and not workspace.is_url(place) and not Path(place).exists():
-        return f"not checked: {place} is not on this machine"
-    if run.config.source is None:
-        return "not checked: the recipe that loads them is a user's; name it by --recipe"
-    try:
-        if run.provenance.get("data") is None:
-            return "not checked: provenance.json has no fingerprint of them"
-        Run(run.folder, run.config).splits  # noqa: B018  they are compared as they are read
-    except (ValueError, OSError) as error:
-        return f"FAILED: {error}"
-    return "OK"
+    kept, now = rows.read_hashes(run.folder), hashes(run.folder)
+    if not kept:
+        step = f"Write it: qnnkit report {run.folder}."
+        raise ValueError(checks.message("run_dir", f"hold {rows.SUMS}", str(run.folder), step))
+    return {name: "OK" if now.get(name) == digest else "FAILED" for name, digest in sorted(kept.items())}

@@ -83,8 +83,6 @@ class Checkpoints:
 
         if self.store is None:
             return progress, part
-        if self.processes.main:
-            self.store.clear_drafts()
         self.store.restore(load)
         if self.store.best_lost and progress.rows:  # the weights of the newest count as the best
             last, monitor = progress.rows[-1], self.stepper.task.monitor
