@@ -1,6 +1,6 @@
 """Files as people have them: each form is read whole, or refused in a sentence with the remedy.
 
-The same table stands in docs/formats.md. What is made of them then: test_captions, test_text.
+The same table is in docs/formats.md. What is made of them then: test_captions, test_text.
 """
 
 from __future__ import annotations
@@ -66,11 +66,9 @@ REFUSED = "refused"
 IMAGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "Flickr8k `captions.txt`, commas without quotation marks": (
         "Kaggle", {"captions.txt": table(",", quote="")}, SAID, ""),
-    "Flickr8k `token.txt`": (
-        "University of Illinois", {"Flickr8k.token.txt": f"a.jpg#0\t{CAT}\nb.jpg#0\t{OWL}\n"}, SAID, ""),
     "Flickr30k `results.csv`, separated by `|`": (
         "Kaggle", {"results.csv": f"image_name| comment_number| comment\na.jpg| 0| {CAT}\nb.jpg| 0| {OWL}\n"},
-        SAID, "'comment_number' (2)"),
+        SAID, "comment_number"),
     "table with `,`": ("any", {"captions.csv": table(",")}, SAID, ""),
     "table with `;`": ("Excel in most of Europe", {"captions.csv": table(";")}, SAID, ""),
     "table with tabs": ("any", {"captions.tsv": table("\t")}, SAID, ""),
@@ -78,36 +76,27 @@ IMAGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "table in UTF-16": ("Excel", {"captions.csv": table("\t").encode("utf-16")}, SAID, ""),
     "table in Latin-1": (
         "older Windows", {"captions.csv": table(";", rows=[(n, KATER) for n in SAID]).encode("latin-1")},
-        dict.fromkeys(SAID, (KATER,)), "read as cp1252: captions.csv"),
+        dict.fromkeys(SAID, (KATER,)), "captions.csv (cp1252)"),
     "table with a column `split`": (
         "many", {"captions.csv": table(",", "filename", "title", "split",
                                        rows=[(*ROWS[0], "train"), (*ROWS[1], "TEST")])}, SAID, ""),
     "names that differ in case or lack their suffix": (
         "many", {"captions.csv": table(",", rows=BARE)}, SAID, ""),
-    "COCO": ("cocodataset.org", {"captions_val2017.json": coco(*SAID)}, SAID, "'height' (2), 'info' (1)"),
-    "COCO with its folder `annotations/`": (
-        "cocodataset.org", {"annotations/captions_val2017.json": coco(*SAID), "val2017/": ""},
-        SAID, "'height' (2)"),
+    "COCO": ("cocodataset.org", {"captions_val2017.json": coco(*SAID)}, SAID, "height, id, info"),
     "COCO, both parts": (
         "cocodataset.org", {"annotations/captions_train2017.json": coco("a.jpg"),
                             "annotations/captions_val2017.json": coco("b.jpg"),
-                            "annotations/instances_val2017.json": {"images": []}}, SAID, "'info' (2)"),
+                            "annotations/instances_val2017.json": {"images": []}}, SAID, "info"),
     "Karpathy's splits": ("Stanford", {"dataset_coco.json": {"dataset": "coco", "images": KARPATHY}},
-                          PAIR, "'dataset' (1)"),
-    "captions with their words": ("Karpathy", {"dataset.json": [sentences(name, {}) for name in PAIR]},
-                                  PAIR, "'tokens of captions' (3)"),
-    "LLaVA": ("Hugging Face", {"llava.json": LLAVA}, SAID, "'id' (2)"),
+                          PAIR, "dataset"),
+    "LLaVA": ("Hugging Face", {"llava.json": LLAVA}, SAID, "id"),
     "`metadata.jsonl`": (
         "Hugging Face's imagefolder", {"metadata.jsonl": records("file_name", "text")}, SAID, ""),
-    "`metadata.csv` with prompts": ("diffusers", {"metadata.csv": table(",", "file_name", "prompt")}, SAID,
-        ""),
     "dictionary by image": ("many", {"captions.json": dict(ROWS)}, SAID, ""),
-    "list of records with lists": (
-        "many", {"data.json": records("img", "captions", lists=True)}, PAIR, ""),
     "captions under `prompt`, images under `img_path`": (
         "image generation", {"prompts.json": {"version": 1, "rows": records("img_path", "prompt",
         lists=True)}},
-        PAIR, "'version' (1)"),
+        PAIR, "version"),
     "parquet of names and texts": (
         "Hugging Face", {"captions.parquet": parquet(records("path", "description"))}, SAID, ""),
     "parquet with images in it, in several parts": (
@@ -120,7 +109,6 @@ IMAGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "columns `caption_1`, `caption_2`": (
         "surveys", {"captions.csv": 'image,caption_1,caption_2\na.jpg,"one, two",uno\nb.jpg,zwei,zwei\n'},
         PAIR, ""),
-    "table of another shape": ("", {"captions.csv": "a;b\n1;2\n"}, REFUSED, "Write one such as"),
     "table without a header": (
         "Conceptual Captions", {"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"}, REFUSED, "Write one such as"),
     "line with a column too many": (
@@ -128,18 +116,21 @@ IMAGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         REFUSED, "quotation marks"),
     "line with a column too few": (
         "scripts", {"captions.csv": table(",", *THREE, rows=[("a.jpg", CAT, "me"), ("b.jpg", OWL)])},
-        REFUSED, "2 of 3 in line 3"),
+        REFUSED, "line 3"),
     "quotation mark inside of a quoted caption": (
-        "scripts", {"captions.csv": 'image,caption\na.jpg,"one" two\n'}, REFUSED, "quotation marks twice"),
+        "scripts", {"captions.csv": 'image,caption\na.jpg,"one" two\n'}, REFUSED, "in them twice"),
     "an image twice in a dictionary": (
         "scripts", {"captions.json": '{"a.jpg": "one", "a.jpg": "two"}'}, REFUSED, "'a.jpg' is there twice"),
     "COCO with one `id` for two images": (
         "", {"captions_x.json": coco("a.jpg", "a.jpg") | {"images": [{"id": 104, "file_name": name}
                                                                      for name in SAID]}},
         REFUSED, "an `id` of its own"),
+    "Flickr8k `token.txt`": (
+        "University of Illinois", {"Flickr8k.token.txt": f"a.jpg#0\t{CAT}\nb.jpg#0\t{OWL}\n"}, REFUSED,
+        "Write one such as"),
     "split of unknown name": (
         "", {"captions.csv": table(",", "image", "caption", "split", rows=[(*ROWS[0], "mine")])},
-        REFUSED, "Known are train"),
+        REFUSED, "Write train"),
 }  # fmt: skip
 SIDES = {"table with a column `split`": ("train", "test"), "Karpathy's splits": ("train", "validation")}
 SIDES |= {"COCO, both parts": ("train", "validation")}
@@ -198,7 +189,7 @@ def parts(message: dict[str, Any]) -> dict[str, Any]:
 # likewise -> the messages of the first record, or the text of all documents
 RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "ShareGPT, JSON lines": (
-        "Hugging Face", {"a.jsonl": [{"id": 1, "conversations": GREETING}] * 2}, CHAT, "'id' (2)"),
+        "Hugging Face", {"a.jsonl": [{"id": 1, "conversations": GREETING}] * 2}, CHAT, "id"),
     "ShareGPT, JSON": ("Hugging Face", {"a.json": [{"conversations": GREETING}] * 2}, CHAT, ""),
     "OpenAI `messages`": ("OpenAI", {"a.jsonl": [{"messages": [HI, HELLO]}]}, CHAT, ""),
     "contents as parts": (
@@ -207,14 +198,12 @@ RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "tool calls without content": (
         "OpenAI", {"a.jsonl": [{"messages": [HI, CALL | {"content": None}, RESULT]}]}, CALLED,
         "tool_call_id"),
-    "keys of messages that are not used": (
-        "OpenAI", {"a.jsonl": [{"messages": [HI, CALL, RESULT]}]}, CALLED, "'tool_call_id of messages' (1)"),
     "Alpaca with `input`": (
         "Stanford", {"a.json": [{"instruction": "Hi", "input": "A passage", "output": "Hello"}]}, PASSAGE,
         ""),
     "Dolly with `context`": (
         "Databricks", {"a.jsonl": [{"instruction": "Hi", "context": "A passage", "response": "Hello",
-                                    "category": "qa"}]}, PASSAGE, "'category' (1)"),
+                                    "category": "qa"}]}, PASSAGE, "category"),
     "Alpaca with `system` and `history`": (
         "LLaMA-Factory", {"a.json": [{"instruction": "Hi", "input": "", "output": "Hello",
         "system": "Be brief",
@@ -228,25 +217,14 @@ RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "prompt and completion as messages": (
         "TRL", {"a.jsonl": [{"prompt": [HI], "completion": [HELLO]}]}, CHAT, ""),
     "question and answer": ("Hugging Face", {"a.csv": "question,answer\nHi,Hello\n"}, CHAT, ""),
-    "`chosen` and `rejected`": (
-        "preferences (TRL, LLaMA-Factory)", {"a.json": [{"prompt": "Hi", "chosen": [HI, HELLO],
-        "rejected": [HI]}]},
-        CHAT, "'rejected' (1)"),
-    "`chosen` and `rejected` without a prompt": (
-        "UltraFeedback, HH-RLHF", {"a.jsonl": [{"chosen": [HI, HELLO], "rejected": [HI]}]}, CHAT,
-        "'rejected' (1)"),
-    "passages in a list": (
-        "RAG", {"a.jsonl": [{"question": "Hi", "context": ["A passage", "More"], "answer": "Hello"}]},
-        [("user", "Hi\n\nA passage\n\nMore"), ("assistant", "Hello")], ""),
     "keys that differ in case alone": (
-        "scripts", {"a.jsonl": [{"text": "One.", "Text": "Two."}]}, "One.", "'Text' (1)"),
+        "scripts", {"a.jsonl": [{"text": "One.", "Text": "Two."}]}, "One.", "Text"),
     "`train` and `test` in names": (
         "Hugging Face", {"train.jsonl": [{"text": "One."}], "test/a.jsonl": [{"text": "Two."}]},
-        "Two.\n\nOne.", "not used, and the documents of all files are drawn: test/a.jsonl"),
-    "texts by turns": ("UltraChat", {"a.jsonl": [{"data": ["Hi", "Hello"]}]}, CHAT, ""),
+        "Two.\n\nOne.", "drawn from all files: test/a.jsonl"),
     "parquet of chats": ("Hugging Face", {"a.parquet": parquet([{"messages": [HI, HELLO]}])}, CHAT, ""),
     "list under `data`": (
-        "many", {"a.json": {"version": 1, "data": [{"messages": [HI, HELLO]}] * 2}}, CHAT, "'version' (1)"),
+        "many", {"a.json": {"version": 1, "data": [{"messages": [HI, HELLO]}] * 2}}, CHAT, "version"),
     "JSON lines called `.json`": (
         "Spark", {"a.json": '{"prompt": "Hi", "response": "Hello"}\n{"prompt": "Hi", "response": "Hello"}\n'},
         CHAT, ""),
@@ -256,7 +234,7 @@ RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         ""),
     "text in Latin-1": (
         "older Windows", {"a.txt": f"{KATER}\n\n{OWL}".encode("latin-1")}, f"{KATER}\n\n{OWL}",
-        "read as cp1252"),
+        "a.txt (cp1252)"),
     "two long texts": ("any", LONG, "\n\n".join(LONG.values()), ""),
     "chats without an answer": ("", {"a.jsonl": [{"messages": [HI]}]}, REFUSED, "speakers are user"),
     "a key twice in a record": (
@@ -267,8 +245,15 @@ RECORDS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "", {"a.jsonl": [{"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, HELLO]}]},
         REFUSED, "write a text"),
     "unknown keys": ("", {"a.json": [{"body": "x"}] * 9}, REFUSED, "'body': rename"),
+    "texts by turns": ("UltraChat", {"a.jsonl": [{"turns": ["Hi", "Hello"]}]}, REFUSED, "Known roles are"),
+    "passages in a list": (
+        "RAG", {"a.jsonl": [{"question": "Hi", "context": ["A passage", "More"], "answer": "Hello"}]},
+        REFUSED, "write a text"),
+    "`chosen` and `rejected`": (
+        "preferences (TRL, LLaMA-Factory)", {"a.json": [{"prompt": "Hi", "chosen": [HI, HELLO]}]}, REFUSED,
+        "'chosen': rename"),
     "unknown role": ("", {"a.jsonl": [{"messages": [HI, HELLO | {"role": "narrator"}]}]}, REFUSED,
-        "rename it"),
+        "Known roles"),
     "questions with unquoted commas": (
         "scripts", {"a.csv": "question,answer\nWhat, exactly, is it?,An owl\n"}, REFUSED, "quotation marks"),
     "bytes that are no text": ("wrong suffixes", {"a.txt": b"GIF8\x00\x00\x00"}, REFUSED, "save it as UTF-8"),

@@ -111,16 +111,14 @@ def of(settings: Any) -> Any:
         raise ValueError(checks.message("dataset", rule, name, f"Use {', '.join(choices)}."))
     declared = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
     options: dict[str, Any] = {"root": place}
+    renames = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
     for option in (declared & set(type(settings).model_fields)) - {*NO_OPTIONS} | {*SPLITTING}:
         value = settings.of_kit(option)
-        if value == type(settings).model_fields[option].default and not data.takes(name, option):
-            continue  # nobody asked for it
-        options[option] = value
-    if options.get("tokenizer") is None and data.takes(name, "tokenizer"):
+        is_asked = value != type(settings).model_fields[option].default
+        if value is not None and (is_asked or data.takes(name, option)):
+            options[option] = value
+    if "tokenizer" not in options and data.takes(name, "tokenizer") and settings.of_kit("pretrained"):
         options["tokenizer"] = settings.of_kit("pretrained")  # whose tokens its model knows
-    options = {option: value for option, value in options.items() if value is not None}
-    names = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
-    if settings.of_kit("tokenizer") is None:
-        names["tokenizer"] = "pretrained"
-    with checks.renamed(names):
+        renames["tokenizer"] = "pretrained"
+    with checks.renamed(renames):
         return data.load(name, **options)
