@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from qnnkit.data import tokenizers
-from qnnkit.data.text import SUFFIXES, Document, documents, encoded, text
+from qnnkit.data.text import Document, documents, encoded, text
 from qnnkit.data.tokens import IGNORED
-from tests.toys import pack, real, refused
+from tests.toys import real, refused
 
 SPEAKERS = ("ROMEO", "JULIET", "NURSE")
 SPLITS = ("train", "validation", "test")
@@ -71,22 +71,15 @@ def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
     assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
-def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path):
-    folder = tmp_path / "books"
-    (folder / "austen").mkdir(parents=True)
+def test_a_file_is_a_document_which_its_path_chooses(tmp_path):
+    (tmp_path / "austen").mkdir()
     for i in range(12):
-        (folder / "austen" / f"{i}.txt").write_text(f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9)
-    (folder / "cover.png").write_bytes(b"no text")
-    (folder / "empty.md").write_text(" \n")
-    found, notes = documents(folder)
+        (tmp_path / "austen" / f"{i}.txt").write_text(f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9)
+    (tmp_path / "empty.md").write_text(" \n")
+    found, notes = documents(tmp_path)
     assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
-    assert notes == [
-        f"Left out 1 files that are no text ({', '.join(SUFFIXES)}): cover.png.",
-        "Empty documents left out: 1.",
-    ]
-    zipped, _ = documents(pack(folder, tmp_path / "books.zip", "books/"))
-    assert [document.text for document in zipped] == [document.text for document in found]
-    kept = documents(folder, "/1")[0]
+    assert notes == ["Empty documents left out: 1."]
+    kept = documents(tmp_path, "/1")[0]
     assert [document.name for document in kept if document.text] == [f"austen/{i}.txt" for i in (1, 10, 11)]
 
 
@@ -223,15 +216,13 @@ MARKED = (
 """A chat template; what stands for END ends a message."""
 
 
-def chats(n: int = 40, weights=(), **calls) -> list[dict]:
-    """Chats of six turns; answers with these texts have weight 0."""
+def chats(silent: str = "-") -> list[dict]:
+    """Forty chats of six turns; an answer that begins so has weight 0."""
     found = []
-    for i in range(n):
+    for i in range(40):
         said = ("Be short.", f"What is {i} and {i}?", f"It is {2 * i}.", "Sure?", "Yes.", "Thanks.")
         turns = [{"role": role, "content": each} for role, each in zip(ROLES, said, strict=True)]
-        found.append(
-            {"messages": [turn | {"weight": 0} if turn["content"][:5] in weights else turn for turn in turns]}
-        )
+        found.append({"messages": [t | {"weight": int(not t["content"].startswith(silent))} for t in turns]})
     return found
 
 
@@ -251,11 +242,11 @@ CHATS = {
         ("User: What is ", "System: Be short", f"Assistant: Yes.{tokenizers.END}System: Be short."),
         (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
         "Left out 1 chats without an answer to predict."),
-    "the last of weight 0": (chats(weights=("Yes.",)), None, (), ("It is",), ("Yes",), "no chat template"),
+    "the last of weight 0": (chats("Yes."), None, (), ("It is",), ("Yes",), "no chat template"),
     "an empty answer": (
         [*chats(), {"prompt": "Why?", "completion": " "}], None, (), ("It is",), ("Why",),
         "Left out 1 chats without an answer to predict."),
-    "the first of weight 0": (chats(weights=("It is",)), None, ("It is",), ("Yes",), ("It is",), ""),
+    "the first of weight 0": (chats("It is"), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
     "a template of its own": (
         chats(), MARKED.replace("END", "</s>"), ("<user>Sure?</s><assistant>Yes.</s>",), ("Yes.</s>",),
@@ -348,19 +339,15 @@ def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
     assert any(note.startswith("Not used: vocabulary=257") for note in again.notes)
 
 
-@pytest.mark.parametrize(
-    ("template", "argument", "says", "records"),
-    [
-        ("{{ raise_exception('System messages are not taken') }}", "root", "are not taken", chats()),
-        (
-            "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}",
-            "tokenizer",
-            "",
-            chats(),
-        ),
-        ("{% for m in messages %}{{ m['content'] }};{% endfor %}", "tokenizer", "add", TOOLS),
-    ],
-)
+SAID = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+TEMPLATES = {
+    "refuses": ("{{ raise_exception('System messages are not taken') }}", "root", "are not taken", chats()),
+    "rewrites": ("{{ messages | length }}" + SAID, "tokenizer", "only adds", chats()),
+    "drops calls": (SAID, "tokenizer", "writes tool calls", TOOLS),
+}
+
+
+@pytest.mark.parametrize(("template", "argument", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, argument, says, records):
     with refused(argument) as told:
         text(jsonl(tmp_path / "a.jsonl", records), **SMALL, tokenizer=saved(tmp_path / "own", template))

@@ -8,7 +8,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +284,7 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
             is_json = file.name.lower().endswith(".json")
             if {"images", "annotations"} <= record.keys():
                 yield from ((file, where, each) for each in _of_coco(record, where, reader))
-            elif is_json and any(stem(key) != key for key in record):  # names of images
+            elif is_json and "." in next(iter(record), ""):  # the name of an image
                 yield from ((file, where, {"image": key, "captions": record[key]}) for key in record)
             else:
                 yield file, where, dict(record)
@@ -332,6 +332,7 @@ def _finder(place: Place) -> Callable[[str, str], Member | None]:
         for name in (f"/{member.name}", member.base.lower(), stem(member.base).lower()):
             called[name].add(member)
 
+    @cache
     def find(image: str, folder: str) -> Member | None:
         clean = places.plain(image.strip().replace("\\", "/"))
         base = clean.rpartition("/")[2].lower()

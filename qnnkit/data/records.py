@@ -56,6 +56,7 @@ def take(record: Record, what: str) -> Any:
     return record.pop(keys[0]) if keys else None
 
 
+@functools.lru_cache
 def side_of(path: str) -> str | None:
     """The split that a folder of a path says, the innermost first, or a word of its name.
 
