@@ -201,6 +201,7 @@ BAD = {
     "no JSON line": ("captions.jsonl", "\n".join([*map(json.dumps, records()), '{"image": '])),
     "a number": ("captions.json", "3"),
     "a text as record": ("captions.json", json.dumps([*records(), "cat.png"])),
+    "other images than COCO's": ("captions.json", '{"images": ["cat.png"], "annotations": [{}]}'),
     "an empty table": ("captions.tsv", ""),
     "no images": ("captions.json", '{"a.png": "a cat", "b.png": "a dog"}'),
     "no captions": ("captions.json", json.dumps(dict.fromkeys(TEXTS, ""))),

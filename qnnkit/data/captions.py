@@ -223,17 +223,18 @@ def listing(place: Place) -> Listing:
     for file, where, record in _records(place, reader):
         files[file.name], folder = file.base.lower(), file.name.removesuffix(file.base)
         image, split, texts = take(record, "image"), take(record, "split"), _texts(record, where, reader)
-        if isinstance(image, dict) and image.get("bytes"):  # as `datasets` keeps images in tables
-            content, name = image["bytes"], image.get("path") or where
-            name = name if contents.get(name, content) == content else where
+        about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
+        name, content = about.get("path"), about.get("bytes")
+        if content:
+            name = where if name is None or contents.get(name, content) != content else name
             member = Member(name, len(content), zlib.crc32(content))
             contents[name] = content
-        elif isinstance(image, str):
-            member = find(image, folder)
+        elif isinstance(name, str):
+            member = find(name, folder)
         else:
             raise refusal("name an image in every record or row of its captions", where, EXAMPLE)
         if member is None:
-            missing[image] = None
+            missing[name] = None
             continue
         said = [file.name, member.name.removesuffix(member.base)] if split is None else [str(split)]
         side = next(filter(None, map(side_of, said)), None)
@@ -292,13 +293,16 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
 
 def _of_coco(record: Record, where: str, reader: Reader) -> list[Record]:
     """Images by number, and a record for each caption, as cocodataset.org gives them."""
-    images: dict[str, Record] = {str(each.pop("id", None)): each for each in record["images"]}
+    try:
+        images: dict[str, Record] = {str(each.pop("id", None)): each for each in record["images"]}
+        for each in record["annotations"]:
+            image = images.setdefault(str(each.pop("image_id", None)), {})
+            image.setdefault("captions", []).append(take(each, "caption"))
+            reader.unused.update(each)
+    except (TypeError, AttributeError):
+        raise refusal("hold images and annotations as COCO has them", where, EXAMPLE) from None
     if len(images) < len(record["images"]):
         raise refusal("number its images apart", where, "Give each an `id` of its own.")
-    for each in record["annotations"]:
-        image = images.setdefault(str(each.pop("image_id", None)), {})
-        image.setdefault("captions", []).append(take(each, "caption"))
-        reader.unused.update(each)
     reader.unused.update(record.keys() - {"images", "annotations"})
     return list(images.values())
 

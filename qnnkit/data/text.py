@@ -23,8 +23,6 @@ from qnnkit.data.records import ABOUT, Reader, side_of, take
 from qnnkit.data.splits import SPLITS, duplicates, split_names
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
-# --- documents ------------------------------------------------------------------------------------------
-
 TEXT = (".txt", ".md")
 SUFFIXES = (*TEXT, *records.SUFFIXES)
 """What is read; other files are left out."""
@@ -161,9 +159,6 @@ def as_document(where: str, record: records.Record, unused: set[str]) -> Documen
     return Document(where, ((heading, text),), text, messages)
 
 
-# --- blocks ------------------------------------------------------------------------------------------
-
-
 def text(
     root: str | Path | None = None,
     *,
@@ -178,19 +173,17 @@ def text(
     """Text in blocks of equal length, split by document; `documents` says what a document is.
 
     Of chats and instructions only the answers are predicted, and what is written around them is the
-    tokenizer's chat template, or `User: ...` and `Assistant: ...` where it has none.
-
-    The documents of a split are joined, each with an end-of-text token, and cut into blocks. Each document is
-    placed by `split_seed` and a hash, of a file's path or else of its text: one more or less moves no other.
-    `part` changes nothing: what an adapter to one speaker is tested on was not seen by a base that was
-    trained on all of the same text, with the same seed and shares.
+    tokenizer's chat template, or `User: ...` and `Assistant: ...` where it has none. The documents of a split
+    are joined, each with an end-of-text token. Each is placed by `split_seed` and a hash, of a file's path or
+    else of its text, so one more or less moves no other. `part` does not affect the split: a base trained on
+    all of the text has not seen what an adapter to one speaker is tested on.
 
     Args:
         root: A file, a folder or archive of files, or an address; `docs/formats.md` has every form.
         sequence_length: Tokens of a block.
         split_seed: Chooses which documents are held out.
         validation_fraction: Share of the documents that choose the epoch, about; one at least.
-        test_fraction: Share of the documents that are looked at once, at the end; likewise.
+        test_fraction: Likewise, of those that are read at the end.
         tokenizer: Folder or hub name of a model whose tokenizer to take, as an adapter to a model needs it;
             None trains a byte-level BPE on the training documents.
         vocabulary: Tokens of the one that is trained, 1,024 by default; 257 reads letter by letter.
