@@ -87,7 +87,7 @@ def test_clip_is_compared_by_recall(clip):
 def test_captions_are_as_long_as_is_asked(tmp_path):
     run = runs.open_run(tmp_path / "run", "digits_clip", **CLIP, sequence_length=5)
     assert run.splits.tokenizer.model_max_length == run.splits.example()["input_ids"].shape[1] == 5
-    assert any("captions to 3 tokens (sequence_length)" in note for note in run.splits.notes)
+    assert any("are cut to 3 tokens (sequence_length)" in note for note in run.splits.notes)
     assert runs.build(run, "hybrid", 0).net.config.text_config.max_position_embeddings == 5
 
 

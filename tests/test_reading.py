@@ -138,9 +138,6 @@ REFUSED = {
     "zip, empty": (zipped(), documents, "hold text"),
     "zip, of folders alone": (zipped(**{"a/": b""}), documents, "hold text"),
     "text of more than allowed": (file("a.txt", b"a" * 2_100_000), documents, "4 GiB"),
-    "several texts of more than allowed": (
-        zipped(**{f"a{i}__txt": b"a" * 1_200_000 for i in range(2)}), documents, "4 GiB"
-    ),
     "gzip of more than allowed": (file("a.json.gz", gzip.compress(STEPS)), collect, "larger than 4 GiB"),
     "gzip, cut": (file("a.json.gz", gzip.compress(b'{"a": [[60]]}')[:-9]), collect, "music that can be read"),
     "gzip, none": (file("a.json.gz", b'{"a": [[60]]}'), collect, "music that can be read"),

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from qnnkit.data import tokenizers
-from qnnkit.data.text import SUFFIXES, Document, documents, encoded, text
+from qnnkit.data.text import Document, documents, encoded, text
 from qnnkit.data.tokens import IGNORED
-from tests.toys import pack, real, refused
+from tests.toys import real, refused
 
 SPEAKERS = ("ROMEO", "JULIET", "NURSE")
 SPLITS = ("train", "validation", "test")
 SMALL = {"sequence_length": 16, "vocabulary": 257}
+HALVES = {"validation_fraction": 0.3, "test_fraction": 0.3}
 
 
 def play(n: int = 120) -> str:
@@ -70,22 +71,15 @@ def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
     assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
-def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path):
-    folder = tmp_path / "books"
-    (folder / "austen").mkdir(parents=True)
+def test_a_file_is_a_document_which_its_path_chooses(tmp_path):
+    (tmp_path / "austen").mkdir()
     for i in range(12):
-        (folder / "austen" / f"{i}.txt").write_text(f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9)
-    (folder / "cover.png").write_bytes(b"no text")
-    (folder / "empty.md").write_text(" \n")
-    found, notes = documents(folder)
+        (tmp_path / "austen" / f"{i}.txt").write_text(f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9)
+    (tmp_path / "empty.md").write_text(" \n")
+    found, notes = documents(tmp_path)
     assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
-    assert notes == [
-        f"Left out 1 files that are no text ({', '.join(SUFFIXES)}): cover.png.",
-        "Empty documents left out: 1.",
-    ]
-    zipped, _ = documents(pack(folder, tmp_path / "books.zip", "books/"))
-    assert [document.text for document in zipped] == [document.text for document in found]
-    kept = documents(folder, "/1")[0]
+    assert notes == ["Empty documents left out: 1."]
+    kept = documents(tmp_path, "/1")[0]
     assert [document.name for document in kept if document.text] == [f"austen/{i}.txt" for i in (1, 10, 11)]
 
 
@@ -122,25 +116,11 @@ def test_no_token_is_lost_but_the_last_block_of_a_split(shakespeare):
     for part in map(splits.split, SPLITS):
         assert torch.equal(part.labels, part.input_ids) and part.n_predicted == 15 * len(part)
         kept += part.input_ids.numel()
-    assert all(f"in {name}" in splits.notes[-1] for name in SPLITS)
-    lost = [int(word) for word in splits.notes[-1].replace(",", "").split() if word.isdigit()][1:]
-    assert kept + sum(lost) == sum(len(document.text) + 1 for document in found)
-    assert all(0 <= each < 16 for each in lost)
+    lost = sum(len(document.text) + 1 for document in found) - kept
+    assert splits.notes[-1] == f"Left out {lost} tokens at the ends of splits, which fill no block."
+    assert 0 < lost <= 45
     whole = sum(document.text in written(splits, name) for document in found for name in SPLITS)
     assert whole >= len(found) - 3, "but for the last of each split, they stand there as they are"
-
-
-def test_each_document_is_in_one_split_which_the_seed_chooses(shakespeare):
-    def held_out(seed):
-        splits = text(shakespeare, **SMALL, split_seed=seed, validation_fraction=0.2, test_fraction=0.2)
-        texts = {name: written(splits, name) for name in SPLITS}
-        for number in range(120):
-            holders = [name for name in SPLITS if f"Speech {number:03d}." in texts[name]]
-            assert len(holders) <= 1, "a speech in two splits"
-        return splits.fingerprint(), texts["test"]
-
-    assert held_out(0) == held_out(0)
-    assert held_out(0)[1] != held_out(1)[1]
 
 
 def where(splits, marks: list[str]) -> dict[str, str]:
@@ -156,8 +136,7 @@ def test_a_speech_more_or_less_moves_documents_near_it_alone(gone, tmp_path):
 
     def sides(chosen):
         (tmp_path / "a.txt").write_text("\n\n".join(words[i] for i in chosen))
-        splits = text(tmp_path, sequence_length=2, vocabulary=257, validation_fraction=0.3, test_fraction=0.3)
-        return where(splits, marks)
+        return where(text(tmp_path, **SMALL | {"sequence_length": 2}, **HALVES), marks)
 
     before, after = sides(range(60)), sides([i for i in range(60) if i != gone])
     moved = [mark for mark in marks if mark != marks[gone] and before[mark] != after[mark]]
@@ -166,23 +145,20 @@ def test_a_speech_more_or_less_moves_documents_near_it_alone(gone, tmp_path):
 
 
 def test_another_file_moves_no_document(tmp_path):
-    """Long texts are cut alike alone and together, whatever speeches they share; an old encoding is told."""
+    """Long texts are cut alike alone and together, whatever speeches they share."""
     (tmp_path / "b.txt").write_text(play())
-    alone = {each.text: each.key for each in documents(tmp_path)[0]}
-    (tmp_path / "a.txt").write_bytes(
-        ("Grüße an Käthe und Jürgen.\n\n" * 150 + play()[:5000]).encode("latin-1")
-    )
-    found, notes = documents(tmp_path)
-    assert {each.text: each.key for each in found if each.name.startswith("b.txt")} == alone
-    assert len({each.key for each in found if each.name.startswith("a.txt")}) > 3
-    assert notes == ["Not UTF-8, read as cp1252: a.txt."]
-    split = {"sequence_length": 16, "vocabulary": 257, "validation_fraction": 0.2, "test_fraction": 0.2}
-    together = text(tmp_path, **split)
-    (tmp_path / "a.txt").unlink()
-    before, marks = text(tmp_path, **split), [f"Speech {i:03d}." for i in range(120)]
-    assert where(together, marks[30:]) == where(before, marks[30:])
+    before, marks = text(tmp_path, **SMALL, **HALVES), [f"Speech {i:03d}." for i in range(30, 120)]
+    (tmp_path / "a.txt").write_text("Greetings to Kate and Jill.\n\n" * 150 + play()[:5000])
+    assert where(text(tmp_path, **SMALL, **HALVES), marks) == where(before, marks)
     (tmp_path / "a.txt").write_text("NURSE:\nshort")
     assert [each.name for each in documents(tmp_path, "^NURSE$")[0] if each.text.startswith("NURSE")]
+
+
+def test_equal_records_are_in_one_split(tmp_path):
+    records = [{"text": f"Number {i % 20:02d}. It is a number."} for i in range(60)]
+    splits = text(jsonl(tmp_path / "a.jsonl", records), **SMALL | {"sequence_length": 2}, **HALVES)
+    found = [written(splits, name).count(f"Number {i:02d}.") for i in range(20) for name in SPLITS]
+    assert sorted(found) == [0] * 40 + [3] * 20
 
 
 def test_blocks_name_where_they_begin(shakespeare):
@@ -240,15 +216,13 @@ MARKED = (
 """A chat template; what stands for END ends a message."""
 
 
-def chats(n: int = 40, weights=(), **calls) -> list[dict]:
-    """Chats of six turns; answers with these texts have weight 0."""
+def chats(silent: str = "-") -> list[dict]:
+    """Forty chats of six turns; an answer that begins so has weight 0."""
     found = []
-    for i in range(n):
+    for i in range(40):
         said = ("Be short.", f"What is {i} and {i}?", f"It is {2 * i}.", "Sure?", "Yes.", "Thanks.")
         turns = [{"role": role, "content": each} for role, each in zip(ROLES, said, strict=True)]
-        found.append(
-            {"messages": [turn | {"weight": 0} if turn["content"][:5] in weights else turn for turn in turns]}
-        )
+        found.append({"messages": [t | {"weight": int(not t["content"].startswith(silent))} for t in turns]})
     return found
 
 
@@ -267,12 +241,12 @@ CHATS = {
         [*chats(), SILENT], None,
         ("User: What is ", "System: Be short", f"Assistant: Yes.{tokenizers.END}System: Be short."),
         (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
-        "Chats left out, without an answer to predict: 1."),
-    "the last of weight 0": (chats(weights=("Yes.",)), None, (), ("It is",), ("Yes",), "no chat template"),
+        "Left out 1 chats without an answer to predict."),
+    "the last of weight 0": (chats("Yes."), None, (), ("It is",), ("Yes",), "no chat template"),
     "an empty answer": (
         [*chats(), {"prompt": "Why?", "completion": " "}], None, (), ("It is",), ("Why",),
-        "Chats left out, without an answer to predict: 1."),
-    "the first of weight 0": (chats(weights=("It is",)), None, ("It is",), ("Yes",), ("It is",), ""),
+        "Left out 1 chats without an answer to predict."),
+    "the first of weight 0": (chats("It is"), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
     "a template of its own": (
         chats(), MARKED.replace("END", "</s>"), ("<user>Sure?</s><assistant>Yes.</s>",), ("Yes.</s>",),
@@ -294,19 +268,17 @@ def test_of_a_chat_only_answers_are_predicted(tmp_path, form):
 
 
 def test_a_block_in_which_nothing_is_predicted_is_left_out(tmp_path):
-    records = [{"prompt": "Why? " * 40, "completion": "So."} for _ in range(30)]
-    half = {"validation_fraction": 0.3, "test_fraction": 0.3}
-    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=16, vocabulary=257, **half)
+    records = [{"prompt": f"{i} why? " * 40, "completion": "So."} for i in range(30)]
+    splits = text(jsonl(tmp_path / "a.jsonl", records), **SMALL, **HALVES)
     for name in SPLITS:
         assert (splits.split(name).labels[:, 1:] != IGNORED).any(dim=1).all()
-        assert len(splits.split(name).sources) == len(splits.split(name))
-    assert any("nothing is to be predicted" in note for note in splits.notes)
+    assert any("blocks in which nothing is to be predicted" in note for note in splits.notes)
 
 
 def test_a_line_after_the_end_of_an_answer_brings_no_second_end():
     own = tokenizers.trained(["user assistant hello"] * 9, 300)
     own.chat_template = MARKED.replace("END", "{{ eos_token }}\n")
-    ids, labels = encoded(Document("a", "a", "", (HI, YO)), own)
+    ids, labels = encoded(Document("a", (), "a", (HI, YO)), own)
     assert own.decode(ids) == f"<user>hi{own.eos_token}\n<assistant>yo{own.eos_token}\n"
     assert own.decode(labels[labels != IGNORED]) == f"yo{own.eos_token}\n"
 
@@ -324,7 +296,6 @@ BAD = {
     "a list": ("a.jsonl", '["a list"]'),
     "a number": ("a.jsonl", '{"text": 3}'),
     "no answer": ("a.jsonl", '{"prompt": "x", "completion": null}'),
-    "an empty answer": ("a.jsonl", '{"prompt": "x", "completion": []}'),
     "history of texts": ("a.jsonl", '{"prompt": "x", "completion": "y", "history": ["z"]}'),
     "a tool call as text": ("a.jsonl", '{"messages": [{"role": "assistant", "tool_calls": ["x"]}]}'),
     "no content": ("a.jsonl", '{"messages": [{"role": "user"}]}'),
@@ -339,7 +310,7 @@ def test_text_that_is_refused(tmp_path, name, content):
     path.write_text(content)
     with refused("root") as told:
         text(path, **SMALL | {"sequence_length": 400})
-    assert name != "a.jsonl" or "a.jsonl, line 11" in str(told.value)
+    assert name != "a.jsonl" or "a.jsonl, " in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -368,19 +339,15 @@ def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
     assert any(note.startswith("Not used: vocabulary=257") for note in again.notes)
 
 
-@pytest.mark.parametrize(
-    ("template", "argument", "says", "records"),
-    [
-        ("{{ raise_exception('System messages are not taken') }}", "root", "are not taken", chats()),
-        (
-            "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}",
-            "tokenizer",
-            "",
-            chats(),
-        ),
-        ("{% for m in messages %}{{ m['content'] }};{% endfor %}", "tokenizer", "add", TOOLS),
-    ],
-)
+SAID = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+TEMPLATES = {
+    "refuses": ("{{ raise_exception('System messages are not taken') }}", "root", "are not taken", chats()),
+    "rewrites": ("{{ messages | length }}" + SAID, "tokenizer", "only adds", chats()),
+    "drops calls": (SAID, "tokenizer", "writes tool calls", TOOLS),
+}
+
+
+@pytest.mark.parametrize(("template", "argument", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, argument, says, records):
     with refused(argument) as told:
         text(jsonl(tmp_path / "a.jsonl", records), **SMALL, tokenizer=saved(tmp_path / "own", template))

@@ -10,18 +10,23 @@ from qnnkit import checks
 from qnnkit.settings import SPLITTING, Base, Place
 
 
-class Images(Base):
+class Pictures(Base):
+    """What kinds with images have in common."""
+
+    data_dir: Place | None = None
+    """Folder, archive or address of images (and captions), for data that do not ship with a dependency."""
+    image_size: int | None = Field(default=None, ge=2)
+    """Side to which images are resized, in pixels; None keeps the most common size, with captions 64."""
+    grey: bool | None = None
+    """Convert to grey (True) or colour (False); None keeps grey where every image is grey."""
+
+
+class Images(Pictures):
     """Images into classes."""
 
     kind: ClassVar[str] = "images"
     dataset: str = "digits"
     """Which: digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd, npz."""
-    data_dir: Place | None = None
-    """Folder, archive or address of the images, for datasets that do not ship with a dependency."""
-    image_size: int | None = Field(default=None, ge=2)
-    """Side to which images are resized, in pixels; None keeps the most common size."""
-    grey: bool | None = None
-    """Convert to grey (True) or colour (False); None keeps grey where every image is grey."""
     label_pattern: str | None = None
     """Regular expression whose first group is the label in a file's name; for the dataset flat_folder."""
     download: bool = False
@@ -32,34 +37,33 @@ class Images(Base):
     """Images anew in every epoch, in training only: affine turns, shifts, scales and shears them a little."""
 
 
-class Captions(Base):
+class Captions(Pictures):
     """Images with captions."""
 
     kind: ClassVar[str] = "captions"
     dataset: str = "captions"
     """Which: captions (a folder of images with a file of captions), or digit_captions."""
-    data_dir: Place | None = None
-    """Folder, archive or address of images and captions."""
-    image_size: int | None = Field(default=None, ge=2)
-    """Side to which images are resized, in pixels; None takes 64."""
-    grey: bool | None = None
-    """Convert to grey (True) or colour (False); None keeps grey where every image is grey."""
     sequence_length: int | None = Field(default=None, ge=2)
     """Most tokens of a caption; None takes the longest."""
     tokenizer: Place | None = None
     """Folder, or name on the Hub, of a tokenizer; None takes that of `pretrained`, or words as they are."""
 
 
-class Text(Base):
-    """Text in tokens."""
+class Tokens(Base):
+    """What kinds of tokens have in common."""
 
     kind: ClassVar[str] = "tokens"
+    data_dir: Place | None = None
+    """A file or a folder of texts, chats or instructions; or of MIDI by composer, or JSON of 16ths."""
+    sequence_length: int | None = Field(default=None, ge=2)
+    """Tokens of a block; None takes 256 of text, 1,024 of music."""
+
+
+class Text(Tokens):
+    """Text in tokens."""
+
     dataset: Literal["text"] = "text"
     """Text alone."""
-    data_dir: Place | None = None
-    """A file or a folder of texts, chats or instructions."""
-    sequence_length: int | None = Field(default=None, ge=2)
-    """Tokens of a block; None takes 256."""
     vocabulary: int | None = Field(default=None, ge=2)
     """Tokens that a tokenizer learns from the training text; None takes 1,024."""
     tokenizer: Place | None = None
@@ -68,16 +72,11 @@ class Text(Base):
     """Regular expression: which documents are used."""
 
 
-class Music(Base):
+class Music(Tokens):
     """Music in tokens."""
 
-    kind: ClassVar[str] = "tokens"
     dataset: Literal["music"] = "music"
     """Music alone."""
-    data_dir: Place | None = None
-    """Folder or archive of MIDI files by composer, or of JSON of 16ths."""
-    sequence_length: int | None = Field(default=None, ge=2)
-    """Tokens of a block; None takes 1,024."""
     composers: tuple[str, ...] | None = None
     """Whose pieces are used; None takes all."""
     tokens: Literal["remi", "midi_v1", "midi_v2"] = "remi"
@@ -109,16 +108,14 @@ def of(settings: Any) -> Any:
         raise ValueError(checks.message("dataset", rule, name, f"Use {', '.join(choices)}."))
     declared = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
     options: dict[str, Any] = {"root": place}
+    renames = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
     for option in (declared & set(type(settings).model_fields)) - {*NO_OPTIONS} | {*SPLITTING}:
         value = settings.of_kit(option)
-        if value == type(settings).model_fields[option].default and not data.takes(name, option):
-            continue  # nobody asked for it
-        options[option] = value
-    if options.get("tokenizer") is None and data.takes(name, "tokenizer"):
+        is_asked = value != type(settings).model_fields[option].default
+        if value is not None and (is_asked or data.takes(name, option)):
+            options[option] = value
+    if "tokenizer" not in options and data.takes(name, "tokenizer") and settings.of_kit("pretrained"):
         options["tokenizer"] = settings.of_kit("pretrained")  # whose tokens its model knows
-    options = {option: value for option, value in options.items() if value is not None}
-    names = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
-    if settings.of_kit("tokenizer") is None:
-        names["tokenizer"] = "pretrained"
-    with checks.renamed(names):
+        renames["tokenizer"] = "pretrained"
+    with checks.renamed(renames):
         return data.load(name, **options)

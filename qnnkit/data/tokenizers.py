@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qnnkit import checks
@@ -76,13 +75,12 @@ def loaded(name: str | Path) -> Any:
 
     try:
         tokenizer = hub.read(AutoTokenizer, name)
+        if tokenizer.eos_token_id is None:
+            raise ValueError("it has no eos_token: set it and save the tokenizer again")
     except ValueError as error:
         rule = "be a folder or hub name with a tokenizer that can be read here"
         step = f"It was not read: {error}. Give a folder with tokenizer.json, or leave it out to train one."
         raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
-    if tokenizer.eos_token_id is None:
-        step = "Set its eos_token and save it anew."
-        raise ValueError(checks.message("tokenizer", "have an eos_token", str(name), step))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -107,12 +105,12 @@ VOCABULARY = 8192
 """Most words that a trained tokenizer knows; one token stands for all others."""
 
 
-def of_captions(wanted: Any, captions: Sequence[str], length: int | None = None) -> Any:
+def of_captions(wanted: str | Path | None, captions: Sequence[str], length: int | None = None) -> Any:
     """A tokenizer of transformers for captions: each between a begin and an end, which CLIP pools texts at.
 
     Args:
         wanted: None trains one on the captions, in small letters: a token for each word and each mark. A
-            folder, or a name on the Hub, is read. A tokenizer of transformers is taken as it is.
+            folder, or a name on the Hub, is read.
         captions: What it is trained on: the training captions alone.
         length: Tokens of a caption, begin and end among them (`model_max_length`); by default 32, or what
             the tokenizer that is read says.
@@ -127,17 +125,11 @@ def of_captions(wanted: Any, captions: Sequence[str], length: int | None = None)
         ('a photo of a', [1, 1, 1, 1, 0, 0])
     """
     if length is not None and length < 3:
-        rule, step = "be 3 or more", "Use 32 for captions of a sentence."
-        raise ValueError(checks.message("sequence_length", rule, length, step))
-    if wanted is None:
-        made = _words(captions)
-    else:
-        made = loaded(wanted) if isinstance(wanted, str | Path) else wanted
+        step = "Use 32 for captions of a sentence."
+        raise ValueError(checks.message("sequence_length", "be 3 or more", length, step))
+    made = _words(captions) if wanted is None else loaded(wanted)
     made.model_max_length = length or (made.model_max_length if made.model_max_length < 10**6 else LENGTH)
-    if made.pad_token_id is None and made.eos_token_id is not None:
-        made.pad_token = made.eos_token
-    ids = made("a")["input_ids"]
-    if made.eos_token_id is None or ids[-1] != made.eos_token_id:
+    if (ids := made("a")["input_ids"])[-1] != made.eos_token_id:
         step = "Take one made for CLIP, or leave it out to train one."
         raise ValueError(checks.message("tokenizer", "end every text with its end token", ids, step))
     return made
@@ -152,7 +144,7 @@ def _words(captions: Iterable[str]) -> Any:
     inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     special: dict[str, Any] = {"special_tokens": list(SPECIAL), "show_progress": False}
     inner.train_from_iterator(captions, trainers.WordLevelTrainer(vocab_size=VOCABULARY, **special))
-    ends = [(name, inner.token_to_id(name)) for name in (BEGIN, EOS)]
+    ends = [(name, SPECIAL.index(name)) for name in (BEGIN, EOS)]
     inner.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A {EOS}", special_tokens=ends)
     names = {"pad_token": PAD, "unk_token": UNKNOWN, "bos_token": BEGIN, "eos_token": EOS}
     return PreTrainedTokenizerFast(tokenizer_object=inner, **names)
@@ -160,22 +152,16 @@ def _words(captions: Iterable[str]) -> Any:
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Tokens of captions, and which of them count (1) or are padding (0); both int64, (n, length)."""
-    if not texts:
-        none = torch.zeros(0, tokenizer.model_max_length, dtype=torch.int64)
-        return none, none.clone()
     asked: dict[str, Any] = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
     made = tokenizer(list(texts), return_attention_mask=True, **asked)
     return made["input_ids"], made["attention_mask"]
 
 
 def losses(tokenizer: Any, texts: Sequence[str]) -> list[str]:
-    """Sentences on what of these captions is lost: their ends, and words that the tokenizer does not know."""
-    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    room, notes = tokenizer.model_max_length - 2, []
-    if cut := sum(len(each) > room for each in ids):
-        notes.append(f"Cut {cut:,} of {len(texts):,} captions to {room} tokens (sequence_length).")
-    unknown = sum(each.count(tokenizer.unk_token_id) for each in ids)
-    if unknown and tokenizer.unk_token_id != tokenizer.eos_token_id:
-        share = 100 * unknown / sum(map(len, ids))
-        notes.append(f"Tokenizer: {share:.1f} % of the words of all captions are none that it knows.")
-    return notes
+    """A sentence on what of these captions is lost: their ends, and words that are not known."""
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    room, unknown = tokenizer.model_max_length - 2, {tokenizer.unk_token_id} - {tokenizer.eos_token_id}
+    cut = sum(len(each) > room for each in ids)
+    strange = sum(not unknown.isdisjoint(each) for each in ids)
+    told = f"{cut:,} are cut to {room} tokens (sequence_length), {strange:,} have words that it does not know"
+    return [f"Tokenizer: of {len(ids):,} captions {told}."] if cut or strange else []
