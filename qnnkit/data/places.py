@@ -33,9 +33,6 @@ DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImpleme
 """What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LINKS = "links, devices or empty folders"
-TIMEOUT = 30.0
-"""Seconds without an answer after which an address counts as out of reach."""
-PLAIN = {"Accept-Encoding": "identity"}
 VOLATILE = ("time", "atime", "ino", "nlink", "mode", "uid", "gid")
 """What filesystems say of a file that may change while it does not; `time` is SFTP's last reading."""
 
@@ -192,7 +189,7 @@ Copied = tuple[Any, Callable[[Path], Any]]
 def _on_web(url: str) -> Copied:
     import requests
 
-    with requests.get(url, headers=PLAIN, stream=True, timeout=TIMEOUT) as reply:
+    with requests.get(url, stream=True, timeout=30) as reply:
         reply.raise_for_status()
         said = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified", "Content-Length")}
     return said, lambda path: fetch(url, path, None)
@@ -230,8 +227,7 @@ def fetch(url: str, path: Path, checksum: str | None) -> None:
     import pooch
 
     pooch.get_logger().setLevel("WARNING")  # the bar shows how far it is
-    bring: Any = pooch.HTTPDownloader(True, 2**18, headers=PLAIN, timeout=TIMEOUT)
-    pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
+    pooch.retrieve(url, checksum, path.name, path.parent, progressbar=True)
 
 
 # --- archives, and what is kept of addresses --------------------------------------------------------------
