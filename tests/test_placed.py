@@ -139,7 +139,6 @@ def test_what_is_in_two_splits_is_told(tmp_path: Path, kind: Kind) -> None:
         ("test_fraction", 9, {"test_fraction": 0.0}),
         ("test_fraction", 9, {"validation_fraction": 0.5, "test_fraction": 0.5}),
         ("train_fraction", 9, {"train_fraction": 0}),
-        ("split_seed", 9, {"split_seed": -1}),
     ],
 )
 def test_what_is_refused(tmp_path: Path, kind: Kind, argument: str, n: int, options: dict[str, Any]) -> None:

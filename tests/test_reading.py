@@ -13,9 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
-import fsspec
 import pytest
 
 from qnnkit.data import places
@@ -132,11 +130,8 @@ REFUSED = {
         zipped(**{f"a{i}": bytes(1_900_000) for i in range(20)}), documents, "at most 200 files, 2,000,000"
     ),
     "zip, cut": (file("a.zip", b"PK\x03\x04"), documents, "a whole archive"),
-    "zip, cut in half": (halved(zipped(**{"a.txt": os.urandom(9_000)})), documents, "a whole archive"),
     "tgz, cut in half": (halved(tarred("a.txt", n=99)), documents, "a whole archive"),
-    "tgz of no bytes": (file("a.tgz", b""), documents, "a whole archive"),
     "zip, empty": (zipped(), documents, "hold text"),
-    "zip, of folders alone": (zipped(**{"a/": b""}), documents, "hold text"),
     "text of more than allowed": (file("a.txt", b"a" * 2_100_000), documents, "4 GiB"),
     "gzip of more than allowed": (file("a.json.gz", gzip.compress(STEPS)), collect, "larger than 4 GiB"),
     "gzip, cut": (file("a.json.gz", gzip.compress(b'{"a": [[60]]}')[:-9]), collect, "music that can be read"),
@@ -225,48 +220,3 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
     (told,) = collect(cache / "music")[1]
     suffixes = ".mid, .midi, .json, .json.gz, .zip"
     assert told == f"Left out 2 files that are no music ({suffixes}): LICENSE.md, ann/score.xml."
-
-
-# --- what was replaced at its address
-
-
-class Bucket(fsspec.AbstractFileSystem):
-    """As s3fs tells of its objects: with an ETag, and as they were when first listed."""
-
-    protocol = "bucket"
-    listed: ClassVar[dict[str, dict]] = {}
-    objects: ClassVar[dict[str, bytes]] = {}
-
-    def info(self, path, **options):
-        path = self._strip_protocol(path)
-        if path not in self.objects:
-            raise FileNotFoundError(path)
-        content = self.objects[path]
-        said = {"name": path, "size": len(content), "type": "file", "ETag": f'"{hash(content)}"'}
-        return self.listed.setdefault(path, said)
-
-    def invalidate_cache(self, path=None):
-        self.listed.clear()
-
-    def find(self, path, maxdepth=None, withdirs=False, detail=False, **options):
-        return {name: self.info(name) for name in self.objects if name.startswith(f"{path}/")}
-
-    def isfile(self, path):
-        return self._strip_protocol(path) in self.objects
-
-    def get_file(self, rpath, lpath, **options):
-        Path(lpath).write_bytes(self.objects[self._strip_protocol(rpath)])
-
-
-def test_an_object_replaced_at_equal_size_is_copied_again(monkeypatch):
-    fsspec.register_implementation("bucket", Bucket, clobber=True)
-    monkeypatch.setattr(Bucket, "objects", {f"b/texts/{i}.txt": b"one" for i in range(3)})
-    for url in ("bucket://b/texts", "bucket://b/texts/0.txt"):
-        Bucket.objects["b/texts/0.txt"] = b"one"
-        for _ in range(2):
-            assert documents(url)[0][0].text == "one"
-        Bucket.objects["b/texts/0.txt"] = b"two"
-        assert documents(url)[0][0].text == "two"
-    copied = places.local("bucket://b/texts")
-    before = (copied / "1.txt").stat().st_ino
-    assert (places.local("bucket://b/texts") / "1.txt").stat().st_ino == before

@@ -63,13 +63,6 @@ def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, dataset):
         sample_files(source, tmp_path / "new", per_class=0)
 
 
-def test_a_sample_of_an_archive_is_that_of_its_folder(tmp_path):
-    source = fill(tmp_path / "all", both(CLASSES))
-    pack(source, tmp_path / "all.zip")
-    packed = sample_files(tmp_path / "all.zip", tmp_path / "packed", per_class=2)
-    assert names(packed) == names(sample_files(source, tmp_path / "plain", per_class=2))
-
-
 def test_files_left_out_are_counted_named_and_told(tmp_path):
     fill(tmp_path / "all", [f"id_{i:02}_label_{i % 12}{'x' * (i % 12 < 10)}.png" for i in range(48)])
     command = ["sample", "all", "some", "--per-class", "2"]

@@ -53,8 +53,7 @@ def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
             is that of the rest.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or what is in it does not fit together.
+        ValueError: It is not there or damaged, or what is in it does not fit together.
     """
     sides, classes, notes = from_file(local(root))
     names, labels = numbered([y for _, y in sides.values()], classes)
@@ -69,12 +68,8 @@ def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
     Nothing in it is unpickled.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is damaged or too large, or has no samples with labels.
+        ValueError: It is not there, damaged or too large, or has no samples with labels.
     """
-    if not path.is_file():
-        step = "Check the path; on Colab, mount Drive first."
-        raise FileNotFoundError(checks.message("root", "be an existing .npz file", str(path), step))
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if sum(info.file_size for info in file.zip.infolist()) > MAX_BYTES:
@@ -131,19 +126,18 @@ def numbered(labels: Sequence[np.ndarray], classes: Any) -> tuple[tuple[str, ...
     if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
         forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
         raise refusal("hold labels of shape (n,), whole numbers or names", forms, "Convert them first.")
-    known = occurring = np.unique(np.concatenate(labels))
-    names = [str(each) for each in known.tolist()]
+    known = occurring = np.unique(np.concatenate(labels)).tolist()
     if classes is not None:
-        names = [str(each) for each in classes] if isinstance(classes, str) or np.ndim(classes) == 1 else []
-        known = np.array(names) if occurring.dtype.kind == "U" else np.arange(len(names))
-    if len(names) == 0 or len({*names}) < len(names):
+        classes = list(map(str, classes)) if isinstance(classes, str) or np.ndim(classes) == 1 else []
+        known = classes if isinstance(occurring[0], str) else list(range(len(classes)))
+    names = tuple(map(str, known if classes is None else classes))
+    if not names or len({*names}) < len(names):
         step = 'Give a list such as ["cat", "dog"].'
         raise ValueError(checks.message("classes", "be a list of different names", classes, step))
-    negative = occurring[:0] if occurring.dtype.kind == "U" else occurring[occurring < 0]
-    if len(wrong := np.union1d(np.setdiff1d(occurring, known), negative)):
+    if wrong := [str(x) for x in occurring if x not in known or (not isinstance(x, str) and x < 0)]:
         step = "Correct these labels, or leave their samples out."
-        raise refusal("hold labels of 0 or above that classes name", first([*map(str, wrong)]), step)
-    return tuple(names), [pd.Index(known).get_indexer(each).astype(np.int64) for each in labels]
+        raise refusal("hold labels of 0 or above that classes name", first(wrong), step)
+    return names, [pd.Index(known).get_indexer(each.tolist()).astype(np.int64) for each in labels]
 
 
 # --- your own, in memory ------------------------------------------------------------------------------------

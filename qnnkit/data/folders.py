@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,15 +26,9 @@ LAST_NUMBER = r"(\d+)$"
 """The label in a file's name where no other pattern is given: the whole number before the suffix."""
 
 
-class Layout(NamedTuple):
-    """The labelled images of a place, side by side and class by class, as people count."""
-
-    files: list[File]
-    classes: tuple[str, ...]
-    top: str
-    """The folder around everything that archives often have, with a `/` at its end; or ""."""
-    notes: list[str]
-    """Sentences on what was left out."""
+Layout = tuple[list[File], tuple[str, ...], str, list[str]]
+"""Labelled images, side by side and class by class, as people count; the classes; the folder around all that
+archives often have, with a `/` at its end, or ""; and sentences on what was left out."""
 
 
 def layout(place: Place, label_pattern: str | None = None) -> Layout:
@@ -72,7 +66,7 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     classes = {name: row for row, name in enumerate(sorted({each[1] for each in labelled}, key=natural))}
     files = [(side, classes[name], member) for side, name, member in labelled]
     files.sort(key=lambda each: (("any", *SPLITS).index(each[0]), each[1]))
-    return Layout(files, tuple(classes), top, notes)
+    return files, tuple(classes), top, notes
 
 
 def _folder(name: str) -> str | None:

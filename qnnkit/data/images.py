@@ -25,6 +25,8 @@ from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, duplicates, split_
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 MOST_PIXELS = 2**27
 """A picture of more is not decoded, even where someone has lifted Pillow's own limit, which is lower."""
+Size = int | tuple[int, int] | None
+"""A side in pixels, or (height, width); None takes the most common size."""
 
 
 class Picture(NamedTuple):
@@ -36,7 +38,7 @@ class Picture(NamedTuple):
     n_frames: int = 1
 
 
-def read(content: bytes, size: tuple[int, int] | None = None) -> Picture:
+def read(content: bytes, image_size: Size = None) -> Picture:
     """A file's bytes as 8-bit grey or colour, resized if a size is given; of several frames the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -48,9 +50,9 @@ def read(content: bytes, size: tuple[int, int] | None = None) -> Picture:
             mode, n_frames = opened.mode, getattr(opened, "n_frames", 1)
             ImageOps.exif_transpose(opened, in_place=True)
             pixels = _eight_bit(opened)  # (height, width[, 3])
-    found = (pixels.shape[0], pixels.shape[1])
-    pixels = fit(pixels, size or found, "L" if pixels.ndim == 2 else "RGB")
-    return Picture(pixels, found, mode, n_frames)
+    size = (pixels.shape[0], pixels.shape[1])
+    wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return Picture(fit(pixels, wanted or size, "L" if pixels.ndim == 2 else "RGB"), size, mode, n_frames)
 
 
 def _eight_bit(image: Image.Image) -> np.ndarray:
@@ -79,8 +81,6 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
 
 FORMAT = 4
 """Of what is kept; another number when the same key is to mean other values."""
-Size = int | tuple[int, int] | None
-"""A side in pixels, or (height, width); None takes the most common size."""
 File = tuple[str, int, Member]
 """Side, label and file of an image."""
 Parts = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -113,14 +113,14 @@ def stack_files(
     Raises:
         ValueError: No image can be read, or they do not fit into memory.
     """
-    names, size = [file.name for _, _, file in files], _as_size(image_size)
+    names = [file.name for _, _, file in files]
 
     def make() -> dict[str, torch.Tensor]:
         pictures: dict[int, Picture] = {}
         failed, n_bytes = [], 0
         for row, name in enumerate(names):
             try:
-                pictures[row] = read(content(name), size)
+                pictures[row] = read(content(name), image_size)
                 n_bytes += pictures[row].pixels.nbytes
             except Exception as error:  # a damaged file makes Pillow raise almost anything
                 failed.append(f"{name} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
@@ -131,11 +131,11 @@ def stack_files(
         if not pictures:
             step = " ".join(["Add some.", *notes])
             raise refusal("hold labelled images that can be read", f"{len(files):,} files", step)
-        images, changed = one_form([*pictures.values()], [names[row] for row in pictures], size, grey)
+        images, changed = one_form([*pictures.values()], [names[row] for row in pictures], image_size, grey)
         written = np.frombuffer(json.dumps([*notes, *changed]).encode(), np.uint8)
         return {"images": images, "rows": torch.tensor([*pictures]), "notes": torch.tensor(written)}
 
-    about = (FORMAT, __version__, PIL.__version__, size, grey, [file for _, _, file in files])
+    about = (FORMAT, __version__, PIL.__version__, image_size, grey, [file for _, _, file in files])
     tensors = cache.kept("datasets", hashlib.sha256(repr(about).encode(errors="replace")).hexdigest(), make)
     sides, labels, members = zip(*(files[row] for row in tensors["rows"].tolist()), strict=True)
     whole = ImageSet(tensors["images"], torch.tensor(labels), tuple(member.name for member in members))
@@ -153,7 +153,8 @@ def one_form(
 ) -> tuple[torch.Tensor, list[str]]:
     """Pictures of any size and mode as uint8 (n, channels, height, width), with notes on what changed."""
     notes, total, counts = [], len(pictures), Counter(picture.size for picture in pictures)
-    size = _as_size(image_size) or max(counts, key=lambda each: (counts[each], each))
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    size = size or max(counts, key=lambda each: (counts[each], each))
     grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
     mode = "L" if grey else "RGB"
     if films := [name for name, picture in zip(names, pictures, strict=True) if picture.n_frames > 1]:
@@ -167,14 +168,6 @@ def one_form(
     for row, picture in enumerate(pictures):
         images[row] = fit(picture.pixels, size, mode).reshape(*size, -1).transpose(2, 0, 1)
     return torch.from_numpy(images), notes
-
-
-def _as_size(image_size: Size) -> tuple[int, int] | None:
-    """(height, width) from a side in pixels; None stays None."""
-    if image_size is None or isinstance(image_size, tuple):
-        return image_size
-    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
-    return image_size, image_size
 
 
 def split_arrays(

@@ -82,15 +82,14 @@ def _load(
 
 def _download(folder: Path, about: dict[str, Any]) -> None:
     """Fetches the files that a folder lacks; those that are there are taken as they are."""
-    for file, checksum in about["files"].items():
+    for file in about["files"]:
         if not any(folder.rglob(f"{file.removesuffix('.gz')}*")):
-            url = about["address"] + urllib.parse.quote(file)
             try:
-                fetch(url, folder / file, checksum)
+                fetch(about["address"] + urllib.parse.quote(file), folder / file, about["files"][file])
             except (OSError, ValueError) as error:  # of requests; of a wrong checksum
                 step = f"Check the connection and try again, or put the file at {folder / file} yourself."
-                rule, reason = "find the file at its address", {url: words.first_line(error)}
-                raise OSError(checks.message("download", rule, reason, step)) from None
+                reason = f"{about['address']} ({words.first_line(error)})"
+                raise OSError(checks.message("download", "be within reach", reason, step)) from None
 
 
 def _idx(content: bytes, are_images: bool) -> np.ndarray:

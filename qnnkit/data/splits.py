@@ -111,8 +111,8 @@ class Part:
         def part_of(value: Any) -> Any:
             return value[index] if isinstance(value, torch.Tensor) else tuple(value[i] for i in chosen)
 
-        fields = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(self, **{name: part_of(value) for name, value in fields.items()})
+        fields = {name: part_of(value) for name, value in vars(self).items() if value is not None}
+        return replace(self, **fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,8 +269,6 @@ def split_rows(
         side = min(shares, key=lambda side: (0 < shares[side] < 1, side != "test"))
         step = "Use 0.2, or a whole number of them."
         raise ValueError(checks.message(f"{side}_fraction", rule, fractions[side], step))
-    if not 0 <= split_seed < 2**32:
-        raise ValueError(checks.message("split_seed", "lie in 0..4294967295", split_seed, "Use 0."))
     if names is None:
         drawn = _drawn(labels[rows], [*shares.values()], len(classes), split_seed)
     else:
@@ -313,7 +311,7 @@ def _drawn(labels: np.ndarray, shares: list[float], n_classes: int, split_seed: 
     for k, share in enumerate(shares):
         n = max(n_classes, round(share * len(labels)))
         with contextlib.suppress(ValueError):  # it refuses a class of one, and fewer samples than classes
-            two = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed)
+            two = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed % 2**32)
             rows, sides[two[1]] = np.sort(two[0]), k
     return sides
 
