@@ -1,5 +1,8 @@
 """Figures of a study by seaborn: its scores, and what they are by epoch or by share of the training data."""
 
+# seaborn's interface of objects declares no types of its arguments.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping
