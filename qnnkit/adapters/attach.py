@@ -307,10 +307,7 @@ def trial(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
     for weight in model.parameters():
         bare = empty[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
         vars(bare).update(vars(weight))  # of weights in 4 bits, how they are stored: PEFT asks for it
-    with (
-        _refusing("name", "fit this model by its shapes", type(chosen).__name__),
-        torch.device("meta"),
-    ):
+    with _refusing("name", "fit this model by its shapes", type(chosen).__name__), torch.device("meta"):
         return _put(copy.deepcopy(model, dict(empty)), chosen, name)
 
 
