@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import recipes, runs, workspace
+from qnnkit import runs, workspace
 from qnnkit.device import machine
 from qnnkit.measure import Lap, Workload, placement
 from qnnkit.measure import clock as clock_
 from qnnkit.measure.placement import Candidate
-from qnnkit.runs import chain, lock
+from qnnkit.runs import chain
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from tests.same import same
@@ -375,8 +375,6 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     kept = json.loads((run.folder / "config.json").read_text())
     assert kept["batch_size"] == run.provenance["batch_size"] == run.config.batch_size == 4
     assert note(run)["batch_size"] == 4
-    own = recipes.settings("folder_quanv").batch_size
-    assert note(run)["sentence"].endswith(f" The recipe's learning rates were chosen for batch {own}.")
     raced = counted(monkeypatch)
     monkeypatch.setattr(placement, "decide", lambda found, times: found[0])
     assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config
@@ -384,8 +382,6 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     assert tiny(batch_size=4).config == run.config, "which is what it has"
     with pytest.raises(ValueError, match="batch_size: 4 there, 2 now"):
         tiny(batch_size=2)
-    workspace.write_json(run.folder / "config.json", kept | {"batch_size": "auto"})  # of an earlier version
-    assert tiny(batch_size="auto").config == run.config
 
     moved = tiny("moved", batch_size="auto")
     monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
@@ -396,18 +392,6 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     forked = runs.fork(moved.folder, moved.folder.parent / "forked", epochs=3)
     assert forked.config.batch_size == 2
     assert runs.fork(moved.folder, forked.folder, epochs=3).config == forked.config
-
-
-def test_it_is_decided_by_nobody_while_another_process_trains(tiny, monkeypatch):
-    run = tiny()
-    runs.placed(run)
-    kept = note(run)
-    monkeypatch.setattr(lock.alone.__wrapped__, "__defaults__", (0.0,))
-    with lock.alone(run.folder, "train"):
-        assert runs.placed(run).threads in (1, 2), "what is decided may be read"
-        with pytest.raises(BlockingIOError, match="is in use"):
-            runs.placed(tiny(threads=2))
-    assert note(run) == kept
 
 
 def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatch):
@@ -468,12 +452,12 @@ def test_the_chain_tells_where_it_trains(tiny):
 
 
 def test_a_notebook_takes_auto_for_a_size_of_batch():
-    path = runs.find_notebook("00_setup")
-    runs.check_parameters(path, {"batch_size": "auto"})
+    path = runs.chain.find_notebook("00_setup")
+    runs.chain.check_parameters(path, {"batch_size": "auto"})
     with pytest.raises(TypeError, match="`batch_size` must be of type int, but is 'many'"):
-        runs.check_parameters(path, {"batch_size": "many"})
+        runs.chain.check_parameters(path, {"batch_size": "many"})
     with pytest.raises(TypeError, match="`epochs` must be of type int, but is 'auto'"):
-        runs.check_parameters(path, {"epochs": "auto"})
+        runs.chain.check_parameters(path, {"epochs": "auto"})
 
 
 # --- accelerators ---------------------------------------------------------------------------------

@@ -1,19 +1,16 @@
-"""The progress of a batch: live on a terminal or in a notebook, else a line per change."""
+"""The progress of a batch: a line per change."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from qnnkit.runs import state
-from qnnkit.runs.state import STATES, State
-from qnnkit.runs.watching import line, live
+from qnnkit.runs.state import STATES, State, line
 from qnnkit.words import duration
 
 ENDED = ("finished", "failed", "pruned")
@@ -25,11 +22,10 @@ class Shown:
     Args:
         batch: Its folder, with the list of its runs.
         echo: Called with a line for each run whose state has changed.
-        draw: Called with all lines, in place of the lines before.
     """
 
-    def __init__(self, batch: Path, echo: Callable[[str], None], draw: Callable[[str], Any] | None = None):
-        self.batch, self.line, self.draw, self.begun = batch, echo, draw, time.monotonic()
+    def __init__(self, batch: Path, echo: Callable[[str], None]):
+        self.batch, self.line, self.begun = batch, echo, time.monotonic()
         states = state.of_batch(batch)
         self.before = {each.id: each.state for each in states}
         self.finished = {each.id: each for each in states if each.state == "finished"}
@@ -42,9 +38,6 @@ class Shown:
         left = waiting + sum(each.state == "running" for each in states)
         ended = sum(each.state in ENDED for each in states) - self.ended
         counts = summary(states, (time.monotonic() - self.begun) / ended * left if ended > 0 else 0)
-        if self.draw is not None:
-            self.draw(picture(states, counts, max(5, shutil.get_terminal_size((110, 60)).lines - 8)))
-            return
         for each in states:
             if each.state != self.before.get(each.id, "waiting"):
                 self.line(f"{run_line(each)}  [{counts}]")
@@ -53,15 +46,13 @@ class Shown:
 
 @contextlib.contextmanager
 def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
-    """What suits the place: `echo` if it is given, else a terminal, a notebook, or plain lines."""
-    with live() if echo is None else contextlib.nullcontext() as place:
-        draw, echo = place or (None, echo or partial(print, flush=True))
-        found = Shown(batch, echo, draw)
-        try:
-            yield found
-        finally:
-            with contextlib.suppress(OSError, ValueError):
-                found.update(0)
+    """Shows a batch by `echo`, or by printing, also as it is in the end."""
+    progress = Shown(batch, echo or partial(print, flush=True))
+    try:
+        yield progress
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            progress.update(0)
 
 
 def run_line(found: State) -> str:
@@ -73,14 +64,6 @@ def run_line(found: State) -> str:
     score = found.score
     best = "" if found.validation is None else f"{score.validation_word} {score.with_unit(found.validation)}"
     return "  ".join(filter(None, [" ".join(words), line(found), best]))
-
-
-def picture(states: Collection[State], counts: str, most: int) -> str:
-    """A line per run, of at most `most`: running and failed ones come first if not all fit."""
-    listed = sorted(states, key=lambda each: STATES.index(each.state))[:most]
-    lines = [run_line(each) for each in states if each in listed]
-    lines += [f"... and {len(states) - len(listed)} more"] if len(states) > len(listed) else []
-    return "\n".join([*lines, counts])
 
 
 def summary(states: Collection[State], seconds_left: float) -> str:
