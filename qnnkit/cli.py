@@ -28,8 +28,8 @@ from qnnkit.cli_settings import (
     controls_of,
     folder_of,
     gathered,
+    open_with,
     refuse_with,
-    require_own_net,
 )
 
 TRAIN, SET_UP, PLAN, MODELS = "Train", "Set up", "Plan", "Models"
@@ -123,22 +123,19 @@ def run(
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
         own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
-        begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
-        require_own_net(only, begun.nets[0])
-        runs.chain.check_finished(begun, own)
-        result, tell = runs.finished(begun), typer.echo
+        begun = runs.fork(run_dir, fork, named, **asked) if fork else open_with(run_dir, named, only, asked)
+        result = runs.chain.finished(begun)
         chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
         asked_for_more = chained and not all(begun.notebook(name).exists() for name in names)
         if result is None or asked_for_more:
-            tell = runs.chain.logged(begun, typer.echo)
-            tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
-            result = runs.run_notebooks(begun, tell, own, names, reports.finish)
+            tell_data(begun, typer.echo)  # data that cannot be used stops here, before a notebook starts
+            result = runs.run_notebooks(begun, typer.echo, own, names, reports.finish)
         elif asked.keys() & {*CRITERIA}:
             result = reports.finish(begun)
         if result is None:
-            tell(f"The run is not finished: qnnkit run --run-dir {run_dir} goes on.")
+            typer.echo(f"The run is not finished: qnnkit run --run-dir {run_dir} goes on.")
         else:
-            print_result(begun, result, tell)
+            print_result(begun, result)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -163,27 +160,25 @@ def train(
 
     with ending_cleanly():
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
-        begun = runs.open_run(run_dir, named, **asked) if is_main() else None
+        begun = open_with(run_dir, named, only, asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
-        begun = begun or runs.open_run(run_dir, named, **asked)
-        require_own_net(only, begun.nets[0])
+        begun = begun or open_with(run_dir, named, only, asked)
         placed, before = runs.placed(begun), begun.tested()
-        tell = runs.chain.logged(begun, typer.echo)
 
         def show(row: dict[str, Any]) -> None:
             if row["event"] in ("epoch", "test"):
-                tell(runs.epoch_line(begun, row))
+                typer.echo(runs.epoch_line(begun, row))
 
         if is_main():
-            tell_data(begun, tell)
-            tell(placed.sentence)
+            tell_data(begun, typer.echo)
+            typer.echo(placed.sentence)
             for final in before.values():
                 show(final)
-        runs.train_all(begun, on_row=show, on_warning=tell)
+        runs.train_all(begun, on_row=show, on_warning=typer.echo)
         written = any((begun.folder / name).exists() for name in ("model", "adapter"))
         own_net = begun.nets[0], begun.config.seed
         if is_main() and own_net in begun.tested() and (len(begun.tested()) > len(before) or not written):
-            tell(f"The trained net is in {runs.export(begun)}.")
+            typer.echo(f"The trained net is in {runs.export(begun)}.")
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -192,16 +187,15 @@ def watch(
     once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
     every: Annotated[float | None, Option(help="Seconds between two lines.", show_default="2")] = None,
 ) -> None:
-    """Show the progress of a run or batch from another terminal: step, loss, speed, time left, memory.
+    """Show the progress of a run or batch from another terminal: net, epoch, loss, speed, time left.
 
-    It ends when the training ends, or after a minute without one. Ctrl-C ends only the watching.
+    It ends when nothing runs any more. Ctrl-C ends only the watching.
     """
     from qnnkit import runs
 
     if once:
         refuse_with("--once", {"--every": every})
-    echo = None if sys.stdout.isatty() else typer.echo
-    runs.watch(run_dir, echo, every=2.0 if every is None else every, once=once)
+    runs.watch(run_dir, typer.echo, every=2.0 if every is None else every, once=once)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -275,15 +269,10 @@ def predict(
     If the model has a chat template, a text is sent as a user's message.
     """
     from qnnkit import runs
-    from qnnkit.runs.using import prediction_lines, predictor
+    from qnnkit.runs.using import line
 
-    found = runs.predict(run_dir, inputs, recipe=recipe, raw=raw)
-    by = predictor(run_dir)
-    for row in found:
-        for line in [json.dumps(row | by)] if as_json else prediction_lines(row):
-            typer.echo(line)
-    if by and not as_json:
-        typer.echo(f"By net {by['net']} of seed {by['seed']}, at its best epoch.")
+    for row in runs.predict(run_dir, inputs, recipe=recipe, raw=raw):
+        typer.echo(json.dumps(row) if as_json else line(row))
 
 
 @app.command(rich_help_panel=SET_UP)
@@ -332,9 +321,6 @@ def measure(
         str | None,
         Option(metavar="NAME_OR_FILE", help="Recipe whose net is measured.", show_default="digits_quanv"),
     ] = None,
-    run_dir: Annotated[
-        Path | None, Option(metavar="RUN_DIR", help="Measure the net of this run, on its data.")
-    ] = None,
     settings: Set = None,
     seconds: Annotated[
         float | None, Option(help="Approximate time for everything.", show_default="60")
@@ -349,14 +335,13 @@ def measure(
 ) -> None:
     """Benchmark this machine, and a net on it. 05_benchmark compares the files of several machines."""
     from qnnkit.measure import survey
-    from qnnkit.runs.surveying import measure_machine
+    from qnnkit.runs.nets import measure_machine
 
     with ending_cleanly(), checks.renamed({"seconds": "--seconds"}):
         found, place = measure_machine(
-            recipe,
-            run_dir,
-            out=out,
-            settings=gathered(recipe, None, settings),
+            recipe or "digits_quanv",
+            gathered(recipe, None, settings),
+            out,
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             quick=quick,
             **({} if seconds is None else {"seconds": seconds}),
@@ -434,11 +419,10 @@ def evaluate(
 ) -> None:
     """Evaluate a trained net on other data: perplexity of a text, accuracy on labelled images or arrays."""
     from qnnkit import runs
-    from qnnkit.runs.using import evaluation_lines
+    from qnnkit.runs.using import line
 
     found = runs.evaluate(run_dir, data, recipe=recipe)
-    for line in [json.dumps(found)] if as_json else evaluation_lines(found):
-        typer.echo(line)
+    typer.echo(json.dumps(found) if as_json else line(found))
 
 
 @app.command(rich_help_panel=MODELS)

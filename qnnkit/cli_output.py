@@ -61,7 +61,7 @@ def print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> 
     for row in report.judge(begun):
         tell(f"{row['criterion']}: {row['sentence']}")
     place = workspace.remote_of(begun.folder) or begun.folder  # on Drive, if runs are worked on elsewhere
-    tell(f"\nReport: {place / begun.report.name}")
+    tell(f"\nReport: {workspace.portable(str(place / begun.report.name))}")
 
 
 @contextlib.contextmanager

@@ -149,12 +149,12 @@ def controls_of(only: str) -> list[str]:
     return [name for name in names if name not in MAIN_NETS]
 
 
-def require_own_net(only: str | None, net: str) -> None:
-    """Raises ValueError if `--only` does not name the run's own net: with a circuit, or without one."""
+def open_with(run_dir: Path, recipe: Any, only: str | None, settings: dict[str, Any]) -> Any:
+    """The run of a command; ValueError, and none is begun, if `--only` does not name its own net."""
+    from qnnkit import runs
     from qnnkit.settings import listed
 
-    if only is not None and net not in listed(only):
-        raise ValueError(checks.message("--only", f"name {net}, as its net is", only, f"Write --only {net}."))
+    return runs.open_run(run_dir, recipe, among=None if only is None else listed(only), **settings)
 
 
 def refuse_with(other: str, given: Mapping[str, Any]) -> None:

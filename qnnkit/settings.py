@@ -355,8 +355,6 @@ PLACEMENT = (
     *CRITERIA,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
-GONE = ("on_oom", "validate_every_steps", "overlap")
-"""Settings of earlier versions, all of them placement, that config.json may still have."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 """Settings that say which sample is whose."""
 OF_A_NET = (

@@ -189,7 +189,7 @@ MUTANTS = (
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),
     ("batch/search.py", "states.PRUNED if how", "states.FAIL if how", "batch"),
-    ("runs/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
+    ("runs/state.py", 'state, notebook = failure["state"],', 'state, notebook = "failed",', "batch"),
     (
         "batch/engine.py",
         "self.failures[run.id] <= self.config.retries",
@@ -203,7 +203,7 @@ MUTANTS = (
         "measure_clock measure_placement",
     ),
     ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
-    ("runs/opening.py", "checked = Run(source.folder, config)", "checked = run", "your_own_traps"),
+    ("runs/opening.py", "source.config.epochs + (len", "source.config.epochs + 0 * (len", "runs"),
 )
 
 

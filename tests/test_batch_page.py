@@ -9,7 +9,6 @@ import pytest
 from qnnkit import report, runs
 from qnnkit.report import write_batch_page
 from qnnkit.report.batch_page import runs_table
-from qnnkit.runs import state
 from tests.showing import Batch, Page, log_epochs, log_test
 
 
@@ -177,22 +176,12 @@ def test_a_damaged_folder_costs_one_row(four, file, content, state_is_lost):
     assert any(scores) is not state_is_lost
 
 
-def test_a_run_without_an_id_has_the_name_of_its_folder_everywhere(four):
-    content = json.loads((four.folder / "batch.json").read_text())
-    for planned in content["runs"]:
-        del planned["id"]
-    (four.folder / "batch.json").write_text(json.dumps(content))
-    assert [outcome.id for outcome in state.of_batch(four.folder)] == list(rows(four))
-    assert {"digits-lost", "digits-next"} == set(report.read_study(four.folder).left_out) <= set(rows(four))
-
-
 def test_no_batch_and_a_damaged_one(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"must hold a batch, but is .* Begin one: qnnkit batch FILE"):
         write_batch_page(tmp_path)
-    for content in ("{", "[]", '{"runs": 5}'):
-        (tmp_path / "batch.json").write_text(content)
-        with pytest.raises(ValueError, match=r"batch\.json` is damaged .* Run the same qnnkit batch again"):
-            write_batch_page(tmp_path)
+    (tmp_path / "batch.json").write_text("{")
+    with pytest.raises(ValueError, match=r"batch\.json` is damaged .* delete it and run the same command"):
+        write_batch_page(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
 

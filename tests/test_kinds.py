@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qnnkit import layers, measure, recipes, report, runs, tasks
-from qnnkit.runs import placing, state
+from qnnkit.runs import nets
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -122,11 +122,6 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     assert row["perplexity"] == pytest.approx(float(torch.tensor(row["score"]).exp()), rel=1e-4)
     [table] = report.mistakes(base, 2)
     assert list(table) == ["given", "the net writes"] and len(table) == 2
-    [final], predicted = base.finals().to_dict("records"), base.splits.train.n_predicted
-    assert final["tokens_per_second"] == pytest.approx(predicted / final["seconds_per_epoch"])
-    epoch = base.epochs().iloc[0].to_dict()
-    assert f", {predicted / epoch['seconds']:,.0f} tokens/s" in runs.epoch_line(base, epoch)
-    assert state.of_run(base.folder).counted == "tokens"
     begun, counts = report.preview(base)
     assert begun["from"].str.contains("ann|bob").all() and begun["begins"].str.len().min() > 0
     assert counts.loc["train", "tokens"] == len(base.splits.train) * 15
@@ -294,7 +289,7 @@ def test_parameters_are_counted_without_weights_as_they_are_with_them(adapted):
 
 
 def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypatch):
-    monkeypatch.setattr(placing, "SHARE", 0.0)
+    monkeypatch.setattr(nets, "SHARE", 0.0)
     monkeypatch.setattr(sys.modules["qnnkit.measure.predict"], "SHARE", 0.0)
     made = recipes.made
 

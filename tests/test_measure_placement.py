@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import recipes, runs
+from qnnkit import runs
 from qnnkit.device import machine
 from qnnkit.measure import Lap, Workload, placement
 from qnnkit.measure import clock as clock_
@@ -301,8 +301,7 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     run = tiny(batch_size="auto")
     kept = json.loads((run.folder / "config.json").read_text())
     assert kept["batch_size"] == run.provenance["batch_size"] == run.config.batch_size == 4
-    own = recipes.settings("folder_quanv").batch_size
-    assert note(run)["sentence"].endswith(f" The recipe's learning rates were chosen for batch {own}.")
+    assert note(run)["batch_size"] == 4
     raced = counted(monkeypatch)
     monkeypatch.setattr(placement, "decide", lambda found, times: found[0])
     assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config

@@ -13,7 +13,7 @@ import torch
 from qnnkit import data, measure, models, recipes, runs
 from qnnkit.measure import clock, survey
 from qnnkit.models import features
-from qnnkit.runs import surveying
+from qnnkit.runs import nets
 from tests.toys import texts, typing
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def surveyed(tmp_path_factory):
         patch.setattr(figuring, "ARRAY", 2**22)
         patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("home")))
         told, settings = [], {"price_per_hour": 0.5}
-        return *surveying.measure_machine(echo=told.append, quick=True, settings=settings), told
+        return *nets.measure_machine("digits_quanv", settings, echo=told.append, quick=True), told
 
 
 def rows_of(found, what, **settings):
@@ -151,7 +151,7 @@ def test_measure_prints_a_table_and_writes_the_file(command, surveyed, tmp_path,
     assert asked.pop()[3] == {"seconds": 7, "quick": True}
     assert status == 0 and json.loads(out) == surveyed[0]
     runs.open_run("run", "digits_quanv", batch_size=8, train_fraction=0.5)
-    surveying.measure_machine(run_dir="run")
+    nets.measure_machine(run_dir="run")
     assert asked[0][1:3] == (8, 540)
 
 

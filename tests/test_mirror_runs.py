@@ -49,9 +49,9 @@ def test_a_finished_run_that_drive_lacks_is_mirrored_by_the_same_command(workspa
     workspace.write_json(tmp_path / "machine" / "runs" / "one" / "result.json", {"told": 1})
     run = runs.open_run("runs/one")
     with pytest.raises(OSError, match="could not be mirrored whole"):
-        runs.finished(run)
+        runs.chain.finished(run)
     (tmp_path / "drive" / "runs").unlink()
-    assert runs.finished(run) == {"told": 1}
+    assert runs.chain.finished(run) == {"told": 1}
     assert (tmp_path / "drive" / "runs" / "one" / "result.json").exists()
 
 

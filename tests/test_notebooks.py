@@ -90,7 +90,7 @@ def test_one_parameters_cell_that_papermill_can_read(path: Path) -> None:
     for line in lines:
         assert PARAMETER.match(line), line
     names = [line.split(":")[0] for line in lines]
-    found = runs.declared(path)
+    found = runs.chain.declared(path)
     assert list(found) == names
     assert all(entry["inferred_type_name"] != "None" and entry["help"] for entry in found.values())
     assert path.stem == "07_circuit" or {"run_dir", "recipe"} <= set(names)
@@ -99,7 +99,7 @@ def test_one_parameters_cell_that_papermill_can_read(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_no_cell_changes_a_parameter(path: Path) -> None:
     """Else what was asked for is lost; 03 alone may, where a circuit of the reader's is trained."""
-    names = set(runs.declared(path)) - ({"recipe", "run_dir"} if path.stem == "03_train" else set())
+    names = set(runs.chain.declared(path)) - ({"recipe", "run_dir"} if path.stem == "03_train" else set())
     for cell in code_cells(path):
         if not {"parameters", "setup"} & set(cell.metadata.get("tags", [])):
             stored = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)]

@@ -215,16 +215,6 @@ def test_batch_normalisation_never_meets_a_single_sample():
 SMALL = {"epochs": 1, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": []}
 
 
-@pytest.mark.parametrize("when", ["seen_by", "tested"])
-def test_a_run_tells_it_before_and_after_the_epochs_too(tmp_path, monkeypatch, when):
-    fail = raises(torch.OutOfMemoryError("CUDA out of memory."))
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
-    with monkeypatch.context() as patch, pytest.raises(OutOfMemory) as caught:
-        patch.setattr(runs.trainings, when, lambda *given: fail())
-        list(runs.train_all(run))
-    assert str(caught.value).startswith("Memory ran out at net hybrid, seed 0, before or after its epochs (")
-
-
 def test_the_command_tells_it_in_one_sentence_and_resumes_with_what_it_names(tmp_path, monkeypatch, capfd):
     class Refusing(Classification):
         def __call__(self, model, batch):
@@ -241,5 +231,6 @@ def test_the_command_tells_it_in_one_sentence_and_resumes_with_what_it_names(tmp
     [remedy] = re.findall(r"--set (micro_batch=\d+)", error)
     status, _, error = command(*words, "--set", remedy)
     assert (status, remedy) == (0, "micro_batch=16"), error
-    [final] = runs.open_run(tmp_path / "run").tested().values()
-    assert final["micro_batch"] == 16 and final["test_accuracy"] > 0.1
+    run = runs.open_run(tmp_path / "run")
+    [final] = run.tested().values()
+    assert run.config.micro_batch == 16 and final["test_accuracy"] > 0.1

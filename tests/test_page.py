@@ -7,7 +7,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from qnnkit.report import page
-from qnnkit.runs.launch import ANNOUNCED
+from qnnkit.runs.chain import ANNOUNCED
 
 RED_DOT = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8Dwn4EIwDiqEF8FAJrqBf0b0m9qAAAAAElFTkSuQmCC"

@@ -23,9 +23,8 @@ from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
 from qnnkit.runs.lock import alone
 from tests import forked
-from tests.toys import AsFloat, Digits, each_epoch, fill, refused, room_for
+from tests.toys import each_epoch, fill, refused, room_for
 
-launching = import_module("qnnkit.runs.launch")  # `runs.launch` is the function
 # A net of a few hundred weights on 24 images of 6x6 pixels: an epoch takes milliseconds.
 TINY = {
     "image_size": 6,
@@ -103,7 +102,6 @@ def test_a_begun_run_opens_again_with_its_own_settings(tiny, recipe):
         ({"epochs": 5, "learning_rate": 0.5}, "learning_rate: 0.01 there, 0.5 now"),
         ({"controls": ["frozen_random"]}, "controls: ['classical'] there, ['frozen_random'] now"),
         ({"seed": 1, "hidden": 8}, "seed: 0 there, 1 now, hidden: 2 there, 8 now"),
-        ({"data_dir": "/elsewhere"}, "'/elsewhere' now"),
     ],
 )
 def test_another_experiment_is_refused_by_its_difference(tiny, settings, told):
@@ -113,23 +111,6 @@ def test_another_experiment_is_refused_by_its_difference(tiny, settings, told):
         runs.open_run(run.folder, "folder_quanv", **settings)
     assert "holds another experiment" in str(caught.value)
     assert files(run.folder) == content
-
-
-class Normalised(Digits):
-    """A net that normalises over batches."""
-
-    @staticmethod
-    def build(splits, seed):
-        layers = AsFloat(), torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10)
-        return torch.nn.Sequential(*layers)
-
-
-def test_a_last_batch_of_one_image_is_refused_where_batches_are_normalised(tiny, tmp_path):
-    n = len(runs.open_run(tmp_path / "counted", Normalised).splits.train)
-    with pytest.raises(ValueError, match=r"^Argument `batch_size` must leave more than one image.*by one\.$"):
-        runs.open_run(tmp_path / "run", Normalised, batch_size=n - 1)
-    assert len(runs.open_run(tmp_path / "run", Normalised, batch_size=n).splits.train) == n
-    assert len(tiny("quanv", batch_size=len(tiny("images").splits.train) - 1).nets) == 2  # normalises nothing
 
 
 def test_which_controls_a_net_has(tiny, tmp_path):
@@ -147,20 +128,20 @@ def test_another_recipe_is_refused(tiny):
         runs.open_run(tiny().folder, "digits_quanv")
 
 
-def test_placement_may_differ_and_is_not_written(tiny):
-    run = tiny()
-    for place in ("cpu", "cuda"):
-        run.note_provenance(device=place, data=run.provenance["data"])
-    told = json.loads((run.folder / "provenance.json").read_text())
-    assert told["device"] == "cuda" and "begun" in told, "facts add up"
+def test_placement_may_differ_and_what_was_asked_for_last_is_kept(tiny, tmp_path):
+    """So a kernel, which reads config.json, computes where its chain was told to."""
+    run = tiny(backend="default.qubit", threads=2)
+    given = {"device": "cpu", "save_every_steps": 7, "threads": 1, "trackers": ["mlflow"], "backend": "auto"}
+    again = runs.open_run(run.folder, **given)
+    assert again.config == run.config.override(**given) == runs.open_run(run.folder).config
     content = files(run.folder)
-    again = runs.open_run(run.folder, backend="lightning.qubit", device="cpu")
-    assert (again.config.backend, again.config.device) == ("lightning.qubit", "cpu")
-    assert runs.open_run(run.folder, backend="auto").config == run.config
-    assert files(run.folder) == content
-    other = tiny("other", backend="default.qubit", threads=2)
-    assert runs.open_run(other.folder).config.backend == "default.qubit"
-    assert runs.open_run(other.folder, backend="auto").config.backend == "auto"
+    assert runs.open_run(run.folder, **given).config == again.config and files(run.folder) == content
+    assert again.made_of() == run.made_of() and tiny("another").config.save_every_steps is None
+    rows = run.folder / "SHA256SUMS"
+    rows.write_text(f"{'0' * 64}  config.json\n")  # as a finished run has it
+    runs.open_run(run.folder, min_accuracy=0.5)
+    assert workspace.read_json(run.folder / "config.json")["min_accuracy"] == 0.5
+    assert runs.rows.read_hashes(run.folder) == {"config.json": runs.rows.hash_of(run.folder / "config.json")}
 
 
 @pytest.mark.parametrize(
@@ -191,13 +172,13 @@ def test_a_run_begun_on_a_mac_goes_on_on_colab(tiny, tmp_path):
             names = [unicodedata.normalize(form, f"{i} na\u00efve {i % 7}\u00e9.png") for i in range(20)]
             fill(root / unicodedata.normalize(form, name), names, 100 * k, (6, 6))
     run = tiny(data_dir=str(mac), epochs=1)
-    runs.train_all(runs.open_run(run.folder))
+    runs.train_all(run)
     moved = runs.open_run(run.folder, "folder_quanv", data_dir=str(colab), epochs=2)
     assert moved.config.data_dir == str(colab) and moved.splits.fingerprint() == run.provenance["data"]
-    assert len(runs.train_all(moved)) == 2
-    fill(colab / "caf\u00e9", ["one more.png"], size=(6, 6))
+    assert runs.open_run(run.folder).config.data_dir == str(colab) and len(runs.train_all(moved)) == 2
+    fill(mac / "caf\u00e9", ["one more.png"], size=(6, 6))
     with pytest.raises(ValueError, match="was trained on other data than"):
-        runs.open_run(run.folder, "folder_quanv", data_dir=str(colab))
+        runs.open_run(run.folder, "folder_quanv", data_dir=str(mac))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
@@ -228,20 +209,15 @@ def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
         ("digit_quanv", {}, "recipe"),
         ("digits_quanv", {"epocs": 2}, "setting"),
         ("digits_quanv", {"circuit": "data_reupload"}, "circuit"),
-        ("digits_quanv", {"circuit": "angle"}, "circuit"),
         ("digits_quanv", {"embedding": "angles"}, "embedding"),
-        ("digits_quanv", {"dataset": "digit"}, "dataset"),
         ("digits_quanv", {"controls": ["clasicl"]}, "control"),
         ("digits_quanv", {"backend": "lightning"}, "backend"),
         ("digits_quanv", {"device": "gpu"}, "device"),
         ("digits_quanv", {"data_dir": "/nowhere"}, "data_dir"),
-        ("digits_quanv", {"data_dir": "."}, "data_dir"),
         ("digits_quanv", {"test_fraction": 0.9}, "test_fraction"),
         ("folder_quanv", {}, "data_dir"),
         (None, {}, "run_dir"),
         ("digits_quanv", {"n_seeds": 10**8}, "n_seeds"),
-        ("digits_quanv", {"filters": 10**8}, "filters"),
-        ("digits_quanv", {"n_layers": 10**8}, "n_layers"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, recipe, settings, argument):
@@ -260,7 +236,7 @@ def test_a_folder_that_is_a_file(tmp_path, below):
 
 @pytest.mark.parametrize("recipe", ["digits_quanv", None])
 def test_a_folder_that_may_not_be_read(closed, recipe):
-    with pytest.raises(PermissionError, match=r"Cannot read .*Choose a run_dir that you may read"):
+    with pytest.raises(PermissionError, match="Permission denied"):
         runs.open_run(closed / "private" / "run", recipe)
 
 
@@ -300,9 +276,7 @@ def test_epochs_are_told_while_a_notebook_writes_them(tiny):
         assert heard.wait(10)
         tested = {"event": "test", "net": "hybrid", "seed": 0, "test_accuracy": 0.5, "best_epoch": 2}
         run.log("metrics", tested | {"peak_memory": 3 * 10**9})
-    assert re.search(
-        r"hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation accuracy 75.0 %.* 0.025 s per batch", told[0]
-    )
+    assert re.search(r" +hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation accuracy 75.0 %  0.10 s", told[0])
     assert re.fullmatch(
         r" +hybrid +seed 0 +test accuracy \(%\): 50.0, best epoch 2, peak memory 3 GB", told[1]
     )
@@ -379,7 +353,7 @@ def test_a_notebook_that_is_stopped_shows_one_sentence_and_goes_on(tiny, once, c
     assert isinstance(done.error_in_exec, KeyboardInterrupt)
     shown = capsys.readouterr()
     assert (shown.out + shown.err).strip() == (
-        "Stopped in net hybrid, seed 0, after 2 of 3 epochs. "
+        "Stopped in net hybrid, seed 0, epoch 2 of 3. "
         "Run this again to go on from here: nothing is trained twice."
     )
     shell.run_cell("finals = runs.train_all(run)").raise_error()
@@ -390,6 +364,8 @@ def test_a_notebook_that_is_stopped_shows_one_sentence_and_goes_on(tiny, once, c
 def test_what_is_trained_is_what_is_kept(tiny, once):
     with pytest.raises(FileNotFoundError, match="Net hybrid of seed 0 must be trained first: run 03_train"):
         runs.trained(tiny())
+    with refused("net"):
+        runs.build(once(2), "frozen_random", 0)  # which this run was not asked for
     run = once(2)
     finals = run.finals().set_index("net").to_dict("index")
     for net in run.nets:
@@ -455,15 +431,6 @@ def test_a_full_disk_while_training_loses_nothing_that_was_written(tiny, once):
     assert same(outcome(run), outcome(once(2)))
 
 
-def test_rows_that_the_file_has_lost_are_told_by_the_checkpoint(trained, once):
-    run = trained
-    path = run.folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[1] + lines[2][: len(lines[2]) // 2])
-    runs.train_all(run)
-    assert sorted(map(repr, outcome(run)[0])) == sorted(map(repr, outcome(once(2))[0]))
-
-
 @pytest.mark.parametrize("name", ["result.json", "provenance.json"])
 def test_a_damaged_file_of_a_run_is_named_and_stays(trained, name):
     run = trained
@@ -474,7 +441,7 @@ def test_a_damaged_file_of_a_run_is_named_and_stays(trained, name):
     (run.folder / "metrics.jsonl").unlink()
     content = files(run.folder)
     with pytest.raises(ValueError, match=rf"{name}` is damaged .*delete it and run the same command again"):
-        runs.finished(runs.open_run(run.folder))
+        runs.chain.finished(runs.open_run(run.folder))
         runs.train_all(run)
     after = files(run.folder)
     assert {file: there for file, there in after.items() if file in content} == content
@@ -526,16 +493,6 @@ def test_a_result_that_is_missing_is_made_again(tiny, monkeypatch):
     assert launched == ["04_analyze"]
 
 
-def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
-    begun = tiny()
-    asked = runs.open_run(begun.folder, device="cpu", save_every_steps=7, threads=2, trackers=["mlflow"])
-    for name, value in chain.asked_of_kernels(asked).items():
-        monkeypatch.setenv(name, value)
-    assert runs.open_run(begun.folder).config == asked.config
-    assert runs.open_run(begun.folder, threads=3).config.threads == 3
-    assert tiny("another").config.save_every_steps is None
-
-
 def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
     opening = import_module("qnnkit.runs.opening")
     usable, first = opening.require_usable, []
@@ -561,20 +518,20 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(trained, tmp_path)
     runs.train_all(run, on_row=each_epoch(epochs.append))
     assert [row["epoch"] for row in epochs] == [3, 3] and epochs[0]["learning_rate"] < 0.001
     assert run.provenance["forked"]["of"] == source.provenance["begun"]
-    assert run.provenance["forked"]["changed"]["learning_rate"] == {"from": 0.01, "to": 0.001}
+    assert run.provenance["forked"]["changed"] == given
     assert {
         name: content for name, content in files(source.folder).items() if not name.startswith(".")
     } == before
     report.finish(run)
     own = sum(row["seconds"] for row in run.rows("metrics") if row["event"] == "epoch" and row["epoch"] == 3)
     assert run.provenance["training_hours"] == pytest.approx(own / 3600), "counted from the fork"
-    assert len(run.epochs()) == 6
+    assert [row["epoch"] for row in run.epochs().to_dict("records")] == [3, 3]
     copied = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copied")
     for place in (tmp_path, copied):  # the same command opens it again
         again = runs.fork(place / "run", place / "fork", **given)
         assert again.folder == place / "fork" and again.config == run.config and len(again.finals()) == 2
-    with refused("--fork"):
-        runs.fork(copied / "run", copied / "fork", epochs=4)
+    with pytest.raises(ValueError, match="holds another experiment"):
+        runs.fork(copied / "run", copied / "fork", learning_rate=0.5)
 
 
 def test_a_finish_reads_each_file_once(trained, monkeypatch):
@@ -593,7 +550,8 @@ def test_a_fork_in_the_middle_of_an_epoch_with_another_batch_size(tiny, tmp_path
         train.fit(model, source.task, loaders, one.config, **kept)  # the hybrid net alone
     run = runs.fork(source.folder, tmp_path / "fork", epochs=3, batch_size=7, optimizer="sgd")
     assert len(runs.train_all(run)) == 2
-    assert run.epochs().groupby("net")["epoch"].apply(list).tolist() == [[1, 2, 3]] * 2
+    epochs = run.epochs().groupby("net")["epoch"].apply(list)
+    assert epochs.to_dict() == {"hybrid": [3], "classical": [1, 2, 3]}
 
 
 @pytest.mark.parametrize(
@@ -602,8 +560,8 @@ def test_a_fork_in_the_middle_of_an_epoch_with_another_batch_size(tiny, tmp_path
         ({"seed": 5}, "and seed makes other nets or data"),
         ({"hidden": 3, "epochs": 9}, "and hidden makes other nets or data"),
         ({"test_fraction": 0.3}, "and test_fraction makes other nets or data"),
-        ({"learning_rate": 0.5}, "Argument `epochs` must be above 2"),
-        ({"epochs": 1}, "Argument `epochs` must be above 1"),
+        ({"learning_rate": 0.5}, "Argument `epochs` must be 3 or more"),
+        ({"epochs": 1}, "Argument `epochs` must be 3 or more"),
         ({"epochs": 5, "precision": "float16"}, "Argument `precision` must suit the device"),
     ],
 )
@@ -625,7 +583,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tiny, holder, monke
     run = tiny()
     process = holder(run.folder, "train")
     content = files(run.folder)
-    with pytest.raises(BlockingIOError, match=rf"is in use by process {process.pid} on .*same command again"):
+    with pytest.raises(BlockingIOError, match=r"is in use by another process.*same command again"):
         runs.train_all(run)
     assert files(run.folder) == content
     process.kill()  # as a machine that runs out of memory does: nobody tidies up
@@ -638,18 +596,16 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tiny, holder, monke
     assert runs.open_run(run.folder).config == run.config
 
 
-@pytest.mark.parametrize("where", ["relative", "absolute", "outside"])
+@pytest.mark.parametrize("where", ["inside", "outside"])
 def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, monkeypatch, where):
     """Killed half-way, all of it moved, the old place gone: the same command goes on, in the same bits."""
 
     def place_of(workspace):
-        if where == "outside":
-            return tmp_path / f"beside {workspace.name}"
-        return workspace / "my images"
+        return tmp_path / f"beside {workspace.name}" if where == "outside" else workspace / "my images"
 
-    def open_(workspace, named=None):
+    def open_(workspace):
         monkeypatch.setenv("QNNKIT_HOME", str(workspace))
-        told = "my images" if where == "relative" else str(named or place_of(workspace))
+        told = "my images" if where == "inside" else str(place_of(workspace))
         return runs.open_run("runs/a", "folder_quanv", data_dir=told, **{**TINY, "epochs": 3})
 
     def losses(run):
@@ -667,48 +623,18 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, m
 
     with pytest.raises(Killed):
         runs.train_all(open_(first), on_row=each_epoch(kill))
-    settings = runs.open_run(first / "runs" / "a").asked.digest()  # what result.json keeps of them
     first.rename(second)
     if where == "outside":
         place_of(first).rename(place_of(second))
         with pytest.raises(FileNotFoundError, match="`data_dir` must be an existing folder"):
             runs.train_all(runs.open_run(second / "runs" / "a"))
-        moved = open_(second)  # given anew
-    elif where == "absolute":
-        with pytest.warns(UserWarning, match="is no longer there; the run's data in"):
-            moved = open_(second, place_of(first))
-    else:
-        moved = open_(second)
+    moved = open_(second)
     assert Path(moved.config.data_dir) == place_of(second)
-    assert moved.asked.digest() == settings
     before = [path.name for path in moved.checkpoints("hybrid", 0).glob("checkpoint-*")]
     assert before  # what the killed one had
     runs.train_all(moved)
     assert losses(moved) == losses(once(3))
-    assert (
-        runs.open_run(second / "runs" / "a", data_dir=str(place_of(second))).tested().keys()
-        == moved.tested().keys()
-    )
-
-
-def test_half_written_checkpoints_of_the_killed_are_cleared(trained):
-    place = trained.checkpoints("hybrid", 0)
-    for left in (".checkpoint-000009.0a1b2c3d", ".checkpoint-000009.0123abcd-77", ".tmp5eYpbD"):
-        (place / left).touch()
-    (trained.folder / "metrics.jsonl").unlink()
-    runs.train_all(trained)
-    assert not list(place.glob(".*"))
-
-
-@pytest.mark.parametrize("net", ["hybrid", "classical"])
-def test_a_net_starts_from_its_seed(tiny, net):
-    run = tiny()
-    first, again, other = (runs.build(run, net, seed).state_dict() for seed in (0, 0, 1))
-    for name, value in first.items():
-        assert torch.equal(value, again[name]) and not torch.equal(value, other[name])
-    for name in ("quantum", "frozen_random"):  # no net at all, and one that this run was not asked for
-        with refused("net"):
-            runs.build(run, name, 0)
+    assert runs.open_run(second / "runs" / "a").tested().keys() == moved.tested().keys()
 
 
 # --- launching ---------------------------------------------------------------------------------------------
@@ -737,12 +663,15 @@ def notebook(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [{}, {"count": 5}, {"rate": 0.5}, {"rate": 1}, {"rate": None}, {"size": 2}, {"name": ""}, {"flag": True}],
-)
-def test_parameters_that_fit(notebook, parameters):
-    runs.check_parameters(notebook(), parameters)
+def test_parameters_that_fit(notebook):
+    path = notebook()
+    for given in (
+        {},
+        {"count": 5, "rate": 0.5},
+        {"rate": 1, "size": 2},
+        {"rate": None, "name": "", "flag": True},
+    ):
+        runs.chain.check_parameters(path, given)
 
 
 @pytest.mark.parametrize(
@@ -750,16 +679,11 @@ def test_parameters_that_fit(notebook, parameters):
     [
         ({"cuont": 5}, ValueError, "Did you mean 'count'? The choices are count, rate, size, name, flag."),
         ({"count": 2.5}, TypeError, "`count` must be of type int, but is 2.5. Its meaning: how many"),
-        ({"count": 2.0}, TypeError, "`count` must be of type int, but is 2.0"),
         ({"count": True}, TypeError, "`count` must be of type int, but is True"),
-        ({"count": "5"}, TypeError, "`count` must be of type int, but is '5'"),
-        ({"count": None}, TypeError, "`count` must be of type int, but is None"),
         ({"size": None}, TypeError, "`size` must be of type float, but is None"),
         ({"rate": True}, TypeError, "`rate` must be of type float, but is True"),
-        ({"rate": "0.5"}, TypeError, "`rate` must be of type float, but is '0.5'"),
         ({"name": 0.5}, TypeError, "`name` must be of type str, but is 0.5"),
         ({"flag": 1}, TypeError, "`flag` must be of type bool, but is 1"),
-        ({"count": 5, "nam": "x"}, ValueError, "Did you mean 'name'?"),
     ],
 )
 def test_parameters_that_do_not_fit_start_nothing(notebook, tmp_path, parameters, error, told):
@@ -770,37 +694,27 @@ def test_parameters_that_do_not_fit_start_nothing(notebook, tmp_path, parameters
 
 
 def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
-    """Parameters arrive, the kernel has the launch's variables and folder, and sockets that no other has."""
+    """Parameters arrive, the kernel has the launch's folder, and sockets that no other has."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     source = notebook(
-        "import json, os, ipykernel.connect as kernel\nip = json.loads(kernel.get_connection_info())['ip']",
+        "import json, ipykernel.connect as kernel\nip = json.loads(kernel.get_connection_info())['ip']",
         """
         from pathlib import Path
         told = {"count": count, "rate": rate, "name": name, "cwd": str(Path.cwd()), "ip": ip}
-        names = ("QNNKIT_PROBE", "QNNKIT_MINE", "QNNKIT_ASKED")
-        Path("told.json").write_text(json.dumps(told | {name: os.environ.get(name) for name in names}))
+        Path("told.json").write_text(json.dumps(told))
         """,
     )
-    before_source = source.read_bytes()
-    # What a Mac needs, elsewhere: here `launch_environment()` is empty.
-    monkeypatch.setattr(launching, "launch_environment", lambda: {"QNNKIT_PROBE": "1", "QNNKIT_MINE": "1"})
-    monkeypatch.delenv("QNNKIT_PROBE", raising=False)
-    monkeypatch.setenv("QNNKIT_MINE", "my own")
-    monkeypatch.setenv("QNNKIT_ASKED", "the outer run's")  # as in a notebook that begins another run
-    environment = dict(os.environ)
+    before_source, environment = source.read_bytes(), dict(os.environ)
     output = tmp_path / "out" / "copy.ipynb"
     output.parent.mkdir()
     output.with_suffix(".failed.ipynb").write_text("of an earlier try")
-    inner = {"QNNKIT_ASKED": "the inner run's"}
-    assert runs.launch(source, output, {"count": 5, "rate": 0.5}, inner) == output
+    assert runs.launch(source, output, {"count": 5, "rate": 0.5}) == output
     told = json.loads((here / "told.json").read_text())
     ip = Path(told.pop("ip"))  # Jupyter's own lie in the current folder, where two at once take the same
     assert ip.is_absolute() and not ip.parent.exists(), "none is left"
-    assert told == inner | {
-        "count": 5, "rate": 0.5, "name": "a", "cwd": str(here), "QNNKIT_PROBE": "1", "QNNKIT_MINE": "my own"
-    }  # fmt: skip
+    assert told == {"count": 5, "rate": 0.5, "name": "a", "cwd": str(here)}
     assert dict(os.environ) == environment
     assert [path.name for path in output.parent.iterdir()] == ["copy.ipynb"]
     assert source.read_bytes() == before_source
@@ -820,12 +734,9 @@ def test_what_is_shared_names_no_folder_of_this_machine(notebook, tmp_path, monk
     with pytest.raises(runs.NotebookError):
         runs.launch(notebook(told, "1 / 0"), output, {})
     assert str(tmp_path / "person") not in output.with_suffix(".failed.ipynb").read_text()
-    run, lines = tiny(), []
-    chain.logged(run, lines.append)(f"Report: {home / 'report.html'}")
+    run = tiny()
     run.note_provenance(machine={"workspace": str(home)})
-    assert lines == [f"Report: {home / 'report.html'}"], "a person is told where"
-    for name in ("run.log", "provenance.json"):
-        assert str(home) not in (run.folder / name).read_text()
+    assert str(home) not in (run.folder / "provenance.json").read_text()
 
 
 def test_a_notebook_that_stops(notebook, tmp_path):
@@ -862,11 +773,11 @@ def test_a_copy_beside_the_workspace_comes_before_the_kits_own(tmp_path, monkeyp
     mine, kits = tmp_path / "notebooks", Path(runs.__file__).parents[2] / "notebooks"
     mine.mkdir()
     (mine / "03_train.ipynb").write_text("{}")
-    assert runs.find_notebook("03_train") == mine / "03_train.ipynb"
-    assert launching.replaced(runs.NOTEBOOKS) == ["03_train"]
-    assert runs.find_notebook("04_analyze") == kits / "04_analyze.ipynb"
+    assert runs.chain.find_notebook("03_train") == mine / "03_train.ipynb"
+    assert chain.replaced(runs.NOTEBOOKS) == ["03_train"]
+    assert runs.chain.find_notebook("04_analyze") == kits / "04_analyze.ipynb"
     with pytest.raises(FileNotFoundError, match=f"but is '03_trian'. Put one into `{mine}`"):
-        runs.find_notebook("03_trian")
+        runs.chain.find_notebook("03_trian")
     with refused("notebook", FileNotFoundError):
         runs.launch(tmp_path / "none.ipynb", tmp_path / "copy.ipynb", {})
 

@@ -1,7 +1,6 @@
 """How a training stands: rows that it writes, read from elsewhere, shown in place."""
 
 import contextlib
-import io
 import itertools
 import json
 import math
@@ -15,7 +14,7 @@ import torch
 
 from qnnkit import cli, runs, workspace
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import Training, lock, state, trainings, watching
+from qnnkit.runs import Training, lock, state, trainings
 from qnnkit.runs import rows as rows_of
 from qnnkit.runs.state import State
 from qnnkit.runs.state import of_run as read
@@ -38,8 +37,6 @@ def test_a_training_tells_how_it_stands(tmp_path):
     assert (first.net, first.number, first.of, first.epochs) == ("hybrid", 1, 2, 2)
     assert (last.net, last.number, last.seed) == ("no_quantum", 2, 0)
     assert first.steps == steps and 1 <= first.step <= steps and first.loss > 0
-    assert first.device == "cpu" and first.age < 60
-    assert 1e8 < first.memory <= first.peak_memory < 1e11
     assert [one.loss for one in seen] == [row["train_loss"] for row in run.epochs().to_dict("records")]
     for row in run.tested().values():
         assert 1e8 < row["peak_memory"] < 1e11
@@ -104,7 +101,7 @@ def rows(folder):
 
 
 def trained_before(folder, net, seed, **facts):
-    row = {"event": "test", "net": net, "seed": seed, "epochs_trained": 4, "seconds_per_epoch": 3.0}
+    row = {"event": "test", "net": net, "seed": seed}
     workspace.append_line(folder / "metrics.jsonl", row | facts)
 
 
@@ -120,16 +117,8 @@ def test_time_left_and_speed(tmp_path, monkeypatch):
     steps(reported(tmp_path), clock)
     found = read(tmp_path)
     assert (found.epoch, found.step, rows(tmp_path)[-1]["learning_rate"]) == (2, 1, 0.1)
-    assert found.per_second == 64
-    assert found.seconds_left_net == pytest.approx(29 * 0.5)
-    # hybrid of seed 1 as long as this one, classical of seed 1 as long as that of seed 0
-    assert found.seconds_left_run == pytest.approx(29 * 0.5 + 40 * 0.5 + 12)
-    assert (found.number, found.of, found.state) == (1, 4, "stopped")
-    for net in ("hybrid", "classical"):
-        trained_before(tmp_path, net, 0, epochs_trained=2)
-    steps(reported(tmp_path, seed=1), clock)
-    found = read(tmp_path)
-    assert found.seconds_left_run - found.seconds_left_net == pytest.approx(2 * 3.0), "it stopped early"
+    assert found.per_second == 64 and (found.number, found.of, found.state) == (1, 4, "stopped")
+    assert found.seconds_left == pytest.approx((29 + 2 * 40) * 0.5), "both nets of seed 1 as long as this one"
     monkeypatch.setenv("WORLD_SIZE", "2")  # several processes are as fast as all of them
     steps(reported(tmp_path, seed=1), clock)
     assert read(tmp_path).per_second == 128
@@ -159,11 +148,8 @@ def test_it_tells_at_once_that_a_training_goes_on(tmp_path):
     planted(tmp_path)
     with lock.alone(tmp_path, "train"):
         reported(tmp_path)
-        found = read(tmp_path)
-        assert (found.state, found.net, found.step) == ("running", "hybrid", None)
-        assert found.peak_memory >= 700_000_000, "as before it was stopped"
-        start = f"{tmp_path.name}  running  hybrid, seed 0 (1 of 4)  memory "
-        assert watching.line(found).startswith(start) and found.memory > 1e8
+        assert rows(tmp_path)[-1]["peak_memory"] >= 700_000_000, "as before it was stopped"
+        assert state.line(read(tmp_path)) == f"{tmp_path.name}  running  hybrid, seed 0 (1 of 4)"
     assert read(tmp_path).state == "stopped"
 
 
@@ -177,13 +163,11 @@ def planted(folder, warnings=(), **facts):
     workspace.write_json(folder / "provenance.json", {"nets": ["hybrid", "b", "c", "d", "e"]})
     usual = {
         "net": "hybrid", "seed": 0, "epoch": 3, "epochs": 12, "step": 20, "steps": 34, "updates": 88,
-        "loss": 0.5123, "per_second": 1234.5, "counted": "samples", "memory": 610_000_000,
-        "peak_memory": 700_000_000, "device": "cpu", "time": time.time(),
+        "loss": 0.5123, "per_second": 1234.5, "peak_memory": 700_000_000, "device": "cpu",
+        "time": time.time(),
     }  # fmt: skip
     usual |= facts
-    first = usual | {"event": "step", "step": 10, "updates": 78}
-    if isinstance(usual["time"], float):
-        first["time"] = usual["time"] - 2.968  # for ten updates
+    first = usual | {"event": "step", "step": 10, "updates": 78, "time": usual["time"] - 2.968}
     written = [usual | {"event": "begin"}, first, usual | {"event": "step"}]
     written += [usual | {"event": "warning", "sentence": each} for each in warnings]
     content = "".join(json.dumps(each) + "\n" for each in written)
@@ -234,33 +218,20 @@ def test_all_nets_tested_it_has_finished_and_once_it_is_extended_it_has_not(tmp_
     assert read(tmp_path).state == "stopped"
     with lock.alone(tmp_path, "train"):
         found = read(tmp_path)
-    assert found.state == "running" and found.seconds_left_run > 4 * found.seconds_left_net
+    assert found.state == "running" and found.seconds_left > 4 * 320 * 0.2968
     for net in "hybrid", "b", "c", "d", "e":
         trained_before(tmp_path, net, 0, epochs=12)
     assert read(tmp_path).state == "trained"
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]\n", '{"time": "now", "event": "begin"}\n', "null\n"])
-def test_a_damaged_file_is_no_status(tmp_path, damaged):
-    planted(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text(damaged)
-    assert read(tmp_path).state == "waiting"
-
-
-@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"nets": 3}'])
-def test_a_damaged_provenance_hides_only_which_training_it_is(tmp_path, damaged):
+@pytest.mark.parametrize("damaged", ["", "{", "[]"])
+def test_a_damaged_file_is_no_state(tmp_path, damaged):
     planted(tmp_path)
     (tmp_path / "provenance.json").write_text(damaged)
     found = read(tmp_path)
-    assert (found.number, found.net, found.state) == (None, "hybrid", "stopped") and watching.line(found)
-
-
-def test_values_of_the_wrong_kind_are_left_out(tmp_path):
-    found = read(planted(tmp_path, loss="low", net=3, memory=True))
-    assert (found.loss, found.net, found.memory) == (None, None, None)
-    assert watching.line(found)
-    endless = read(planted(tmp_path, per_second=float("inf"), memory=float("nan")))
-    assert watching.line(endless) and (endless.per_second, endless.memory) == (None, None)
+    assert (found.number, found.net, found.state) == (None, "hybrid", "stopped") and state.line(found)
+    (tmp_path / "metrics.jsonl").write_text(damaged)
+    assert read(tmp_path).state == "waiting"
 
 
 def test_a_mirrored_run_is_read_where_it_is_mirrored(tmp_path):
@@ -292,11 +263,11 @@ def test_a_followed_run_is_read_once_and_a_replaced_one_again(tmp_path, monkeypa
     assert len(run.look()) == len(run.rows) == 3
 
 
-@pytest.mark.parametrize("row", [{"net": "b", "seed": 0, "epoch": 1}, {"event": "epoch", "epoch": 1}, {}])
-def test_a_row_without_an_event_or_a_net_is_none(tmp_path, row):
+def test_a_row_without_an_event_or_a_net_is_none(tmp_path):
     run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
-    run.log("metrics", row)
-    assert run.rows("metrics") == rows_of.read(run.folder) == [] and read(run.folder).state == "waiting"
+    for row in ({"net": "b", "seed": 0, "epoch": 1}, {"event": "epoch", "epoch": 1}, {}):
+        run.log("metrics", row)
+    assert run.rows("metrics") == [] and read(run.folder).state == "waiting"
     assert len(run.epochs()) == len(run.finals()) == 0
 
 
@@ -308,9 +279,7 @@ def test_a_run_that_has_failed_says_why_and_where(tmp_path):
     assert (found.state, found.error) == ("failed", "It diverged.")
     assert found.notebook == tmp_path / "notebooks" / "03_train.failed.ipynb"
     with lock.alone(tmp_path, "chain"):
-        (tmp_path / "notebooks" / "03_train.running.ipynb").touch()
-        found = read(tmp_path)
-        assert (found.state, found.doing) == ("running", "03_train"), "somebody has started it again"
+        assert read(tmp_path).state == "running", "somebody has started it again"
     (tmp_path / "result.json").write_text("{}")
     assert read(tmp_path).state == "finished"
 
@@ -320,18 +289,11 @@ def test_a_run_that_has_failed_says_why_and_where(tmp_path):
 
 def test_a_line_of_words(tmp_path):
     with lock.alone(tmp_path, "train"):
-        found = read(planted(tmp_path))
-        assert watching.line(found) == (
+        assert state.line(read(planted(tmp_path))) == (
             f"{tmp_path.name}  running  hybrid, seed 0 (1 of 5)  epoch 3/12, step 20/34  loss 0.5123  "
-            "1,234 samples/s  1 min 35 s, in all 9 min 39 s left  memory 0.61 GB (peak 0.70)  cpu"
+            "1,234 samples/s  9 min 39 s left"
         )
-        of_text = read(planted(tmp_path, counted="tokens"))
-        assert "  1,234 tokens/s  " in watching.line(of_text) and of_text.counted == "tokens"
-        old = read(planted(tmp_path, time=time.time() - 100))
-        assert "running (last sign 1 min 40 s ago)" in watching.line(old)
-        gpu = read(planted(tmp_path, device="cuda:0", device_memory=8_000_000_000))
-        assert watching.line(gpu).endswith("  cuda:0 8.00 GB")
-    assert watching.line(State(tmp_path, "waiting")) == f"{tmp_path.name}  waiting"
+    assert state.line(State(tmp_path, "waiting")) == f"{tmp_path.name}  waiting"
 
 
 def test_watching_says_each_line_once_waits_while_it_trains_and_ends_with_it(tmp_path):
@@ -362,7 +324,7 @@ def batch_of(folder, *names):
 
 
 def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path, monkeypatch, capsys):
-    places = batch_of(tmp_path, "one", "two", "three")
+    places, session = batch_of(tmp_path, "one", "two", "three"), tmp_path / "session.json"
     planted(places[0], net="net of one")
     monkeypatch.setattr(sys, "argv", ["qnnkit", "watch", str(tmp_path), "--once"])
     with pytest.raises(SystemExit) as caught:
@@ -370,6 +332,7 @@ def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path, monkeypa
     [line] = capsys.readouterr().out.splitlines()
     assert caught.value.code == 0 and "net of one" in line, "what has not begun is no line"
     said = []
+    workspace.write_json(session, {"id": "one", "pruned": []})
 
     def echo(sentence):
         said.append(sentence)
@@ -379,17 +342,14 @@ def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path, monkeypa
             planted(places[1])
         elif len(said) == 3:
             (places[1] / "result.json").write_text("{}")
-            workspace.write_json(places[2] / "failed.json", {"state": "failed", "error": "Odd."})
+            state.write_failure(places[2], "failed", "Odd.")
+            session.unlink()
 
     found = runs.watch(tmp_path, echo, every=0.01)
     assert [run.state for run in found] == ["finished", "finished", "failed"]
-    assert said[-1].endswith("failed: Odd.")
-    workspace.write_json(tmp_path / "batch.json", {"name": "b"})
-    with pytest.raises(ValueError, match="is damaged"):
-        runs.watch(tmp_path)
 
 
-def test_a_batch_whose_sampler_proposes_runs_is_watched_to_its_end(tmp_path, monkeypatch):
+def test_a_batch_whose_sampler_proposes_runs_is_watched_to_its_end(tmp_path):
     session, said = tmp_path / "session.json", []
     workspace.write_json(session, {"id": "one", "pruned": []})
 
@@ -403,44 +363,13 @@ def test_a_batch_whose_sampler_proposes_runs_is_watched_to_its_end(tmp_path, mon
     plan("one")
     found = runs.watch(tmp_path, echo, every=0.01)
     assert len(said) == 2 and [run.state for run in found] == ["finished", "finished"]
-    workspace.write_json(session, {"id": "killed", "pruned": []})
-    monkeypatch.setattr(watching, "PATIENCE", 0.05)
-    assert len(runs.watch(tmp_path, str, every=0.01)) == 2, "as a kill leaves it"
 
 
-def test_a_run_that_nobody_works_on_is_not_waited_for_ever(tmp_path, monkeypatch):
+def test_a_run_that_nobody_works_on_is_not_waited_for(tmp_path):
     for error, asked in ((ValueError, {"every": 0}), (FileNotFoundError, {})):
         with refused("every" if asked else "run_dir", error):
             runs.watch(tmp_path, **asked)
-    monkeypatch.setattr(watching, "PATIENCE", 0.05)
     (tmp_path / "config.json").write_text("{}")
     for work in ("chain", "train"):
         (tmp_path / f".{work}.lock").touch()  # as a kill leaves it
-    assert [status.state for status in runs.watch(tmp_path, str, every=0.01)] == ["waiting"]
-
-
-def test_the_lines_on_a_terminal(tmp_path, monkeypatch):
-    class Screen(io.StringIO):
-        isatty = lambda self: True  # noqa: E731
-
-    planted(tmp_path, warnings=["[red]Not markup[/red]."])
-    monkeypatch.setattr(sys, "stdout", screen := Screen())
-    monkeypatch.setenv("COLUMNS", "60")
-    runs.watch(tmp_path, once=True)
-    shown = " ".join(screen.getvalue().split())
-    assert "hybrid, seed 0 (1 of 5)" in shown and "! [red]Not markup[/red]." in shown
-
-
-@pytest.mark.slow
-def test_the_lines_in_a_notebook(tmp_path):
-    import nbformat
-    from nbclient import NotebookClient
-
-    planted(tmp_path, net="<b>", warnings=["a < b"])
-    source = f"from qnnkit import runs\nfound = runs.watch({str(tmp_path)!r})"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    NotebookClient(notebook, kernel_name="python3").execute()
-    [output] = notebook.cells[0].outputs
-    told = output.data["text/plain"]
-    assert "<b>" in told and "! a < b" in told and "epoch 3/12" in told
-    assert "text/html" not in output.data  # where a name could be markup
+    assert [status.state for status in runs.watch(tmp_path, str)] == ["waiting"]

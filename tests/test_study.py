@@ -160,7 +160,7 @@ def wine(tmp_path_factory):
     list(runs.train_all(run))
     given = {"run_dir": str(run.folder), "recipe": str(recipe)}
     for name, more in ((runs.ANALYZE, {}), (runs.INSIDE, {"hardware_images": 2})):
-        runs.launch(runs.find_notebook(name), run.notebook(name), given | more)
+        runs.launch(runs.chain.find_notebook(name), run.notebook(name), given | more)
     return run
 
 

@@ -139,9 +139,9 @@ def test_a_text_is_evaluated_block_by_block_to_its_last_token(home, tmp_path):
     assert (found["tokens"], found["data"]) == (len(losses), "new.txt")
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"])) and "interval" not in found
-    lines = command("evaluate", "runs/two", tmp_path / "new.txt").splitlines()
-    assert lines[0] == f"new.txt: {len(losses)} tokens"
-    assert f"perplexity: {found['perplexity']:.4g}" in lines
+    told = command("evaluate", "runs/two", tmp_path / "new.txt")
+    assert told.startswith(f"data: new.txt  tokens: {len(losses)}  ")
+    assert f"perplexity: {found['perplexity']:.4g}" in told
     assert json.loads(command("evaluate", "runs/two", tmp_path / "new.txt", "--json")) == found
     with refused("root"):
         (tmp_path / "empty.txt").write_text("")
@@ -200,7 +200,7 @@ def test_labelled_images_are_judged_as_the_test_split_was(pictured, monkeypatch)
             assert found[name] == pytest.approx(row[f"test_{name}"], abs=1e-6), place
         low, high = stats.clopper_pearson(found["accuracy"] * row["n_test"], row["n_test"])
         assert found["interval"] == [low, high] and low < found["accuracy"] <= high
-    assert "accuracy: " in (told := command("evaluate", "runs/one", "held")) and "95 % interval" in told
+    assert "accuracy: " in (told := command("evaluate", "runs/one", "held")) and "interval: " in told
 
 
 def test_classes_are_matched_by_name(pictured, tmp_path, monkeypatch):

@@ -221,7 +221,7 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         ValueError: A value breaks its rule.
         OSError: Its data_dir is no folder.
     """
-    from qnnkit.runs.usable import resolve
+    from qnnkit.runs.folder import resolve
 
     given = _joined(
         {"recipe": config.recipe} if isinstance(config.recipe, str) else {}, config.settings, varied

@@ -43,7 +43,7 @@ def run_batch(
         folder: The batch's own; None takes batches/<name> of the workspace.
         scheduler: Address of a Dask scheduler, such as tls://host:port, or a Dask cluster; None runs them
             on this machine, and opens no port.
-        echo: Called with a line per change; None shows a live table where one can be shown, else prints.
+        echo: Called with a line per change; None prints them.
 
     Returns:
         The state of each run at the end. One failure never stops the rest.

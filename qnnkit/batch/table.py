@@ -1,4 +1,4 @@
-"""The progress of a batch: live on a terminal or in a notebook, else a line per change."""
+"""The progress of a batch: a line per change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from qnnkit.runs import state
-from qnnkit.runs.state import STATES, State
-from qnnkit.runs.watching import line, live
+from qnnkit.runs.state import STATES, State, line
 from qnnkit.words import duration
 
 ENDED = ("finished", "failed", "pruned")
@@ -24,11 +22,10 @@ class Shown:
     Args:
         batch: Its folder, with the list of its runs.
         echo: Called with a line for each run whose state has changed.
-        draw: Called with all lines, in place of the lines before.
     """
 
-    def __init__(self, batch: Path, echo: Callable[[str], None], draw: Callable[[str], Any] | None = None):
-        self.batch, self.line, self.draw, self.begun = batch, echo, draw, time.monotonic()
+    def __init__(self, batch: Path, echo: Callable[[str], None]):
+        self.batch, self.line, self.begun = batch, echo, time.monotonic()
         self.states = {each.id: each for each in state.of_batch(batch)}
         self.ended = sum(each.state in ENDED for each in self.states.values())  # before this command
 
@@ -41,10 +38,6 @@ class Shown:
         left = waiting + sum(each.state == "running" for each in states)
         ended = sum(each.state in ENDED for each in states) - self.ended
         counts = summary(states, (time.monotonic() - self.begun) / ended * left if ended > 0 else 0)
-        if self.draw is not None:  # a terminal shows what it has room for
-            ordered = sorted(states, key=lambda each: STATES.index(each.state))
-            self.draw("\n".join([counts, *map(run_line, ordered)]))
-            return
         for each in states:
             if each.state != (before[each.id].state if each.id in before else "waiting"):
                 self.line(f"{run_line(each)}  [{counts}]")
@@ -52,15 +45,13 @@ class Shown:
 
 @contextlib.contextmanager
 def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
-    """What suits the place: `echo` if it is given, else a terminal, a notebook, or plain lines."""
-    with live() if echo is None else contextlib.nullcontext() as place:
-        draw, echo = place or (None, echo or partial(print, flush=True))
-        progress = Shown(batch, echo, draw)
-        try:
-            yield progress
-        finally:
-            with contextlib.suppress(OSError, ValueError):
-                progress.update(0)
+    """Shows a batch by `echo`, or by printing, also as it is in the end."""
+    progress = Shown(batch, echo or partial(print, flush=True))
+    try:
+        yield progress
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            progress.update(0)
 
 
 def run_line(run: State) -> str:

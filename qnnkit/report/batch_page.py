@@ -12,8 +12,9 @@ from qnnkit import workspace
 from qnnkit.report import page
 from qnnkit.report.study import Study, read_study
 from qnnkit.report.tables import comparisons, means, show, verdict
-from qnnkit.runs import find_notebook, launch, state
+from qnnkit.runs import launch, state
 from qnnkit.runs import rows as files
+from qnnkit.runs.chain import find_notebook
 from qnnkit.runs.lock import alone
 from qnnkit.settings import MAIN_NETS
 

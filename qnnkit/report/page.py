@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qnnkit.runs.launch import ANNOUNCED
+from qnnkit.runs.chain import ANNOUNCED
 
 SETUP = ("parameters", "injected-parameters")
 ON_TOP = "on_top"

@@ -6,16 +6,18 @@ import contextlib
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import plots, recipes, stats, workspace
+from qnnkit import checks, device, layers, plots, recipes, stats, workspace
 from qnnkit.recipes import Recipe
+from qnnkit.runs import rows
 from qnnkit.runs.lock import keep_mirrored
-from qnnkit.runs.rows import content, trainings, whole
-from qnnkit.settings import GONE, MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
+from qnnkit.runs.rows import content, trainings
+from qnnkit.settings import MAIN_NETS, PLACEMENT, SETTINGS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,10 +72,7 @@ class Run:
     @property
     def asked(self) -> Settings:
         """The settings with paths as config.json has them: relative to the workspace inside it."""
-        begun = workspace.read_json(self.folder / "config.json")
-        if not isinstance(begun, dict):
-            return self.config.with_paths(workspace.portable)
-        return self.config.override(**{name: begun.get(name) for name in self.config.places()})
+        return self.config.with_paths(workspace.portable)
 
     @property
     def report(self) -> Path:
@@ -93,8 +92,6 @@ class Run:
         """The net of the run ("hybrid", or "reference" without a circuit) and its controls."""
         if known := self.provenance.get("nets"):
             return tuple(known)
-        from qnnkit import layers
-
         config, seed = self.config, self.config.seed
         net = recipes.made(config, self.splits, "", seed, bare=True)
         main = MAIN_NETS[0 if layers.has_circuit(net) else 1]
@@ -110,13 +107,13 @@ class Run:
             ValueError, OSError: They cannot be used, or are others.
         """
         splits, trained_on = self.recipe.load(self.config), self.provenance.get("data")
-        if trained_on is None or splits.fingerprint() == trained_on:
-            return splits
-        place = getattr(self.config, "data_dir", None) or splits.name
-        raise ValueError(
-            f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have changed, "
-            "or their split. Put the files back as they were, or begin another run_dir."
-        )
+        if trained_on not in (None, splits.fingerprint()):
+            place = getattr(self.config, "data_dir", None) or splits.name
+            raise ValueError(
+                f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have "
+                "changed, or their split. Put the files back as they were, or begin another run_dir."
+            )
+        return splits
 
     @cached_property
     def task(self) -> Any:
@@ -140,9 +137,8 @@ class Run:
         keep_mirrored(self.folder)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of `<kind>.jsonl`, oldest first; what names no event (or, of metrics, no net) is none."""
-        found = content(self.folder, f"{kind}.jsonl", workspace.read_lines) or []
-        return whole(found) if kind == "metrics" else [row for row in found if "event" in row]
+        """The rows of `<kind>.jsonl`, oldest first."""
+        return rows.read(self.folder, kind)
 
     def epochs(self) -> pd.DataFrame:
         """One row per net, seed and epoch; of many runs, see `runs.frame`."""
@@ -202,18 +198,8 @@ def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
         ValueError: The file is damaged, or of a version that had no recipes.
     """
     try:
-        text = path.read_text()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        sentence = f"Cannot read `{path}` ({error.strerror}). Choose a run_dir that you may read."
-        raise type(error)(error.errno, sentence) from None
-    try:
-        values = json.loads(text)
-        if isinstance(values, dict) and values.get("batch_size") == "auto":  # as an earlier version wrote it
-            measured = workspace.read_json(path.with_name("provenance.json")) or {}
-            values["batch_size"] = measured.get("batch_size")
-        return settings_of(values, recipe)
+        values = workspace.read_json(path)
+        return None if values is None and not path.exists() else settings_of(values, recipe)
     except ValueError as error:
         raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
 
@@ -223,15 +209,50 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
     if not isinstance(values, dict) or not {"recipe_digest", "recipe"} <= set(values):
         step = "Read its report and rows as they are, and begin another run_dir to train."
         raise ValueError(f"it was begun by an earlier version of qnnkit, or is damaged. {step}")
-    values = dict(values)
-    digest, name = values.pop("recipe_digest"), str(values.pop("recipe"))
+    digest, name = values["recipe_digest"], str(values["recipe"])
     for found in [recipe] if recipe else [recipes.RECIPES.get(name), recipes.known(digest)]:
-        if found is not None and found.digest == digest:
-            gone = {name for name in values if values[name] is None or name in GONE}
-            gone -= {*found.Settings.model_fields}
-            return found.Settings.of({name: values[name] for name in values if name not in gone})
-    kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
-    return kind.of(values)
+        if found is not None and found.digest == digest:  # others are of earlier versions
+            known = found.Settings.model_fields
+            return found.Settings.of({name: value for name, value in values.items() if name in known})
+    others = {name: value for name, value in values.items() if name not in ("recipe_digest", "recipe")}
+    return type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__}).of(others)
+
+
+def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | None = None) -> Settings:
+    """The settings that hold, whether words, YAML, papermill, a batch's row or a cell gave them.
+
+    Args:
+        recipe: Whose settings they are; None for those of `begun`.
+        given: By name. A text for a list is split at commas; a relative path is meant from the workspace.
+        begun: What the run began with, its paths as they are here; None for a new run.
+
+    Raises:
+        ValueError: A name is unknown, a value breaks its rule, or some do not go together. Its argument is a
+            `checks.Message`, which has the parts: `name`, `rule`, `value`, `next_step`.
+    """
+    kind: Any = recipe.Settings if begun is None and recipe is not None else type(begun)
+    for name in given:
+        checks.choice("setting", name, kind.model_fields, SETTINGS)
+    asked = dict(given)
+    for name in kind.places():
+        path = asked.get(name, kind.model_fields[name].default if begun is None else None)
+        if isinstance(path, str | Path):
+            place = workspace.data_place(str(path))
+            on_hub = name in ("pretrained", "tokenizer") and not Path(place).is_dir()
+            asked[name] = str(path) if on_hub else place
+    if begun is None and recipe is not None:
+        config = recipe.settings(**asked)
+        recipe.check(config)
+    else:
+        config = begun.override(**asked)  # pyright: ignore[reportOptionalMemberAccess]
+    if begun is None or not given.keys().isdisjoint(PLACEMENT):  # a run of elsewhere may be looked at
+        checks.choice("backend", config.backend, layers.BACKENDS)
+        device.choose(config.device)
+        for name in config.trackers:
+            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+            checks.choice("tracker", name, LOGGER_TYPE_TO_CLASS)
+    return config
 
 
 def changed_recipe(folder: Path, recipe: Recipe) -> str:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import json
-import os
-import platform
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,26 +25,19 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
     """Holds the folder for one kind of work ("chain", "train"); the system frees it when the process ends.
 
     Raises:
-        BlockingIOError: Another process holds it; the message names it.
+        BlockingIOError: Another process holds it.
     """
     from filelock import FileLock, Timeout
 
-    path, note = folder / f".{work}.lock", folder / f".{work}.json"
-    lock = FileLock(path, timeout=wait)
+    lock = FileLock(folder / f".{work}.lock", timeout=wait)
     try:
         lock.acquire()
     except Timeout:
-        sentence = (
-            f"Run folder `{folder}` is in use{_owner(note)}. Wait for it, or stop it, and run the same "
-        )
-        raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}command again.") from None
+        sentence = f"Run folder `{folder}` is in use by another process. Wait for it, or stop it, and run "
+        raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}the same command again.") from None
     try:
-        owner = {"pid": os.getpid(), "machine": platform.node(), "since": time.strftime("%H:%M:%S")}
-        with contextlib.suppress(OSError):  # it only helps the sentence above
-            note.write_text(json.dumps(owner))
         yield
     finally:
-        note.unlink(missing_ok=True)
         lock.release()
 
 
@@ -127,11 +116,3 @@ def bring(folder: Path) -> None:
 
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)
-
-
-def _owner(note: Path) -> str:
-    try:
-        owner = json.loads(note.read_text())
-        return f" by process {owner['pid']} on {owner['machine']}, since {owner['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return " by another process"

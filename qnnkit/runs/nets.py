@@ -1,17 +1,28 @@
-"""The nets of a run, untrained and trained, and what they are given."""
+"""The nets of a run, untrained and trained, what they are given, and where they are trained."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from qnnkit import checks, layers, recipes
+from qnnkit import checks, device, layers, measure, recipes, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.data import ImageSplits, Splits
+from qnnkit.device import machine
+from qnnkit.measure import Placement, placement, survey
 from qnnkit.models import features
-from qnnkit.runs.folder import Run
+from qnnkit.models.causal_lm import in_four_bits
+from qnnkit.runs.folder import Run, resolve
+from qnnkit.train.processes import n_processes
+
+SHARE = 0.5
+"""Of the free memory: the most that a language model and a copy of it may take to be tried."""
 
 
 def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
@@ -74,3 +85,131 @@ def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
         )
     progress = store.load_best(model)["progress"]
     return model.eval(), progress["epoch"]
+
+
+# --- where they are trained ---------------------------------------------------------------------------------
+
+
+def placed(run: Run) -> Placement:
+    """Where the nets of a run are trained, as its provenance.json has it for this machine.
+
+    Decided by the run's own net, for its controls too. A run that resumes is trained where it was; on another
+    machine, or asked for another placement, it is measured again. What has finished, and a run of several
+    processes, measures nothing.
+    """
+    if n_processes() > 1:
+        return _unmeasured(run, f"{n_processes()} processes take equal shares, so nothing was measured.")
+    kept, finished = run.provenance.get("placement"), len(run.tested()) == len(run.nets) * len(run.seeds)
+    if kept and (finished or _asked(run).items() <= kept.items()):
+        known: Any = {name: kept[name] for name in Placement.__dataclass_fields__}
+        return replace(Placement(**known), batch_size=run.config.batch_size)
+    return _unmeasured(run, "it was trained before, so nothing was measured.") if finished else decide(run)
+
+
+def _unmeasured(run: Run, why: str) -> Placement:
+    """Where a run is trained as it was asked, or by what is usual."""
+    config, place = run.config, str(device.choose(run.config.device))
+    threads = config.threads if isinstance(config.threads, int) else None
+    size = 1 if config.batch_size == "auto" else config.batch_size
+    return Placement(place, config.backend, threads, size, f"{place}: {why}")
+
+
+def decide(run: Run) -> Placement:
+    """Measures where the run is trained, and writes the decision to its provenance.json."""
+    config, where = run.config, run.config.device
+    bare = recipes.made(config, run.splits, "", config.seed, bare=True)
+    twice, free = 2 * sum(weight.nbytes for weight in bare.parameters()), machine.memory()[1]
+    if twice > SHARE * free and any(weight.is_meta for weight in bare.parameters()):
+        sizes = f"{twice / 1e9:.1f} GB of weights, of {free / 1e9:.1f} GB of free memory"
+        found = _unmeasured(run, f"a trial would hold {sizes}, so nothing was measured.")
+    else:
+        if config.of_kit("four_bit", False):
+            chosen = device.choose(where)
+            if in_four_bits(str(config.of_kit("pretrained")), chosen)[0] is not None:
+                where = str(chosen)  # such weights are where they were read to, and stay there
+        workload, nets = measure.of_recipe(config, run.splits), len(run.nets) * len(run.seeds)
+        found = placement.place(workload, device=where, threads=config.threads, trainings=nets)
+    run.note_provenance(placement=asdict(found) | _asked(run))
+    return found
+
+
+def _asked(run: Run) -> dict[str, Any]:
+    """What a decision answers."""
+    asked = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
+    return {"asked": asked, "machine": placement.machine_facts()}
+
+
+# --- what that takes ----------------------------------------------------------------------------------------
+
+
+def to_plan(
+    run: Any,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    samples: int | None = None,
+    alone: bool = False,
+    timed: bool = True,
+) -> dict[str, Any]:
+    """Arguments of `measure.plan`: the nets of a run, on its own data, where they are trained.
+
+    Args:
+        run: A run; or a recipe (see `recipes.find`), for which no run folder is begun.
+        settings: Of the recipe, some of them changed.
+        samples: In an epoch, if others than the data's.
+        alone: Whether to plan one net and one seed, in place of all controls and seeds.
+        timed: Whether "auto" settings are measured, as training would; see `runs.placed`.
+
+    Raises:
+        ValueError: A name or value is wrong; the batch size is "auto".
+        OSError, ValueError: The data cannot be used.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # a plan leaves nothing behind
+        run = run if isinstance(run, Run) else _unsaved(Path(folder), run, settings)
+        workload, where = measure.of_recipe(run.config, run.splits), placed(run) if timed else run.config
+    return {
+        "workload": workload if samples is None else workload.of_samples(samples),
+        "device": where.device,
+        "n_threads": where.threads if isinstance(where.threads, int) else None,
+        "nets": 1 if alone else len(run.nets),
+        "seeds": 1 if alone else len(run.seeds),
+        "price_per_hour": run.config.price_per_hour,
+    }
+
+
+def _unsaved(folder: Path, recipe: Any, settings: Mapping[str, Any] | None) -> Run:
+    """A run of a recipe whose folder is not begun.
+
+    Raises:
+        ValueError: A name or value is wrong; the batch size is "auto".
+    """
+    run = Run(folder, resolve(recipes.find(recipe), settings or {}))
+    if run.config.batch_size == "auto":
+        step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
+        raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
+    return run
+
+
+def measure_machine(
+    recipe: str, settings: Mapping[str, Any], out: Path | None = None, **options: Any
+) -> tuple[dict[str, Any], Path]:
+    """Surveys this machine and writes its file.
+
+    Args:
+        recipe: Whose net is measured.
+        settings: Changed in the recipe, by their own names.
+        out: The machine's file; default: `machines/<kind>.json` of the workspace.
+        **options: As `survey.take` has them: `seconds`, `quick`, `echo`.
+
+    Returns:
+        The survey, and where it was written.
+
+    Raises:
+        ValueError, OSError: A name or value is wrong, data cannot be used, or the file cannot be written.
+    """
+    checks.positive("seconds", options.get("seconds", 1.0))
+    run = _unsaved(workspace.home() / "none", recipe, settings)
+    place = survey.default_place(survey.facts()) if out is None else workspace.place(out)
+    workspace.make_folder(place.parent)  # before minutes are spent
+    found = survey.take(run.config, run.splits, **options)
+    workspace.write_json(place, found)
+    return found, place

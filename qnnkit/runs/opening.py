@@ -1,31 +1,32 @@
-"""How a run begins, resumes, moves, grows longer and is forked."""
+"""How a run begins, by settings, data and nets that go together; how it resumes, grows longer, is forked."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import platform
 import shutil
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 import qnnkit
-from qnnkit import checks, recipes, workspace
-from qnnkit.checkpoint import Store, weights
+from qnnkit import checks, layers, recipes, tasks, words, workspace
 from qnnkit.device import machine
-from qnnkit.measure import survey
-from qnnkit.recipes import Recipe
+from qnnkit.measure import placement, survey
+from qnnkit.models import causal_lm
+from qnnkit.recipes import Recipe, RecipeError
 from qnnkit.runs import rows
-from qnnkit.runs.folder import TRAINING, Run, changed_recipe, now, read_config, write_config
+from qnnkit.runs.folder import TRAINING, Run, changed_recipe, now, read_config, resolve, write_config
 from qnnkit.runs.lock import alone, bring, keep_mirrored
-from qnnkit.runs.placing import decide
-from qnnkit.runs.usable import require_last_batch, require_usable, resolve
-from qnnkit.settings import CRITERIA, PLACEMENT, FlatValue, Settings
+from qnnkit.runs.nets import decide
+from qnnkit.runs.using import data_of
+from qnnkit.settings import PLACEMENT, FlatValue, Settings
 
 BEGIN = 120.0
 """Seconds that a newcomer waits while another process begins the run: it may be measuring."""
@@ -34,19 +35,21 @@ PACKAGES = (
     *("tokenizers", "datasets", "numpy", "scipy", "scikit-learn", "pydantic", "papermill", "optuna", "dask"),
 )
 """Packages whose versions are kept with a run."""
-ASKED = "QNNKIT_ASKED"
-"""Environment variable of a kernel: the file with the placement that its chain was asked for."""
 
 
-def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
+def open_run(
+    run_dir: str | Path, recipe: Any = None, *, among: Collection[str] | None = None, **settings: FlatValue
+) -> Run:
     """The run in `run_dir`, begun there if the folder is new.
 
     Args:
         run_dir: Its folder; a relative one is meant from the workspace.
         recipe: A shipped name, the path of a recipe's file, a module, or an object: see `recipes.find`. None
             takes the folder's own where it is shipped, or has been named in this process.
+        among: Names of which the run's own net must have one, such as those of `--only`.
         **settings: Changed in the recipe; None leaves a setting as it is. In a folder that has begun they
-            must agree with what it began with, except for those of `settings.PLACEMENT` and more `epochs`.
+            must agree with what it began with, except for more `epochs`, data that lie elsewhere, and those
+            of `settings.PLACEMENT`, of which config.json keeps what was asked for last.
 
     Raises:
         ValueError: A name or value is wrong, or the folder holds another experiment (the message says which).
@@ -58,7 +61,9 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
     given = {name: value for name, value in settings.items() if value is not None}
     begun = read_config(folder / "config.json", named)
     if begun is not None:
-        return _resume(folder, named, begun, given)
+        run = _resume(folder, named, begun.with_paths(workspace.located), given)
+        _require_own(run, among)
+        return run
     if named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
@@ -71,13 +76,21 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         warnings.warn(lost + step, stacklevel=2)
     run = Run(folder, resolve(named, given))
     require_usable(run)
+    _require_own(run, among)
     workspace.make_folder(folder)
     with alone(folder, "begin", wait=BEGIN):
-        if read_config(folder / "config.json", named) is None:
+        if not (folder / "config.json").exists():
             facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
             facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # for who has not the recipe
             return _begin(run, facts)
-    return open_run(run_dir, recipe, **settings)  # another process has just begun it
+    return open_run(run_dir, recipe, among=among, **settings)  # another process has just begun it
+
+
+def _require_own(run: Run, among: Collection[str] | None) -> None:
+    """Raises ValueError where the run's own net, with a circuit or without one, is called otherwise."""
+    if among is not None and run.nets[0] not in among:
+        net, step = run.nets[0], f"Write --only {run.nets[0]}."
+        raise ValueError(checks.message("--only", f"name {net}, as its net is", ",".join(among), step))
 
 
 def _begin(run: Run, facts: Mapping[str, Any]) -> Run:
@@ -87,32 +100,32 @@ def _begin(run: Run, facts: Mapping[str, Any]) -> Run:
         size = decide(run).batch_size
         run.note_provenance(batch_size=size)
         run = Run(run.folder, run.config.override(batch_size=size))
-        require_last_batch(run)
     write_config(run)  # now it is a run
     return run
 
 
 def _resume(folder: Path, named: Recipe | None, begun: Settings, given: dict[str, Any]) -> Run:
     """A run that has begun, with the placement that is asked for now, and more epochs."""
-    asked = _asked_by_chain(folder)
-    places = {name: asked[name] for name in begun.places() if asked.get(name)}
-    begun = begun.with_paths(workspace.located).override(**places)
     if named is not None and begun.source is None:
-        _refuse_other_recipe(folder, named, begun)
-    given = {name: value for name, value in asked.items() if name in PLACEMENT} | given
+        recorded = getattr(begun, "recorded", "")
+        difference = f"recipe: {recorded!r} there, {named.reference!r} now"
+        if Path(recorded).name == Path(named.reference).name:
+            difference = f"the recipe has changed: {changed_recipe(folder, named)}"
+        raise _other_experiment(folder, difference)
     if given.get("batch_size") == "auto" and "batch_size" in rows.facts(folder, "provenance.json"):
         del given["batch_size"]  # it was measured when the run began
-    begun, config = _moved(folder, begun, resolve(None, given, begun))
+    config, where = resolve(None, given, begun), set(PLACEMENT) & given.keys()
+    moved = {name: each for name in begun.places() if (each := getattr(config, name)) != getattr(begun, name)}
+    if moved and Run(folder, begun.override(**moved)).splits is not None:  # the same data, elsewhere
+        begun, where = begun.override(**moved), where | moved.keys()
     difference = begun.difference(config)
     if set(difference) == {"epochs"} and config.epochs > begun.epochs:
         extend(Run(folder, begun), config.epochs)
     elif difference:
         pairs = [f"{name}: {ours!r} there, {theirs!r} now" for name, (ours, theirs) in difference.items()]
         raise _other_experiment(folder, ", ".join(pairs))
-    bounds = {name: getattr(config, name) for name in given if name in CRITERIA}
-    if any(getattr(begun, name) != bound for name, bound in bounds.items()):
-        _write_bounds(folder, bounds)
     workspace.make_folder(folder)
+    _keep(Run(folder, config), where)
     return Run(folder, config)
 
 
@@ -123,60 +136,15 @@ def _other_experiment(folder: Path, difference: str) -> ValueError:
     )
 
 
-def _refuse_other_recipe(folder: Path, named: Recipe, begun: Settings) -> None:
-    """Raises ValueError: the folder was begun with another recipe, or with another state of this one."""
-    recorded = getattr(begun, "recorded", "")
-    if Path(recorded).name == Path(named.reference).name:
-        raise _other_experiment(folder, f"the recipe has changed: {changed_recipe(folder, named)}")
-    raise _other_experiment(folder, f"recipe: {recorded!r} there, {named.reference!r} now")
-
-
-def asked_of_kernels(run: Run) -> dict[str, str]:
-    """The variable that makes a kernel compute where, and save as often as, the chain was asked to."""
-    flat, path = run.config.flat(), run.folder / ".asked.json"
-    names = [name for name in (*PLACEMENT, *run.config.places()) if name in flat]
-    workspace.write_json(path, {name: flat[name] for name in names})
-    return {ASKED: str(path)}
-
-
-def _asked_by_chain(folder: Path) -> dict[str, FlatValue]:
-    path = Path(os.environ.get(ASKED) or "/")
-    return dict(workspace.read_json(path) or {}) if path.parent == folder else {}
-
-
-def _moved(folder: Path, begun: Settings, config: Settings) -> tuple[Settings, Settings]:
-    """Both settings, where the run's data may lie elsewhere now than when it began.
-
-    A path in a workspace that has moved means the same path in this one. Other paths are accepted if the
-    data are the same.
-    """
-    places = {}
-    for name in begun.places():
-        ours, given = getattr(begun, name), getattr(config, name)
-        inside = workspace.portable(str(ours)).removeprefix(".")
-        if ours == given:
-            continue
-        if inside != str(ours) and str(given).endswith(inside) and not Path(given).exists():
-            warnings.warn(
-                f"`{given}` is no longer there; the run's data in `{ours}` are taken.", stacklevel=4
-            )
-            config = config.override(**{name: ours})
-        else:
-            places[name] = given
-    moved = begun.override(**places)
-    with contextlib.suppress(OSError):  # what cannot be read is not the same
-        if places and Run(folder, begun).provenance.get("data") and Run(folder, moved).splits is not None:
-            return moved, config
-    return begun, config
-
-
-def _write_bounds(folder: Path, bounds: Mapping[str, FlatValue]) -> None:
-    """Changes bounds of success in config.json, and the hash that SHA256SUMS has of it."""
-    path, hashes = folder / "config.json", rows.read_hashes(folder)
-    workspace.write_json(path, workspace.read_json(path) | dict(bounds))
-    if path.name in hashes:
-        rows.write_hashes(folder, hashes | {path.name: rows.hash_of(path)})
-    keep_mirrored(folder)
+def _keep(run: Run, names: Collection[str]) -> None:
+    """Changes settings in config.json, and the hash that SHA256SUMS has of it."""
+    path, hashes = run.folder / "config.json", rows.read_hashes(run.folder)
+    before, flat = workspace.read_json(path), run.asked.flat()
+    if (after := before | {name: flat[name] for name in names}) != before:
+        workspace.write_json(path, after)
+        if path.name in hashes:
+            rows.write_hashes(run.folder, hashes | {path.name: rows.hash_of(path)})
+        keep_mirrored(run.folder)
 
 
 def extend(run: Run, epochs: int) -> None:
@@ -198,97 +166,45 @@ def extend(run: Run, epochs: int) -> None:
         write_config(Run(folder, run.config.override(epochs=epochs)))
 
 
-# --- forks --------------------------------------------------------------------------------------------------
-
-
 def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
-    """A new run that begins as a copy of another's checkpoints and epochs, with other training settings.
+    """A new run that begins as a copy of another's checkpoints, with other training settings.
+
+    Its rows, hours and costs are counted from the fork.
 
     Args:
         run_dir: What is copied.
         new_dir: Folder of the new run.
-        recipe: The run's; one that has changed since must build nets of the same shape.
+        recipe: The run's.
         settings: Of the training, changed.
 
     Raises:
-        ValueError: A setting would change the nets or their data; nothing would be left to train; `new_dir`
-            holds another run; or a changed recipe's nets have other weights.
+        ValueError: A setting would change the nets or their data; nothing would be left to train; or
+            `new_dir` holds something else.
         FileNotFoundError: There is no run in `run_dir`.
     """
-
-    def refuse(rule: str, value: Any, step: str, name: str = "--fork") -> None:
-        raise ValueError(checks.message(name, rule, value, step))
-
-    source, folder = _source(run_dir, recipe), workspace.run_folder(new_dir)
+    source, folder = open_run(run_dir, recipe), workspace.run_folder(new_dir)
     bring(folder)
-    known, given = source.provenance, {name: each for name, each in settings.items() if each is not None}
-    config = resolve(None, given, source.config)
-    difference = source.config.difference(config)
-    for name in difference.keys() - set(TRAINING):
+    changed = {name: value for name, value in settings.items() if value is not None}
+    config, given = resolve(None, changed, source.config), source.config.chosen() | changed
+    of, known = rows.facts(folder, "provenance.json").get("forked", {}).get("of"), source.provenance
+    if of == known["begun"] and (folder / "config.json").exists():
+        return open_run(new_dir, source.recipe, **given)
+    for name in source.config.difference(config).keys() - set(TRAINING):
         rule = f"change how a run trains, and {name} makes other nets or data"
-        refuse(rule, str(new_dir), "Begin a new run_dir with it, without --fork.")
-    run, begun = Run(folder, config), read_config(folder / "config.json", source.recipe)
-    same = run.provenance.get("forked", {}).get("of", "") == known.get("begun")
-    if begun is not None and same and not begun.with_paths(workspace.located).difference(config):
-        return open_run(new_dir, source.recipe)
-    copied = {"checkpoints", "metrics.jsonl", "provenance.json", "recipe.py"}  # by a fork that was killed
-    others = {path.name for path in folder.glob("[!.]*")} - copied
-    if others or folder in (source.folder, *source.folder.parents) or source.folder in folder.parents:
-        refuse("name a new or empty folder outside the run's", str(folder), "Choose another one.")
-    if source.config.epochs >= config.epochs and len(source.tested()) >= len(source.nets) * len(source.seeds):
-        rule = f"be above {config.epochs}, to which `{source.folder}` is trained"
-        refuse(rule, config.epochs, "Add --epochs with more.", "epochs")
-    checked = Run(source.folder, config)  # whose data must be those that it was trained on
-    require_usable(checked)
-    if source.config.source is not None and known.get("made_of") != source.made_of():
-        _require_same_nets(checked, str(folder))
-    workspace.make_folder(folder)
-    with alone(source.folder, "train"):
-        theirs, ours = source.folder / "checkpoints", folder / "checkpoints"
-        if theirs.exists():
-            shutil.copytree(theirs, ours, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
-        epochs = [row | {"copied": True} for row in source.rows("metrics") if row["event"] == "epoch"]
-    lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in epochs)
-    workspace.write_bytes(folder / "metrics.jsonl", lines.encode())
-    facts = {name: known[name] for name in ("data", "nets", "score", "made_of") if name in known}
-    facts["given"] = sorted({*known.get("given", ()), *given})
-    changed = {name: {"from": ours, "to": theirs} for name, (ours, theirs) in difference.items()}
-    forked = {"from": workspace.portable(str(source.folder)), "of": known.get("begun"), "changed": changed}
-    return _begin(run, facts | {"forked": forked})
-
-
-def _source(run_dir: str | Path, recipe: Any) -> Run:
-    """The run to copy; where its recipe has changed, with the settings that the new one has too."""
-    named = None if recipe is None else recipes.find(recipe)
-    folder = workspace.run_folder(run_dir)
-    bring(folder)
-    begun = read_config(folder / "config.json", named)
-    if named is None or begun is None or begun.source is not None:
-        return open_run(run_dir, named)
-    provenance = Run(folder, begun).provenance
-    given = {*provenance.get("given", ()), *(("epochs",) if provenance.get("extended") else ())}
-    known = given & set(named.Settings.model_fields)  # others are the recipe's to change
-    for name in sorted(given - known):
-        warnings.warn(f"`{name}` is no setting of the recipe any more, and is left out.", stacklevel=3)
-    values = {name: value for name, value in begun.model_dump().items() if name in known}
-    return Run(folder, named.settings(**values).with_paths(workspace.located))
-
-
-def _require_same_nets(run: Run, new: str) -> None:
-    """Raises ValueError where a recipe has changed so that its nets do not take the weights there are."""
-    for path in sorted((run.folder / "checkpoints").glob("*-seed*")):
-        net, _, seed = path.name.rpartition("-seed")
-        kept = Store(path, run.identity(net, int(seed))).restore()
-        try:
-            if kept is not None:
-                weights.load(recipes.made(run.config, run.splits, net, int(seed)), kept["model"])
-        except ValueError as error:
-            raise ValueError(
-                checks.message("--fork", "go on from nets of the same shape", new, f"{error}")
-            ) from None
-
-
-# --- where it began -----------------------------------------------------------------------------------------
+        step = "Begin a new run_dir with it, without --fork."
+        raise ValueError(checks.message("--fork", rule, str(new_dir), step))
+    least = source.config.epochs + (len(source.tested()) == len(source.nets) * len(source.seeds))
+    if config.epochs < least:
+        rule = f"be {least} or more: `{source.folder}` is trained for {source.config.epochs}"
+        raise ValueError(checks.message("epochs", rule, config.epochs, "Add --epochs with more."))
+    require_usable(Run(source.folder, config))
+    theirs = workspace.make_folder(source.folder / "checkpoints")
+    with alone(source.folder, "train"), workspace.whole_folder(folder) as draft:
+        shutil.copytree(theirs, draft / "checkpoints", ignore=shutil.ignore_patterns(".*"))
+    run = open_run(new_dir, source.recipe, **given)
+    forked = {"from": workspace.portable(str(source.folder)), "of": known["begun"], "changed": changed}
+    run.note_provenance(made_of=known.get("made_of"), forked=forked)  # whose checkpoints they are
+    return run
 
 
 def origin() -> dict[str, Any]:
@@ -315,7 +231,75 @@ def _git(folder: Path, *words: str) -> str | None:
     """What git says of the checkout that `folder` is in; None where it says nothing within 10 s."""
     # Without locks: a git that is cut short would leave one behind, and the checkout could not be written to.
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        return done.stdout.strip() if done.returncode == 0 else None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
     return None
+
+
+# --- what it may begin with ---------------------------------------------------------------------------------
+
+
+def require_usable(run: Run) -> None:
+    """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
+    config, recipe, own_controls = run.config, run.recipe, hasattr(run.recipe.code, "controls")
+    for name in run.nets if own_controls or config.controls != "all" else run.nets[:1]:
+        try:
+            net = recipes.made(config, run.splits, name, config.seed, bare=True)
+        except NotImplementedError as error:  # a control that not every circuit has
+            raise ValueError(str(error)) from None
+        if own_controls or name == run.nets[0]:
+            _require_runs(run, net)
+    if config.net_settings:
+        controls = recipe.control_names(recipes.without_weights(config), run.splits, config.seed)
+        for setting in config.net_settings:
+            names = (run.nets[0], *controls, *recipe.more_control_names())
+            checks.choice("net in net_settings", setting.split(".")[0], names)
+    if not recipe.shipped and "vocabulary" not in run.splits.sizes:  # language models have their own files
+        try:
+            recipe.build(config, data_of(run.splits), config.seed)
+        except RecipeError as error:
+            lost = "`qnnkit predict` builds the trained net without its data, and will not be able to"
+            warnings.warn(f"{lost}. {error}", stacklevel=4)
+    placement.devices(config.device, config.precision)  # refused where none has it
+
+
+def _require_runs(run: Run, model: nn.Module) -> None:
+    """Refuses a net that does not take the first samples, or whose outputs its task does not take."""
+    recipe, splits, n = run.recipe, run.splits, min(2, len(run.splits.train))
+    if any(weight.is_meta for weight in model.parameters()):
+        if name := run.config.of_kit("pretrained"):  # every weight is there, though none is read
+            causal_lm(name, device="meta", **splits.sizes)
+        return
+    with _taken(recipe, splits), recipe.located_errors():
+        shape = (n, getattr(splits, "n_classes", None))
+        if shape[1] is not None and not isinstance(run.task, tasks.Own):
+            outputs: Any = layers.called(model.eval(), splits.example(n))
+            found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            if found != shape:
+                step = "One number for each class, for each image."
+                raise recipe.refusal("build", f"give a net that returns shape {shape}", found, step)
+        try:
+            loss = run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
+        except tasks.Refused as error:
+            raise recipe.wrong(str(error), "task") from None
+        if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
+            step = "Leave out what detaches it, such as .item()."
+            raise recipe.refusal("task", "give a loss with a gradient", "without one", step)
+
+
+@contextlib.contextmanager
+def _taken(recipe: Recipe, splits: Any) -> Iterator[None]:
+    """Reports in a sentence what a library says of a user's net that does not take the data, or its task."""
+    try:
+        yield
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        if recipe.shipped or isinstance(error, RecipeError):
+            raise
+        sample = splits.example(1)
+        step = "See `splits.example()` for what it is given."
+        if shape := tuple(getattr(sample, "shape", ()))[1:]:
+            step = f"A sample has shape {shape} and dtype {sample.dtype}."
+            if str(sample.dtype) == "torch.uint8":
+                step += " Begin forward with: images = images.float() / 255."
+        rule = "give a net that takes the data, and a task that takes its outputs"
+        raise recipe.refusal("build", rule, words.error_line(error), step) from error

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from qnnkit import checks, workspace
 if TYPE_CHECKING:
     import pandas as pd
 
+WHOLE = {"event", "net", "seed"}
 SUMS = "SHA256SUMS"
 """The file of a finished run with the hash of each other one, as `sha256sum --check` reads it."""
 
@@ -54,16 +56,15 @@ def facts(folder: Path, name: str) -> dict[str, Any]:
     return {}
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl, oldest first; none where the file cannot be read."""
+def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
+    """The rows of `<kind>.jsonl` that name an event and, of metrics, a net and a seed, oldest first.
+
+    Others are damaged; of a file that cannot be read there are none.
+    """
     with contextlib.suppress(OSError):
-        return whole(content(folder, "metrics.jsonl", workspace.read_lines) or [])
+        lines = content(folder, f"{kind}.jsonl", workspace.read_lines) or []
+        return [row for row in lines if (WHOLE if kind == "metrics" else {"event"}) <= row.keys()]
     return []
-
-
-def whole(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that name an event, a net and a seed; others are damaged."""
-    return [row for row in rows if {"event", "net", "seed"} <= row.keys()]
 
 
 class Followed:
@@ -97,7 +98,7 @@ class Followed:
             return []
         self.end += len(added)
         self.last = added.splitlines(keepends=True)[-1]
-        new = whole(workspace.parse_lines(added)[0])
+        new = [row for row in workspace.parse_lines(added)[0] if row.keys() >= WHOLE]
         self.rows += new
         return new
 
@@ -156,30 +157,24 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     checks.choice("event", event, ("test", "epoch"))
     if isinstance(runs, str | Path) or hasattr(runs, "folder"):
         runs = [runs]
-    sources = []
-    for each in runs:
-        folder = getattr(each, "folder", each)
-        place = workspace.place(folder)
-        config = each.config.flat() if folder is not each else facts(place, "config.json")
-        sources.append((folder, place, config, facts(place, "provenance.json")))
-    names = dict.fromkeys(name for *_, provenance in sources for name in provenance.get("given") or ())
+    places = [workspace.place(getattr(each, "folder", each)) for each in runs]
+    known = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
+    names = dict.fromkeys(name for _, provenance in known for name in provenance.get("given") or ())
     names |= dict.fromkeys(settings)
     table: list[dict[str, Any]] = []
-    for folder, place, config, provenance in sources:
-        rows, price = read(place), number(config, "price_per_hour")
-        about = {"folder": str(folder), "run": place.name, "recipe": config.get("recipe")}
-        about |= {name: config[name] for name in names if name in config}
-        hours: dict[Any, float] = {}
+    for each, place, (config, provenance) in zip(runs, places, known, strict=True):
+        config = each.config.flat() if hasattr(each, "config") else config
+        about = {"folder": str(getattr(each, "folder", each)), "run": place.name}
+        about |= {name: config[name] for name in ("recipe", *names) if name in config}
+        rows, hours, price = read(place), defaultdict[Any, float](float), number(config, "price_per_hour")
         for row in trainings(rows, "epoch", None):
-            if "copied" not in row:  # by a fork: its source has spent them
-                training = row["net"], row["seed"]
-                hours[training] = hours.get(training, 0.0) + (number(row, "seconds") or 0.0) / 3600
+            hours[row["net"], row["seed"]] += (number(row, "seconds") or 0) / 3600
         for row in trainings(rows, event, config.get("epochs")):
-            costs = {}
+            row["data"] = provenance.get("data")
             if event == "test":
-                spent = hours.get((row["net"], row["seed"]), math.nan)
-                costs = {"hours": spent, "cost": math.nan if price is None else price * spent}
-            table.append({**about, **row, "data": provenance.get("data"), **costs})
+                row["hours"] = hours.get((row["net"], row["seed"]), math.nan)
+                row["cost"] = row["hours"] * (math.nan if price is None else price)
+            table.append({**about, **row})
     return pd.DataFrame(table)
 
 

@@ -1,11 +1,11 @@
-"""The state of a run, read from its files and locks alone, on this machine or on Drive."""
+"""The state of a run, read from its files and locks alone, on this machine or on Drive; and looking on."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from qnnkit.runs.lock import held
 from qnnkit.runs.rows import content, facts, followed, number, trainings, work
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
+from qnnkit.words import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +25,7 @@ STATES = ("running", "failed", "stopped", "trained", "waiting", "pruned", "finis
 STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
 FILES = ("provenance", "config", "failed")
-TIMED = ("begin", "step", "warning")
-NUMBERS = ("epoch", "epochs", "step", "steps", "loss", "per_second", "memory", "device_memory")
+NUMBERS = ("epoch", "epochs", "step", "steps", "loss", "per_second")
 SESSION = "session.json"
 """In a batch's folder: the command that it belongs to now, and the runs that it has pruned."""
 
@@ -45,13 +45,9 @@ class State:
     """Why it failed."""
     notebook: Path | None = None
     """Where it failed."""
-    doing: str | None = None
-    """The notebook that is being executed."""
     score: Score = ACCURACY
     validation: float | None = None
     """The best that the run's own net came to on the validation split, by `score`."""
-    age: float | None = None
-    """Seconds since the last row."""
     net: str | None = None
     seed: int | None = None
     number: int | None = None
@@ -62,19 +58,10 @@ class State:
     step: int | None = None
     steps: int | None = None
     loss: float | None = None
-    counted: str | None = None
-    """What is counted `per_second`: "samples" or "tokens"."""
     per_second: float | None = None
-    seconds_left_net: float | None = None
-    """Until this net is trained, if nothing stops it early."""
-    seconds_left_run: float | None = None
-    """Until all are."""
-    memory: int | None = None
-    """Bytes of RAM that the process holds."""
-    peak_memory: int | None = None
-    """The most bytes of the memory that the device computes in."""
-    device: str | None = None
-    device_memory: int | None = None
+    """Samples."""
+    seconds_left: float | None = None
+    """Until all nets are trained, each as long as this one, if none stops early."""
     warnings: tuple[str, ...] = ()
     """Of this net's training, since it last began."""
 
@@ -85,9 +72,7 @@ def of_run(run_dir: str | Path) -> State:
     Raises:
         FileNotFoundError: There is no run.
     """
-    folder = workspace.run_folder(run_dir)
-    if not (folder / "config.json").exists():
-        folder = workspace.place(run_dir)
+    folder = workspace.place(run_dir)
     if content(folder, "config.json") is None:
         step = "Name a folder that `qnnkit run` or `qnnkit batch` was given."
         raise FileNotFoundError(checks.message("run_dir", "hold a run or a batch", str(folder), step))
@@ -105,29 +90,20 @@ def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> li
         FileNotFoundError: No batch is there.
         ValueError: Its batch.json is damaged.
     """
-    batch = workspace.place(folder)
-    score, found = score_of(listed := batch_file(batch)), []
+    batch, states = workspace.place(folder), []
+    score = score_of(listed := batch_file(batch))
     for row in listed["runs"]:
-        there = Path(os.path.normpath(batch / row["folder"]))
-        id_ = str(row.get("id", there.name))
-        if known and id_ in known:
-            found.append(known[id_])
+        if known and row["id"] in known:
+            states.append(known[row["id"]])
         else:
-            settings = row.get("settings", {})
-            found.append(replace(look(there, score), id=id_, folder=there, settings=settings))
-    return found
+            there = Path(os.path.normpath(batch / row["folder"]))
+            states.append(replace(look(there, score), id=row["id"], settings=row["settings"]))
+    return states
 
 
 def batch_file(batch: Path) -> dict[str, Any]:
     """What batch.json of a batch's folder holds; errors are those of `of_batch`."""
-    try:
-        listed = content(batch, "batch.json", workspace.read_json)
-        if listed is not None and not all(isinstance(row["folder"], str) for row in listed["runs"]):
-            raise TypeError("a run must have a folder")
-    except (ValueError, KeyError, TypeError) as error:
-        step = "Run the same qnnkit batch again; it writes it again."
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"Batch `{batch / 'batch.json'}` is damaged ({why}). {step}") from None
+    listed = content(batch, "batch.json", workspace.read_json)
     if listed is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
@@ -142,34 +118,33 @@ def score_of(listed: Mapping[str, Any]) -> Score:
 
 def look(folder: Path, score: Score | None = None) -> State:
     """The state of the run in a folder; "waiting" if nothing is there yet."""
-    if not (folder.exists() or work(folder).exists()):
-        return State(folder, id=folder.name, score=score or ACCURACY)
     provenance, settings, failure = (facts(folder, f"{name}.json") for name in FILES)
-    score, lines, order = score or score_of(provenance), followed(folder), _order(settings, provenance)
+    score, lines = score or score_of(provenance), followed(folder)
     lines.look()
-    tested = {(row["net"], row["seed"]): row for row in trainings(lines.rows, "test", settings.get("epochs"))}
-    column = f"validation_{score.on_validation}"
-    own = [number(row, column) for row in lines.rows if row["net"] in MAIN_NETS]
+    seeds = range(settings.get("seed", 0), settings.get("seed", 0) + settings.get("n_seeds", 1))
+    order = [(net, seed) for seed in seeds for net in provenance.get("nets") or ()]
+    tested = {(row["net"], row["seed"]) for row in trainings(lines.rows, "test", settings.get("epochs"))}
+    own = [number(row, f"validation_{score.on_validation}") for row in lines.rows if row["net"] in MAIN_NETS]
     reached = [value for value in own if value is not None]
-    found = _training(lines.rows, order, tested)
-    found |= {"id": folder.name, "score": score, "validation": score.best(reached) if reached else None}
+    known = _training(lines.rows, order, tested)
+    known |= {"id": folder.name, "score": score, "validation": score.best(reached) if reached else None}
     locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if finished(folder):
         state = "finished"
     elif any(locks):
         state = "running"
-        names = sorted(path.name for path in (work(folder) / "notebooks").glob("*.running.ipynb"))
-        found["doing"] = names[-1].split(".")[0] if names else None
     elif failure:
-        state, notebook = "pruned" if failure.get("state") == "pruned" else "failed", failure.get("notebook")
-        found |= {"error": failure.get("error"), "notebook": folder / notebook if notebook else None}
-    elif order and set(order) <= tested.keys():
+        state, notebook = failure["state"], failure["notebook"]
+        known |= {"error": failure["error"], "notebook": folder / notebook if notebook else None}
+    elif order and set(order) <= tested:
         state = "trained"
-    elif locks[-1] is None and found.get("age", STALE) < STALE:
+    elif (
+        locks[-1] is None and time.time() - max((row.get("time", 0) for row in lines.rows), default=0) < STALE
+    ):
         state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
     else:
         state = "stopped" if lines.rows else "waiting"
-    return State(folder, state, **found)
+    return State(folder, state, **known)
 
 
 def finished(folder: Path) -> bool:
@@ -199,76 +174,86 @@ def frame(states: Iterable[State]) -> pd.DataFrame:
     return pd.DataFrame(table).set_index("run") if table else pd.DataFrame()
 
 
-# --- what the rows say --------------------------------------------------------------------------------------
-
-
-def _training(
-    rows: Sequence[Mapping[str, Any]],
-    order: Sequence[tuple[str, int]],
-    tested: Mapping[tuple[str, int], Mapping[str, Any]],
-) -> dict[str, Any]:
+def _training(rows: Sequence[Mapping[str, Any]], order: list[Any], tested: set[Any]) -> dict[str, Any]:
     """What the rows of metrics.jsonl say of the training that began last; nothing where none did.
 
     Args:
         rows: Oldest first.
         order: (net, seed) of all trainings of the run; may be empty, where no file lists them.
-        tested: (net, seed) -> the row of its test, for those that have ended.
+        tested: Those of them that have ended.
     """
-    rows = [row for row in rows if row["event"] not in TIMED or number(row, "time") is not None]
     begun = [i for i, row in enumerate(rows) if row["event"] == "begin"]
     if not begun:
         return {}
-    lately = rows[begun[-1] :]
-    begin, steps = lately[0], [row for row in lately if row["event"] == "step"]
-    last = steps[-1] if steps else begin
-    ended = [row for row in lately if row["event"] == "epoch"]
-    if ended and (number(ended[-1], "epoch") or 0) >= (number(last, "epoch") or 0):
-        last = {**last, "epoch": ended[-1].get("epoch"), "step": last.get("steps")}
-        last["loss"] = ended[-1].get("train_loss", last.get("loss"))
-    pair = begin["net"], begin["seed"]
-    found: dict[str, Any] = {name: number(last, name) for name in NUMBERS}
-    found |= {name: _text(begin, name) for name in ("net", "device", "counted")}
-    found["seconds_left_net"], found["seconds_left_run"] = _left(steps, pair, order, tested)
-    return found | {
-        "seed": number(begin, "seed"),
-        "age": max(0.0, time.time() - max(row["time"] for row in lately if "time" in row)),
+    begin, *lately = rows[begun[-1] :]
+    pair, steps = (begin["net"], begin["seed"]), [row for row in lately if row["event"] == "step"]
+    last = dict(steps[-1] if steps else begin)
+    for row in lately:
+        if row["event"] == "epoch" and row["epoch"] >= last.get("epoch", 0):
+            last |= {"epoch": row["epoch"], "step": last.get("steps"), "loss": row.get("train_loss")}
+    seconds_left = None
+    if steps and (updates := steps[-1]["updates"] - steps[0]["updates"]) > 0:
+        each = (steps[-1]["time"] - steps[0]["time"]) / updates  # validation and checkpoints are part of it
+        others = len({*order} - tested - {pair})
+        seconds_left = each * ((1 + others) * last["epochs"] * last["steps"] - steps[-1]["updates"])
+    return {name: number(last, name) for name in NUMBERS} | {
+        **{"net": begin["net"], "seed": begin["seed"], "of": len(order) or None},
         "number": order.index(pair) + 1 if pair in order else None,
-        "of": len(order) or None,
-        "peak_memory": max((number(row, "peak_memory") or 0 for row in lately), default=0) or None,
-        "warnings": tuple(str(row.get("sentence")) for row in lately if row["event"] == "warning"),
+        "seconds_left": seconds_left,
+        "warnings": tuple(row["sentence"] for row in lately if row["event"] == "warning"),
     }
 
 
-def _left(
-    steps: Sequence[Mapping[str, Any]],
-    pair: tuple[str, int],
-    order: Sequence[tuple[str, int]],
-    tested: Mapping[tuple[str, int], Mapping[str, Any]],
-) -> tuple[float | None, float | None]:
-    """Seconds until the net is trained, and until all are: as long as the same net took, or as this one."""
-    names = ("time", "updates", "epoch", "epochs", "step", "steps")
-    known: list[Any] = [row for row in steps if all(number(row, name) is not None for name in names)]
-    if not known or (done := known[-1]["updates"] - known[0]["updates"]) <= 0:
-        return None, None
-    first, last = known[0], known[-1]
-    each = (last["time"] - first["time"]) / done  # validation and checkpoints are part of it
-    left = each * ((last["epochs"] - last["epoch"]) * last["steps"] + last["steps"] - last["step"])
-    whole, others = each * last["epochs"] * last["steps"], 0.0
-    for net, seed in order:
-        if (net, seed) not in tested and (net, seed) != pair:
-            same = [row for (other, _), row in tested.items() if other == net]
-            took = [(row.get("seconds_per_epoch") or 0) * (row.get("epochs_trained") or 0) for row in same]
-            others += max(took, default=0.0) or whole
-    return left, left + others
+# --- looking on ---------------------------------------------------------------------------------------------
 
 
-def _order(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """(net, seed) of all trainings of a run; none where its files do not tell."""
-    with contextlib.suppress(KeyError, TypeError):
-        seeds = range(settings["seed"], settings["seed"] + settings["n_seeds"])
-        return [(net, seed) for seed in seeds for net in provenance["nets"]]
-    return []
+def watch(
+    run_dir: str | Path, echo: Callable[[str], None] = print, *, every: float = 2.0, once: bool = False
+) -> list[State]:
+    """Shows the state of a run, or of every run of a batch, until none is running; returns the last states.
+
+    Only files are read and the system asked, so nothing that is watched is slowed down or can be harmed;
+    Ctrl-C ends the watching alone.
+
+    Args:
+        run_dir: Folder of a run or of a batch.
+        echo: Called with each line once, whenever it has changed.
+        every: Seconds between two looks.
+        once: Looks once.
+
+    Raises:
+        FileNotFoundError: There is no run and no batch.
+        ValueError: `every` is not above 0, or batch.json is damaged.
+    """
+    checks.positive("every", every, "Use a number of seconds, such as 2.")
+    folder, echoed, runs = workspace.place(run_dir), set[str](), list[State]()
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            runs = of_batch(folder) if (folder / "batch.json").exists() else [of_run(run_dir)]
+            begun = [run for run in runs if run.state != "waiting"] or runs
+            # Of a batch another run may be proposed, or one tried again.
+            going_on = any(run.state == "running" for run in runs) or (folder / SESSION).exists()
+            for text in [text for run in begun for text in (line(run), *(f"  ! {w}" for w in run.warnings))]:
+                if text not in echoed:
+                    echoed.add(text)
+                    echo(text)
+            if once or not going_on:
+                break
+            time.sleep(every)
+    return runs
 
 
-def _text(row: Mapping[str, Any], name: str) -> str | None:
-    return row[name] if isinstance(row.get(name), str) else None
+def line(run: State) -> str:
+    """A run in one line of words."""
+    words = [run.folder.name, run.state + (f": {run.error}" if run.error else "")]
+    if run.net is not None:
+        words.append(f"{run.net}, seed {run.seed}" + (f" ({run.number} of {run.of})" if run.number else ""))
+    if run.epoch is not None:
+        words.append(f"epoch {run.epoch}/{run.epochs}, step {run.step}/{run.steps}")
+    if run.loss is not None:
+        words.append(f"loss {run.loss:.4f}")
+    if run.state == "running" and run.per_second is not None:
+        words.append(f"{run.per_second:,.0f} samples/s")
+    if run.state == "running" and run.seconds_left is not None:
+        words.append(f"{duration(run.seconds_left)} left")
+    return "  ".join(words)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import math
+import queue
+import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,15 +25,15 @@ from qnnkit.measure import Placement
 from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import alone, mirrored
-from qnnkit.runs.nets import build, seen_by
-from qnnkit.runs.placing import placed
-from qnnkit.runs.rows import number, trainings
-from qnnkit.runs.trackers import tracked
-from qnnkit.train.out_of_memory import out_of_memory, ran_out
+from qnnkit.runs.nets import build, placed, seen_by
+from qnnkit.runs.state import look
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
 EVERY = 5.0
 """Seconds between two rows of a training, at least."""
+END = 10.0
+"""Seconds that the end of a training waits, at most, for all of its trackers."""
+NOT_SENT = ("seed", "step", "steps", "epochs", "updates", "time")
 
 
 class Stopped(KeyboardInterrupt):
@@ -64,12 +68,10 @@ class Training:
         self.config, self.whose = run.config.of_net(net), {"net": net, "seed": seed}
         self.on_row, self.on_warning = on_row or (lambda row: None), on_warning or (lambda sentence: None)
         self.warned: set[str] = set()
-        rows = [row for row in run.rows("metrics") if self.whose.items() <= row.items()] if self.main else []
-        same = [row for row in rows if row.get("device") == str(place)]
-        self.peak = max((number(row, "peak_memory") or 0 for row in same), default=0)
+        rows, mine = run.rows("metrics") if self.main else [], {**self.whose, "device": str(place)}.items()
+        self.peak = max((row["peak_memory"] for row in rows if mine <= row.items()), default=0)
         self.samples, self.since = 0, -math.inf
-        # At once: the first update may be a minute away.
-        self._timed("begin", counted=getattr(run.task, "counted", "samples"))
+        self._timed("begin")  # at once: the first update may be a minute away
 
     def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """What `train.fit` is given to train `model`, an untrained net, such that the run keeps it all.
@@ -111,14 +113,21 @@ class Training:
         with own_generators():
             seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
             found = tested(model, run.task, loader, self.splits, self.place, size)
-        final = {"event": "test", **self.whose, **_final(run, model, progress, found)}
-        final |= {"peak_memory": max(self.peak, measure.peak_on(self.place)), "peak_ram": measure.peak()}
+        [best] = [row for row in progress.rows if row["epoch"] == progress.best_epoch]
+        watched = f"validation_{run.task.score.on_validation}"
+        final = {
+            **{"event": "test", **self.whose, "epochs": run.config.epochs, watched: best[watched]},
+            "epochs_trained": progress.epoch,
+            "best_epoch": progress.best_epoch,
+            **{f"test_{name}": value for name, value in found.items()},
+            "n_test": len(run.splits.test),
+            **layers.count_parameters(model),
+            "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
+            "seconds_per_epoch": progress.seconds_per_epoch,
+            "peak_memory": max(self.peak, measure.peak_on(self.place)),
+            "peak_ram": measure.peak(),
+        }
         if self.main:
-            whose = {"event": "epoch", **self.whose}
-            there = {row["epoch"] for row in run.rows("metrics") if whose.items() <= row.items()}
-            for row in progress.rows:  # a checkpoint may have what the file has lost
-                if row["epoch"] not in there:
-                    run.log("metrics", whose | row | _speed(run, row["seconds"]))
             run.log("metrics", final)
         return final
 
@@ -141,7 +150,7 @@ class Training:
     def _epoch(self, row: dict[str, Any]) -> None:
         """Adds what an epoch came to."""
         if self.main:
-            row = {"event": "epoch", **self.whose, **row, **_speed(self.run, row["seconds"])}
+            row = {"event": "epoch", **self.whose, **row}
             self.run.log("metrics", row)
             self.on_row(row)
 
@@ -158,22 +167,11 @@ class Training:
     def _timed(self, event: str, **facts: Any) -> dict[str, Any]:
         """Adds a row that has the time and what memory is used."""
         row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
-        row["memory"] = measure.resident()  # before its peak, which is never less
         self.peak = row["peak_memory"] = max(self.peak, measure.peak_on(self.place))
-        if self.place.type == "cuda":
-            row["device_memory"] = torch.cuda.memory_reserved(self.place)
-        elif self.place.type == "mps":
-            row["device_memory"] = torch.mps.driver_allocated_memory()
         if self.main:
             with contextlib.suppress(OSError):
                 self.run.log("metrics", row)
         return row
-
-
-def _speed(run: Run, seconds: float) -> dict[str, float]:
-    """Tokens of an epoch that are learnt from per second, where the data are tokens."""
-    tokens = getattr(run.splits.train, "n_predicted", None)
-    return {} if tokens is None else {"tokens_per_second": tokens / seconds}
 
 
 @contextlib.contextmanager
@@ -195,7 +193,7 @@ def training(
     Raises:
         BlockingIOError: Another process is training this run.
         Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
-        OutOfMemory: Memory ran out, in an epoch or outside of them; the message names the next remedy.
+        OutOfMemory: Memory ran out in an epoch; the message names the next remedy.
     """
     finished = run.tested()
     wait_for_all()  # nobody writes before all have read
@@ -203,36 +201,24 @@ def training(
         if is_main():
             work.enter_context(alone(run.folder, "train"))
             work.enter_context(mirrored(run.folder))
-        where = placed(run, locked=True)
+        where, name = placed(run), f"{run.folder.name}-{run.provenance['begun']}".replace(":", "-")
         if is_main():
             _note(run, where, on_warning)
-        config = run.config
-        about = config.title, run.folder.name, run.provenance.get("begun"), config.flat()
-        track = work.enter_context(tracked(config.trackers, *about))
+        track = work.enter_context(tracked(run.config.trackers, run.config.title, name, run.config.flat()))
 
         def note(row: dict[str, Any]) -> None:
             track(row, row["updates"], f"{row['net']}/seed{row['seed']}")
             if on_row:
                 on_row(row)
 
-        begun: list[Training] = []
-
-        def untrained() -> Iterator[Training]:
-            for seed in run.seeds:
-                for net in run.nets:
-                    if (net, seed) not in finished:
-                        begun[:] = [Training(run, net, seed, device.choose(where.device), note, on_warning)]
-                        yield begun[0]
-
         work.enter_context(measure.threads(where.threads))
         work.enter_context(stopping(run, "03_train"))
-        try:
-            yield untrained()
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, train.OutOfMemory) or not ran_out(error) or not begun:
-                raise
-            place = f"net {begun[0].net}, seed {begun[0].seed}, before or after its epochs"
-            raise out_of_memory(place, words.first_line(error), config) from None
+        yield (
+            Training(run, net, seed, device.choose(where.device), note, on_warning)
+            for seed in run.seeds
+            for net in run.nets
+            if (net, seed) not in finished
+        )
 
 
 def train_all(
@@ -248,69 +234,39 @@ def train_all(
     with training(run, on_row, on_warning) as untrained:
         finals = list(run.tested().values())
         for one in untrained:
-            finals.append(_train(one))
+            model = build(run, one.net, one.seed)
+            loaders, kept = one.prepare(model)
+            finals.append(one.test(model, train.fit(model, run.task, loaders, one.config, **kept)))
             if on_row and is_main():
                 on_row(finals[-1])
     return finals
 
 
-def _train(one: Training) -> dict[str, Any]:
-    run, model = one.run, build(one.run, one.net, one.seed)
-    loaders, kept = one.prepare(model)
-    return one.test(model, train.fit(model, run.task, loaders, one.config, **kept))
-
-
 def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) -> None:
     """What the run's provenance says of data and machine."""
-    facts = {name: getattr(where, name) for name in ("backend", "threads", "sentence")}
-    facts |= {"processes": n_processes(), "precision": run.config.precision}
-    notes = list(run.splits.notes)
-    if run.config.of_kit("four_bit", False):
-        notes.append(in_four_bits(str(run.config.of_kit("pretrained")), where.device)[1])
+    config, splits, notes = run.config, run.splits, list(run.splits.notes)
+    if config.of_kit("four_bit", False):
+        notes.append(in_four_bits(str(config.of_kit("pretrained")), where.device)[1])
         if on_warning:
             on_warning(notes[-1])
-    facts_of_data = {"data": run.splits.fingerprint(), "notes": notes}
-    facts_of_data["samples"] = {name: len(run.splits.split(name)) for name in SPLITS}
-    run.note_provenance(**facts_of_data, device=where.device, trained=facts)
+    trained = {"sentence": where.sentence, "backend": where.backend, "threads": where.threads}
+    trained |= {"processes": n_processes(), "precision": config.precision}
+    samples = {name: len(splits.split(name)) for name in SPLITS}
+    known = {"data": splits.fingerprint(), "notes": notes, "samples": samples}
+    run.note_provenance(**known, device=where.device, trained=trained)
 
 
 @contextlib.contextmanager
 def stopping(run: Run, work: str) -> Iterator[None]:
-    """Says where a person has stopped the work on a run: by Ctrl-C, as `Stopped`, or by another signal."""
+    """Says where a person has stopped the work on a run, as `Stopped`."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit) as ended:
-        begun = [(row["net"], row["seed"]) for row in run.rows("metrics") if row["event"] == "begin"]
-        where = f"Stopped in {work}. Run this again to go on from here."
-        if work == "03_train" and begun and begun[-1] not in run.tested():
-            (net, seed), rows = begun[-1], trainings(run.rows("metrics"), "epoch", None)
-            done = [row["epoch"] for row in rows if (row["net"], row["seed"]) == begun[-1]]
-            where = f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} "
-            where += "epochs. Run this again to go on from here: nothing is trained twice."
-        if isinstance(ended, KeyboardInterrupt):
-            raise Stopped(where) from None
-        ended.add_note(where)
-        raise
-
-
-def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:
-    """What a trained net came to."""
-    score = run.task.score
-    [best] = [row for row in progress.rows if row["epoch"] == progress.best_epoch]
-    watched = f"validation_{score.on_validation}"
-    found = {
-        "epochs": run.config.epochs,
-        "epochs_trained": progress.epoch,
-        "best_epoch": progress.best_epoch,
-        watched: best[watched],
-        **{f"test_{name}": value for name, value in test.items()},
-        "n_test": len(run.splits.test),
-        **layers.count_parameters(model),
-        "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
-        "seconds_per_epoch": progress.seconds_per_epoch,
-        **_speed(run, progress.seconds_per_epoch),
-    }
-    return found | ({"micro_batch": run.config.micro_batch} if run.config.micro_batch else {})
+    except KeyboardInterrupt:
+        where, now = work, look(run.folder)
+        if work == "03_train" and now.net is not None:
+            where = f"net {now.net}, seed {now.seed}, epoch {now.epoch} of {run.config.epochs}"
+        step = "Run this again to go on from here: nothing is trained twice."
+        raise Stopped(f"Stopped in {where}. {step}") from None
 
 
 def tested(
@@ -333,3 +289,83 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     offered = {"outputs": torch.cat(seen)} if seen else {}
     return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means
+
+
+# --- trackers -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tracked(
+    names: Iterable[str], project: str, run: str, config: dict[str, Any]
+) -> Iterator[Callable[[dict[str, Any], int, str], None]]:
+    """Gives a function that sends the finite numbers of a row to trackers, and returns at once.
+
+    Its arguments are the row, the step and what is put before the names, such as "hybrid/seed0". Each
+    tracker has a thread: one that is not installed, fails or hangs is left out, with one sentence on stderr.
+    Of several processes, only the first sends.
+
+    Args:
+        names: As Accelerate has them.
+        project: What groups runs in a tracker, such as the recipe.
+        run: The run's name; in TensorBoard a run of the same name continues.
+        config: Flat settings, logged when the tracker starts.
+
+    Example:
+        >>> with tracked([], "digits_quanv", "mine", {}) as track:
+        ...     track({"train_loss": 0.5}, 1, "hybrid/seed0")
+    """
+    threads: dict[threading.Thread, queue.SimpleQueue[Any]] = {}
+    for name in names if is_main() else ():
+        rows = queue.SimpleQueue[Any]()
+        given = name, rows, project, run, config
+        threads[threading.Thread(target=_send, args=given, name=name, daemon=True)] = rows
+    for thread in threads:
+        thread.start()
+
+    def track(row: dict[str, Any], step: int, prefix: str) -> None:
+        numbers = {name: row[name] for name in row.keys() - NOT_SENT if type(row[name]) in (int, float)}
+        finite = {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
+        for rows in threads.values():
+            rows.put((finite, step))
+
+    try:
+        yield track
+    finally:
+        end = time.monotonic() + END
+        for thread, rows in threads.items():
+            rows.put(None)
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                _leave_out(thread.name, f"it had not finished {END:.0f} s after the training")
+
+
+def _send(name: str, rows: queue.SimpleQueue[Any], project: str, run: str, config: dict[str, Any]) -> None:
+    """Starts one of Accelerate's trackers, and sends it rows until there is none."""
+    try:
+        from accelerate import tracking
+
+        # Accelerate's logger asks for the state of an Accelerator, which is not there between two nets.
+        tracking.logger = logging.getLogger(tracking.__name__)  # pyright: ignore[reportAttributeAccessIssue]
+        home, kind = workspace.home().absolute(), tracking.LOGGER_TYPE_TO_CLASS[name]
+        named = {"mlflow": {"run_name": run}, "wandb": {"name": run}, "trackio": {"name": run}}
+        place = [run, home / name] if kind.requires_logging_directory else [project]
+        tracker = kind(*place, **named.get(name, {}))
+        tracker.main_process_only = False  # asking who is the first asks for the same state
+        tracker.start()
+        plain = {
+            key: value if isinstance(value, int | float) else str(value) for key, value in config.items()
+        }
+        tracker.store_init_configuration(plain)
+        while (row := rows.get()) is not None:
+            values, step = row
+            if name == "wandb":  # takes no step twice, and each net counts its own
+                values, step = values | {"updates": step}, None
+            tracker.log(values, step=step)
+        tracker.finish()
+    except BaseException as error:  # W&B is known to raise SystemExit
+        _leave_out(name, f"{type(error).__name__}: {words.first_line(error)}")
+
+
+def _leave_out(name: str, why: str) -> None:
+    step = "Training goes on, and metrics.jsonl has every row. Mend it, or leave it out of `trackers`."
+    print(f"Tracker `{name}` is left out from here on: {why}. {step}", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from qnnkit import adapters, checks, device, recipes, stats, tasks, words, workspace
+from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
@@ -20,7 +20,6 @@ from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, changed_recipe, kept_settings, settings_of
 from qnnkit.runs.nets import trained
-from qnnkit.runs.rows import facts
 from qnnkit.runs.state import look
 from qnnkit.runs.trainings import tested
 from qnnkit.tasks import pictures
@@ -28,7 +27,6 @@ from qnnkit.tasks import pictures
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
 LENGTH, BATCH = 256, 32
 """Tokens of a block where a net's files name no number, and samples of a batch that is evaluated."""
-SPEEDS = ("tokens_per_second", "events_per_second")
 MOST_CAPTIONS = 1000
 """Of the training split, that an image is held against where no other texts are given."""
 
@@ -164,8 +162,7 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     values["sizes"] = {name: _tuple(value) for name, value in values["sizes"].items()}
     if (folder / "tokenizer").is_dir():
         values["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    known = {each.name for each in fields(Data)}
-    data = Data(**{name: _tuple(value) for name, value in values.items() if name in known})
+    data = Data(**{name: _tuple(value) for name, value in values.items()})
     net = used.build(config.override(backend="auto"), data, about["seed"])
     net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
     return net.eval(), data, used
@@ -253,11 +250,10 @@ def _rows_of(file: str | Path, about: Data) -> np.ndarray:
         mark = max(",;\t", key=lines.readline().count)
     try:
         table: Any = pd.read_csv(path, sep=mark, header=None).apply(pd.to_numeric, errors="coerce")
-    except (OSError, ValueError) as error:
-        step = f"It says: {words.first_line(error)}."
-        raise ValueError(checks.message("inputs", "be tables", str(file), step)) from None
+    except ValueError:  # it is empty, or its rows differ in length
+        table = pd.DataFrame()
     n, shape = table.shape[1], about.shapes[""][1:]
-    numbers = table[int(table.iloc[0].isna().any()) :]  # a first line that names the columns
+    numbers = table[int(table.head(1).isna().any(axis=None)) :]  # a first line that names the columns
     if shape != [n] or numbers.isna().any(axis=None):
         rule = f"hold {shape[0] if len(shape) == 1 else 'no'} columns of numbers, as the net was trained on"
         step = "Leave out other columns, such as the targets, and rows without a number."
@@ -309,48 +305,17 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     return row
 
 
-def evaluation_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """What `evaluate` gives, for people."""
-    counted = "tokens" if "tokens" in row else "samples"
-    yield f"{row['data']}: {row[counted]:,} {counted}"
-    for name, value in row.items():
-        if isinstance(value, float):
-            low, high = row.get("interval", (0, 0)) if name == row["score"] else (0, 0)
-            yield f"{name}: {value:.4g}" + (f" (95 % interval {low:.4g} to {high:.4g})" if high else "")
-    yield from (f"Note: {note}" for note in row["notes"])
-
-
-def predictor(run_dir: str | Path) -> dict[str, Any]:
-    """Which net of the run `predict` uses: `net` and `seed`; nothing where its files do not tell."""
-    folder = _folder(run_dir)
-    about = facts(folder, ABOUT)
-    if not about:  # a language model's own files
-        nets, settings = (facts(folder.parent, name) for name in ("provenance.json", "config.json"))
-        about = {"net": (nets.get("nets") or [None])[0], "seed": settings.get("seed")}
-    return {name: about[name] for name in ("net", "seed") if about.get(name) is not None}
-
-
-def prediction_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """A row of `predict` for people; of an array a line for each of its samples."""
-    name, output = row.get("input", ""), row.get("output")
-    if isinstance(output, list) and any(isinstance(each, list | dict) for each in output):
-        for place, each in enumerate(output):
-            inner = each if isinstance(each, dict) and "probabilities" in each else {"output": each}
-            yield from prediction_lines({"input": f"{name}[{place}]"} | inner)
-        return
-    if "probabilities" in row:
-        best = sorted(row["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        text = ", ".join(f"{label} {100 * share:.1f} %" for label, share in best)
-    else:
-        text = _short(row.get("text", row.get("file", output)))
-    speeds = [f"{row[key]:.0f} {key.removesuffix('_per_second')}/s" for key in SPEEDS if key in row]
-    text += f" ({', '.join(speeds)})" if speeds else ""
-    yield f"{name}: {text}" if name else text
-    yield from (f"  Note: {note}" for note in row.get("notes", ()))
+def line(row: Mapping[str, Any]) -> str:
+    """A row of `predict` or `evaluate` for people; of probabilities the three largest."""
+    words = [f"{name}: {_short(value)}" for name, value in row.items() if name != "notes"]
+    return "\n  Note: ".join(["  ".join(words), *row.get("notes", ())])
 
 
 def _short(value: Any) -> str:
     """Numbers with few digits; anything else as it is."""
+    if isinstance(value, dict):
+        largest = sorted(value.items(), key=lambda pair: -pair[1])[:3]
+        return ", ".join(f"{name} {share:.3g}" for name, share in largest)
     if isinstance(value, list | tuple):
         return ", ".join(map(_short, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
