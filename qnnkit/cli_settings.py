@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,14 +154,3 @@ def require_own_net(only: str | None, net: str) -> None:
 
     if only is not None and net not in listed(only):
         raise ValueError(checks.message("--only", f"name {net}, as its net is", only, f"Write --only {net}."))
-
-
-def refuse_with(other: str, given: Mapping[str, Any]) -> None:
-    """Raises ValueError if one of the options has a value, since it would do nothing with the other.
-
-    Example:
-        >>> refuse_with("--once", {"--every": None})
-    """
-    for name, value in given.items():
-        if value:
-            raise ValueError(checks.message(name, f"be left out with {other}", value, "It would do nothing."))
