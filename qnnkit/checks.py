@@ -21,10 +21,7 @@ MANY = 20
 class Message(str):
     """A refusal's sentence that knows its parts."""
 
-    name: str
-    rule: str
-    value: object
-    next_step: str
+    parts: tuple[Any, ...]
 
 
 def message(name: str, rule: str, value: object, next_step: str) -> Message:
@@ -35,7 +32,7 @@ def message(name: str, rule: str, value: object, next_step: str) -> Message:
         'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
     """
     made = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}")
-    made.name, made.rule, made.value, made.next_step = name, rule, value, next_step
+    made.parts = name, rule, value, next_step
     return made
 
 
@@ -52,11 +49,11 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        found = error.args[-1] if error.args else None
-        if not isinstance(found, Message) or found.name not in names:
+        *before, sentence = error.args or [None]
+        if not isinstance(sentence, Message) or sentence.parts[0] not in names:
             raise
-        told = message(names[found.name], found.rule, found.value, found.next_step)
-        raise type(error)(*error.args[:-1], told) from None
+        name, *others = sentence.parts
+        raise type(error)(*before, message(names[name], *others)) from None
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:

@@ -29,7 +29,6 @@ from qnnkit.cli_settings import (
     folder_of,
     gathered,
     open_with,
-    refuse_with,
 )
 
 TRAIN, SET_UP, PLAN, MODELS = "Train", "Set up", "Plan", "Models"
@@ -114,10 +113,9 @@ def run(
         return
     warm.begin()
     with ending_cleanly():
-        with warm.importing():
-            from qnnkit import report as reports
-            from qnnkit import runs
-            from qnnkit.settings import CRITERIA
+        from qnnkit import report as reports
+        from qnnkit import runs
+        from qnnkit.settings import CRITERIA
 
         names = runs.chain.chosen(notebooks)
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
@@ -154,9 +152,8 @@ def train(
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
     run_dir = folder_of(run_dir, as_option)
-    with warm.importing():
-        from qnnkit import runs
-        from qnnkit.train.processes import is_main, wait_for_all
+    from qnnkit import runs
+    from qnnkit.train.processes import is_main, wait_for_all
 
     with ending_cleanly():
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
@@ -185,7 +182,6 @@ def train(
 def watch(
     run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a run or a batch.")],
     once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
-    every: Annotated[float | None, Option(help="Seconds between two lines.", show_default="2")] = None,
 ) -> None:
     """Show the progress of a run or batch from another terminal: net, epoch, loss, speed, time left.
 
@@ -193,9 +189,7 @@ def watch(
     """
     from qnnkit import runs
 
-    if once:
-        refuse_with("--once", {"--every": every})
-    runs.watch(run_dir, typer.echo, every=2.0 if every is None else every, once=once)
+    runs.watch(run_dir, typer.echo, once=once)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -210,8 +204,7 @@ def batch(
         warm.begin()
     else:
         logging.disable()  # Dask's, of workers that come and go
-    with warm.importing():
-        from qnnkit import batch as batches
+    from qnnkit import batch as batches
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
     with ending_cleanly():
@@ -222,9 +215,7 @@ def batch(
 
 @app.command(rich_help_panel=PLAN)
 def plan(
-    recipe: Annotated[
-        str | None, Option(metavar="NAME_OR_FILE", help="A shipped recipe, or your .py file.")
-    ] = None,
+    recipe: Recipe = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
@@ -317,34 +308,28 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=PLAN)
 def measure(
-    recipe: Annotated[
-        str | None,
-        Option(metavar="NAME_OR_FILE", help="Recipe whose net is measured.", show_default="digits_quanv"),
-    ] = None,
+    recipe: Recipe = None,
     settings: Set = None,
-    seconds: Annotated[
-        float | None, Option(help="Approximate time for everything.", show_default="60")
-    ] = None,
-    quick: Annotated[
-        bool, Option("--quick", help="Take seconds instead of a minute; rougher figures.")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="Take seconds, not a minute; rougher figures.")] = False,
     out: Annotated[
         Path | None, Option(metavar="FILE", help="File to write.", show_default="machines/<kind>.json")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Benchmark this machine, and a net on it. 05_benchmark compares the files of several machines."""
+    """Benchmark this machine, and a net on it (default: that of digits_quanv).
+
+    05_benchmark compares the files of several machines.
+    """
     from qnnkit.measure import survey
     from qnnkit.runs.nets import measure_machine
 
-    with ending_cleanly(), checks.renamed({"seconds": "--seconds"}):
+    with ending_cleanly():
         found, place = measure_machine(
             recipe or "digits_quanv",
             gathered(recipe, None, settings),
             out,
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             quick=quick,
-            **({} if seconds is None else {"seconds": seconds}),
         )
         typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
 
@@ -394,7 +379,9 @@ def report(
     from qnnkit.runs import state
 
     if (workspace.place(run_dir) / "batch.json").exists():
-        refuse_with("a batch", {"--verify": verify, "--recipe": recipe})
+        if verify or recipe:
+            step = "Name one of its runs, or leave the option out."
+            raise ValueError(checks.message("--verify, --recipe", "be left out with a batch", True, step))
         show_batch(workspace.place(run_dir))
         return
     state.of_run(run_dir)  # says what the folder must hold

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from qnnkit import workspace
+from qnnkit import warm, workspace
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 STOPPED = "Stopped. Run this again to go on from here."
@@ -68,8 +68,7 @@ def print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> 
 def ending_cleanly() -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt inside, and end the command with one sentence.
 
-    The exit status is 130, 143 or 129. If `QNNKIT_STOP_WITH_PARENT` names the process that started this one,
-    this one ends when that is gone.
+    The exit status is 130, 143 or 129. If `warm.PARENT` is set, this process ends with its parent.
     """
     came = [signal.SIGINT]
 
@@ -83,7 +82,7 @@ def ending_cleanly() -> Iterator[None]:
         for each in ENDING:
             if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup asks for
                 handlers.callback(signal.signal, each, signal.signal(each, end))
-        if parent := os.environ.pop("QNNKIT_STOP_WITH_PARENT", None):
+        if parent := os.environ.pop(warm.PARENT, None):
             threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
         try:
             yield
@@ -96,8 +95,7 @@ def ending_cleanly() -> Iterator[None]:
 
 def _follow(parent: int, patience: float = 60.0) -> None:
     """Ends this process soon after its parent has gone, cleanly or, should that hang, at once."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+    warm.wait_for_parent(parent)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(patience)
     os._exit(128 + signal.SIGTERM)  # its kernel follows by itself

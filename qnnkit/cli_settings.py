@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,14 +154,3 @@ def open_with(run_dir: Path, recipe: Any, only: str | None, settings: dict[str, 
     from qnnkit.settings import listed
 
     return runs.open_run(run_dir, recipe, among=None if only is None else listed(only), **settings)
-
-
-def refuse_with(other: str, given: Mapping[str, Any]) -> None:
-    """Raises ValueError if one of the options has a value, since it would do nothing with the other.
-
-    Example:
-        >>> refuse_with("--once", {"--every": None})
-    """
-    for name, value in given.items():
-        if value:
-            raise ValueError(checks.message(name, f"be left out with {other}", value, "It would do nothing."))

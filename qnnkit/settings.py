@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -22,7 +20,6 @@ from pydantic import (
     ValidationInfo,
     WrapValidator,
     field_validator,
-    model_validator,
 )
 
 from qnnkit import checks
@@ -33,6 +30,16 @@ SETTINGS = "All of them: qnnkit recipes NAME."
 """Where a message sends those who look for a setting."""
 MAIN_NETS = ("hybrid", "reference")
 """What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
+
+
+def listed(text: str) -> list[str]:
+    """The words of a text such as "hybrid, classical".
+
+    Example:
+        >>> listed("(hybrid, classical)"), listed("()")
+        (['hybrid', 'classical'], [])
+    """
+    return [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
 
 
 # A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
@@ -46,6 +53,10 @@ Count = Annotated[
 AUTO: Any = "auto"
 Place = Annotated[str, "place"]
 """A folder, file or address. Relative ones are meant from the workspace; they may be given anew."""
+_UPDATE = "learning_rate|quantum_learning_rate|optimizer|weight_decay|schedule|warmup_epochs"
+OfNet = Annotated[str, Field(pattern=rf"^[^.=]+\.({_UPDATE}|clip_norm|quantum_clip_norm)=.+$")]
+"""A setting of the update for a single net."""
+Noise = Annotated[str, Field(pattern=r"^(depolarizing|readout)=(0?\.\d+|0|1)$")]
 
 
 class Base(BaseModel):
@@ -131,12 +142,12 @@ class Settings(Base):
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
     controls: tuple[str, ...] | Literal["all"] = "all"
     """Nets with the quantum part exchanged: "all" for the five standard ones, or names; () for none."""
-    net_settings: tuple[str, ...] = ()
+    net_settings: tuple[OfNet, ...] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
 
     shots: int | None = Field(default=None, ge=1)
     """Measurements of each circuit, in training and in the test; None computes exactly."""
-    noise: tuple[str, ...] = ()
+    noise: tuple[Noise, ...] = ()
     """Noise of the circuits, in training and in the test: depolarizing=P, readout=P; () for none."""
 
     min_difference: float | None = Field(default=None, gt=0)
@@ -169,22 +180,24 @@ class Settings(Base):
     source: ClassVar[Any] = None
     """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
 
-    @model_validator(mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _words(cls, given: Any) -> Any:
+    def _as_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """A text where a list is wanted, such as "classical, no_quantum", is the list of its words.
 
         Raises:
             ValueError: True or False is given for a number: Python would take it for 1 or 0.
         """
-        if not isinstance(given, dict):
-            return given
-        for name, value in given.items():
-            if isinstance(value, bool) and not {bool, Any} & cls._types(name) and int in cls._types(name):
-                raise ValueError(
-                    checks.message(name, "be a number", value, f"It means: {cls.describe(name)}")
-                )
-        return {name: listed(each) if cls._is_list(name, each) else each for name, each in given.items()}
+        kinds = cls._kinds(str(info.field_name))
+        if isinstance(value, str) and (tuple in kinds or list in kinds) and value not in kinds:
+            return listed(value)
+        if (
+            isinstance(value, bool)
+            and not (bool in kinds or Any in kinds)
+            and (int in kinds or float in kinds)
+        ):
+            raise ValueError("be a number")
+        return value
 
     @field_validator("validation_fraction", "test_fraction", "train_fraction")
     @classmethod
@@ -193,31 +206,21 @@ class Settings(Base):
             raise ValueError("be a share below 1, or a whole number of samples")
         return value
 
-    @field_validator("controls")
+    @field_validator("controls", "net_settings", "noise")
     @classmethod
-    def _each_once(cls, controls: tuple[str, ...] | str) -> tuple[str, ...] | str:
-        if len(set(controls)) < len(controls) and controls != "all":
-            raise ValueError("name each net once")
-        return controls
+    def _each_once(cls, given: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        names = [each.partition("=")[0] for each in given]
+        if len({*names}) < len(names) and given != "all":
+            raise ValueError("name each once")
+        return given
 
     @field_validator("net_settings")
     @classmethod
-    def _of_single_nets(cls, net_settings: tuple[str, ...]) -> tuple[str, ...]:
-        parts = [*map(_parts, net_settings)]
-        if len({(net, name) for net, name, _ in parts}) < len(parts):
-            raise ValueError("name each setting of a net once")
-        for _, name, value in parts:
+    def _by_their_rules(cls, net_settings: tuple[str, ...]) -> tuple[str, ...]:
+        for each in net_settings:
+            name, _, value = each.partition(".")[2].partition("=")
             Settings.of({name: value})
         return net_settings
-
-    @field_validator("noise")
-    @classmethod
-    def _probabilities(cls, noise: tuple[str, ...]) -> tuple[str, ...]:
-        kinds = [each.partition("=")[0] for each in noise]
-        wrong = [each for each in noise if not re.fullmatch(r"(depolarizing|readout)=(0?\.\d+|0|1)", each)]
-        if wrong or len(set(kinds)) < len(kinds):
-            raise ValueError("be depolarizing=P and readout=P, each once, with probabilities such as 0.01")
-        return noise
 
     def of_net(self, net: str) -> Self:
         """The settings that a net trains with: these, but for what `net_settings` says of it.
@@ -226,8 +229,8 @@ class Settings(Base):
             >>> Settings(net_settings=("hybrid.learning_rate=0.5",)).of_net("hybrid").learning_rate
             0.5
         """
-        own = {name: value for whose, name, value in map(_parts, self.net_settings) if whose == net}
-        return self.override(**own) if own else self
+        own = [each.removeprefix(f"{net}.") for each in self.net_settings if each.startswith(f"{net}.")]
+        return self.override(**dict(each.split("=", 1) for each in own)) if own else self
 
     @property
     def recipe(self) -> str:
@@ -264,11 +267,7 @@ class Settings(Base):
             >>> Settings().override(epochs=2).epochs
             2
         """
-        return type(self).of({**self._dump(), **values})
-
-    def _dump(self, **how: Any) -> dict[str, Any]:
-        """Its values, without those that are computed from others."""
-        return self.model_dump(exclude=set(type(self).model_computed_fields), **how)
+        return type(self).of({**self.model_dump(exclude_computed_fields=True), **values})
 
     def flat(self) -> dict[str, Any]:
         """Every setting as JSON has it, and the recipe.
@@ -277,16 +276,13 @@ class Settings(Base):
             >>> Settings().flat()["batch_size"]
             64
         """
-        return {"recipe": self.recipe, **self._dump(mode="json", warnings=False)}
+        values = self.model_dump(mode="json", exclude_computed_fields=True, warnings=False)
+        return {"recipe": self.recipe, **values}
 
     @classmethod
     def places(cls) -> list[str]:
         """Names of the settings that say where something lies: `Place`, or annotated as a `pathlib.Path`."""
-        return [
-            name
-            for name, field in cls.model_fields.items()
-            if "place" in field.metadata or {Place, Path} & {*_members(field.annotation)}
-        ]
+        return [name for name in cls.model_fields if "place" in (kinds := cls._kinds(name)) or Path in kinds]
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
@@ -323,20 +319,15 @@ class Settings(Base):
     @classmethod
     def is_text(cls, name: str) -> bool:
         """Whether a setting is a text, even where a value of it looks like a number."""
-        types = cls._types(name)
-        return bool(types & {str, Path}) and not types & {int, float, bool}
+        kinds = cls._kinds(name)
+        is_text = any(kind in (str, Path) or isinstance(kind, str) for kind in kinds)
+        return is_text and not any(kind in kinds for kind in (int, float, bool, tuple, list))
 
     @classmethod
-    def _types(cls, name: str) -> set[Any]:
-        return types_of(cls.model_fields[name].annotation) if name in cls.model_fields else set()
-
-    @classmethod
-    def _is_list(cls, name: str, value: Any) -> bool:
-        """Whether a value given for a setting is a text for a list, not a word that the setting knows."""
-        members = _members(cls.model_fields[name].annotation) if name in cls.model_fields else ()
-        words = [word for each in members if get_origin(each) is Literal for word in get_args(each)]
-        is_list = any(get_origin(each) in (tuple, list) for each in members) and str not in members
-        return isinstance(value, str) and is_list and value not in words
+    def _kinds(cls, name: str) -> list[Any]:
+        """The annotation of a setting, and all that it is made of; nothing of one that there is not."""
+        field = cls.model_fields.get(name)
+        return [] if field is None else [*field.metadata, *_parts(field.annotation)]
 
     @classmethod
     def describe(cls, name: str) -> str:
@@ -357,11 +348,6 @@ PLACEMENT = (
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 """Settings that say which sample is whose."""
-OF_A_NET = (
-    *("learning_rate", "quantum_learning_rate", "optimizer", "weight_decay", "schedule"),
-    *("warmup_epochs", "clip_norm", "quantum_clip_norm"),
-)
-"""Settings that `net_settings` may give to single nets: those of the update alone."""
 
 
 class Recorded(Settings):
@@ -391,49 +377,20 @@ def digest_of(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _parts(words: str) -> tuple[str, str, Any]:
-    """Net, setting and value of one of `net_settings`."""
-    found = re.fullmatch(r"([^.=]+)\.([^.=]+)=(.+)", words)
-    if found is None or found[2] not in OF_A_NET:
-        raise ValueError(f"be NET.SETTING=VALUE, each with a setting of {', '.join(OF_A_NET)}")
-    try:
-        return found[1], found[2], json.loads(found[3])
-    except ValueError:
-        return found[1], found[2], found[3]
+def _parts(annotation: Any) -> list[Any]:
+    """An annotation, and what it is made of.
+
+    Example:
+        >>> int in _parts(tuple[int, ...] | None), "place" in _parts(Place)
+        (True, True)
+    """
+    inner = [part for each in get_args(annotation) for part in _parts(each)]
+    return [annotation, get_origin(annotation), *inner]
 
 
 def _text(path: str | Path) -> str:
     """A path as `workspace.portable` writes it: `Path` drops the `./` of what lies in the workspace."""
     return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
-
-
-def listed(text: str) -> list[str]:
-    """The words of a text such as "hybrid, classical".
-
-    Example:
-        >>> listed("(hybrid, classical)"), listed("()")
-        (['hybrid', 'classical'], [])
-    """
-    return [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
-
-
-def types_of(annotation: Any) -> set[Any]:
-    """The types of the values that an annotation allows.
-
-    Example:
-        >>> sorted(each.__name__ for each in types_of(Literal["a", "b"] | Place | None))
-        ['NoneType', 'str']
-    """
-    if get_origin(annotation) is Literal:
-        return {type(value) for value in get_args(annotation)}
-    if get_origin(annotation) is Annotated:
-        return types_of(get_args(annotation)[0])
-    parts = _members(annotation)
-    return {annotation} if parts == (annotation,) else set().union(*map(types_of, parts))
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:

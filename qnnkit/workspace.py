@@ -32,13 +32,8 @@ def home() -> Path:
     - What `remember` wrote down on this machine (on Colab: a folder on Drive).
     - On Colab, a folder on Drive, if that is mounted.
     - The current folder; the one around it if it is a `notebooks/` with numbered notebooks in it.
-
-    Raises:
-        NotADirectoryError: `QNNKIT_HOME` names a file.
     """
-    path = _named("QNNKIT_HOME")
-    if path is not None:
-        _refuse_file("QNNKIT_HOME", path)
+    if (path := _named("QNNKIT_HOME")) is not None:
         return path
     here = Path.cwd()
     return here.parent if here.name == "notebooks" and any(here.glob("0[0-6]_*.ipynb")) else here
@@ -156,7 +151,6 @@ def local_home() -> Path | None:
 
     Raises:
         ValueError: `QNNKIT_LOCAL` is not absolute, overlaps `QNNKIT_HOME`, or stands without it.
-        NotADirectoryError: `QNNKIT_LOCAL` names a file.
     """
     local, kept = _named("QNNKIT_LOCAL"), _named("QNNKIT_HOME")
     if local is None:
@@ -166,7 +160,6 @@ def local_home() -> Path | None:
         rule = "be an absolute path outside QNNKIT_HOME, which must be set too"
         step = f"QNNKIT_HOME is {kept or 'not set'}. Choose a folder on local disk, or unset it."
         raise ValueError(checks.message("QNNKIT_LOCAL", rule, str(local), step))
-    _refuse_file("QNNKIT_LOCAL", local)
     return local
 
 
@@ -203,12 +196,6 @@ def _named(variable: str) -> Path | None:
         told = {VARIABLES[name]: value for name, value in known.items() if name in VARIABLES}
     value = told.get(variable)
     return Path(value).expanduser() if value else None
-
-
-def _refuse_file(variable: str, path: Path) -> None:
-    if os.path.isfile(path):  # noqa: PTH113  False where it may not be looked at
-        step = "It is a file: set it to a folder or unset it."
-        raise NotADirectoryError(checks.message(variable, "name a folder", str(path), step))
 
 
 def _inside(path: Path, folder: Path) -> Path | None:
@@ -312,17 +299,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     """The whole lines that are rows, and how many are not."""
-    rows, damaged = [], 0
-    for line in filter(None, content.split(b"\n")[:-1]):  # what follows the last newline is not whole
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if isinstance(found, dict):
-            rows.append(found)
-        else:
-            damaged += 1
-    return rows, damaged
+    lines = [line for line in content.split(b"\n")[:-1] if line]  # what follows the last is not whole
+    rows = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    rows = [row for row in rows if isinstance(row, dict)]
+    return rows, len(lines) - len(rows)
 
 
 def read_json(path: Path) -> Any:

@@ -6,19 +6,18 @@ importing torch and PennyLane. A test of what a cold Python does starts one by `
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from multiprocessing import Pipe
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from qnnkit import warm
 
@@ -28,31 +27,11 @@ PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 STARTED = dict(os.environ) | {"PYTHONPATH": PATH}
 
 
-class Later:
-    """In place of the connection to the process that is forked, which is begun once one is wanted."""
-
-    def __init__(self) -> None:
-        self.real: Any = None
-
-    def send(self, request: Any) -> None:
-        if self.real is None:  # as `warm.begin` does; a test may have changed this process's environment
-            self.real, theirs = Pipe()
-            code = f"from qnnkit import warm; warm.serve({theirs.fileno()}, {(*warm.MODULES, *MODULES)})"
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env=STARTED,
-                cwd=ROOT,
-            )
-            theirs.close()
-            atexit.register(process.wait)
-            atexit.register(process.kill)
-        self.real.send(request)
-
-    def recv(self) -> Any:
-        return self.real.recv()
+def begin() -> None:
+    """Starts the fork server, once a process is wanted; a test may have changed folder and environment."""
+    server.ensure_running = usual
+    with contextlib.chdir(ROOT), mock.patch.dict(os.environ, STARTED, clear=True):
+        usual()
 
 
 def start(*words: object, log: Path, env: Mapping[str, str] | None = None) -> Any:
@@ -111,7 +90,9 @@ def holding(folder: Path, work: str) -> contextlib.AbstractContextManager[Any]:
 
 
 if sys.platform == "linux" and __name__ != "__main__":
-    warm._nursery = Later()  # pyright: ignore[reportAttributeAccessIssue]
+    warm._begun, server = True, forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    forkserver.set_forkserver_preload(["qnnkit.preload", *MODULES])
+    usual, server.ensure_running = server.ensure_running, begin
 
 
 if __name__ == "__main__":

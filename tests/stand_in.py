@@ -86,7 +86,7 @@ runpy.run_module = lambda name, **options: (
 if sys.orig_argv[1:2] == ["-m"] and asked(sys.orig_argv[2:]):
     stand_in(sys.orig_argv[4:])
 if engine := sys.modules.get("qnnkit.batch.engine"):  # who is forked waits in short steps
-    engine.LOOK, engine.workers.LOOK, engine.workers.warm.LOOK = 0.1, 0.05, 0.01
+    engine.LOOK, engine.workers.LOOK = 0.1, 0.05
 if os.environ.get("QNNKIT_STAND_IN") == "by itself":
     from qnnkit import warm
 

@@ -23,7 +23,7 @@ import yaml
 from qnnkit import batch, recipes, report, warm, workspace
 from qnnkit.batch import batch_file, engine, table, workers
 from qnnkit.runs import State, chain
-from tests.forked import start
+from tests.forked import begin, start
 from tests.toys import typing
 
 ROOT = Path(__file__).parent.parent
@@ -35,11 +35,12 @@ BASE = {"name": "b", "recipe": "digits_quanv"}
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A workspace of its own, in the current folder. What a test starts there has ended with the test."""
+    begin()  # while no thread looks at the current folder
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("QNNKIT_HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    for module, seconds in ((engine, 0.1), (workers, 0.05), (warm, 0.01)):  # short waits
+    for module, seconds in ((engine, 0.1), (workers, 0.05)):  # short waits
         monkeypatch.setattr(module, "LOOK", seconds)
     yield home
     left = processes(home)
@@ -72,7 +73,7 @@ def stand_in(home, tmp_path, monkeypatch):
 def forked(request, monkeypatch):
     """Processes are forked, as on Linux, or each begins by itself, as elsewhere."""
     if request.param == "by itself":
-        monkeypatch.setattr(warm, "_nursery", None)
+        monkeypatch.setattr(warm, "_begun", False)
         monkeypatch.setenv("QNNKIT_STAND_IN", "by itself")
 
 
@@ -538,11 +539,10 @@ def test_a_killed_worker_loses_nothing(stand_in, home):
         scheduler(home, workers=2) as (address, workers),
         held(home, stand_in(**SLOW), "--scheduler", address) as (process, release),
     ):
-        run = psutil.Process(calls(written(home)[0].folder)[0]["pid"])
-        worker = next(each for each in workers if each.pid == run.ppid())
-        worker.kill()
-        worker.wait()
-        until(lambda: not run.is_running() or not is_run(run))
+        begun = [psutil.Process(calls(each.folder)[0]["pid"]) for each in written(home)[:2]]
+        workers[0].kill()
+        workers[0].wait()
+        until(lambda: not all(each.is_running() and is_run(each) for each in begun))
         release()
         assert process.wait(120) == 0
     undisturbed(written(home))

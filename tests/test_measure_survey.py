@@ -147,8 +147,8 @@ def test_measure_prints_a_table_and_writes_the_file(command, surveyed, tmp_path,
     assert asked.pop() == ("digits_quanv", 8, 1079, {"quick": False})
     assert (status, err) == (0, "") and out.rstrip().endswith(f"File: {tmp_path / 'mine.json'}")
     assert json.loads((tmp_path / "mine.json").read_bytes()) == surveyed[0]
-    status, out, _ = command("measure", "--seconds", "7", "--quick", "--json")
-    assert asked.pop()[3] == {"seconds": 7, "quick": True}
+    status, out, _ = command("measure", "--quick", "--json")
+    assert asked.pop()[3] == {"quick": True}
     assert status == 0 and json.loads(out) == surveyed[0]
     runs.open_run("run", "digits_quanv", batch_size=8, train_fraction=0.5)
     nets.measure_machine(run_dir="run")
@@ -158,7 +158,6 @@ def test_measure_prints_a_table_and_writes_the_file(command, surveyed, tmp_path,
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--seconds", "0"], "`--seconds` must be above 0"),
         (["--set", "batch_size=auto"], "`batch_size` must be a number here, but is 'auto'"),
         (["--out", "file/machine.json"], "a file is in its place"),
     ],

@@ -369,8 +369,6 @@ class Redeclared(data.Images, models.QuanvSettings, qnnkit.Settings):
     hidden: int = Field(default=4, le=8)
     """Units, but few."""
     data_dir: str | None = "here"
-    stride: tuple[int, int] = (1, 2)
-    """Steps of another kind."""
 
 
 class OfRedeclared(Digits):
@@ -388,9 +386,9 @@ def test_a_field_that_is_declared_anew_keeps_the_kits_rule_and_sentence():
         assert kind.describe(name) == (known.model_fields[name].description or "").replace("\n", " ")
     assert kind.describe("hidden") == "Units, but few."
     assert kind().flat() == recipes.find(OfRedeclared).settings().flat()
-    assert (kind().epochs, kind().augmentation, kind().hidden, kind().stride) == (3, "affine", 4, (1, 2))
+    assert (kind().epochs, kind().augmentation, kind().hidden) == (3, "affine", 4)
     assert kind.places() == ["data_dir"] and kind.of({"threads": "auto"}).threads == "auto"
-    for name, value in (("epochs", 0), ("augmentation", "flip"), ("hidden", 0), ("hidden", 9), ("stride", 1)):
+    for name, value in (("epochs", 0), ("augmentation", "flip"), ("hidden", 0), ("hidden", 9)):
         with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
             kind.of({name: value})
 

@@ -128,9 +128,9 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("learning_rate", "fast", "`learning_rate` must be a valid number"),
         ("schedule", "cosin", "`schedule` must be 'constant', 'cosine' or 'linear', but is 'cosin'"),
         ("shots", 0, "`shots` must be greater than or equal to 1, but is 0"),
-        ("noise", ["depolarising=0.1"], "`noise` must be depolarizing=P and readout=P, each once, with"),
-        ("noise", ["readout=0.1", "readout=0.2"], "`noise` must be depolarizing=P and readout=P, each once"),
-        ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
+        ("noise", ["depolarising=0.1"], "`noise` must match pattern"),
+        ("noise", ["readout=0.1", "readout=0.2"], "`noise` must name each once"),
+        ("controls", ["classical"] * 2, "`controls` must name each once, but is ['classical', 'class"),
         ("seed", 2**31, "`seed` must be less than 2147483648"),
         (
             "test_fraction",
@@ -146,14 +146,10 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
             "must be a known name, but is 'epocs'. Did you mean 'epochs'? All of them: qnnkit recipes NAME",
         ),
         ("vocabulary", 300, "must be a known name, but is 'vocabulary'"),
-        ("net_settings", ["hybrid=2"], "`net_settings` must be NET.SETTING=VALUE, each with a setting of"),
-        (
-            "net_settings",
-            ["hybrid.epochs=2"],
-            "`net_settings` must be NET.SETTING=VALUE, each with a setting",
-        ),
+        ("net_settings", ["hybrid=2"], "`net_settings` must match pattern"),
+        ("net_settings", ["hybrid.epochs=2"], "`net_settings` must match pattern"),
         ("net_settings", ["hybrid.learning_rate=-1"], "Argument `learning_rate` must be greater than 0"),
-        ("net_settings", ["a.schedule=linear", "a.schedule=cosine"], "must name each setting of a net once"),
+        ("net_settings", ["a.schedule=linear", "a.schedule=cosine"], "`net_settings` must name each once"),
     ],
 )
 def test_a_bad_value_gets_one_sentence(name, value, told):

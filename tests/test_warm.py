@@ -51,14 +51,12 @@ def flush(self, once=stream.flush):
 stream.flush = flush
 atexit.register(lambda: Path("ended").write_text(str(control.is_alive())))
 """
-THERE = "import json, sys; print(json.dumps('torch' in sys.modules))"
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 CHAIN = """
-import os, sys, psutil
+import os, sys
 from qnnkit import warm
 os.chdir(sys.argv[2])
-if sys.argv[1] == "warm":
-    warm.begin()
+warm._begun = sys.argv[1] == "warm"
 from qnnkit import runs
 for name in ("spoils", "looks", "draws"):
     runs.launch(f"{name}.ipynb", f"out/{name}.ipynb", {})
@@ -66,11 +64,6 @@ try:
     runs.launch("dies.ipynb", "out/dies.ipynb", {})
 except runs.NotebookError as error:
     print(error)
-if sys.argv[1] == "warm":
-    (nursery,) = psutil.Process().children()
-    nursery.kill()
-    runs.launch("there.ipynb", "out/alone.ipynb", {})
-    assert psutil.Process().children(recursive=True) in ([], [nursery])
 """
 
 
@@ -78,7 +71,7 @@ if sys.argv[1] == "warm":
 def chain(request, tmp_path_factory):
     """Four notebooks one after the other, forked or each by itself: (folder, what was told, way)."""
     folder = tmp_path_factory.mktemp(request.param)
-    books = {"spoils": SPOILS, "looks": LOOKS, "draws": f"{DRAWS}\n{ENDS}", "dies": DIES, "there": THERE}
+    books = {"spoils": SPOILS, "looks": LOOKS, "draws": f"{DRAWS}\n{ENDS}", "dies": DIES}
     for name, code in books.items():
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
@@ -115,55 +108,49 @@ def test_a_kernel_that_dies_is_told(chain):
     assert {path.name for path in (chain[0] / "out").glob("dies.*")} == {"dies.failed.ipynb"}
 
 
-def test_without_the_process_that_is_forked_a_notebook_runs_by_itself(chain):
-    folder, _, way = chain
-    if way == "warm":
-        (told,) = outputs(folder / "out" / "alone.ipynb")
-        assert json.loads(told.text) is False
-
-
 INTERRUPTED = """
-    import os, signal, sys, threading, time
-    import psutil
-    from qnnkit import runs
+    import os, signal, sys
+    from qnnkit import runs, warm
 
-    def hear():
-        while not psutil.Process().children():
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
+    made = []
 
-    threading.Thread(target=hear).start()
+    class Interrupted(warm.Forked):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    warm.Forked = Interrupted
     try:
         runs.launch(sys.argv[1], sys.argv[2], {})
     except KeyboardInterrupt:
-        print(psutil.Process().children())
+        print([process.returncode is not None for process in made])
 """
 
 
 def test_a_kernel_that_is_interrupted_before_it_is_ready_is_ended(chain, tmp_path):
     done = forked.python(INTERRUPTED, chain[0] / "draws.ipynb", tmp_path / "copy.ipynb")
-    assert done.stdout == "[]\n", done.stderr
+    assert done.stdout == "[True]\n", done.stderr
 
 
-FEW = "warm.MODULES = ('torch', 'threadpoolctl')"  # all that it imports is in tests/forked.py
-
-
-def python(code, tmp_path, begins=True):
-    """What `code` prints, in a process that has called `warm.begin()`."""
-    first = f"import sys; from qnnkit import warm\n{FEW}\n" + "warm.begin()\n" * begins
-    words = [sys.executable, "-c", first + textwrap.dedent(code)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def python(code, folder, modules=("torch", "threadpoolctl")):
+    """A process that has begun the fork server, which imports few modules, and then does `code`."""
+    preload = folder / "preload.py"
+    preload.write_text("".join(f"import {name}\n" for name in modules))
+    first = "import multiprocessing.forkserver as server; usual = server.set_forkserver_preload\n"
+    first += "server.set_forkserver_preload = lambda names: usual(['preload', *names[1:]])\n"
+    first += "import os, signal, subprocess, sys, time\nfrom pathlib import Path\nfrom qnnkit import warm\n"
+    words = [sys.executable, "-c", first + "warm.begin()\n" + textwrap.dedent(code)]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 def test_a_forked_process_is_as_one_of_its_own(tmp_path):
     """Arguments, folder, environment, log, threads, exit status, what is done at exit, its end."""
     (tmp_path / "says.py").write_text(
         textwrap.dedent("""
-        import atexit, os, signal, sys, time, torch
+        import atexit, multiprocessing, os, signal, sys, time, torch
         atexit.register(print, "at exit")
-        alone = os.getsid(0) == os.getpid()
+        alone = os.getsid(0) == os.getpid() and multiprocessing.get_start_method() == "fork"
         print(sys.argv[1:], os.getcwd(), os.environ["MINE"], torch.get_num_threads(), alone)
         if sys.argv[1] == "waits":
             time.sleep(60)
@@ -173,8 +160,6 @@ def test_a_forked_process_is_as_one_of_its_own(tmp_path):
         """)
     )
     code = """
-    import os, subprocess, sys, time
-    from pathlib import Path
     env = dict(os.environ) | {"MINE": "x", "OMP_NUM_THREADS": "2"}
     for word in ("0", "3", "raises", "waits"):
         process = warm.start([sys.executable, "-m", "says", word], env, Path(f"{word}.log"))
@@ -186,98 +171,57 @@ def test_a_forked_process_is_as_one_of_its_own(tmp_path):
                 process.terminate()
         print(process.wait(30))
     """
-    assert python(code, tmp_path).split() == ["0", "3", "1", "-15"]
+    done = python(code, tmp_path)
+    assert done.stdout.split() == ["0", "3", "1", "-15"], done.stderr
     assert (tmp_path / "3.log").read_text() == f"['3'] {tmp_path} x 2 True\nat exit\n"
     assert "ValueError: no" in (tmp_path / "raises.log").read_text()
 
 
-def test_it_ends_with_who_began_it(tmp_path):
-    code = "import psutil; print(*[each.pid for each in psutil.Process().children()])"
-    (pid,) = python(code, tmp_path).split()
-    assert not psutil.pid_exists(int(pid))
+def test_what_a_process_has_done_reaches_none_that_it_starts(tmp_path):
+    """Nor does one that is forked, which starts another by the same server, import anything again."""
+    (tmp_path / "starts.py").write_text(
+        "import os, sys\nfrom pathlib import Path\nfrom qnnkit import warm\nwarm.begin()\n"
+        "warm.start([sys.executable, '-m', 'says'], os.environ, Path('log')).wait(60)\n"
+    )
+    (tmp_path / "says.py").write_text(
+        "import sys; there = 'torch' in sys.modules; import torch; print(there, torch.initial_seed() == 5)"
+    )
+    code = """
+    import torch
+    torch.manual_seed(5)
+    torch.ones(500, 500) @ torch.ones(500, 500)
+    print(warm.start([sys.executable, "-m", "starts"], os.environ, Path("log")).wait(60))
+    """
+    done = python(code, tmp_path)
+    assert done.stdout == "0\n", done.stderr
+    assert (tmp_path / "log").read_text() == "True False\n"
 
 
-SLOW = """
-import os, time
-
-forked = []  # by whom: asked before, since the child's own parent may already be gone
-
-def orphaned():
-    end = time.monotonic() + 60
-    while os.getppid() == forked[-1] and time.monotonic() < end:
-        time.sleep(0.01)
-
-os.register_at_fork(before=lambda: forked.append(os.getpid()), after_in_child=orphaned)
-"""
 KILLED = """
-    import os, signal, sys, time
-    from pathlib import Path
-    from qnnkit import warm
-    sys.path.insert(0, "")
-    warm.MODULES = {modules}
-    warm.begin()
-    env = dict(os.environ) | {{"JPY_PARENT_PID": str(os.getpid())}}
     made = Path("connection.json").absolute()
-    process = warm.start([sys.executable, "-m", *{words}, str(made)], env, Path("log"))
-    print(process.pid, flush=True)
-    while {waits} and not made.exists() and process.poll() is None:
+    process = warm.start([sys.executable, "-m", "qnnkit.kernel", "-f", str(made)], os.environ, Path("log"))
+    while not made.exists() and process.poll() is None:
         time.sleep(0.02)
-    if not {waits} or process.poll() is None:
+    print(warm.forkserver._forkserver._forkserver_pid, process.pid, flush=True)
+    if process.poll() is None and "{}" == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("kind", ["a process that has not begun", "a kernel"])
-def test_it_ends_with_a_parent_that_is_killed(tmp_path, kind):
-    """One that has not begun does not begin: it would have nobody to end with, and wait for ever."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    (tmp_path / "says.py").write_text("open('said', 'w')")
-    of_kernel = ("torch", "threadpoolctl", "ipykernel.kernelapp"), ["qnnkit.kernel", "-f"], True
-    modules, command, waits = of_kernel if kind == "a kernel" else (("slow",), ["says"], False)
-    code = textwrap.dedent(KILLED.format(modules=modules, words=command, waits=waits))
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == -signal.SIGKILL, (tmp_path / "log").read_text()
-    end = time.monotonic() + 60
-    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < end:
+@pytest.mark.parametrize("how", ["ends", "kill"])
+def test_all_that_is_forked_ends_with_who_began_it(tmp_path, how):
+    done = python(KILLED.format(how), tmp_path, ("torch", "threadpoolctl", "ipykernel.kernelapp"))
+    assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), (tmp_path / "log").read_text()
+    end, left = time.monotonic() + 60, [int(pid) for pid in done.stdout.split()]
+    while any(map(psutil.pid_exists, left)) and time.monotonic() < end:
         time.sleep(0.02)
-    assert not psutil.pid_exists(int(done.stdout)) and not (tmp_path / "said").exists()
-
-
-def test_a_process_that_has_computed_begins_it_too(tmp_path):
-    """What it has done reaches nobody; and what is forked of it has nothing to do with what it began."""
-    (tmp_path / "says.py").write_text("import torch; print(torch.initial_seed() == 5)")
-    code = """
-    import os, sys, torch
-    from pathlib import Path
-    torch.manual_seed(5)
-    torch.ones(500, 500) @ torch.ones(500, 500)
-    warm.begin()
-    if not os.fork():
-        assert not warm.ready([sys.executable, "-m"])
-        sys.exit()
-    os.wait()
-    process = warm.start([sys.executable, "-m", "says"], os.environ, Path("log"))
-    assert isinstance(process, warm.Forked)
-    print(process.wait(60))
-    """
-    assert python(code, tmp_path, begins=False) == "0\n"
-    assert (tmp_path / "log").read_text() == "False\n"
+    assert len(left) == 2 and not any(map(psutil.pid_exists, left))
 
 
 def test_where_an_import_has_opened_a_gpu_a_process_begins_anew(tmp_path):
     (tmp_path / "opens.py").write_text("import torch; torch.cuda._is_in_bad_fork = lambda: True")
     (tmp_path / "says.py").write_text("import sys; print('torch' in sys.modules, sys.argv[1:])")
-    code = """
-    import os, sys
-    from pathlib import Path
-    from qnnkit import warm
-    sys.path.insert(0, "")
-    warm.MODULES = ("torch", "threadpoolctl", "opens")
-    warm.begin()
-    print(warm.start([sys.executable, "-m", "says", "x"], dict(os.environ), Path("log")).wait(60))
-    """
-    words = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    code = "print(warm.start([sys.executable, '-m', 'says', 'x'], os.environ, Path('log')).wait(60))"
+    done = python(code, tmp_path, ("torch", "threadpoolctl", "opens"))
     assert done.stdout == "0\n", done.stderr
     assert (tmp_path / "log").read_text() == "False ['x']\n"

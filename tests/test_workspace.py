@@ -208,9 +208,6 @@ def test_home_is_what_the_environment_names(tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", "~/drive")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert workspace.home() == tmp_path / "drive"
-    workspace.home().write_text("")
-    with refused("QNNKIT_HOME", NotADirectoryError):
-        workspace.home()
 
 
 @pytest.mark.parametrize("home", ["/elsewhere", __file__])  # a home that cannot be is not asked
@@ -303,12 +300,11 @@ def test_a_home_that_is_not_mounted_begins_no_run_anew(both):
     ("local", "home"),
     [
         ("{}/disk", ""), ("disk", "{}/drive"), ("{}/drive", "{}/drive"), ("{}/drive/disk", "{}/drive"),
-        ("{}/disk", "{}/disk/drive"), ("{}/drive/../drive", "{}/drive"), ("{}/file", "{}/drive"),
+        ("{}/disk", "{}/disk/drive"), ("{}/drive/../drive", "{}/drive"),
     ],
 )  # fmt: skip
 def test_a_local_folder_that_cannot_be(both, monkeypatch, local, home):
-    (both / "file").write_text("")
     monkeypatch.setenv("QNNKIT_LOCAL", local.format(both))
     monkeypatch.setenv("QNNKIT_HOME", home.format(both))
-    with refused("QNNKIT_LOCAL", (ValueError, NotADirectoryError)):
+    with refused("QNNKIT_LOCAL"):
         workspace.run_folder("runs/x")

@@ -36,94 +36,48 @@ def in_notebooks(*notebooks):
     return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
-FIRST = """
-{before}
+CELL = """
 import functools
-import numpy as np
 import pennylane as qml
 import qnnkit
-import torch
 from torch import nn
-from qnnkit import data, recipes, tasks
-import helper
+from qnnkit import data, recipes
 
-K = {{1, 2}}
+SIZE = {size}
 
 @qml.qnode(qml.device("default.qubit", wires=2))
 def circuit(inputs, weights):
     qml.AngleEmbedding({angle}, wires=range(2))
-    qml.BasicEntanglerLayers(weights, wires=range(2))
     return [qml.expval(qml.PauliZ(0))]
 
-class Mine:
-    n = 2
+class Base:
+    def load(self, settings):
+        return data.arrays(settings, [[1.0] * {width}] * 30, [0.0] * 30)
 
-    def __init__(self, state=0):
-        self.state = state
-
+class Mine(Base):
     class Settings(qnnkit.Settings):
         depth: int = 2
 
-    def load(self, settings):
-        return data.arrays(settings, np.ones((30, 2)), np.ones(30))
-
     def build(self, settings, splits, seed):
-        half = functools.partial(nn.Linear, self.n)
-        return nn.Sequential(qnnkit.QuantumLayer(circuit, {{"weights": (1, 2)}}), nn.Linear(1, len(K)))
-
-    def task(self, settings):
-        return helper.task()
+        return nn.Sequential(qnnkit.QuantumLayer(circuit, {{"weights": (1, 2)}}), nn.Linear(1, SIZE))
 
 class Other:
     class Settings(qnnkit.Settings):
         depth: int = 9
 
-    load, build = Mine.load, Mine.build
+    load, build = Base.load, Mine.build
 
-assert "depth: int = 9" not in recipes.find({made}).source, "which is the other class's"
-print(recipes.find({made}).digest)
+assert "depth: int = 9" not in recipes.find(Mine()).source, "which is the other class's"
+print(recipes.find(Mine()).digest)
 """
 
 
-def test_all_that_a_cell_makes_of_a_recipe_counts(home):  # noqa: F811
-    (home / "helper.py").write_text("K = 1\n\ndef task():\n    return None\n")
-    usual = {"angle": "inputs", "made": "Mine()", "before": ""}
-
-    def digests(*changes):
-        return in_notebooks(*[[FIRST.format(**(usual | changed))] for changed in changes])
-
-    changed = {
-        "nothing, in another kernel": {},
-        "a QNode of another cell": {"angle": "2 * inputs"},
-        "the state of an instance": {"made": "Mine(1)"},
-        "what a subclass changes": {"made": "type('Mine', (Mine,), {'n': 3})()"},
-    }
-    first, *others, last = digests({}, *changed.values(), {"before": "open('helper.py', 'a').write('K = 2')"})
-    found = dict(zip(changed, others, strict=True)) | {"a file beside the notebook": last}
-    assert [name for name, digest in found.items() if digest == first] == ["nothing, in another kernel"]
-
-
-FACTORY = """
-from qnnkit import data, recipes
-from torch import nn
-
-def make(n):
-    class Made:
-        def load(self, settings):
-            return data.arrays(settings, [[0.0]] * 30, [0.0] * 30)
-
-        def build(self, settings, splits, seed):
-            return nn.Linear(n, 1)
-
-    return Made
-
-digests = [recipes.find(make(n)).digest for n in (3, 4, 3)]
-print(digests[0] == digests[2] != digests[1])
-"""
-
-
-def test_what_a_factory_was_given_counts(home):  # noqa: F811
-    assert in_notebooks([FACTORY]) == ["True"]
+def test_what_cells_make_of_a_recipe_counts(home):  # noqa: F811
+    """Its class, and the functions, classes, QNodes and numbers of cells that it names."""
+    usual = {"angle": "inputs", "size": 1, "width": 2}
+    changes = [{}, {}, {"angle": "2 * inputs"}, {"size": 2}, {"width": 3}]
+    first, same, *others = in_notebooks(*[[CELL.format(**(usual | changed))] for changed in changes])
+    assert first == same and len({first, *others}) == 4
 
 
 def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
@@ -291,31 +245,19 @@ def test_what_is_computed_from_settings_is_no_setting(home):  # noqa: F811
     assert again.config.weights == 18 and "weights" not in again.config.flat()
 
 
-IMPORTS, N_LAYERS = "import numpy as np\n", "    n_layers: int = 2\n"
 LAYERS = "return nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 1))"
-VALIDATED = """    width: int = 2
-
-    @field_validator("width")
-    def _more(cls, value):
-        return value + 1
-
-    model_config = {"validate_default": True}
-"""
 CONTROLS = "def controls():\n    return {%r: lambda: nn.Linear(%d, 1)}\n\n\nclass Regression"
 REFUSED = {
     "no build": ("def build(", "def bild(", "must define `build`, but has ['Settings', 'load', 'task']"),
-    "no Python": ("    return data.arrays", "  return data.arrays", "line 22: it is not Python: unindent"),
-    "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 12: ZeroDivisionError"),
-    "no module": ("import qnnkit\n", "import qnnkit\nimport nowhere\n", "line 9: ModuleNotFoundError"),
-    "an error in build": (LAYERS, f"1 + {LAYERS[7:]}", "line 34, in build: TypeError"),
-    "no net": (LAYERS, "return 3", "line 31: Argument `build` must"),
+    "no Python": ("    return data.arrays", "  return data.arrays", "line 21: it is not Python: unindent"),
+    "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 11: ZeroDivisionError"),
+    "no module": ("import qnnkit\n", "import qnnkit\nimport nowhere\n", "line 8: ModuleNotFoundError"),
+    "an error in build": (LAYERS, f"1 + {LAYERS[7:]}", "line 33, in build: TypeError"),
+    "no net": (LAYERS, "return 3", "line 30: Argument `build` must"),
     "no splits": ("    return data.arrays", "    return t\n    data.arrays", "`load` must return splits"),
     "an unknown argument": ("build(settings, splits, seed)", "build(settings, splits, sed)", "ask for `sed`"),
     "other settings": ("(qnnkit.Settings)", "", "`Settings` must derive from qnnkit.Settings"),
-    "an error in load": ("np.sin(3 * t)", "1 / 0", "line 22, in load: ZeroDivisionError"),
-    "excluded": (N_LAYERS, "    secret: int = Field(default=1, exclude=True)\n", "have `secret` in config"),
-    "an alias": (N_LAYERS, "    depth: int = Field(default=1, alias='d')\n", "have `depth` in config"),
-    "a validator that adds": (N_LAYERS, N_LAYERS + VALIDATED, "leave `width` as it is when it is read again"),
+    "an error in load": ("np.sin(3 * t)", "1 / 0", "line 21, in load: ZeroDivisionError"),
     "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
     "a loss for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one"),
     "no such number": ('monitor = "r2"', 'monitor = "f1"', "`f1`"),
@@ -332,8 +274,7 @@ REFUSED = {
 def test_what_is_wrong_is_told_with_its_line_and_begins_no_run(kind, home):  # noqa: F811
     before, after, told = REFUSED[kind]
     assert before in RECIPE
-    text = RECIPE.replace(IMPORTS, f"{IMPORTS}from pydantic import Field, field_validator\n", 1)
-    (home / "mine.py").write_text(text.replace(before, after))
+    (home / "mine.py").write_text(RECIPE.replace(before, after))
     with pytest.raises(recipes.RecipeError) as caught:
         runs.open_run("runs/one", "mine.py", **TINY)
     assert told in str(caught.value) and "\n" not in str(caught.value)

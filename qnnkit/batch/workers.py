@@ -183,7 +183,7 @@ def _attempt(job: Job, log: Path) -> str:
     """Runs the process until it ends or is unwanted; returns why it ended, as its log says."""
     command = [sys.executable, "-m", "qnnkit", "run", "--run-dir", job.folder, *job.words]
     begin = log.stat().st_size if log.exists() else 0
-    variables = os.environ | job.variables | {"QNNKIT_STOP_WITH_PARENT": str(os.getpid())}
+    variables = os.environ | job.variables | {warm.PARENT: str(os.getpid())}
     with _gpus(job.gpus) as gpus:
         # In a session of its own: Ctrl-C reaches the batch alone, which then asks its runs to stop.
         process = warm.start(command, variables | gpus, log)

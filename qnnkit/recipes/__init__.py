@@ -21,15 +21,15 @@ import importlib
 import linecache
 import sys
 import warnings
-from collections.abc import Mapping
-from importlib.machinery import PathFinder
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
+from qnnkit.recipes import _source
 from qnnkit.recipes._recipe import Recipe, located
-from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of, with_one_preset
+from qnnkit.recipes._source import PARTS, RecipeError
 from qnnkit.settings import MAIN_NETS, Settings
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ NEEDED = ("load", "build")
 
 _found: dict[str, Recipe] = {}
 """Recipes of this process, by digest: what somebody has named here."""
-_folders: list[str] = []
-"""Where recipes' files were run from, the last first: a module of the same name in another is another one."""
 
 
 def find(recipe: Any) -> Recipe:
@@ -67,7 +65,7 @@ def find(recipe: Any) -> Recipe:
     if isinstance(recipe, ModuleType) and recipe.__file__:
         return _of_module(recipe)
     name = getattr(recipe, "__name__", type(recipe).__name__)
-    return _kept(Recipe(name, name, recipe, source_of(recipe)))
+    return _kept(Recipe(name, name, recipe, _source.source_of(recipe)))
 
 
 def of(settings: Settings) -> Recipe:
@@ -79,11 +77,9 @@ def of(settings: Settings) -> Recipe:
     if settings.source is not None:
         return settings.source
     recorded = getattr(settings, "recorded", "")
-    if recorded in RECIPES:
-        step = "Its recipe.py is in the run folder: read it, and name that."
-        raise ValueError(f"This run was begun by another version of the recipe `{recorded}`. {step}")
+    whose = "is yours, and" if recorded not in RECIPES else "is of another version of qnnkit, and"
     step = f"Name {recorded}, or a copy of recipe.py in the run folder that you have read."
-    rule = f"be named: this run's recipe `{recorded}` is yours, and runs only where you name it"
+    rule = f"be named: this run's recipe `{recorded}` {whose} runs only where you name it"
     raise ValueError(checks.message("recipe", rule, None, step))
 
 
@@ -124,7 +120,7 @@ def new(path: str | Path, like: str = "digits_quanv") -> Path:
     if path.exists():
         raise FileExistsError(checks.message("path", "be a new file", str(path), "Choose another name."))
     path.parent.mkdir(parents=True, exist_ok=True)
-    workspace.write_bytes(path, with_one_preset(recipe.source, recipe.preset).encode())
+    workspace.write_bytes(path, _source.with_one_preset(recipe.source, recipe.preset).encode())
     return path
 
 
@@ -133,7 +129,7 @@ def _shipped() -> dict[str, Recipe]:
     found = {}
     for path in sorted(HOME.glob("[a-z]*.py")):
         source = path.read_text()
-        for preset, given in (presets(source) or {"": {}}).items():
+        for preset, given in (_source.presets(source) or {"": {}}).items():
             name = f"{path.stem}_{preset}" if preset else path.stem
             found[name] = Recipe(name, name, f"{__name__}.{path.stem}", source, preset=given)
     return found
@@ -156,28 +152,46 @@ def _named(name: str) -> Recipe:
 
 def _of_file(path: Path) -> Recipe:
     """Runs a user's file. What it imports from its own folder is read anew where it has changed."""
-    source, neighbours = texts_of(str(path))
-    [preset, *others] = presets(source).values() or [{}]
-    if others:
-        step = "Delete the others."
-        raise RecipeError(
-            checks.message("PRESETS", "have one entry in a file of yours", [*presets(source)], step)
-        )
-    made = Recipe(path.stem, str(path), None, source, neighbours, preset)
+    source, neighbours = _source.texts_of(str(path))
+    presets = _source.presets(source)
+    if len(presets) > 1:
+        rule = "have one entry in a file of yours"
+        raise RecipeError(checks.message("PRESETS", rule, [*presets], "Delete the others."))
+    made = Recipe(path.stem, str(path), None, source, neighbours, *presets.values())
     before = _found.get(made.digest)
     if before is not None and before.reference == str(path):
         return before
-    _read_again(path, neighbours)
+    _forget(path, {file.partition("/")[0].removesuffix(".py") for file in neighbours})
     linecache.checkcache(str(path))
     name = f"qnnkit_recipe_{path.stem}_{made.digest[:8]}"
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
+    places = [each for each in sys.path if each != str(path.parent)]
+    sys.path[:] = [str(path.parent), *places]
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)  # no stale bytecode
     except Exception as error:
         del sys.modules[name]
         raise located(str(path), error) from error
+    finally:  # for what it imports later; as the first it would hide modules of Python's from others
+        sys.path[:] = [*places, str(path.parent)]
     return _kept(dataclasses.replace(made, home=module))
+
+
+def _forget(path: Path, names: Collection[str]) -> None:
+    """Lets a recipe import the modules of its folder, as they are now.
+
+    Raises:
+        RecipeError: One of them has the name of another module, which others here would get in its stead.
+    """
+    importlib.invalidate_caches()
+    for name in sorted(names):
+        other = getattr(sys.modules.get(name), "__file__", None)
+        if name in sys.stdlib_module_names or (other and _source.of_library(other)):
+            told = f"`{name}` beside it has the name of another module ({other or 'of Python'})."
+            raise RecipeError(f"Recipe `{path}`: {told} Rename it.")
+    for name in [each for each in sys.modules if each.partition(".")[0] in names]:
+        del sys.modules[name]
 
 
 def _of_module(module: ModuleType) -> Recipe:
@@ -187,32 +201,7 @@ def _of_module(module: ModuleType) -> Recipe:
         return _named(name.rpartition(".")[2])
     if not module.__package__ or name == "__main__":
         return _of_file(Path(file).resolve())
-    return _kept(Recipe(Path(file).stem, name, module, *texts_of(str(Path(file).resolve()), name)))
-
-
-def _read_again(path: Path, neighbours: Mapping[str, str]) -> None:
-    """Lets a recipe import the modules of its folder, as they are now.
-
-    The folder comes before those of other recipes and behind all else: were it the first, a `copy.py` in it
-    would be taken for Python's own by each process that is started later.
-
-    Raises:
-        RecipeError: Such a module has the name of another one, which would be run in its stead.
-    """
-    folder = str(path.parent)
-    if folder in _folders or folder not in sys.path:
-        _folders[:] = [folder, *(each for each in _folders if each != folder)]
-        sys.path[:] = [*(each for each in sys.path if each not in _folders), *_folders]
-    importlib.invalidate_caches()
-    names = {file.partition("/")[0].removesuffix(".py") for file in neighbours}
-    for name in sorted(names):
-        spec = None if name in sys.builtin_module_names else PathFinder.find_spec(name)
-        places = [str(each) for each in (spec.submodule_search_locations or [spec.origin])] if spec else []
-        if not any(Path(each).resolve().is_relative_to(folder) for each in places):
-            told = f"`{name}` beside it has the name of another module ({[*places, 'of Python'][0]})."
-            raise RecipeError(f"Recipe `{path}`: {told} Rename it.")
-    for name in [each for each in sys.modules if each.partition(".")[0] in names]:
-        del sys.modules[name]
+    return _kept(Recipe(Path(file).stem, name, module, Path(file).read_text(encoding="utf-8")))
 
 
 def _kept(recipe: Recipe) -> Recipe:

@@ -19,7 +19,7 @@ from pydantic import create_model
 
 from qnnkit import checks
 from qnnkit.recipes._source import RecipeError, digest, of_library
-from qnnkit.settings import MAIN_NETS, Settings, is_kits, types_of
+from qnnkit.settings import MAIN_NETS, Settings, is_kits
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,21 +71,14 @@ class Recipe:
             raise self.refusal("Settings", "derive from qnnkit.Settings", base, step)
         fields: dict[str, Any] = {}
         for name, own in base.model_fields.items():
-            if own.exclude or own.alias or own.validation_alias:
-                rule = f"have `{name}` in config.json, by that name"
-                raise self.refusal("Settings", rule, repr(own), "Declare it without exclude or alias.")
-            known = next((kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)), own)
-            own = copy.copy(own)
-            narrows = types_of(own.annotation) <= types_of(known.annotation)  # `str` for a `Literal`
-            if known is not own and (name in Settings.model_fields or narrows):
-                merged = copy.copy(known)
-                merged.default, merged.default_factory = own.default, own.default_factory
-                merged.description = own.description or known.description
-                merged.metadata = [*known.metadata, *own.metadata]
-                own = merged
-            if name in self.preset:
-                own.default = self.preset[name]
-            fields[name] = (own.annotation, own)
+            known = [kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)]
+            field = copy.copy([*known, own][0])
+            field.default = self.preset.get(name, own.default)
+            field.default_factory = None if name in self.preset else own.default_factory
+            field.description = own.description or field.description
+            field.metadata = field.metadata + [rule for rule in own.metadata if rule not in field.metadata]
+            field.exclude = field.alias = field.validation_alias = field.serialization_alias = None
+            fields[name] = (field.annotation, field)
         made = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
         made.source = self
         return made
@@ -96,13 +89,7 @@ class Recipe:
         Raises:
             ValueError: A name is unknown, or a value breaks its rule.
         """
-        made = self.Settings.of(given)
-        again = made.override()
-        for name in self.Settings.model_fields:
-            if (first := getattr(made, name)) != (second := getattr(again, name)):
-                rule, step = f"leave `{name}` as it is when it is read again", "Mend its validator."
-                raise self.refusal("Settings", rule, f"{first!r}, then {second!r}", step)
-        return made
+        return self.Settings.of(given)
 
     def check(self, settings: Settings) -> None:
         """Raises ValueError where settings do not go together."""

@@ -349,8 +349,9 @@ def _manager(variables: Mapping[str, str], kernels: list[Any]) -> type:
             kernel_cmd = ["qnnkit.kernel" if word == "ipykernel_launcher" else word for word in kernel_cmd]
             there: Any = self.provisioner
             if warm.ready(kernel_cmd):
-                known = {"JPY_PARENT_PID": "", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-                there.process = warm.Forked(kernel_cmd, known | env)
+                known = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+                alone = "--IPKernelApp.parent_handle=0"  # it ends with this process by itself
+                there.process = warm.Forked([*kernel_cmd, alone], known | env)
                 there.pid = there.pgid = there.process.pid  # its session is its own
             else:
                 await super()._async_launch_kernel(kernel_cmd, env=env, **options)

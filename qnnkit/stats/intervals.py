@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import statistics
@@ -15,6 +16,7 @@ ALPHA = 0.05
 """A difference, or an equivalence, is shown where its corrected p is below this."""
 POWER = 0.8
 """How often seeds must find a difference that is there, to be called enough for it."""
+MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -228,12 +230,8 @@ def judge(found: Comparison, margin: float, family: int = 1) -> dict[str, Any]:
     Reference:
         Schuirmann 1987, doi:10.1007/BF01068419 (two one-sided tests); Cohen 1988 (power).
     """
-    row = {
-        "min_difference": margin,
-        "p_equivalent": math.nan,
-        "detectable": math.nan,
-        "seeds_needed": math.nan,
-    }
+    row: dict[str, Any] = dict.fromkeys(("p_equivalent", "detectable", "seeds_needed"), math.nan)
+    row["min_difference"] = margin
     if math.isnan(found.spread):
         return row
     from scipy.optimize import brentq
@@ -245,14 +243,10 @@ def judge(found: Comparison, margin: float, family: int = 1) -> dict[str, Any]:
     effect: Any = brentq(lambda effect: power(effect, found.n, alpha, ratio) - POWER, 0, most)
     row["detectable"] = effect * found.spread
 
-    def enough(n: int) -> bool:
-        return power(margin / found.spread, n, alpha, ratio) >= POWER
-
-    few, many = 1, 10_000
-    while enough(10_000) and many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if enough(middle) else (middle, many)
-    return row | {"seeds_needed": many if enough(10_000) else math.inf}
+    needed = 1 + bisect.bisect_left(
+        range(1, MOST_SEEDS + 1), POWER, key=lambda n: power(margin / found.spread, n, alpha, ratio)
+    )
+    return row | {"seeds_needed": needed if needed <= MOST_SEEDS else math.inf}
 
 
 def power(effect: float, n: int, alpha: float = ALPHA, ratio: float = 0.0) -> float:
