@@ -43,7 +43,7 @@ def takes_part(name: str, workload: Workload) -> bool:
 
 
 def libraries(name: str) -> None:
-    """Imports what a peer needs.
+    """Imports what a peer needs, before the clock starts.
 
     Raises:
         Absent: It is not installed.

@@ -1,10 +1,12 @@
 """qnnkit's quantum layer against its peers on this machine: `make bench`, or python -m benchmarks.run.
 
-The peers of a workload are made one after the other and checked; then they take turns, so that only one
-computes at a time and a slow minute of the machine hits all alike. bench.csv has a row for each:
+Every workload has one process per peer. All are set up one after the other, then they take turns, so that
+only one computes at a time and a slow minute of the machine hits all alike. bench.csv has a row for each:
 
 median_ms, min_ms, max_ms  of the rounds, of the whole workload
 x_batched, x_compiled      the median over that of qnnkit's program, eager and compiled
+first_s                    construction and first evaluation, from a cold compiler cache, without imports
+peak_mb, before_mb         resident memory of the process, and what it had after its imports
 deviation                  from float64 (default.qubit, above 8 wires lightning.qubit), of values and
                            gradients; relative where an array's largest number is above 1
 x_classical                of the epoch: the median over that of the classical control
@@ -13,78 +15,62 @@ x_classical                of the epoch: the median over that of the classical c
 from __future__ import annotations
 
 import math
+import multiprocessing
 import statistics
 import sys
+import tempfile
 import time
-import traceback
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import peers, record, workloads
+from benchmarks import peers, record, worker, workloads
 from qnnkit.device import machine
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # every process begins with this file
     import pandas as pd
 
 TOLERANCE = 1e-4
 """What a peer in float32 may deviate from float64, see `peers.deviation`."""
-SHORTEST_ROUND = 0.25
-"""Seconds that a round lasts at least, by evaluating again; its time is then their median."""
 PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gpu", "jax", "numpy")
 
 
-def measure(key: str, names: Sequence[str], asked: Namespace) -> list[dict[str, Any]]:
+def measure(key: str, names: Sequence[str], asked: Namespace, folder: str) -> list[dict[str, Any]]:
     """A row for each peer of a workload, in their order."""
-    workload, taken = workloads.find(key, quick=asked.quick), dict[str, list[float]]()
-    made = {name: prepared(name, workload, asked.device) for name in names}
-    turns = [name for name, (peer, _) in made.items() if peer is not None]
-    spent = dict.fromkeys(turns, 0.0)
-    for number in range(asked.rounds):
-        turn = number % max(1, len(turns))
-        for name in [*turns[turn:], *turns[:turn]]:  # one after the other, in changing order
-            if spent[name] < asked.budget:
-                begin = time.perf_counter()
-                taken.setdefault(name, []).append(seconds(made[name][0]))
-                spent[name] += time.perf_counter() - begin
-    rows = []
-    for name, (_, row) in made.items():
-        times = taken.get(name, [])
-        ends = {"median": statistics.median, "min": min, "max": max}
-        ms = {f"{end}_ms": 1e3 * of(times) if times else math.nan for end, of in ends.items()}
-        rows.append({"workload": key, "peer": name, **row, "rounds": len(times), **ms})
-    return complete(rows, asked.rounds)
-
-
-def prepared(name: str, workload: workloads.Workload, device: str) -> tuple[Any, dict[str, Any]]:
-    """A peer that has evaluated once, with what its row says of it; None with why there is none."""
+    known: dict[bool, Any] = {}
+    workers = {name: worker.Worker(folder) for name in (*names, "float64")}
+    rows = {name: {"workload": key, "peer": name} for name in names}
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    spent = dict.fromkeys(names, 0.0)
     try:
-        peers.libraries(name)
-        peer = peers.make(name, workload, device)
-        peer.first()
-        peer.plan()
-        found, right = peer.answer(), peers.reference(workload, control=name == "classical")
-    except peers.Absent as reason:
-        return None, {"absent": str(reason)}
-    except Exception as error:
-        trace = traceback.format_exc()
-        if "InvalidCxxCompiler" in trace:  # of Inductor, which not every machine has
-            return None, {"absent": "is left out: torch.compile finds no C++ compiler"}
-        print(trace, file=sys.stderr, flush=True)
-        return None, {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-    about = {"samples": peer.samples, "total": peer.total, "device": peer.place(), "dtype": peer.dtype}
-    return peer, about | {"deviation": peers.deviation(found, right)}
-
-
-def seconds(peer: Any) -> float:
-    """Of the whole workload, scaled from the samples that the peer evaluates."""
-    times: list[float] = []
-    while sum(times) < SHORTEST_ROUND:
-        begin = time.perf_counter()
-        peer.run()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * peer.total / peer.samples
+        for name in names:
+            rows[name] |= workers[name].ask(worker.set_up, name, key, asked.quick, asked.device)
+        for number in range(asked.rounds):
+            turn = number % max(1, len(names))
+            for name in [*names[turn:], *names[:turn]]:  # one after the other, in changing order
+                if not workers[name].lost and spent[name] < asked.budget:
+                    reply = workers[name].ask(worker.timed_round)
+                    taken[name] += [reply.pop("seconds")] if "seconds" in reply else []
+                    spent[name] += reply.pop("spent", 0.0)
+                    rows[name] |= reply
+        for name in names:
+            for do in (worker.peak, worker.answer):  # the check is no part of the memory that is measured
+                rows[name] |= workers[name].ask(do) if not workers[name].lost else {}
+            numbers, control = rows[name].pop("numbers", None), name == "classical"
+            if numbers and control not in known:
+                known[control] = workers["float64"].ask(worker.reference, key, asked.quick, control)
+            if numbers and "numbers" in known[control]:
+                rows[name]["deviation"] = peers.deviation(numbers, known[control]["numbers"])
+            elif numbers:
+                rows[name]["failed"] = f"no float64 numbers to compare with: {known[control]}"
+            rows[name]["rounds"] = len(taken[name])
+            for end, of in {"median": statistics.median, "min": min, "max": max}.items():
+                rows[name][f"{end}_ms"] = 1e3 * of(taken[name]) if taken[name] else math.nan
+    finally:
+        for process in multiprocessing.active_children():
+            process.kill()
+    return complete(list(rows.values()), asked.rounds)
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -122,7 +108,7 @@ def notes(row: Mapping[str, Any], rounds: int) -> str:
         told.append("computes in float64")
     if 0 < row["rounds"] < rounds:
         told.append(f"{row['rounds']} of {rounds} rounds")
-    return "; ".join([*told, *(row[why] for why in ("absent", "failed") if row.get(why))])
+    return "; ".join([*told, *(row[why] for why in worker.LOST if row.get(why))])
 
 
 SPEED = {
@@ -158,18 +144,19 @@ def moved(rows: pd.DataFrame) -> str:
 
 
 def widths(rows: pd.DataFrame) -> str:
-    """Medians by the number of wires."""
+    """Medians and peak memory by the number of wires."""
     columns = {
         "qnnkit (ms)": ("median_ms", "batched"),
         "JAX (ms)": ("median_ms", "jax"),
         "`lightning.qubit` (ms)": ("median_ms", "lightning.qubit"),
+        "peak memory of qnnkit's process (MB)": ("peak_mb", "batched"),
     }
     return _table(rows, {f"W4-{wires}": f"{wires} wires" for wires in workloads.WIDTHS}, columns)
 
 
 def _table(rows: pd.DataFrame, titles: Mapping[str, str], columns: Mapping[str, tuple[str, str]]) -> str:
     """Columns (what is measured, peer) of some workloads, to three digits, in Markdown."""
-    known = rows.pivot_table(index="workload", columns="peer", values=["median_ms", "x_batched"])
+    known = rows.pivot_table(index="workload", columns="peer", values=["median_ms", "x_batched", "peak_mb"])
     lines = []
     for key, title in titles.items():
         rounded = [float(f"{known.loc[key, column]:.3g}") for column in columns.values()]
@@ -198,12 +185,13 @@ def main() -> None:
     if asked.rounds < 1:
         parser.error(f"--rounds must be at least 1, but is {asked.rounds}")
     rows: list[dict[str, Any]] = []
-    for key in workloads.keys(asked.only, quick=asked.quick):
-        start, workload = time.perf_counter(), workloads.find(key, quick=asked.quick)
-        absent = {row["peer"] for row in rows if "absent" in row}
-        names = [name for name in asked.peers if name not in absent and peers.takes_part(name, workload)]
-        rows += [row | {"size": workload.size} for row in measure(key, names, asked)]
-        print(f"{key} measured in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="qnnkit-bench-") as folder:
+        for key in workloads.keys(asked.only, quick=asked.quick):
+            start, workload = time.perf_counter(), workloads.find(key, quick=asked.quick)
+            absent = {row["peer"] for row in rows if "absent" in row}
+            names = [name for name in asked.peers if name not in absent and peers.takes_part(name, workload)]
+            rows += [row | {"size": workload.size} for row in measure(key, names, asked, folder)]
+            print(f"{key} measured in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     for row in rows:
         if "absent" in row:
             print(f"{peers.LABELS[row['peer']]} {row['absent']}.", file=sys.stderr)

@@ -48,6 +48,7 @@ def test_a_quick_run_writes_checked_numbers_a_table_and_a_plot(tmp_path):
     for (key, peer), row in found.items():
         assert 0 <= row["deviation"] <= run.TOLERANCE
         assert row["rounds"] == 2 and 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"]
+        assert row["first_s"] > 0 and row["peak_mb"] >= row["before_mb"] > 50
         assert row["samples"] == row["total"] == workloads.find(key, quick=True).batch
         ratio = row["median_ms"] / found[key, "batched"]["median_ms"]
         assert row["x_batched"] == pytest.approx(ratio, rel=1e-4), "the table keeps six digits"
