@@ -114,9 +114,7 @@ def stack_files(
         ValueError: No image can be read, or they do not fit into memory.
     """
     names = [file.name for _, _, file in files]
-    checks.positive(
-        "image_size", 1 if image_size is None else int(np.min(image_size)), "Use a side such as 32."
-    )
+    checks.positive("image_size", 1 if image_size is None else int(np.min(image_size)))
 
     def make() -> dict[str, torch.Tensor]:
         pictures: dict[int, Picture] = {}
@@ -155,9 +153,7 @@ def one_form(
     pictures: Sequence[Picture], names: Sequence[str], image_size: Size, grey: bool | None
 ) -> tuple[torch.Tensor, list[str]]:
     """Pictures of any size and mode as uint8 (n, channels, height, width), with notes on what changed."""
-    checks.positive(
-        "image_size", 1 if image_size is None else int(np.min(image_size)), "Use a side such as 32."
-    )
+    checks.positive("image_size", 1 if image_size is None else int(np.min(image_size)))
     notes, total, counts = [], len(pictures), Counter(picture.size for picture in pictures)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     size = size or max(counts, key=lambda each: (counts[each], each))
