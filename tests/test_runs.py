@@ -637,6 +637,27 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, once, tmp_path, m
     assert runs.open_run(second / "runs" / "a").tested().keys() == moved.tested().keys()
 
 
+def test_half_written_checkpoints_of_the_killed_are_cleared(trained):
+    place = trained.checkpoints("hybrid", 0)
+    for left in (".checkpoint-000009.0a1b2c3d", ".checkpoint-000009.0123abcd-77", ".tmp5eYpbD"):
+        (place / left).touch()
+    max(place.glob("checkpoint-*")).unlink()
+    (trained.folder / "metrics.jsonl").unlink()
+    runs.train_all(trained)
+    assert not list(place.glob(".*"))
+
+
+@pytest.mark.parametrize("net", ["hybrid", "classical"])
+def test_a_net_starts_from_its_seed(tiny, net):
+    run = tiny()
+    first, again, other = (runs.build(run, net, seed).state_dict() for seed in (0, 0, 1))
+    for name, value in first.items():
+        assert torch.equal(value, again[name]) and not torch.equal(value, other[name])
+    for name in ("quantum", "frozen_random"):  # no net at all, and one that this run was not asked for
+        with refused("net"):
+            runs.build(run, name, 0)
+
+
 # --- launching ---------------------------------------------------------------------------------------------
 
 PARAMETERS = """

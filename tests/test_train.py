@@ -411,14 +411,6 @@ def test_killed_and_resumed_is_as_never_stopped(killed, moment):
     assert list(straight["rows"]) == [1, 2, 3, 4, 5, 6]
 
 
-def test_asked_to_stop_in_validation_it_trains_no_more(tmp_path):
-    model, calls = net(), []
-    model.register_forward_pre_hook(lambda module, given: calls.append(module.training))
-    with pytest.raises(SystemExit):
-        fit(model, At(1, terminate, training=False), epochs=3, folder=tmp_path)
-    assert calls == [True] * 6 + [False] * 2
-
-
 class Noisy(TensorDataset):
     """Points that are others whenever they are loaded."""
 

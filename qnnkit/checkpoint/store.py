@@ -97,7 +97,7 @@ class Store:
                 wrong.append(error)
         told, self.best_lost = " ".join(map(str, wrong)), False
         try:
-            if best != name:
+            if content and best != name:
                 self._read(best)
         except (ValueError, OSError) as error:
             best, self.best_lost = name, True
@@ -152,7 +152,7 @@ class Store:
         if best:
             self.best = name
         self._kept = [name, *self._kept][: self.keep]
-        drafts = (path.name for path in self.folder.glob(".checkpoint-*"))  # of killed processes
+        drafts = (path.name for path in self.folder.glob(".*"))  # of killed processes
         for old in {*drafts, *self._names()} - {*self._kept, self.best}:
             with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
                 (self.folder / old).unlink(missing_ok=True)
