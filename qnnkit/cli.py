@@ -122,6 +122,7 @@ def run(
         own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else open_with(run_dir, named, only, asked)
+        runs.chain.check_finished(begun, own)
         result = runs.chain.finished(begun)
         chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
         asked_for_more = chained and not all(begun.notebook(name).exists() for name in names)

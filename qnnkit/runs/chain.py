@@ -5,7 +5,9 @@ A launch is strict: every parameter must be declared in the notebook, with that 
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import json
 import os
 import tempfile
 import threading
@@ -74,6 +76,23 @@ def of_notebooks(
         parameters |= (own := {name: value for name, value in others.items() if name in declares})
         check_parameters(notebook, own)
     return parameters
+
+
+def check_finished(run: Run, parameters: Mapping[str, Any]) -> None:
+    """Refuses values with which a notebook of the run, executed with others, would not be run again.
+
+    Raises:
+        ValueError: There is one.
+    """
+    given = json.loads(without_places(json.dumps(dict(parameters))))  # as executed copies have them
+    for name in NOTEBOOKS if given else ():
+        copy, known = workspace.read_json(run.notebook(name)), declared(find_notebook(name))
+        used = copy["metadata"]["papermill"]["parameters"] if copy else given
+        for each in given.keys() & known.keys():
+            if used.get(each, ast.literal_eval(known[each]["default"])) != given[each]:
+                rule = f"be what {name} of this run has finished with"
+                step = "Begin another run_dir, or run that notebook alone, by papermill."
+                raise ValueError(checks.message(each, rule, given[each], step))
 
 
 def run_notebooks(
