@@ -278,6 +278,8 @@ def _require_runs(run: Run, model: nn.Module) -> None:
             if found != shape:
                 step = "One number for each class, for each image."
                 raise recipe.refusal("build", f"give a net that returns shape {shape}", found, step)
+        if recipe.shipped:
+            return
         try:
             loss = run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
         except tasks.Refused as error:
