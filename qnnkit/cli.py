@@ -127,8 +127,9 @@ def run(
         chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
         asked_for_more = chained and not all(begun.notebook(name).exists() for name in names)
         if result is None or asked_for_more:
-            tell_data(begun, typer.echo)  # data that cannot be used stops here, before a notebook starts
-            result = runs.run_notebooks(begun, typer.echo, own, names, reports.finish)
+            tell = runs.chain.logged(begun, typer.echo)
+            tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
+            result = runs.run_notebooks(begun, tell, own, names, reports.finish)
         elif asked.keys() & {*CRITERIA}:
             result = reports.finish(begun)
         if result is None:
@@ -162,21 +163,22 @@ def train(
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or open_with(run_dir, named, only, asked)
         placed, before = runs.placed(begun), begun.tested()
+        tell = runs.chain.logged(begun, typer.echo)
 
         def show(row: dict[str, Any]) -> None:
             if row["event"] in ("epoch", "test"):
-                typer.echo(runs.epoch_line(begun, row))
+                tell(runs.epoch_line(begun, row))
 
         if is_main():
-            tell_data(begun, typer.echo)
-            typer.echo(placed.sentence)
+            tell_data(begun, tell)
+            tell(placed.sentence)
             for final in before.values():
                 show(final)
-        runs.train_all(begun, on_row=show, on_warning=typer.echo)
+        runs.train_all(begun, on_row=show, on_warning=tell)
         written = any((begun.folder / name).exists() for name in ("model", "adapter"))
         own_net = begun.nets[0], begun.config.seed
         if is_main() and own_net in begun.tested() and (len(begun.tested()) > len(before) or not written):
-            typer.echo(f"The trained net is in {runs.export(begun)}.")
+            tell(f"The trained net is in {runs.export(begun)}.")
 
 
 @app.command(rich_help_panel=TRAIN)

@@ -201,3 +201,13 @@ def test_what_its_task_shows_is_shown(home: Path) -> None:
     [worst] = report.mistakes(run, 4)
     assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
     assert run.finals()["test_most"].tolist() == [pytest.approx(worst)]
+
+
+def test_run_log_keeps_what_the_terminal_showed(home: Path) -> None:
+    run, shown = runs.open_run("runs/one", "mine.py", controls=[], **TINY), []
+    tell = runs.chain.logged(run, shown.append)
+    tell("One.\nTwo.")
+    tell("Three.")
+    kept = (run.folder / "run.log").read_text().splitlines()
+    assert [line.split("  ", 1)[1] for line in kept] == ["One.", "Two.", "Three."]
+    assert shown == ["One.\nTwo.", "Three."]

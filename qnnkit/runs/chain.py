@@ -21,7 +21,7 @@ from traitlets.config import Config
 
 import qnnkit
 from qnnkit import checks, warm, words, workspace
-from qnnkit.runs.folder import Run, without_places
+from qnnkit.runs.folder import Run, now, without_places
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.rows import Followed
 from qnnkit.runs.trainings import stopping
@@ -165,6 +165,19 @@ def _execute(run: Run, name: str, own: Mapping[str, Any]) -> None:
     known = declared(source)
     given = {name: value for name, value in values.items() if name in known and value is not None}
     launch(source, run.notebook(name), given)
+
+
+def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
+    """`echo`, which also adds each line, with the time, to run.log in the run folder."""
+
+    def tell(text: str = "") -> None:
+        with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
+            file.writelines(f"{now()}  {line}\n" for line in without_places(text).splitlines() if line)
+            if os.path.sameopenfile(file.fileno(), 1):
+                return  # a batch sends there what its runs print
+        echo(text)
+
+    return tell
 
 
 def finished(run: Run) -> dict[str, Any] | None:
