@@ -86,7 +86,7 @@ def test_three_seeds_by_hand(three):
     result = report.finish(three)
     said = "hybrid did worse than classical: -4.7 points (95 % interval -6.1 to -3.2, p = 0.005, 3 seeds)."
     assert result["verdicts"] == [said]
-    assert result["verdict"] == f"The circuit did not help. Against its strongest control: {said}"
+    assert result["verdict"] == f"The circuit did not help. Against its strongest classical control: {said}"
     [row] = result["comparisons"]
     assert (row["verdict"], row["seeds"], row["min_difference"]) == ("worse", 3, 0.01)
     assert row["difference"] == pytest.approx(-0.14 / 3)
@@ -100,7 +100,7 @@ def test_one_seed_has_no_interval_and_no_verdict(one):
     result = report.finish(one)
     [told] = result["verdicts"]
     assert told == "hybrid minus classical: -15.0 points on one seed, which shows nothing; train more seeds."
-    assert result["verdict"] == f"The circuit is not shown to help. Against its strongest control: {told}"
+    assert result["verdict"] == f"The circuit is not shown to help. Against its strongest classical control: {told}"
     assert "80.0 (one seed)" in read(one) and told in read(one)
     assert not {"None", "nan", "-0.0"} & {*re.findall(r"\bNone\b|\bnan\b|-0\.0\b", read(one))}
 
@@ -135,7 +135,7 @@ def test_the_headline_is_of_the_strongest_control_without_a_circuit(begin):
     result = report.finish(run)
     first, *_ = result["verdicts"]
     assert len(result["verdicts"]) == 2 and "p = 0.040 after Holm's correction" in first
-    assert result["verdict"] == f"The circuit helped. Against its strongest control: {first}"
+    assert result["verdict"] == f"The circuit helped. Against its strongest classical control: {first}"
     page = Page(run.report.read_text())
     assert result["verdict"] in page.text and page.tags.index(("h1", {})) < 15
     assert [each["class"] for tag, each in page.tags if tag == "img"] == ["forest"]

@@ -192,7 +192,7 @@ def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str,
 
 
 def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> str:
-    """Whether the circuit of a run helped: the comparison with its strongest control, in a line or two.
+    """Whether the circuit of a run helped: the comparison with its strongest classical control.
 
     Controls that still hold a circuit count where there are no others.
 
@@ -200,17 +200,18 @@ def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCUR
         rows: Of `comparisons` or `stats.verdicts`.
         score: What they compare.
     """
-    without = [row for row in rows if row["other_net"] not in WITH_CIRCUIT] or rows
-    if not without or rows[0]["net"] != "hybrid":
+    classical = [row for row in rows if row["other_net"] not in WITH_CIRCUIT]
+    if not rows or rows[0]["net"] != "hybrid":
         return ""
-    strongest = (min if score.larger else max)(without, key=lambda row: row["difference"])
+    strongest = (min if score.larger else max)(classical or rows, key=lambda row: row["difference"])
     said = {
         "better": "The circuit helped.",
         "worse": "The circuit did not help.",
         "equivalent": "The circuit makes no difference that matters.",
         "undecided": "The circuit is not shown to help.",
     }[strongest["verdict"]]
-    return f"{said} Against its strongest control: {stats.sentence(strongest, score)}"
+    kind = "classical control" if classical else "control"
+    return f"{said} Against its strongest {kind}: {stats.sentence(strongest, score)}"
 
 
 def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> plots.Picture:
