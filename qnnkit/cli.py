@@ -256,6 +256,9 @@ def predict(
     raw: Annotated[
         bool, Option("--raw", help="Send a text as it is, without the model's chat template.")
     ] = False,
+    classical: Annotated[
+        bool, Option("--classical", help="Replace each circuit by the classical function that it is.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -265,7 +268,7 @@ def predict(
     from qnnkit import runs
     from qnnkit.runs.using import line
 
-    for row in runs.predict(run_dir, inputs, recipe=recipe, raw=raw):
+    for row in runs.predict(run_dir, inputs, recipe=recipe, raw=raw, classical=classical):
         typer.echo(json.dumps(row) if as_json else line(row))
 
 

@@ -100,7 +100,10 @@ def test_one_seed_has_no_interval_and_no_verdict(one):
     result = report.finish(one)
     [told] = result["verdicts"]
     assert told == "hybrid minus classical: -15.0 points on one seed, which shows nothing; train more seeds."
-    assert result["verdict"] == f"The circuit is not shown to help. Against its strongest classical control: {told}"
+    assert (
+        result["verdict"]
+        == f"The circuit is not shown to help. Against its strongest classical control: {told}"
+    )
     assert "80.0 (one seed)" in read(one) and told in read(one)
     assert not {"None", "nan", "-0.0"} & {*re.findall(r"\bNone\b|\bnan\b|-0\.0\b", read(one))}
 

@@ -172,8 +172,12 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
     return _exchange(twin, lambda layer, i: _MAKE[name](layer, seed * 1000 + i))
 
 
-def as_classical(model: nn.Module) -> tuple[nn.Module, float]:
+def as_classical(model: nn.Module, **options: Any) -> tuple[nn.Module, float]:
     """The same network with each circuit replaced by the classical function that it is, see `fourier_fit`.
+
+    Args:
+        model: It has run once, so that shapes are known.
+        options: As `fourier_fit` has them.
 
     Returns:
         The copy, and the largest difference of a circuit's output from it.
@@ -184,7 +188,7 @@ def as_classical(model: nn.Module) -> tuple[nn.Module, float]:
     differences = [0.0]
 
     def fitted(layer: QuantumLayer, i: int) -> nn.Module:
-        twin, difference = fourier_fit(layer)
+        twin, difference = fourier_fit(layer, **options)
         differences.append(difference)
         return twin
 

@@ -111,7 +111,7 @@ class FourierLayer(nn.Module):
 
 
 def fourier_fit(
-    layer: QuantumLayer, inputs: Tensor | None = None, *, seed: int = 0
+    layer: QuantumLayer, inputs: Tensor | None = None, *, most: int = MAX_FEATURES, seed: int = 0
 ) -> tuple[FourierLayer, float]:
     """The map of its features that agrees best with a circuit, and the largest difference between the two.
 
@@ -122,15 +122,16 @@ def fourier_fit(
         layer: As in `FourierLayer`.
         inputs: Of shape (batch, n_features), a quarter more than there are features, and 256. By default
             uniform over a whole period, or in (-1, 1) where an angle is no linear function of the inputs.
+        most: Features that are fitted at most: the time grows with their third power.
         seed: Fixes the inputs that are drawn.
 
     Raises:
-        NotImplementedError: As `FourierLayer`, or the circuit has more than `MAX_FEATURES` features.
+        NotImplementedError: As `FourierLayer`, or the circuit has more than `most` features.
     """
     exact = copy.deepcopy(layer).double().cpu()
     twin = FourierLayer(exact, seed=seed)
-    if twin.is_sampled:
-        rule, step = f"have at most {MAX_FEATURES:,} Fourier features", "Train the `fourier` control instead."
+    if twin.is_sampled or twin.linear.in_features > most:
+        rule, step = f"have at most {most:,} Fourier features", "Train the `fourier` control instead."
         raise NotImplementedError(checks.message("layer", rule, "a circuit with more", step))
     if inputs is None:
         slopes, n_features = twin.encoding.slopes, twin.linear.in_features

@@ -14,7 +14,7 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.report import page
 from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headline, means, metrics
 from qnnkit.report.verify import hashes
-from qnnkit.runs import ANALYZE, INSIDE, Run, build, export
+from qnnkit.runs import ANALYZE, INSIDE, Run, build, export, trained
 from qnnkit.runs import rows as files
 from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
@@ -23,6 +23,8 @@ from qnnkit.settings import MAIN_NETS
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_FEATURES = 1000
+"""Of a circuit, that a report fits a classical function to: about a second."""
 COSTS_BOUND = {
     "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
     "max_epoch_seconds": ("seconds_per_epoch", fmean, 1, "s an epoch"),
@@ -253,7 +255,7 @@ def _notes(run: Run) -> list[str]:
     provenance, said = run.provenance, []
     if single := run.config.net_settings:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
-    said += _measurements(run)
+    said += _measurements(run) + _as_classical(run)
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
     said += [f"The net is built on {module.origin}." for module in modules if hasattr(module, "origin")]
     said += [*_gradient_notes(run), *(provenance.get("notes") or run.splits.notes)]
@@ -275,6 +277,22 @@ def _measurements(run: Run) -> list[str]:
     return [
         f"Every circuit was measured {run.config.shots:,} times, in training and in the test: {forward:,} "
         f"measurements a sample, and some {2 * turns * run.config.shots:,} more for the gradient by weights."
+    ]
+
+
+def _as_classical(run: Run) -> list[str]:
+    """What classical functions the trained circuits are."""
+    if "hybrid" not in run.nets or run.config.of_kit("adapter"):
+        return []
+    try:
+        net = trained(run)
+        layers.called(net, run.splits.example())
+        difference = layers.as_classical(net, most=MOST_FEATURES)[1]
+    except (NotImplementedError, FileNotFoundError):  # of amplitudes, with more features, or not trained
+        return []
+    return [
+        "Each trained circuit is a classical function: a linear map of cosines and sines of its angles gives "
+        f"its outputs to {difference:.0e} at inputs that were not fitted (`qnnkit predict --classical`)."
     ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
+from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import music_tokens, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
@@ -205,7 +205,12 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
 
 
 def predict(
-    run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None, raw: bool = False
+    run_dir: str | Path,
+    inputs: Sequence[Any],
+    *,
+    recipe: Any = None,
+    raw: bool = False,
+    classical: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """What a trained net says of new inputs, a row for each: as the run's task does it.
 
@@ -217,15 +222,21 @@ def predict(
             task with `predict(net, inputs)` is given them as they are.
         recipe: The run's, where it is a user's own.
         raw: Whether a text goes to the model as it is, without its chat template.
+        classical: Whether each circuit is replaced by the classical function that it is, see
+            `layers.as_classical`.
 
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
+        NotImplementedError: A circuit is no classical function of this kind.
     """
     if isinstance(inputs, str | Path | np.ndarray):
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
     net, about, task, _ = _loaded(run_dir, recipe)
+    if classical:
+        layers.called(net, about.example())  # once, so that shapes are known
+        net = layers.as_classical(net)[0]
     own = hasattr(getattr(task, "task", None), "predict")  # which reads what it likes
     if "" in about.shapes and "image_size" not in about.sizes and not own:
         inputs = [_rows_of(each, about) if str(each).endswith((".csv", ".tsv")) else each for each in inputs]
