@@ -1,13 +1,16 @@
-"""Published nets as recipes: each trains, and its claim is told whole."""
+"""Published nets as recipes: each trains, its claim is told whole, and the page shows what its file holds."""
 
 import math
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from benchmarks import claims, recipe
+from benchmarks import claims, recipe, record
 from qnnkit import runs
 from tests.toys import real
 
+PAGE = (Path(__file__).parent.parent / "docs" / "claims.md").read_text("utf-8")
 FIELDS = ("citation", "arxiv", "claim", "number", "claimed", "data", "where", "source", "verified", "here")
 SMALL = {
     "henderson_quanv": {"dataset": "digits", "train_fraction": 60, "validation_fraction": 60, "n_test": 60},
@@ -39,3 +42,10 @@ def test_its_claim_is_told_with_where_it_stands(name):
     assert claim["arxiv"] in (claims.RECIPES / f"{name}.py").read_text("utf-8")
     assert claim["verified"] or ("as remembered" in claim["claimed"] and "as remembered" in claim["source"])
     assert claim["number"] is None or f"{claim['number']:g} %" in claim["claimed"]
+    assert all(deviation in PAGE for deviation in claim["deviations"]) and claim["claim"] in PAGE
+
+
+def test_the_table_of_claims_is_that_of_its_file():
+    found = pd.read_csv(record.RESULTS / "claims.csv")
+    assert set(found["recipe"]) == set(claims.CLAIMS) == set(SMALL)
+    assert claims.table(found) in PAGE
