@@ -95,17 +95,17 @@ class Settings(Base):
     micro_batch: int | None = Field(default=None, ge=1)
     """Samples of a batch that are computed at once, their gradients added up; None: all. May differ later."""
     learning_rate: float = Field(default=1e-2, gt=0)
-    """Step size of the classical weights at the top of the schedule."""
+    """Learning rate of the classical weights at the top of the schedule."""
     quantum_learning_rate: float | None = Field(default=None, gt=0)
-    """Step size of the circuit's weights; None takes the classical one."""
+    """Learning rate of the circuit's weights; None takes that of the classical ones."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """Update rule; sgd has momentum 0.9."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decay of the classical weights; angles are periodic and never decay."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    """How the step size falls to zero over the run."""
+    """How the learning rate falls to zero over the run."""
     warmup_epochs: float = Field(default=0.0, ge=0)
-    """Epochs over which the step size first rises from zero."""
+    """Epochs over which the learning rate first rises from zero."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of the classical gradient; None does not clip."""
     quantum_clip_norm: float | None = Field(default=None, gt=0)

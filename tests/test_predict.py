@@ -58,9 +58,7 @@ def test_images_are_classified_as_the_net_does_without_the_data(expected, tmp_pa
         assert row["notes"] == []
     [of_array] = runs.predict("runs/one", [test.images[0, 0].numpy()])
     assert of_array["probabilities"] == found[0]["probabilities"]
-    [as_classical] = runs.predict(
-        "runs/one", paths[:1], classical=True
-    )
+    [as_classical] = runs.predict("runs/one", paths[:1], classical=True)
     assert as_classical["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-4)
     assert as_classical["probabilities"] != found[0]["probabilities"]
     told = CliRunner().invoke(cli.app, ["predict", "runs/one", str(paths[0]), "--json"])

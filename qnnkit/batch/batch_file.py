@@ -38,7 +38,7 @@ class Range(Base):
     high: float
     """Largest value."""
     log: bool = False
-    """Whether each factor of ten gets an equal share; for step sizes and the like."""
+    """Whether each factor of ten gets an equal share; for learning rates and the like."""
     whole: bool = Field(default=False, alias="int")
     """Whether only whole numbers are drawn."""
 

@@ -55,7 +55,7 @@ def step_parts(
         model: Left as it was; a copy is trained.
         task: Gives the loss.
         loader: Batches for the task; begun anew where it ends.
-        config: Optimizer, step size, micro_batch and precision; the defaults without one.
+        config: Optimizer, learning rate, micro_batch and precision; the defaults without one.
         device: Where to compute.
         steps: Steps that are timed, at least.
         seconds: For how long steps are timed, at least. The fastest quarter counts: in the others, on a

@@ -256,7 +256,7 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = Fal
 
 
 def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
-    """The circuit's weights and the others, each with its own step size and clipping.
+    """The circuit's weights and the others, each with its own learning rate and clipping.
 
     A classical layer in a circuit's place is trained as the circuit is: a control differs in nothing else.
     """

@@ -1,7 +1,7 @@
 """One composer (composers=["mozart-16th"]) by an adapter on a music model (pretrained=FOLDER).
 
-Of the step sizes tried (of angles 0.01 to 0.2), these did best on Bach's validation pieces; twice the epochs
-do a little better.
+Of the learning rates tried (of angles 0.01 to 0.2), these did best on the validation pieces of Bach; twice
+the epochs do a little better.
 """
 
 import qnnkit

@@ -1,4 +1,4 @@
-"""Groups of weights that share a step size, the optimizer of them all, and its schedule."""
+"""Groups of weights that share a learning rate, the optimizer of them all, and its schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qnnkit.settings import Settings
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that share a step size and are clipped together."""
+    """Parameters that share a learning rate and are clipped together."""
 
     name: str
     parameters: Sequence[nn.Parameter]
@@ -33,7 +33,7 @@ def trainable(groups: Sequence[Group]) -> list[Group]:
 
 
 def optimizer_of(groups: Sequence[Group], config: Settings) -> torch.optim.Optimizer:
-    """The optimizer of a training, each group with its own step size and weight decay."""
+    """The optimizer of a training, each group with its own learning rate and weight decay."""
     settings = [
         {"params": list(group.parameters), "lr": group.learning_rate, "weight_decay": group.weight_decay}
         for group in groups
@@ -66,7 +66,7 @@ def clip(groups: Sequence[Group], optimizer: torch.optim.Optimizer, factor: floa
 
 
 def step_size(config: Settings, epoch: float, updates_per_epoch: int) -> float:
-    """Factor on the step sizes at a fractional epoch: rises during warm-up, then falls to zero."""
+    """Factor on the learning rates at a fractional epoch: rises during warm-up, then falls to zero."""
     warmup, total = config.warmup_epochs, config.epochs
     if epoch < warmup:
         return (epoch + 1 / updates_per_epoch) / (warmup + 1 / updates_per_epoch)
