@@ -323,7 +323,6 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
             "The choices are lora, vera, no_",
         ),
         ("text_adapter", {"adapter": "lora", "pretrained": "BASE"}, "Set controls=() for an adapter without"),
-        ("text_adapter", {"adapter": "qpa"}, "quantum_peft; qpa is no more"),
         ("text_adapter", {"targets": ["queries"], "pretrained": "BASE"}, "`targets` must name l"),
         ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
         ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),

@@ -297,7 +297,7 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     monkeypatch.setattr(placement, "SMALLEST", 2)
     monkeypatch.setattr(placement, "UPDATES", 2)  # 14 images: batches of 2 and 4
     monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
-    runs.check_parameters(runs.find_notebook("00_setup"), {"batch_size": "auto"})
+    runs.chain.check_parameters(runs.chain.find_notebook("00_setup"), {"batch_size": "auto"})
     run = tiny(batch_size="auto")
     kept = json.loads((run.folder / "config.json").read_text())
     assert kept["batch_size"] == run.provenance["batch_size"] == run.config.batch_size == 4

@@ -150,9 +150,6 @@ def test_measure_prints_a_table_and_writes_the_file(command, surveyed, tmp_path,
     status, out, _ = command("measure", "--quick", "--json")
     assert asked.pop()[3] == {"quick": True}
     assert status == 0 and json.loads(out) == surveyed[0]
-    runs.open_run("run", "digits_quanv", batch_size=8, train_fraction=0.5)
-    nets.measure_machine(run_dir="run")
-    assert asked[0][1:3] == (8, 540)
 
 
 @pytest.mark.parametrize(

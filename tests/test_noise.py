@@ -280,7 +280,7 @@ def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_pa
     assert one["test_loss"] == other["test_loss"]
     report.finish(straight)
     page = re.sub(r"\s+", " ", straight.report.read_text())
-    assert "Circuits were measured 20 times, in training and in the test." in page
+    assert "measured 20 times, in training and in the test: 320 measurements a sample" in page
 
 
 @own_generators()

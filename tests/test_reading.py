@@ -218,5 +218,5 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
     (cache / "music" / "LICENSE.md").write_text("free")
     (cache / "music" / "ann" / "score.xml").write_text("<score/>")
     (told,) = collect(cache / "music")[1]
-    suffixes = ".mid, .midi, .json, .json.gz, .zip"
+    suffixes = ".mid, .midi, .json, .json.gz"
     assert told == f"Left out 2 files that are no music ({suffixes}): LICENSE.md, ann/score.xml."

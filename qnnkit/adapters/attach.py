@@ -318,7 +318,7 @@ def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
         yield
     except Exception as error:  # PEFT has one of its own for each way in which layers differ
         told = error.args[0] if error.args else None
-        if isinstance(told, checks.Message) and told.name != "name":
+        if isinstance(told, checks.Message) and told.parts[0] != "name":
             raise
         step = f"It says: {' '.join(str(error).split()[:40]).rstrip('.')}."
         raise ValueError(checks.message(argument, rule, value, step)) from error

@@ -129,9 +129,9 @@ def stack_files(
                 rule, step = "keep all images under 4 GiB", "Pass a smaller one, such as 32."
                 raise ValueError(checks.message("image_size", rule, image_size, step))
         notes = left_out({f"of {len(files):,} images that cannot be read": failed})
-        if not pictures:
+        if not pictures or {file[:2] for file in files} - {files[row][:2] for row in pictures}:
             step = " ".join(["Add some.", *notes])
-            raise refusal("hold labelled images that can be read", f"{len(files):,} files", step)
+            raise refusal("hold images of every class that can be read", f"{len(files):,} files", step)
         images, changed = one_form([*pictures.values()], [names[row] for row in pictures], image_size, grey)
         written = np.frombuffer(json.dumps([*notes, *changed]).encode(), np.uint8)
         return {"images": images, "rows": torch.tensor([*pictures]), "notes": torch.tensor(written)}

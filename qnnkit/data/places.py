@@ -149,9 +149,11 @@ def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
         return Place(path, *unpacked(path))
     if path.is_file() and name.endswith(single):
         return Place(path.parent, path.parent, only=path.name)
-    rule = f"be a folder or end in {', '.join((*ARCHIVES, *single))}"
-    error = ValueError if path.exists() else FileNotFoundError
-    raise error(checks.message("root", rule, str(path), "Check the path; on Colab, mount Drive first."))
+    if path.exists():
+        rule = f"be a folder or end in {', '.join((*ARCHIVES, *single))}"
+        raise refusal(rule, str(path), "Choose another one.")
+    step = "Check the path; on Colab, mount Drive first."
+    raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
 
 
 def local(root: str | Path | None) -> Path:

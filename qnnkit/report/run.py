@@ -18,7 +18,7 @@ from qnnkit.runs import ANALYZE, INSIDE, Run, build, export, trained
 from qnnkit.runs import rows as files
 from qnnkit.runs.folder import without_places
 from qnnkit.runs.lock import mirrored
-from qnnkit.settings import MAIN_NETS
+from qnnkit.settings import BOUNDS, MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,15 +106,20 @@ def judge(run: Run) -> list[dict[str, Any]]:
     """
     frame, score, rows = frame_of(run), run.score, []
     own: Any = frame[frame["net"] == run.nets[0]]
-    for name in (*COSTS_BOUND, score.criterion):
+    for name in BOUNDS:
         bound, of_score = getattr(run.config, name), name == score.criterion
         if bound is None:
             continue
         column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
         values = own[column].dropna().tolist()
         row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
-        if not values or len(values) < len(own):
-            rows.append(row | {"sentence": f"not judged: {column.replace('_', ' ')} is not recorded."})
+        if not values or len(values) < len(own) or not (of_score or name in COSTS_BOUND):
+            why = (
+                f"{column.replace('_', ' ')} is not recorded"
+                if of_score or name in COSTS_BOUND
+                else (f"nets are compared by {score.word}")
+            )
+            rows.append(row | {"sentence": f"not judged: {why}."})
             continue
         row["measured"] = measured = of_seeds(values) / factor
         reached, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
@@ -304,7 +309,9 @@ def _gradient_notes(run: Run) -> list[str]:
     except (FileNotFoundError, ValueError) as error:
         return [f"No gradients are shown: {error}"]
     circuits = any(training.quantum_layers for training in found.trainings.values())
-    return found.warnings or (["No circuit's gradient vanished or exploded."] if circuits else [])
+    damaged = [f"{found.damaged} damaged lines of gradients.jsonl were skipped."] if found.damaged else []
+    calm = ["No circuit's gradient vanished or exploded."] if circuits else []
+    return [*(found.warnings or calm), *damaged]
 
 
 def _notebooks(run: Run) -> list[str]:
