@@ -55,6 +55,9 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     fit = f"whose names do not fit label_pattern {label_pattern}"
     why = {fit if label_pattern else "that lie in no class folder": unfit}
     notes = left_out(place, why | {f"that lie outside of {', '.join(sorted(bases))}": outside})
+    if not labelled and top and not label_pattern:
+        step = f"All images lie in {top}: put each class into a folder of its own next to it."
+        raise ValueError(checks.message("root", "hold two or more classes", str(place.path), step))
     if not labelled:
         step = "Put them in <class>/, or train/<class>/ and test/<class>/, or give a pattern for their names."
         rule, argument = (

@@ -306,8 +306,8 @@ def _gradient_notes(run: Run) -> list[str]:
         return ["No gradients were recorded: gradient_samples was 0."]
     try:
         found = gradients.read(run.folder)
-    except (FileNotFoundError, ValueError) as error:
-        return [f"No gradients are shown: {error}"]
+    except (FileNotFoundError, ValueError):
+        return ["No gradients are shown: gradients.jsonl is missing or damaged."]
     circuits = any(training.quantum_layers for training in found.trainings.values())
     damaged = [f"{found.damaged} damaged lines of gradients.jsonl were skipped."] if found.damaged else []
     calm = ["No circuit's gradient vanished or exploded."] if circuits else []

@@ -162,7 +162,8 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     values["sizes"] = {name: _tuple(value) for name, value in values["sizes"].items()}
     if (folder / "tokenizer").is_dir():
         values["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    data = Data(**{name: _tuple(value) for name, value in values.items()})
+    known = values.keys() & Data.__dataclass_fields__.keys()  # a run of an earlier version says more
+    data = Data(**{name: _tuple(values[name]) for name in known})
     net = used.build(config.override(backend="auto"), data, about["seed"])
     net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
     return net.eval(), data, used
