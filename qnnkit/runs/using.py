@@ -268,9 +268,7 @@ def _rows_of(file: str | Path, about: Data) -> np.ndarray:
     numbers = table[int(table.head(1).isna().any(axis=None)) :]  # a first line that names the columns
     if shape != [n] or numbers.isna().any(axis=None):
         rule = f"hold {shape[0] if len(shape) == 1 else 'no'} columns of numbers, as the net was trained on"
-        step = (
-            "Leave out other columns, such as the targets, and rows without a number."
-        )
+        step = "Leave out other columns, such as the targets, and rows without a number."
         words = numbers.columns[numbers.isna().any()] + 1  # a decimal comma is none of them
         other = f", without a number in columns {', '.join(map(str, words[:5]))}" if len(words) else ""
         raise ValueError(checks.message("inputs", rule, f"{file} with {n}{other}", step))
