@@ -530,9 +530,14 @@ def test_the_machine_that_was_overtaken_stops(local, remote, other, tmp_path):
         train(local, 0)
         until(lambda: restore(remote, other) == [] and any(other.glob(f"{NET}/checkpoint-0*")))
         assert not Mirror(other, remote).sync()  # looking at a run takes it from nobody
-        workspace.write_json(other / "provenance.json", {"machine": "other"})
-        theirs = Mirror(other, remote)
-        theirs.sync()
+
+        def taken_over():
+            restore(remote, other)
+            workspace.write_json(other / "provenance.json", {"machine": "other"})
+            with contextlib.suppress(OSError):  # the first has copied more in between
+                return Mirror(other, remote).sync()
+
+        until(taken_over)
         train(local, 1)
         until(lambda: told)
         with pytest.raises(Timeout):  # nothing may be put in its place while it is worked on
@@ -540,6 +545,7 @@ def test_the_machine_that_was_overtaken_stops(local, remote, other, tmp_path):
         assert not any(remote.glob(f"{NET}/checkpoint-000001-*"))
     assert len(told) == 1
     train(other, 1)
+    theirs = Mirror(other, remote)
     assert theirs.sync() and not theirs.sync(read_back=True)
     assert_comes_back(remote, tmp_path, other)
 

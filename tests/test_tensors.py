@@ -143,7 +143,7 @@ def test_numbers_that_are_not_finite(value):
     for argument, *given in (("inputs", bad), ("targets", X, bad), ("targets", X, bad[:, 1])):
         with refused(argument) as told:
             split(*given)
-        assert "in 2 rows" in str(told.value)
+        assert "in 2 of its rows" in str(told.value)
 
 
 @pytest.mark.parametrize(
