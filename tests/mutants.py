@@ -189,7 +189,12 @@ MUTANTS = (
     ),
     ("data/batches.py", "keyed_generator(self.seed, epoch)", "keyed_generator(self.seed)", "data train"),
     ("batch/search.py", "states.PRUNED if how", "states.FAIL if how", "batch"),
-    ("runs/state.py", 'state, notebook = failure["state"],', 'state, notebook = "failed",', "batch"),
+    (
+        "runs/state.py",
+        'state, notebook = str(failure.get("state", "failed")),',
+        'state, notebook = "failed",',
+        "batch",
+    ),
     (
         "batch/engine.py",
         "self.failures[run.id] <= self.config.retries",

@@ -119,8 +119,9 @@ INSIDE = {
 @pytest.mark.parametrize("kind", INSIDE)
 def test_kinds_of_embeddings(kind):
     layer = layer_of(encoded(INSIDE[kind]), {"weights": (1, 3, 3)}, 3)
+    explained = layer.explain()
     twin, difference = fourier_fit(layer)
-    assert difference < AGREEMENT
+    assert difference < AGREEMENT and FourierLayer(layer) and layer.explain() == explained
     rows = uniform(4, 3, seed=2, top=0.9).requires_grad_()
     ours, theirs = (torch.autograd.grad(net(rows).sum(), rows)[0] for net in (twin, layer))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
@@ -136,6 +137,12 @@ def test_noise_changes_the_map_not_the_features():
         return [qp.expval(qp.Z(0))]
 
     assert fourier_fit(layer_of(circuit, {"weights": (1,)}, 1, 1, "default.mixed"))[1] < AGREEMENT
+
+
+def test_shots_are_of_the_same_function():
+    layer = shipped("random")
+    layer.qnode = qp.set_shots(layer.qnode, 20)
+    assert fourier_fit(layer)[1] < AGREEMENT and layer.qnode.shots.total_shots == 20
 
 
 def branching(x):

@@ -160,9 +160,9 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
     """The values and gradients of parts are those of the whole, with states kept or made again."""
     program, inputs, weights = program_of(function, n_wires, 40)
     found: list[Any] = []
-    all_kept = fused.KEPT_BYTES["cpu"]
+    all_kept = fused.KEPT_BYTES
     for kept, cache in ((all_kept, fused.CACHE_BYTES), (all_kept, 1), (1, 1), (1, 2**20)):
-        monkeypatch.setitem(fused.KEPT_BYTES, "cpu", kept)
+        monkeypatch.setattr(fused, "KEPT_BYTES", kept)
         monkeypatch.setattr(fused, "SMALL_BYTES", 0)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
         assert len(program.fused.given(inputs.detach(), weights.detach())[1]) == (1 if cache > 1 else 3)

@@ -251,12 +251,13 @@ def test_a_mirrored_run_is_read_where_it_is_mirrored(tmp_path):
 def test_a_followed_run_is_read_once_and_a_replaced_one_again(tmp_path, monkeypatch):
     run, read_bytes = rows_of.Followed(planted(tmp_path)), []
     assert [row["event"] for row in run.look()] == ["begin", "step", "step"] and run.look() == []
-    workspace.append_line(tmp_path / "metrics.jsonl", {"event": "epoch", "net": "hybrid", "seed": 0})
+    row = {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": 1}
+    workspace.append_line(tmp_path / "metrics.jsonl", row)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"event": "epoch", "net": "b"')  # a kill, or a look amid a write
     parse = workspace.parse_lines
     monkeypatch.setattr(workspace, "parse_lines", lambda added: read_bytes.append(len(added)) or parse(added))
-    assert [row["event"] for row in run.look()] == ["epoch"] and read_bytes[0] < 60
+    assert [row["event"] for row in run.look()] == ["epoch"] and read_bytes[0] < 80
     workspace.append_line(tmp_path / "metrics.jsonl", {"event": "test", "net": "b", "seed": 0})
     assert [row["event"] for row in run.look()] == ["test"] and len(run.rows) == 5
     planted(tmp_path)  # as a mirror does it
@@ -265,10 +266,22 @@ def test_a_followed_run_is_read_once_and_a_replaced_one_again(tmp_path, monkeypa
 
 def test_a_row_without_an_event_or_a_net_is_none(tmp_path):
     run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
-    for row in ({"net": "b", "seed": 0, "epoch": 1}, {"event": "epoch", "epoch": 1}, {}):
+    of_net = {"net": "b", "seed": 0}
+    damaged = {"event": "epoch", **of_net}, {"event": "step", **of_net, "time": 1.0, "epoch": "2"}
+    for row in ({**of_net, "epoch": 1}, {"event": "epoch", "epoch": 1}, {}, *damaged):
         run.log("metrics", row)
     assert run.rows("metrics") == [] and read(run.folder).state == "waiting"
     assert len(run.epochs()) == len(run.finals()) == 0
+
+
+def test_facts_that_are_not_there(tmp_path):
+    (planted(tmp_path) / "failed.json").write_text("[]")
+    assert read(tmp_path).state != "failed"
+    (tmp_path / "failed.json").write_text('{"odd": 1}')
+    assert (read(tmp_path).state, read(tmp_path).error) == ("failed", None)
+    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
+    with pytest.raises(ValueError, match=r"must hold a whole batch\.json.*Run the same qnnkit batch again"):
+        state.of_batch(tmp_path)
 
 
 def test_a_run_that_has_failed_says_why_and_where(tmp_path):

@@ -111,7 +111,7 @@ def stack_files(
         grey: As in `class_folder`.
 
     Raises:
-        ValueError: No image can be read, or they do not fit into memory.
+        ValueError: A class has no image that can be read, or they do not fit into memory.
     """
     names = [file.name for _, _, file in files]
     checks.positive("image_size", 1 if image_size is None else int(np.min(image_size)))

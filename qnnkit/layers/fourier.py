@@ -17,6 +17,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pennylane as qp
 import torch
 from torch import Tensor, nn
 
@@ -129,6 +130,7 @@ def fourier_fit(
         NotImplementedError: As `FourierLayer`, or the circuit has more than `most` features.
     """
     exact = copy.deepcopy(layer).double().cpu()
+    exact.qnode = qp.set_shots(exact.qnode, None)  # the expectation values, not samples of them
     twin = FourierLayer(exact, seed=seed)
     if twin.is_sampled or twin.linear.in_features > most:
         rule, step = f"have at most {most:,} Fourier features", "Train the `fourier` control instead."
@@ -161,7 +163,9 @@ class _Encoding:
 
     def __init__(self, layer: QuantumLayer):
         self.n_features, self.n_outputs = sizes_of(layer)
-        self.layer = layer  # which is copied and pickled as layers are
+        # Copied and pickled as layers are. Its own programs: `layer` explains itself as before.
+        self.layer = layer.with_qnode(layer.qnode)
+        self.layer._programs = None
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_FEATURES = 1000
 """Of a circuit, that a report fits a classical function to: about a second."""
+SAME = 1e-5
+"""Largest difference between a circuit and a classical function that is called the same."""
 COSTS_BOUND = {
     "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
     "max_epoch_seconds": ("seconds_per_epoch", fmean, 1, "s an epoch"),
@@ -113,13 +115,11 @@ def judge(run: Run) -> list[dict[str, Any]]:
         column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
         values = own[column].dropna().tolist()
         row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
-        if not values or len(values) < len(own) or not (of_score or name in COSTS_BOUND):
-            why = (
-                f"{column.replace('_', ' ')} is not recorded"
-                if of_score or name in COSTS_BOUND
-                else (f"nets are compared by {score.word}")
-            )
-            rows.append(row | {"sentence": f"not judged: {why}."})
+        if not of_score and name not in COSTS_BOUND:
+            rows.append(row | {"sentence": f"not judged: nets are compared by {score.word}."})
+            continue
+        if not values or len(values) < len(own):
+            rows.append(row | {"sentence": f"not judged: {column.replace('_', ' ')} is not recorded."})
             continue
         row["measured"] = measured = of_seeds(values) / factor
         reached, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
@@ -294,6 +294,8 @@ def _as_classical(run: Run) -> list[str]:
         layers.called(net, run.splits.example())
         difference = layers.as_classical(net, most=MOST_FEATURES)[1]
     except (NotImplementedError, FileNotFoundError):  # of amplitudes, with more features, or not trained
+        return []
+    if difference > SAME:  # of a circuit in half precision, or none that the features span
         return []
     return [
         "Each trained circuit is a classical function: a linear map of cosines and sines of its angles gives "

@@ -192,7 +192,7 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
     """A row of metrics.jsonl for people; of the beginning, where the nets are trained."""
     score, whose = run.score, f"{row['net']:<17} seed {row['seed']}"
     if row["event"] == "begin":
-        return run.provenance["trained"]["sentence"]
+        return run.provenance.get("trained", {}).get("sentence", "")
     if row["event"] == "test":
         reached = f"{score.column}: {score.tell(row[f'test_{score.name}'])}"
         peak = words.size(row["peak_memory"])

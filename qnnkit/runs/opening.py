@@ -61,9 +61,8 @@ def open_run(
     given = {name: value for name, value in settings.items() if value is not None}
     begun = read_config(folder / "config.json", named)
     if begun is not None:
-        run = _resume(folder, named, begun.with_paths(workspace.located), given)
-        _require_own(run, among)
-        return run
+        _require_own(Run(folder, begun), among)  # before anything is changed
+        return _resume(folder, named, begun.with_paths(workspace.located), given)
     if named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
@@ -187,7 +186,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     changed = {name: value for name, value in settings.items() if value is not None}
     config, given = resolve(None, changed, source.config), source.config.chosen() | changed
     of, known = rows.facts(folder, "provenance.json").get("forked", {}).get("of"), source.provenance
-    if of == known["begun"] and (folder / "config.json").exists():
+    if of is not None and of == known.get("begun") and (folder / "config.json").exists():
         return open_run(new_dir, source.recipe, **given)
     for name in source.config.difference(config).keys() - set(TRAINING):
         rule = f"change how a run trains, and {name} makes other nets or data"
@@ -202,7 +201,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     with alone(source.folder, "train"), workspace.whole_folder(folder) as draft:
         shutil.copytree(theirs, draft / "checkpoints", ignore=shutil.ignore_patterns(".*"))
     run = open_run(new_dir, source.recipe, **given)
-    forked = {"from": workspace.portable(str(source.folder)), "of": known["begun"], "changed": changed}
+    forked = {"from": workspace.portable(str(source.folder)), "of": known.get("begun"), "changed": changed}
     run.note_provenance(made_of=known.get("made_of"), forked=forked)  # whose checkpoints they are
     return run
 

@@ -16,7 +16,8 @@ from qnnkit import checks, workspace
 if TYPE_CHECKING:
     import pandas as pd
 
-WHOLE = {"event", "net", "seed"}
+NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
+"""Numbers without which a row of metrics.jsonl of that event is damaged."""
 SUMS = "SHA256SUMS"
 """The file of a finished run with the hash of each other one, as `sha256sum --check` reads it."""
 
@@ -57,14 +58,20 @@ def facts(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
-    """The rows of `<kind>.jsonl` that name an event and, of metrics, a net and a seed, oldest first.
+    """The rows of `<kind>.jsonl`, oldest first, but for those that are damaged (see `is_whole`).
 
-    Others are damaged; of a file that cannot be read there are none.
+    Of a file that cannot be read there are none.
     """
     with contextlib.suppress(OSError):
         lines = content(folder, f"{kind}.jsonl", workspace.read_lines) or []
-        return [row for row in lines if (WHOLE if kind == "metrics" else {"event"}) <= row.keys()]
+        return [row for row in lines if (is_whole(row) if kind == "metrics" else "event" in row)]
     return []
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Whether a row of metrics.jsonl has what every row has, and the numbers of its event."""
+    named = {"event", "net", "seed"} <= row.keys()
+    return named and all(number(row, name) is not None for name in NUMBERS.get(str(row["event"]), ()))
 
 
 class Followed:
@@ -98,7 +105,7 @@ class Followed:
             return []
         self.end += len(added)
         self.last = added.splitlines(keepends=True)[-1]
-        new = [row for row in workspace.parse_lines(added)[0] if row.keys() >= WHOLE]
+        new = [row for row in workspace.parse_lines(added)[0] if is_whole(row)]
         self.rows += new
         return new
 

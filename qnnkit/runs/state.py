@@ -107,6 +107,11 @@ def batch_file(batch: Path) -> dict[str, Any]:
     if listed is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
+    try:
+        _ = [(row["id"], row["folder"], row["settings"]) for row in listed["runs"]]
+    except (KeyError, TypeError):
+        step = "Run the same qnnkit batch again; it writes it again."
+        raise ValueError(checks.message("folder", "hold a whole batch.json", str(batch), step)) from None
     return listed
 
 
@@ -134,12 +139,13 @@ def look(folder: Path, score: Score | None = None) -> State:
     elif any(locks):
         state = "running"
     elif failure:
-        state, notebook = failure["state"], failure["notebook"]
-        known |= {"error": failure["error"], "notebook": folder / notebook if notebook else None}
+        state, notebook = str(failure.get("state", "failed")), failure.get("notebook")
+        known |= {"error": failure.get("error"), "notebook": folder / notebook if notebook else None}
     elif order and set(order) <= tested:
         state = "trained"
     elif (
-        locks[-1] is None and time.time() - max((row.get("time", 0) for row in lines.rows), default=0) < STALE
+        locks[-1] is None
+        and time.time() - max((number(row, "time") or 0 for row in lines.rows), default=0) < STALE
     ):
         state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
     else:
@@ -200,7 +206,7 @@ def _training(rows: Sequence[Mapping[str, Any]], order: list[Any], tested: set[A
         **{"net": begin["net"], "seed": begin["seed"], "of": len(order) or None},
         "number": order.index(pair) + 1 if pair in order else None,
         "seconds_left": seconds_left,
-        "warnings": tuple(row["sentence"] for row in lately if row["event"] == "warning"),
+        "warnings": tuple(str(row.get("sentence")) for row in lately if row["event"] == "warning"),
     }
 
 

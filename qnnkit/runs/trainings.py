@@ -201,7 +201,7 @@ def training(
         if is_main():
             work.enter_context(alone(run.folder, "train"))
             work.enter_context(mirrored(run.folder))
-        where, name = placed(run), f"{run.folder.name}-{run.provenance['begun']}".replace(":", "-")
+        where, name = placed(run), f"{run.folder.name}-{run.provenance.get('begun')}".replace(":", "-")
         if is_main():
             _note(run, where, on_warning)
         track = work.enter_context(tracked(run.config.trackers, run.config.title, name, run.config.flat()))

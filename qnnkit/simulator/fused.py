@@ -37,8 +37,8 @@ ONE_THREAD = 2**18
 For larger ones it has threads of its own, which stay awake for a while: beside torch's own they made every
 step of a net with a circuit four times as long on two cores.
 """
-KEPT_BYTES = {"cpu": 2**27}
-"""Bytes of states that are kept for the way back, 2 GiB on other devices; parts beyond run forward again."""
+KEPT_BYTES, KEPT_ELSEWHERE = 2**27, 2**31
+"""Bytes of states that are kept for the way back, on a CPU and on others; parts beyond run forward again."""
 LARGE = 8 * np.pi
 """Radians. Sums of larger angles lose digits, so these are reduced to one period first."""
 PART_BYTES = 2**30
@@ -292,7 +292,8 @@ class Fused:
         """
         with exactly(self.device.type, way is self.near):
             built, values = self.built(way, vector), []
-            left = 0 if tapes is None else KEPT_BYTES.get(self.device.type, 2**31)
+            most = KEPT_BYTES if self.device.type == "cpu" else KEPT_ELSEWHERE
+            left = 0 if tapes is None else most
             for part in parts:
                 left -= samples_of(part) * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
