@@ -32,13 +32,13 @@ test: .venv/with-dev  ## every test but the slow ones
 
 slow: .venv/with-dev  ## the tests that take long or ask a package registry
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200
-	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/test_random_circuits.py
+	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/simulator/test_random_circuits.py
 
 # A Python with the versions of Colab's image. Name another interpreter: make colab IMAGE_PYTHON=/path/to/python3.13
 IMAGE_PYTHON ?= $(firstword $(foreach each,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python) $(shell uv python find 3.13 2>/dev/null),$(shell $(each) -c 'import sys; print(sys.executable)' 2>/dev/null)))
-.colab-image/installed: pyproject.toml constraints.txt tests/colab_image.txt
+.colab-image/installed: pyproject.toml constraints.txt tests/notebooks/colab_image.txt
 	$(IMAGE_PYTHON) -m venv --clear .colab-image
-	.colab-image/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/colab_image.txt "$$(grep ^torch== constraints.txt)" '.[music,cluster,sweep,track]'
+	.colab-image/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/notebooks/colab_image.txt "$$(grep ^torch== constraints.txt)" '.[music,cluster,sweep,track]'
 	.colab-image/bin/python -m pip uninstall --quiet --yes qnnkit
 	@touch $@
 
@@ -47,7 +47,7 @@ colab: .venv/with-dev  ## a day on Colab, on its Python and versions: restarts, 
 	  echo "There is no Python 3.13 or 3.12 here, so nothing was run. Name one: make colab IMAGE_PYTHON=/path/to/python3.13"; \
 	else \
 	  $(MAKE) --no-print-directory .colab-image/installed && QNNKIT_COLAB_IMAGE=$(CURDIR)/.colab-image/bin/python \
-	  $(BIN)/python -m pytest -s -m "slow or not slow" -o faulthandler_timeout=1200 tests/test_colab_image.py; \
+	  $(BIN)/python -m pytest -s -m "slow or not slow" -o faulthandler_timeout=1200 tests/notebooks/test_colab_image.py; \
 	fi
 
 lint: .venv/with-dev  ## style, common mistakes and which part imports which

@@ -77,7 +77,7 @@ def unchanged_globals():
 @pytest.fixture(autouse=True)
 def no_race(request, monkeypatch):
     """Nothing is measured to place a net, but in test_measure_placement: a busy machine decides no test."""
-    if not request.node.nodeid.startswith("tests/test_measure_placement.py"):
+    if not request.node.nodeid.startswith("tests/measure/test_measure_placement.py"):
         from qnnkit.measure import placement
 
         monkeypatch.setattr(placement, "timed", lambda *given: ({}, None, None))

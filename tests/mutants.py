@@ -222,7 +222,7 @@ def caught(copy: Path, tests: str) -> str | None:
             log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            named = [f"tests/test_{name}.py" for name in tests.split()]
+            named = [str(path) for name in tests.split() for path in Path("tests").rglob(f"test_{name}.py")]
             status = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", *OPTIONS, *named])
         except BaseException:
             traceback.print_exc()
@@ -231,7 +231,7 @@ def caught(copy: Path, tests: str) -> str | None:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, 1), (copy / "log").read_text()
     log = (copy / "log").read_text()
-    failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+)", log, flags=re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) tests/\S*?(test_\S+)", log, flags=re.MULTILINE)
     failed += re.findall(r'(test_\w+\.py", line \d+ in test_\w+)', log)  # where one waits for ever
     return failed[0] if status else None
 

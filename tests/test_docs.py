@@ -31,7 +31,7 @@ PROGRAMS = ("qnnkit", "make", "python", "papermill", "torchrun")
 
 CANNOT = {
     r"make (run|test|bench)": "makes an environment from PyPI; other tests run what they start",
-    r"make address": "tests/test_colab.py runs it on a copy",
+    r"make address": "tests/notebooks/test_colab.py runs it on a copy",
     r"pip install|\S*pre-commit|\S*nbstripout|git config": "changes the environment",
     r"\. \.venv": "only names the environment of the shell",
     r"wsl|sudo apt": "Windows and Ubuntu",

@@ -1,6 +1,6 @@
 """Kills trainings (mirrored ones too), notebook chains and batches at random moments, and compares outcomes.
 
-`make torture` does so many times; tests/test_torture.py a few. Nothing is simulated: real processes get
+`make torture` does so many times; tests/runs/test_torture.py a few. Nothing is simulated: real processes get
 SIGKILL, and the same command is given again.
 """
 

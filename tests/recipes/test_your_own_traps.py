@@ -11,7 +11,7 @@ import torch
 
 from qnnkit import layers, recipes, report, runs
 from tests import forked
-from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
+from tests.recipes.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
 
 CELLS = """
 import os

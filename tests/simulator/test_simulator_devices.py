@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qnnkit import QuantumLayer, Quanv2d, circuits
 from qnnkit.simulator import OverWeights, array_api, steps
 from qnnkit.simulator.circuit import Circuit
-from tests.test_random_circuits import GATES
+from tests.simulator.test_random_circuits import GATES
 from tests.toys import Fusion
 
 META = torch.device("meta")

@@ -21,7 +21,7 @@ from uv import find_uv_bin
 
 from tests.wheels import clean_environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("environment.yml", "requirements-colab.txt")
 
 
@@ -34,8 +34,8 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
 
 
 def colab_image() -> dict[str, Requirement]:
-    """What Colab's image has (tests/colab_image.txt). Its torch is a +cu128 build, not on PyPI."""
-    lines = (ROOT / "tests" / "colab_image.txt").read_text().splitlines()
+    """What Colab's image has (tests/notebooks/colab_image.txt). Its torch is a +cu128 build, not on PyPI."""
+    lines = (ROOT / "tests" / "notebooks" / "colab_image.txt").read_text().splitlines()
     return by_name(["torch==2.11.0", *(line for line in lines if line and not line.startswith("#"))])
 
 

@@ -19,7 +19,7 @@ import qnnkit
 from qnnkit import RECIPES, data, layers, models, recipes, runs
 from qnnkit.settings import MAIN_NETS, Settings
 from tests import forked
-from tests.test_your_own import RECIPE, home  # noqa: F401  fixture
+from tests.recipes.test_your_own import RECIPE, home  # noqa: F401  fixture
 from tests.toys import AsFloat, Digits, refused
 
 PUBLIC = {"mnist": "mnist", "ahcd": "ahcd/ahcd_csv.zip"}

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 
 from qnnkit import QuantumLayer, circuits, layers, recipes
 from qnnkit.tasks import Classification, Step
-from tests.test_notebook_cells import NOTEBOOKS
+from tests.notebooks.test_notebook_cells import NOTEBOOKS
 
 EXACT = 1e-5
 

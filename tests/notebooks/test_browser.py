@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from tests.showing import log_test, needs_chromium
 from tests.torture import kill
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RUN_ALL = """async () => {
   const app = window.jupyterapp;
   await app.restored;

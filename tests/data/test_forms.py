@@ -20,7 +20,7 @@ from qnnkit.data.places import open_place
 from qnnkit.data.text import documents
 from tests.toys import refused
 
-PAGE = (Path(__file__).parents[1] / "docs" / "formats.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
 CAT, OWL, KATER = "a cat, on a mat", "an owl", "ein schöner Kater über Größe"
 SAID = {"a.jpg": (CAT,), "b.jpg": (OWL,)}
 PAIR = {"a.jpg": ("one, two", "uno"), "b.jpg": ("zwei",)}

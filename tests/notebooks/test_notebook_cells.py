@@ -13,7 +13,7 @@ from matplotlib import pyplot
 
 from qnnkit import runs
 
-NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1}
 NETS = {
     "quanv": {},

@@ -352,7 +352,7 @@ def test_a_block_that_cuts_events_is_refused(pieces):
 
 
 def test_the_notebook_says_whether_it_fits_here(pieces, tmp_path):
-    from tests.test_notebook_cells import executed
+    from tests.notebooks.test_notebook_cells import executed
 
     given = {"data_dir": str(pieces), "run_dir": str(tmp_path / "run"), "size": "tiny", "sequence_length": 64}
     given |= {"n_samples": 2, "n_events": 4, "pieces": 20}

@@ -17,8 +17,8 @@ from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.runs import export
 from qnnkit.runs.using import line
 from qnnkit.tasks import pictures
-from tests.test_music_data import heard
-from tests.test_using import moved, pictured  # noqa: F401  fixtures
+from tests.data.test_music_data import heard
+from tests.runs.test_using import moved, pictured  # noqa: F401  fixtures
 from tests.toys import refused
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}

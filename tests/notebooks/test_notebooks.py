@@ -20,7 +20,7 @@ from qnnkit import report, runs, workspace
 from tests import forked
 from tests.wheels import outside
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PARAMETER = re.compile(
     r"^\w+: (int|float|str|bool|list) = "

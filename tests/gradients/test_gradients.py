@@ -213,7 +213,7 @@ def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, lacking):
 
 # --- the proof of 00_setup ------------------------------------------------------------------------------
 
-NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 

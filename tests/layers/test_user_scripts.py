@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
-from tests.test_torchlayer import make, qnode_of
+from tests.layers.test_torchlayer import make, qnode_of
 from tests.toys import linear, measured, same, two_expvals, uniform
 
 CURVE = 1e-4

@@ -10,7 +10,7 @@ import pennylane as qp
 import pytest
 from matplotlib import pyplot
 
-from tests.test_notebook_cells import executed
+from tests.notebooks.test_notebook_cells import executed
 
 EXACT = 1e-10
 

@@ -15,8 +15,8 @@ from qnnkit.tasks import Classification, Step
 from qnnkit.train import out_of_memory, stepper
 from qnnkit.train.out_of_memory import OutOfMemory
 from tests.same import At, from_seed, raises, weights
-from tests.test_train import TASK, close, clouds, fit, loaders
 from tests.toys import typing
+from tests.train.test_train import TASK, close, clouds, fit, loaders
 
 SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from qnnkit import RECIPES, runs
-from tests.test_notebooks import ROOT, run_cells
-from tests.test_recipes import pretrained, sets, toy  # noqa: F401  fixtures
+from tests.notebooks.test_notebooks import ROOT, run_cells
+from tests.recipes.test_recipes import pretrained, sets, toy  # noqa: F401  fixtures
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from benchmarks import claims, recipe, record
 from qnnkit import runs
 from tests.toys import real
 
-PAGE = (Path(__file__).parent.parent / "docs" / "claims.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "claims.md").read_text("utf-8")
 FIELDS = ("citation", "arxiv", "claim", "number", "claimed", "data", "where", "source", "verified", "here")
 SMALL = {
     "henderson_quanv": {"dataset": "digits", "train_fraction": 60, "validation_fraction": 60, "n_test": 60},

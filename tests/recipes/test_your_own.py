@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from qnnkit import cli, recipes, report, runs
 from tests import forked
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
 RECIPE, CELL, *_ = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 BATCH = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL).group(1)  # type: ignore[union-attr]

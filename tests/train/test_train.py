@@ -303,7 +303,7 @@ KILLED = """
     from pathlib import Path
     import torch
     from qnnkit import workspace
-    from tests.test_train import Classification, fit, loaders, net
+    from tests.train.test_train import Classification, fit, loaders, net
 
     count, moment, kind = {}, (None, 0), "SIGKILL"
     ends = {"SIGKILL": (os.WTERMSIG, 9), "SIGTERM": (os.WEXITSTATUS, 143), "SIGINT": (os.WEXITSTATUS, 130)}

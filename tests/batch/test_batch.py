@@ -26,7 +26,7 @@ from qnnkit.runs import State, chain
 from tests.forked import begin, start
 from tests.toys import typing
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "epochs": 2, "n_seeds": 1}
 TINY |= {"controls": ["classical"], "backend": "batched"}
 BASE = {"name": "b", "recipe": "digits_quanv"}

@@ -13,7 +13,7 @@ from qnnkit.models.blocks import seeded
 from qnnkit.tasks import continue_piece
 from qnnkit.tasks.language import continuation
 from tests import nets
-from tests.test_music_data import BOS, EOS, TOKENS, band, heard
+from tests.data.test_music_data import BOS, EOS, TOKENS, band, heard
 from tests.toys import real
 
 PROMPT = of_steps([[48, 60, 64], [48, 60, 64], [48, 62], [48, 62]] * 4)

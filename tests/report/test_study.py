@@ -24,7 +24,7 @@ from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
 from tests.showing import Batch, Page
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # seaborn.objects calls pandas with an argument that pandas 3 no longer needs
 pytestmark = pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")
 TABLES = {"conclusions.txt", "runs.csv", "means.csv", "means.tex", "comparisons.csv", "comparisons.tex"}
