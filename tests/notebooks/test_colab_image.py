@@ -1,7 +1,7 @@
 """A day on Colab: set-up, notebooks 00 to 04, restarts, crashes, lost machines, a Drive that drops.
 
 The kit runs as it is, on the stand-in machine of `tests/colab.py`. `make colab` runs all of it on a Python
-with the versions of Colab's image (`colab_image.txt` in this folder) and says what happened in each situation;
+with the versions of Colab's image (`colab_image.txt` here) and says what happened in each situation;
 the default tests run the short ones on this Python.
 """
 
