@@ -263,10 +263,14 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def with_qnode(self, qnode: qp.QNode, backend: str | None = None) -> QuantumLayer:
         """The same layer, own copies of the weights, around another QNode of the same weights."""
-        layer = copy.deepcopy(self)
-        layer.wanted_backend = backend or self.wanted_backend
-        layer.qnode = _moved(qnode, layer.wanted_backend)
-        return layer
+        weights = self._weights()
+        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        start = {name: weight.detach().clone() for name, weight in weights.items()}
+        layer = QuantumLayer(qnode, shapes, start, backend=backend or self.wanted_backend)
+        for name, weight in weights.items():
+            layer.qnode_weights[name].requires_grad_(weight.requires_grad)
+        layer.n_features, layer.n_outputs = self.n_features, self.n_outputs
+        return layer.train(self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantumLayer:
         # A QNode holds no state of the layer, so the copy may share it; copying its device may fail.

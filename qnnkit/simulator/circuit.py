@@ -62,24 +62,9 @@ class Circuit:
     kinds: frozenset[type]
     """Classes of the operators and measurements that were met on the way."""
 
-    @property
-    def is_given(self) -> bool:
-        """Whether the state that it begins with is an argument."""
-        return self.prepared is not None and self.prepared.amplitudes is None
-
-    @property
-    def of_angles(self) -> Circuit:
-        """The same, whose numbers are its angles."""
-        n = len(self.offset)
-        return dataclasses.replace(self, matrix=np.eye(n), offset=np.zeros(n))
-
-
-Record = Callable[[Sequence[Tensor]], Sequence[Operator]]
-"""The operators that are queued for arguments in float64."""
-
 
 def circuit(
-    record: Record,
+    record: Callable[[Sequence[Tensor]], Sequence[Operator]],
     shapes: Sequence[tuple[int, ...]],
     measurements: Sequence[Any],
     device_wires: Any,
@@ -88,7 +73,7 @@ def circuit(
     """What is queued, as a function of the arguments of its Python; to be called `apart`.
 
     Args:
-        record: Gives the operators.
+        record: Gives the operators that are queued for arguments in float64.
         shapes: Of the arguments, for one sample.
         measurements: What is measured.
         device_wires: Wires of the PennyLane device, or None.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +14,9 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.circuit import angles, apart, assembled, cut, parts
+from qnnkit.simulator.circuit import affine, angles, apart, assembled, cut, parts
 from qnnkit.simulator.fused import Fused
+from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.queueing import single
 
 
@@ -59,7 +61,12 @@ class OverWeights(Fused):
             own = assembled(gates(one), self.tape.measurements, qnode.device.wires, kinds)
         super().__init__(own, np.ones(len(own.offset)), torch.float64)
         self._numbers_of = torch.func.vmap(numbers)
-        """The Python gives angles and amplitudes, from rows of inputs and weights, at every call."""
+        """Angles and amplitudes from rows of inputs and weights."""
+        with contextlib.suppress(NotFusable), apart():
+            matrix, offset, is_affine = affine(lambda row: numbers(row)[0], n)
+            if is_affine.all() and not self.is_given:  # else the Python runs at every call
+                sparse, offset = torch.from_numpy(matrix).to_sparse(), torch.from_numpy(offset)
+                self._numbers_of = lambda rows: [torch.sparse.mm(sparse, rows.T).T + offset]
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.

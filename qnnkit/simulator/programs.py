@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import queueing
-from qnnkit.simulator.circuit import ONE_AT_A_TIME, Record, apart, circuit
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, apart, circuit
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
@@ -169,7 +169,7 @@ class Programs:
         program.as_list, self._pure[form] = as_list, program
 
     def _program(
-        self, record: Record, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
+        self, record: Any, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
     ) -> Fused:
         """The program of what is queued for arguments of these shapes, some of which each sample has."""
         sizes = [math.prod(map(int, shape)) for shape in shapes]
@@ -309,8 +309,7 @@ def own_device(qnode: qp.QNode) -> str | None:
         return "only that device knows what it computes"
     if type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
         return "the QNode was customised"
-    is_own = type(device).__module__.startswith("pennylane")
-    if not (is_own and _methods_of(type(device)).isdisjoint(vars(device))):
+    if type(device).__name__ not in DEVICE_CLASSES or not _methods_of(type(device)).isdisjoint(vars(device)):
         return "the device was customised"
     if qnode.diff_method not in EXACT_METHODS:
         return f"its gradients are asked for by diff_method={qnode.diff_method}"
@@ -324,3 +323,6 @@ def own_device(qnode: qp.QNode) -> str | None:
 @functools.cache
 def _methods_of(kind: type) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+
+
+DEVICE_CLASSES = ("DefaultQubit", "LightningQubit", "LightningGPU", "LightningKokkos")

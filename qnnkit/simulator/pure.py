@@ -34,7 +34,8 @@ KINDS = Operator | MeasurementProcess
 FUNCTIONS = [
     qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod,
     *map(vars(builtins).get, names("range len enumerate zip reversed list tuple int float sum abs")),
-    *map(vars(torch).get, names("abs sum sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
+    torch.range, torch.sum, torch.abs,  # by their names, which builtins have, too
+    *map(vars(torch).get, names("sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
     *map(vars(np).get, names("sqrt arctan arccos arcsin")),
     *map(vars(math).get, names("sqrt atan acos asin log2 ceil floor")),
 ]  # fmt: skip
