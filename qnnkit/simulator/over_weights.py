@@ -52,13 +52,13 @@ class OverWeights(Fused):
             return parts(self.tape.operations, kinds)
 
         def moving(row: Tensor) -> tuple[list[Any], list[Any]]:
-            found = [gate for _, gate in gates(row)]
-            return found, [gate for gate in found if turns(gate)]
+            operations = [gate for _, gate in gates(row)]
+            return operations, [gate for gate in operations if turns(gate)]
 
         def numbers(row: Tensor) -> list[Any]:
-            found, turned = moving(row)
+            operations, turned = moving(row)
             computed = angles([turned[i] for i in others])[0]
-            return [computed, *(each.data[0] for each in found[: self.is_given])]
+            return [computed, *(each.data[0] for each in operations[: self.is_given])]
 
         n = sum(map(math.prod, shapes))
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1
