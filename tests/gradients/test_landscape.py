@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import matplotlib
 import nbformat
 import numpy as np
+import pandas as pd
 import pennylane as qp
 import pytest
 import torch
@@ -32,7 +33,7 @@ def shown(model, task, batch):
     start = next(i for i in begins if "The loss around" in cells[i].source)
     run = SimpleNamespace(task=task, config=SimpleNamespace(seed=0), save_figure=lambda *saved: None)
     runs = SimpleNamespace(first_batch=lambda run, split, n: batch)
-    found = {"model": model, "run": run, "runs": runs, "layers": layers, "torch": torch, "plt": plt}
+    found = {"model": model, "run": run, "runs": runs, "layers": layers, "torch": torch, "pd": pd}
     found["n_circuits"] = 1
     with matplotlib.rc_context({"backend": "agg"}):
         for cell in cells[start : begins[begins.index(start) + 1]]:
