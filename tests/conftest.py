@@ -19,6 +19,7 @@ from tests import forked  # noqa: F401  other processes are forked from here on
 from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
+os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
 gc.disable()  # until every test is imported: see qnnkit.preload
 
 LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
