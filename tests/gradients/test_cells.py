@@ -30,11 +30,14 @@ def lines_of(layer: QuantumLayer, rows: torch.Tensor) -> dict:
         return Step(model(batch[0]).mean(), {}, len(batch[0]))
 
     found = {"model": layer, "layers": layers, "torch": torch, "pd": pd, "n_circuits": 1}
-    found["run"] = SimpleNamespace(task=loss, config=SimpleNamespace(seed=0))
+    about = {"config": SimpleNamespace(seed=0), "save_figure": lambda *saved: None}
+    found["run"] = SimpleNamespace(task=loss, **about)
     found["runs"] = SimpleNamespace(first_batch=lambda run, split, n: (rows,))
-    for cell in nbformat.read(NOTEBOOKS / "04b_inside.ipynb", as_version=4).cells:
-        if cell.cell_type == "code" and "vector_to_parameters" in cell.source:
-            exec(cell.source, found)
+    with matplotlib.rc_context({"backend": "agg"}):
+        for cell in nbformat.read(NOTEBOOKS / "04b_inside.ipynb", as_version=4).cells:
+            if cell.cell_type == "code" and "vector_to_parameters" in cell.source:
+                exec(cell.source, found)
+        pyplot.close("all")
     return found
 
 
