@@ -25,7 +25,7 @@ def stand_in(words: list[str]) -> NoReturn:
 
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, None, given)
+    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, given)
     status = 0
     try:
         with cli_output.ending_cleanly():

@@ -326,7 +326,7 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
         ("text_adapter", {"targets": ["queries"], "pretrained": "BASE"}, "`targets` must name l"),
         ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
         ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),
-        ("text_llama", {"controls": ["lora"]}, "without a QuantumLayer to exchange, but is 'lora'. Set"),
+        ("text_llama", {"controls": ["lora"]}, "A net without a QuantumLayer to exchange has none"),
         ("text_llama", {"part": "nobody"}, "nobody"),
         ("text_llama", {"pretrained": "/nowhere/model"}, "`pretrained` must be a folder or hub name"),
         ("text_llama", {"data_dir": None}, "`data_dir` must"),
