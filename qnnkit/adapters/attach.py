@@ -119,7 +119,7 @@ def load(
 def base_of(folder: Path) -> str:
     """Name or folder of the base model that a saved adapter was made for; "" where nothing says so.
 
-    A relative one is found in the folders around the adapter, or in the workspace.
+    A relative one is looked up in the folders around the adapter, or in the workspace.
     """
     stored = (workspace.read_json(folder / CONFIG) or {}).get("base_model_name_or_path") or ""
     if not stored.startswith("."):

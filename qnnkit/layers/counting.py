@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks
 from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
@@ -30,22 +29,16 @@ def circuits_per_image(model: nn.Module, image: Given) -> int:
 
     Args:
         model: Any module; it is left as it was. On its own device.
-        image: A batch of one, as the model takes it, of shape (1, ...); of a model that takes several tensors
-            by name, these. Features that a frozen circuit has made before count as what they are: no circuit
-            runs for them.
-
-    Raises:
-        ValueError: The batch holds more than one image, or none.
+        image: A batch of one or more, as the model takes it, of shape (batch, ...); of a model that takes
+            several tensors by name, these. Features that a frozen circuit has made before count as what they
+            are: no circuit runs for them.
 
     Example:
         >>> circuits_per_image(Quanv2d(1, "data_reuploading", filters=2), torch.zeros(1, 1, 8, 8))
         32
     """
-    for tensor in image.values() if isinstance(image, Mapping) else (image,):
-        if not tensor.ndim or len(tensor) != 1:
-            rule, step = "be a batch of one image", "Give images[:1]."
-            raise ValueError(checks.message("image", rule, tuple(tensor.shape), step))
-    return sum(map(len, circuit_inputs(model, image).values()))
+    n_images = len(next(iter(image.values())) if isinstance(image, Mapping) else image)
+    return sum(map(len, circuit_inputs(model, image).values())) // n_images
 
 
 def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor] | None:
@@ -58,8 +51,8 @@ def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor]
     Returns:
         The layer, and features of shape (n_features,) in float64, on the CPU.
     """
-    found = circuit_inputs(model, image).items()
-    return next(((layer, rows[0].cpu().double()) for layer, rows in found), None)
+    inputs = circuit_inputs(model, image).items()
+    return next(((layer, rows[0].cpu().double()) for layer, rows in inputs), None)
 
 
 def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor]:
@@ -72,13 +65,13 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
     Returns:
         For each layer a tensor of shape (n_circuits, n_features), on the model's device.
     """
-    found: dict[QuantumLayer, list[Tensor]] = {}
+    inputs_of: dict[QuantumLayer, list[Tensor]] = {}
 
     def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        found.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
+        inputs_of.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
 
     look(model, images, QuantumLayer, keep)
-    return {layer: torch.cat(rows) for layer, rows in found.items()}
+    return {layer: torch.cat(rows) for layer, rows in inputs_of.items()}
 
 
 def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
@@ -96,9 +89,9 @@ def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
         >>> feature_maps_of(net, torch.zeros(2, 1, 4, 4)).shape
         torch.Size([2, 4, 2, 2])
     """
-    found: list[Tensor] = []
-    look(model, images, Quanv2d, lambda layer, inputs, outputs: found.append(outputs.detach().cpu()))
-    return found[0] if found else None
+    maps: list[Tensor] = []
+    look(model, images, Quanv2d, lambda layer, inputs, outputs: maps.append(outputs.detach().cpu()))
+    return maps[0] if maps else None
 
 
 @contextlib.contextmanager

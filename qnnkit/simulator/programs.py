@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import queueing
-from qnnkit.simulator.circuit import ONE_AT_A_TIME, Record, apart, circuit
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, apart, circuit
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
@@ -48,7 +48,7 @@ class Call:
 
 
 class Programs:
-    """The programs of a QNode, found anew at every call.
+    """The programs of a QNode, looked up at every call.
 
     Args:
         qnode: Takes `input_name` and the weights by name.
@@ -61,8 +61,6 @@ class Programs:
         """What ran last, or why it did not."""
         self.generator: torch.Generator | Literal["torch"] | None = None
         """Draws the shots; where it is given, all of them. "torch" is torch's own."""
-        self.tape: Any = None
-        """What the Python queued at the last call, if it ran here."""
         self.why_queued = ""
         self._looked_at, self._names = None, None
         self._pure: dict[tuple, Fused | None] = {}
@@ -171,7 +169,7 @@ class Programs:
         program.as_list, self._pure[form] = as_list, program
 
     def _program(
-        self, record: Record, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
+        self, record: Any, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
     ) -> Fused:
         """The program of what is queued for arguments of these shapes, some of which each sample has."""
         sizes = [math.prod(map(int, shape)) for shape in shapes]
@@ -184,7 +182,6 @@ class Programs:
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
         tape, result = queueing.queue(self.qnode, {self.input_name: rows, **weights})
-        self.tape = tape
         try:
             returned = list(result) if isinstance(result, list | tuple) else [result]
             if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
@@ -216,8 +213,8 @@ class Programs:
         self.last = sampled = program.sampled[key]
         sampled.generator = None if self.generator == "torch" else self.generator
 
-        def results(found: Any) -> Any:
-            return recombine(found[0]) if finish is None else finish((recombine(found[0]),))
+        def results(parts: Any) -> Any:
+            return recombine(parts[0]) if finish is None else finish((recombine(parts[0]),))
 
         return Call([(sampled, given, batch)], as_list, results)
 
@@ -229,22 +226,22 @@ class Programs:
         """
         made = queueing.structure(tape, self._in_parts)
         key, is_early = self._key(made, rows), len(self._fused) < MOST_NEW
-        is_known, found = key in self._fused, self._fused.pop(key, None)
-        if isinstance(found, Fused) and not found.methods.hold():
-            found = None
-        if found is None and (is_known or is_early):
+        is_known, fused = key in self._fused, self._fused.pop(key, None)
+        if isinstance(fused, Fused) and not fused.methods.hold():
+            fused = None
+        if fused is None and (is_known or is_early):
             try:
                 queueing.check(self.qnode, made)
-                made, found = self._of_leaves(tape, rows)
+                made, fused = self._of_leaves(tape, rows)
                 key = self._key(made, rows)
             except NotFusable as reason:
-                found = str(reason)
-        self._fused[key] = found
+                fused = str(reason)
+        self._fused[key] = fused
         if len(self._fused) > MOST_PROGRAMS:
             self._fused.popitem(last=False)
-        if not isinstance(found, Fused):
-            raise NotFusable(found or "its Python makes another circuit at nearly every call")
-        return found, arguments(found, made, rows), made.batch
+        if not isinstance(fused, Fused):
+            raise NotFusable(fused or "its Python makes another circuit at nearly every call")
+        return fused, arguments(fused, made, rows), made.batch
 
     def turned(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple[Fused, Tensor]:
         """The program of what is queued, and how far a sample's numbers turn each gate, (batch, n_angles).

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +40,7 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
     Raises:
         NotFusable: A measurement is no expectation value, variance, probability or state.
     """
-    found, columns = Readout(), []
+    reading, columns = Readout(), []
     for measurement in measurements:
         first = len(columns)
         match measurement:
@@ -56,29 +55,26 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
                 kind = "probs"
             case qp.measurements.StateMP() if type(measurement) is qp.measurements.StateMP:
                 if len(measurements) > 1 or measurement.wires:
-                    raise NotFusable("it measures a state beside other things")
+                    raise NotFusable("it measures a state and something else")
                 kind = "state"
             case _:
                 raise NotFusable(f"it measures {type(measurement).__name__.removesuffix('MP').lower()}")
-        found.shapes.append((kind, first, len(columns) - first))
+        reading.shapes.append((kind, first, len(columns) - first))
     if len(columns) * 2 ** len(wires) > MOST_NUMBERS:
         raise NotFusable("it measures too many numbers of too many wires")
     for i, column in enumerate(columns):
         for flip, phases in column.items():
-            table = found.flips.setdefault(flip, np.zeros((2 ** len(wires), len(columns)), dtype=complex))
+            table = reading.flips.setdefault(flip, np.zeros((2 ** len(wires), len(columns)), dtype=complex))
             table[:, i] += phases
-    return found
+    return reading
 
 
-Column = dict[int, np.ndarray]
-
-
-def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) -> Column:
+def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) -> dict[int, np.ndarray]:
     if observable is None or getattr(observable, "mv", None) is not None:
         raise NotFusable("it measures in the middle of the circuit")
     if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):  # its own square
         outcome = int("".join(str(int(bit)) for bit in observable.data[0]), 2)
-        return _projectors(observable.wires, wires, [outcome])[0]  # words would be too many
+        return {0: (local_states(observable.wires, wires) == outcome) + 0j}  # words would be too many
     # anew, as PennyLane keeps this form when a coefficient changes in place
     observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
     sentence: Any = observable.pauli_rep
@@ -101,10 +97,9 @@ def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) ->
     return column
 
 
-def _projectors(wires: Any, among: tuple[Any, ...], outcomes: Iterable[int] | None = None) -> list[Column]:
-    """On basis states of some wires; on all of them by default."""
-    if outcomes is None and 2 ** len(wires) > MOST_COLUMNS:
+def _projectors(wires: Any, among: tuple[Any, ...]) -> list[dict[int, np.ndarray]]:
+    """On each basis state of some wires."""
+    if 2 ** len(wires) > MOST_COLUMNS:
         raise NotFusable(f"it measures probabilities of {len(wires)} wires")
     state_of = local_states(tuple(wires), among)
-    outcomes = range(2 ** len(wires)) if outcomes is None else outcomes
-    return [{0: (state_of == outcome).astype(complex)} for outcome in outcomes]
+    return [{0: (state_of == outcome) + 0j} for outcome in range(2 ** len(wires))]
