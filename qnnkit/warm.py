@@ -146,6 +146,7 @@ class _Program:
         sys.argv[:] = self.words
         Path("/proc/self/comm").write_text(" ".join(self.words[:2])[:15])  # its name in `top`
         try:
+            sys.modules.pop(self.words[0], None)  # imported ahead of time; now it is the program
             runpy.run_module(self.words[0], run_name="__main__", alter_sys=True)
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
