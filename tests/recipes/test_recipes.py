@@ -224,11 +224,11 @@ def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
     for name in ("digit_quanv", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
         with refused("recipe", (ValueError, OSError)):
             recipes.find(name)
-    path = write("mine.py")
+    path = write("cnn.py")
     monkeypatch.syspath_prepend(str(path.parent))
-    for told in (path, str(path), "mine.py", importlib.import_module("mine")):
+    for told in (path, str(path), "cnn.py", importlib.import_module("cnn")):
         found = recipes.find(told)
-        assert (found.name, found.reference, found.shipped) == ("mine", str(path), False)
+        assert (found.name, found.reference, found.shipped) == ("cnn", str(path), False)
     assert found.source == path.read_text()
     assert found.settings(n_layers=4).n_layers == 4 and found.settings().recipe == str(path)
     with pytest.raises(ValueError, match=r"`setting` must be a known name, but is 'n_layer'\. Did you mean"):
