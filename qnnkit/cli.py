@@ -35,13 +35,14 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+
+
 @app.callback(
     epilog="Start:  qnnkit run runs/first --recipe digits_quanv  ·  your own:  qnnkit new mine.py  ·  "
     "resume:  qnnkit run runs/first"
 )
-def start(
-    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-) -> None:
+def start(version: Version = False) -> None:
     """Train hybrid quantum-classical nets next to matched classical controls."""
 
 
@@ -228,8 +229,8 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: RecipeName = None,
-    raw: Annotated[bool, Option("--raw", help="Use no chat template of the model.")] = False,
-    classical: Annotated[bool, Option("--classical", help="Replace circuits by their functions.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Send a text as it is, without chat template.")] = False,
+    classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.

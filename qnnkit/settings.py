@@ -133,7 +133,7 @@ class Settings(Base):
     """Fixes initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1, le=10_000)
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
-    controls: Literal["all"] | Words = "all"
+    controls: Words | Literal["all"] = "all"
     """Nets with the quantum part exchanged: "all" for the five standard ones, or names; () for none."""
     net_settings: Annotated[tuple[OfNet, ...], Split] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
