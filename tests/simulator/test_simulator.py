@@ -160,14 +160,6 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
             assert torch.allclose(whole, cut, rtol=0, atol=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("samples", "threads", "n"),
-    [(8192, 2, 16), (4100, 2, 20), (4123, 2, 19), (4099, 2, 0), (8192, 16, 32), (200, 2, 0)],
-)
-def test_chunks_are_even_and_shared_out_to_all_threads(samples: int, threads: int, n: int) -> None:
-    assert fused.chunks(samples, max(16, 2 * threads), threads) == n
-
-
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part in chunks, the last, of 37 samples, whole: all as over NumPy."""
     program, inputs, weights = program_of(twice, 2, 1024 + 37)
