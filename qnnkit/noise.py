@@ -196,9 +196,8 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
 
 def fake_device(model: nn.Module) -> str | None:
     """A fake device of five qubits for a net's circuits; None without the extra, or where they are wider."""
-    known = importlib.util.find_spec("qiskit_ibm_runtime") is not None
-    wide = any(len(layer.qnode.device.wires or range(6)) > 5 for layer in _layers(model))
-    return "FakeManilaV2" if known and not wide else None
+    narrow = all(len(layer.qnode.device.wires or range(6)) <= 5 for layer in _layers(model))
+    return "FakeManilaV2" if narrow and importlib.util.find_spec("qiskit_ibm_runtime") else None
 
 
 def _backend(name: str) -> Any:
@@ -346,6 +345,6 @@ def _require_narrow(wires: Any, most: int, name: str | None) -> None:
 def _require_exact(layer: QuantumLayer) -> None:
     name, shots = layer.qnode.device.name, layer.qnode.shots
     if shots or name not in EXACT_DEVICES:
-        told = f"a circuit of {shots.total_shots} shots" if shots else f"one on {name}"
+        value = f"a circuit of {shots.total_shots} shots" if shots else f"one on {name}"
         step = "Build the net with an exact device; what hardware adds is added here."
-        raise ValueError(checks.message("model", "have exact circuits", told, step))
+        raise ValueError(checks.message("model", "have exact circuits", value, step))

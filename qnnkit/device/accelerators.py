@@ -18,7 +18,7 @@ DEVICES = ("auto", "cpu", "cuda", "cuda:0", "mps")
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device beside the CPU; memory in bytes."""
+    """One device other than the CPU; memory in bytes."""
 
     device: str  # "cuda:0", "mps"
     name: str | None  # None: no such device is seen
@@ -98,8 +98,8 @@ def _cuda_device(index: int) -> Accelerator:
 
 def nvidia_smi() -> list[tuple[str, str]]:
     """Name and driver version of each NVIDIA GPU that the driver lists, whether or not torch sees it."""
-    told = machine.output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    return re.findall(r"^(.+), ([\d.]+)$", told, re.MULTILINE)
+    listed = machine.output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    return re.findall(r"^(.+), ([\d.]+)$", listed, re.MULTILINE)
 
 
 def driver() -> str | None:

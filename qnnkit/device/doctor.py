@@ -110,8 +110,8 @@ def _accelerator(one: Accelerator) -> str:
 
 
 def _simulator(one: Simulator) -> str:
-    told = one.error or f"value and gradient right in {one.seconds or 0:.3f} s"
-    return f"{one.state:9} {told}"
+    text = one.error or f"value and gradient right in {one.seconds or 0:.3f} s"
+    return f"{one.state:9} {text}"
 
 
 def _row(label: str, text: str) -> str:

@@ -80,8 +80,8 @@ def apart(
 
 def ending(done: subprocess.CompletedProcess[bytes]) -> tuple[str, str]:
     """How a process ended, such as "SIGKILL" or "exit code 1", and the last line of its errors."""
-    code, told = done.returncode, done.stderr.decode(errors="replace").strip()
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}", told.rpartition("\n")[2]
+    code, errors = done.returncode, done.stderr.decode(errors="replace").strip()
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}", errors.rpartition("\n")[2]
 
 
 def version(package: str) -> str | None:

@@ -249,10 +249,10 @@ def _published(name: str, tokenizer: Any, channels: int, side: int) -> Any:
     fits = len(tokenizer) <= text.vocab_size and tokenizer.model_max_length <= text.max_position_embeddings
     if not fits or text.eos_token_id not in (2, tokenizer.eos_token_id):
         most = f"{text.vocab_size} tokens, {text.max_position_embeddings} in a text, end {text.eos_token_id}"
-        told = f"of {len(tokenizer)} tokens, {tokenizer.model_max_length} in a text"
-        told += f", end {tokenizer.eos_token_id}"
+        value = f"of {len(tokenizer)} tokens, {tokenizer.model_max_length} in a text"
+        value += f", end {tokenizer.eos_token_id}"
         step = f"Load the data with tokenizer={name!r}."
-        raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", told, step))
+        raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", value, step))
     return net
 
 
