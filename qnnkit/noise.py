@@ -244,8 +244,8 @@ class _OnDevice:
         sampler.options.simulator.seed_simulator = self.seed + 1  # 0 counts as none
         job = sampler.run([(compiled, np.stack(angles, axis=-1), self.shots)])
         bits = job.result()[0].data.c.to_bool_array(order="little").astype(int)  # (batch, shots, wires)
-        found = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
-        return tuple(found) if len(found) > 1 else found[0]
+        results = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
+        return tuple(results) if len(results) > 1 else results[0]
 
 
 # --- the net with them --------------------------------------------------------------------------------------
@@ -309,9 +309,9 @@ def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
         rows, back = torch.unique(rows, dim=0, return_inverse=True)  # which blank patches have in common
     values = []
     for part in rows.split(max(1, at_once)):
-        found = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
-        found = found if isinstance(found, list | tuple) else [found]
-        values.append(torch.hstack([torch.as_tensor(each).reshape(len(part), -1) for each in found]))
+        outputs = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
+        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+        values.append(torch.hstack([torch.as_tensor(each).reshape(len(part), -1) for each in outputs]))
     return torch.cat(values)[back]
 
 

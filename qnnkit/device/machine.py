@@ -37,8 +37,8 @@ def processor() -> str:
     """The processor as the system names it, such as "Apple M3 Pro" ("VirtualApple" under Rosetta)."""
     if platform.system() == "Darwin":
         return output("sysctl", "-n", "machdep.cpu.brand_string")
-    found = re.search(r"^model name\s*:\s*(.+)$", read(Path("/proc/cpuinfo")), re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.+)$", read(Path("/proc/cpuinfo")), re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def cores() -> int:
@@ -86,7 +86,7 @@ def ending(done: subprocess.CompletedProcess[bytes]) -> tuple[str, str]:
 
 def version(package: str) -> str | None:
     """The installed version of `package`, or None."""
-    return next((found.version for found in metadata.distributions(name=package)), None)
+    return next((each.version for each in metadata.distributions(name=package)), None)
 
 
 def read(path: Path) -> str:

@@ -160,8 +160,8 @@ def fit(table: pd.DataFrame) -> pd.DataFrame:
         random = [random_circuit(n_qubits, about["observable"]) for n_qubits in qubits]
         low, high = map(float, np.quantile(_rates(qubits, list(some["resampled"])), INTERVAL))
         rate, reference = (float(_rates(qubits, of)) for of in (some["variance"], random))
-        found = {"rate": rate, "low": low, "high": high, "qubits": qubits, "reference": reference}
-        rows.append(about | found | {"verdict": verdict(rate, low, high, reference)})
+        fitted = {"rate": rate, "low": low, "high": high, "qubits": qubits, "reference": reference}
+        rows.append(about | fitted | {"verdict": verdict(rate, low, high, reference)})
     return pd.DataFrame(rows, columns=[*line, "rate", "low", "high", "qubits", "reference", "verdict"])
 
 
@@ -244,14 +244,14 @@ def _program(circuit, measure, n_qubits, n_layers, embedding=None, seed=0, mirro
 def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:
     """Derivatives of every observable by every weight: (n_observables, n, n_weights)."""
     at_once = max(1, BYTES // (program.state_bytes * len(program.steps)))
-    found = []
+    derivatives = []
     for features, part in zip(inputs.split(at_once), weights.split(at_once), strict=True):
         with torch.enable_grad():
             leaf = part.detach().requires_grad_()
             sums = program(features, {"weights": leaf}).sum(0)
             each = [torch.autograd.grad(value, leaf, retain_graph=True)[0].flatten(1) for value in sums]
-        found.append(torch.stack(each))
-    return torch.cat(found, dim=1)
+        derivatives.append(torch.stack(each))
+    return torch.cat(derivatives, dim=1)
 
 
 def _summed_up(gradients: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:

@@ -136,8 +136,8 @@ class Clip(nn.Module):
 
     def embed_texts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Embeddings of texts, as in `forward`."""
-        found = self.net.text_model(input_ids=input_ids, attention_mask=attention_mask)
-        return _directions(self.net.text_projection(found.pooler_output))
+        encoded = self.net.text_model(input_ids=input_ids, attention_mask=attention_mask)
+        return _directions(self.net.text_projection(encoded.pooler_output))
 
     def scale(self) -> Tensor:
         """What cosines are multiplied by: the exponential of a trained weight, at most 100.
