@@ -87,16 +87,9 @@ def scan(
         checks.choice("initialisations", each, circuits.INITIALISATIONS)
     if n < 2:
         raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; take 200."))
-    for n_qubits in qubits:
-        if not isinstance(n_qubits, int) or not 1 <= n_qubits <= MOST_QUBITS:
-            step = "Each further qubit doubles memory and time."
-            raise ValueError(checks.message("qubits", f"lie in 1..{MOST_QUBITS}", n_qubits, step))
-        for depth in depths:
-            layers = n_layers(depth, n_qubits)
-            if layers % 2 and set(initialisations) & set(circuits.MIRRORED):
-                step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
-                raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
-    sizes = [(n_qubits, depth) for n_qubits in qubits for depth in depths]
+    sizes = [*itertools.product(qubits, depths)]
+    for size in sizes:
+        _require_size(*size, paired=bool(set(initialisations) & set(circuits.MIRRORED)))
     rows = [_of_size(circuit, *size, initialisations, n, embedding, seed) for size in sizes]
     return pd.DataFrame(itertools.chain.from_iterable(rows))
 
@@ -114,6 +107,17 @@ def n_layers(depth: int | str, n_qubits: int) -> int:
         step = 'Use 4 for four layers, "10n" for ten for every qubit.'
         raise ValueError(checks.message("depths", "hold numbers of layers", depth, step))
     return int(digits) * (n_qubits if text.endswith("n") else 1)
+
+
+def _require_size(n_qubits: int, depth: int | str, paired: bool) -> None:
+    """Raises where a state would not fit, or layers that come in pairs would be odd."""
+    if not isinstance(n_qubits, int) or not 1 <= n_qubits <= MOST_QUBITS:
+        step = "Each further qubit doubles memory and time."
+        raise ValueError(checks.message("qubits", f"lie in 1..{MOST_QUBITS}", n_qubits, step))
+    layers = n_layers(depth, n_qubits)
+    if layers % 2 and paired:
+        step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
+        raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
 
 
 def random_circuit(n_qubits: int, observable: str) -> float:
