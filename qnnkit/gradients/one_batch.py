@@ -135,7 +135,7 @@ def of_inputs(name: str, layer: QuantumLayer, rows: Tensor) -> Iterator[Fault]:
 def _of_loss(
     name: str, layer: QuantumLayer, row: Mapping[str, Any], dead: set[int], rows: Tensor
 ) -> Iterator[Fault]:
-    """Weights with no gradient of the loss, or next to none, though no reason lies in the circuit.
+    """Weights with no gradient of the loss, or next to none, though the circuit gives no reason.
 
     Args:
         name: Of the layer.

@@ -224,7 +224,7 @@ def on_batch(model: nn.Module, task: Task, batch: Any) -> Training:
 
 
 def signal_to_noise(products: np.ndarray) -> np.ndarray:
-    """How far the mean gradient stands above the scatter of single steps, with a 95 % interval.
+    """How far the mean gradient is above the scatter of single steps, with a 95 % interval.
 
     |E g| / sqrt(tr Cov g): its square without the bias that the mean of B noisy gradients has (1 / B), and at
     least 0. The interval is a bootstrap over the B steps, its squares moved by the 1 / B more by which means

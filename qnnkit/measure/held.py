@@ -26,7 +26,7 @@ def free(device: torch.device) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begins anew to look for the most that is held: on Linux, and of a GPU; elsewhere nothing forgets."""
+    """Begins again to look for the most that is held: on Linux, and of a GPU; elsewhere nothing forgets."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError):  # the kernel may forbid it, and other systems have no such file
