@@ -56,7 +56,7 @@ def robustness(
     or, above 8 wires, what one circuit takes; a fake device 5 ms per circuit of 4 wires and 1,000 shots.
 
     Args:
-        model: Classifies with `QuantumLayer`s in it, wherever they stand; left as it was.
+        model: Classifies with `QuantumLayer`s in it, wherever they are; left as it was.
         images: As the model takes them, of shape (n, ...); such that a circuit runs for them.
         labels: Of shape (n,).
         shots: Numbers of shots.

@@ -147,7 +147,7 @@ def fit(table: pd.DataFrame) -> pd.DataFrame:
         qubits: the numbers that were fitted;
         reference: the same line through the values of random circuits, `random_circuit`, at these qubits;
         verdict: "does not vanish", or "as", "slower than" or "faster than in random circuits". It is "as"
-        where the reference lies within the interval or within 10 % of the rate.
+        where the reference is within the interval or within 10 % of the rate.
     """
     import pandas as pd
 
