@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from qnnkit import checks
-from qnnkit.settings import SPLITTING, Base, Place
+from qnnkit.settings import SPLITTING, Base, Place, Words
 
 
 class Pictures(Base):
@@ -77,7 +77,7 @@ class Music(Tokens):
 
     dataset: Literal["music"] = "music"
     """Music alone."""
-    composers: tuple[str, ...] | None = None
+    composers: Words | None = None
     """Whose pieces are used; None takes all."""
     tokens: Literal["remi", "midi_v1", "midi_v2"] = "remi"
     """Tokens of a net from scratch: remi (MidiTok's), midi_v1 or midi_v2 (events of SkyTNT's midi_model)."""

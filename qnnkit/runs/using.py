@@ -320,7 +320,11 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row of `predict` or `evaluate` for people; of probabilities the three largest."""
+    """A row of `predict` or `evaluate` for people, a line a sample; of probabilities the three largest."""
+    several = row.get("output")
+    if isinstance(several, list) and isinstance(several[0], dict):
+        rows = ({"input": f"{row['input']}, row {i}", **each} for i, each in enumerate(several, 1))
+        return "\n".join(map(line, rows))
     words = [f"{name}: {_short(value)}" for name, value in row.items() if name != "notes"]
     return "\n  Note: ".join(["  ".join(words), *row.get("notes", ())])
 

@@ -180,3 +180,5 @@ def test_what_is_told_to_people():
     row = {"input": "x", "class": "b", "probabilities": {"a": 0.25, "b": 0.74999}, "notes": ["It is grey."]}
     assert line(row) == "input: x  class: b  probabilities: b 0.75, a 0.25\n  Note: It is grey."
     assert line({"output": [[0.123456789], [1e-9]]}) == "output: 0.1235, 1e-09"
+    several = {"input": "x", "output": [{"class": "b", "probabilities": {"b": 1.0}}] * 2}
+    assert line(several).splitlines()[1] == "input: x, row 2  class: b  probabilities: b 1"

@@ -278,7 +278,7 @@ WRONG = [
     ("text_adapter", {"adapter": "lora", "pretrained": "BASE"}, "Set controls=() for an adapter without"),
     ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
     ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),
-    ("text_llama", {"controls": ["lora"]}, "without a QuantumLayer to exchange, but is 'lora'. Set"),
+    ("text_llama", {"controls": ["lora"]}, "A net without a QuantumLayer to exchange has none"),
     ("text_llama", {"part": "nobody"}, "nobody"),
     ("text_llama", {"pretrained": "/nowhere/model"}, "`pretrained` must be a folder or hub name"),
     ("captions_clip", {"data_dir": None}, "`data_dir` must"),
