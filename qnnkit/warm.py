@@ -1,15 +1,14 @@
 """Python processes that import nothing heavy: forked from one that has imported it and done nothing else.
 
 Each run of a batch, and each notebook of a run, has a process of its own, so that nothing of one reaches the
-next. The fork server of the standard library, which imports `MODULES`, saves each of them the seconds that
-importing torch and PennyLane takes. Only on Linux, where a fork is safe, and once `begin` was called:
+next. The fork server of the standard library, which imports `qnnkit.kernel`, saves each of them the seconds
+that importing torch and PennyLane takes. Only on Linux, where a fork is safe, and once `begin` was called:
 elsewhere every process begins by itself.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import pickle
 import runpy
@@ -25,29 +24,21 @@ from typing import Any, NamedTuple
 
 PARENT = "QNNKIT_STOP_WITH_PARENT"
 """Variable of a process that ends cleanly once the one whose id it holds has ended: see `wait_for_parent`."""
-MODULES = (
-    *("qnnkit.warm", "qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill"),
-    *("threadpoolctl", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipykernel.kernelapp"),
-    "nbconvert",
-)
-"""What a forked process begins with."""
 PATH = sys.path[1:]  # of `python -m`: its first is the current folder
 
-if "multiprocessing.forkserver" in sys.orig_argv[-1]:
-    gc.disable()  # in the fork server: takes a third of the time of imports, and finds next to nothing
 _begun = False
 _starter: int | None = None
 """In a forked process: a file descriptor that is readable once the process that asked for it has ended."""
 
 
 def begin() -> None:
-    """Starts the fork server, once; it ends with this process."""
+    """Starts the fork server, once; it imports `qnnkit.kernel`, and ends with this process."""
     global _begun
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a kernel's debugger warns
     if sys.platform != "linux" or _begun:
         return
     _begun = True
-    forkserver.set_forkserver_preload([*MODULES])
+    forkserver.set_forkserver_preload(["qnnkit.kernel"])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     forkserver.ensure_running()  # Ctrl-C, which a terminal sends to all, is for the others
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -124,8 +115,6 @@ class _Program(NamedTuple):
         """Does it, and returns the exit status: called in the forked process, as of a `Process`."""
         global _begun, _starter
         _begun, _starter = True, starter
-        gc.freeze()  # what was imported is never looked through again
-        gc.enable()
         server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
         server.ensure_running = lambda: None  # what is started here is forked by the same server
         os.setsid()
