@@ -203,7 +203,7 @@ def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCUR
     Controls that still hold a circuit count where there are no others.
 
     Args:
-        rows: Of `comparisons` or `stats.verdicts`.
+        rows: Of `comparisons` or `stats.decide`.
         score: What they compare.
     """
     classical = [row for row in rows if row["other_net"] not in WITH_CIRCUIT]
@@ -226,7 +226,7 @@ def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
     """The comparisons of a run as a picture: a difference with its interval and corrected p for each control.
 
     Args:
-        rows: Of `comparisons` or `stats.verdicts`, at least one.
+        rows: Of `comparisons` or `stats.decide`, at least one.
         score: What they compare.
     """
     unit = f" ({score.unit})" if score.unit else ""

@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -209,16 +208,6 @@ def test_epochs_that_go_with_the_fraction_are_no_other_model(space, epochs, mode
 # --- what it shows -----------------------------------------------------------------------------------------
 
 
-def test_means_by_hand(study):
-    table = report.means(study.read().frame)
-    row = table.query("net == 'hybrid' and train_fraction == 0.5").iloc[0]
-    low, high = scipy_stats.t.interval(0.95, 2, np.mean(HYBRID[LOW]), scipy_stats.sem(HYBRID[LOW]))
-    assert len(table) == 6 and row["seeds"] == 3 and row["accuracy"] == pytest.approx(np.mean(HYBRID[LOW]))
-    assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((low, high))
-    assert row["macro_f1"] == pytest.approx(row["accuracy"] - 0.01)
-    assert math.isnan(row["ece_low"]), "the same on all seeds"
-
-
 def test_comparisons_are_paired_and_corrected_over_the_table(study):
     table, notes = study.compared()
     pairs = table[["model", "net", "other_model", "other_net", "train_fraction"]].to_numpy().tolist()
@@ -397,14 +386,11 @@ def test_names_are_neither_latex_nor_html_nor_mathematics(space):
     for name in ("means.tex", "comparisons.tex"):
         body = (space.folder / "study" / name).read_text().split("\n", 1)[1]
         words = r"\$a\_b\$ \& 5 \%\{c\}\#\textasciicircum \textasciitilde \textbackslash input\{x\}"
-        assert words in body.replace("~", "")
-        assert r"\input{x}" not in body
-        assert r"\toprule" in body and r"\bottomrule" in body
+        assert words in body.replace("~", "") and r"\input{x}" not in body and r"\toprule" in body
         bare = re.sub(r"\\[&%$#_{}]", "", body)
         assert not re.search(r"[%#^~]", bare), "a special character without its backslash"
-        assert bare.count("$") % 2 == 0 and bare.count("{") == bare.count("}")
-        table_rows = [line for line in bare.splitlines() if line.rstrip().endswith(r"\\")]
-        assert len({line.count("&") for line in table_rows}) == 1, "a name makes columns of its own"
+        lines = [line for line in bare.splitlines() if line.rstrip().endswith(r"\\")]
+        assert len({line.count("&") for line in lines}) == 1, "a name makes columns of its own"
     assert pd.read_csv(space.folder / "study" / "runs.csv")["model"].unique().tolist() == [hostile]
 
 
