@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OF_NETS = ("seed", "n_seeds", "controls")
 """Which nets there are; each is made alike, whatever these say."""
 TRAINING = (
-    *(name for name in Settings.model_fields if name not in (*SPLITTING, *OF_NETS)),
+    *(name for name in Settings.model_fields if name not in (*SPLITTING, "vary_split", *OF_NETS)),
     *("label_smoothing", "augmentation"),  # of kinds of data
 )
 """Settings of the training and of the machine: any other makes other nets, or other data."""
@@ -99,14 +99,31 @@ class Run:
             return (main, *config.controls)
         return (main, *self.recipe.control_names(recipes.without_weights(config), self.splits, seed))
 
+    def split_seed(self, seed: int) -> int:
+        """Which split of the data the nets of a seed see: one for all, but for the setting `vary_split`."""
+        return self.config.split_seed + seed * self.config.vary_split
+
+    def splits_of(self, seed: int) -> Splits:
+        """The data as the nets of a seed see them."""
+        if not self.config.vary_split or seed == self.config.seed:
+            return self.splits
+        if seed not in (loaded := self.__dict__.setdefault("_varied", {})):
+            loaded.clear()  # seeds come one after the other
+            loaded[seed] = self._load(seed)
+        return loaded[seed]
+
+    def _load(self, seed: int) -> Splits:
+        config, number = self.config, self.split_seed(seed)
+        return self.recipe.load(config.override(split_seed=number) if config.vary_split else config)
+
     @cached_property
     def splits(self) -> Splits:
-        """The data, if they are those that the run was trained on.
+        """The data (of the first seed), if they are those that the run was trained on.
 
         Raises:
             ValueError, OSError: They cannot be used, or are others.
         """
-        splits, trained_on = self.recipe.load(self.config), self.provenance.get("data")
+        splits, trained_on = self._load(self.config.seed), self.provenance.get("data")
         if trained_on not in (None, splits.fingerprint()):
             place = getattr(self.config, "data_dir", None) or splits.name
             raise ValueError(

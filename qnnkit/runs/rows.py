@@ -177,7 +177,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
         for row in trainings(rows, "epoch", None):
             hours[row["net"], row["seed"]] += (number(row, "seconds") or 0) / 3600
         for row in trainings(rows, event, config.get("epochs")):
-            row["data"] = provenance.get("data")
+            row.setdefault("data", provenance.get("data"))
             if event == "test":
                 row["hours"] = hours.get((row["net"], row["seed"]), math.nan)
                 row["cost"] = row["hours"] * (math.nan if price is None else price)

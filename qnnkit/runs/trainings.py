@@ -87,7 +87,7 @@ class Training:
             begun = Store(folder, identity).restore()
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
-        self.splits: Splits = seen_by(run, model, self.place)
+        self.splits: Splits = seen_by(run, model, self.place, seed)
         self.loaders = {
             split: self.splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in SPLITS
@@ -108,7 +108,7 @@ class Training:
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
-        run = self.run
+        run, splits = self.run, self.run.splits_of(self.seed)
         loader, size = self.loaders["test"], run.config.micro_batch
         with own_generators():
             seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
@@ -120,13 +120,16 @@ class Training:
             "epochs_trained": progress.epoch,
             "best_epoch": progress.best_epoch,
             **{f"test_{name}": value for name, value in found.items()},
-            "n_test": len(run.splits.test),
+            "n_test": len(splits.test),
             **layers.count_parameters(model),
-            "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
+            "circuits_per_image": layers.circuits_per_image(model, splits.example()),
             "seconds_per_epoch": progress.seconds_per_epoch,
             "peak_memory": max(self.peak, measure.peak_on(self.place)),
             "peak_ram": measure.peak(),
         }
+        if run.config.vary_split:
+            final |= {"split_seed": run.split_seed(self.seed), "n_train": len(splits.train)}
+            final["data"] = splits.fingerprint()
         if self.main:
             run.log("metrics", final)
         return final

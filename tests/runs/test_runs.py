@@ -229,7 +229,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, reci
 @pytest.mark.parametrize("below", ["", "run"])
 def test_a_folder_that_is_a_file(tmp_path, below):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(NotADirectoryError, match="a file is in its place"):
+    with pytest.raises(OSError, match="A file is in its place"):
         runs.open_run(tmp_path / "file" / below, "digits_quanv")
     assert (tmp_path / "file").read_text() == "mine"
 
