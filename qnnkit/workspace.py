@@ -136,16 +136,6 @@ def is_url(root: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", root) is not None
 
 
-def is_remote(path: Path) -> bool:
-    """Whether a path lies on a mounted Drive, where many small files are slow to read.
-
-    That is in `/content/drive`, or in `QNNKIT_HOME` while `QNNKIT_LOCAL` is set beside it.
-    """
-    kept = _named("QNNKIT_HOME") if _named("QNNKIT_LOCAL") else None
-    here = _flat(path)
-    return any(here.is_relative_to(_flat(each)) for each in (DRIVE, kept) if each is not None)
-
-
 def local_home() -> Path | None:
     """The folder on fast local disk where runs are worked on; None where they are worked on in `home()`.
 

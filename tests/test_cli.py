@@ -221,7 +221,6 @@ def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit, tmp_path):
             "run --recipe folder_quanv --run-dir a --set data_dir=no.zip",
             "`data_dir` must be an existing folder",
         ),
-        ("run --recipe digits_quanv --run-dir a --set dataset=mnist", "set download to true"),
         ("run --recipe cnn --run-dir a --set epochs", "must be KEY=VALUE, but is 'epochs'"),
         ("run --recipe cnn --run-dir a --set epochs=null", "`epochs` must have a value"),
         ("run --recipe cnn --run-dir a --set recipe=digits_quanv", "Use --recipe"),

@@ -26,7 +26,7 @@ OTHERS = {
     "precision": "bfloat16", "patience": 6, "label_smoothing": 0.0625, "threads": 2,
     "save_every_steps": 9, "save_every_minutes": 0.75, "keep_checkpoints": 11,
     "gradient_samples": 5, "trackers": ["mlflow"],
-    "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$", "download": True,
+    "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$",
     "n_qubits": 5, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
     "stem_stride": 1, "frozen_backbone": True, "augmentation": "affine",
     "initialisation": "gaussian", "gradient_checkpointing": True,
@@ -92,7 +92,7 @@ def test_override_changes_that_setting_alone(recipe):
 
 
 def test_placement_and_criteria_are_settings_of_every_recipe():
-    assert set(PLACEMENT) - {"download"} <= set(Settings.model_fields)
+    assert set(PLACEMENT) <= set(Settings.model_fields)
     assert set(CRITERIA) < set(PLACEMENT) and all(name[:4] in ("max_", "min_") for name in CRITERIA)
     assert not set(MAIN_NETS) & {"classical", "no_quantum"}
 

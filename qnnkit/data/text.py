@@ -209,7 +209,7 @@ def text(
     if tokenizer is not None and vocabulary is not None:
         notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
     notes += tokenizers.with_chat_template(made, found)
-    texts = {name: [(each.text.encode(), each.name, 0) for each in parts[name]] for name in SPLITS}
+    texts = {name: [(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS}
     notes += duplicates(texts, "documents", "letter for letter")
     packs = {name: packed(parts[name], made, sequence_length) for name in SPLITS}
     sets: dict[str, Any] = {name: part for name, (part, _) in packs.items()}
