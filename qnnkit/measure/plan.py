@@ -68,18 +68,18 @@ class Plan:
 
     def __str__(self) -> str:
         """Memory by part, the machines, the answer, remedies and notes, in at most 100 columns."""
-        found, config = self.prediction, self.prediction.training
+        predicted, config = self.prediction, self.prediction.training
         length = config.of_kit("sequence_length")
-        tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * found.disk
+        tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * predicted.disk
         head = [
-            f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained",
-            f"{config.epochs:,} epochs of {found.n_samples:,} samples{tokens}, batch {config.batch_size}",
+            f"{predicted.name}: {predicted.n_weights:,} weights, {predicted.n_trained:,} of them trained",
+            f"{config.epochs:,} epochs of {predicted.n_samples:,} samples{tokens}, batch {config.batch_size}",
             f"nets: {self.nets}, seeds: {self.seeds}, checkpoints on disk: {words.size(disk)}",
         ]
-        parts = [("memory at the peak", words.size(found.peak), f"on {found.device}")]
-        for part, n in sorted(found.memory.items(), key=lambda item: -item[1]):
-            where = " in RAM" if part in HOST and found.device != "cpu" else ""
-            parts.append((f"  {part}", words.size(n), f"{n / found.in_all:.0%}{where}"))
+        parts = [("memory at the peak", words.size(predicted.peak), f"on {predicted.device}")]
+        for part, n in sorted(predicted.memory.items(), key=lambda item: -item[1]):
+            where = " in RAM" if part in HOST and predicted.device != "cpu" else ""
+            parts.append((f"  {part}", words.size(n), f"{n / predicted.in_all:.0%}{where}"))
         machines = [("machine", "memory", "epoch", "in all", "cost", "within", "verdict")]
         machines += [_row(each) for each in self.places]
         rows = [("to need less", "memory", "fits here", "time", "")]

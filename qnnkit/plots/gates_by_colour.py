@@ -84,10 +84,10 @@ def coloured_circuit(
 def outlines(figure: Picture, weight: int) -> list[Patch]:
     """Outlines of the gates of a coloured circuit that one weight turns, to be drawn over it."""
     turned: Any = {box: box.get_gid() or () for box in figure.axes[0].patches}
-    found = [copy.copy(box) for box in turned if weight in turned[box]]
-    for box in found:
+    boxes = [copy.copy(box) for box in turned if weight in turned[box]]
+    for box in boxes:
         box.set(fill=False, edgecolor=COLOURS[3], linewidth=2.6, hatch=None)
-    return found
+    return boxes
 
 
 def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
@@ -97,8 +97,8 @@ def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
 
     every = [Barrier(gate.wires or range(n_wires)) for gate in gates]
     layers = drawable_layers(every, {wire: wire for wire in range(n_wires)})
-    found = {id(each): column for column, layer in enumerate(layers) for each in layer}
-    return [found[id(each)] for each in every]
+    column_of = {id(each): column for column, layer in enumerate(layers) for each in layer}
+    return [column_of[id(each)] for each in every]
 
 
 def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> None:
