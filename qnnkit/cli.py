@@ -323,8 +323,6 @@ def sample(
     typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
     for note in record["notes"]:
         typer.echo(note)
-    if pattern is None and any("label_pattern" in note for note in record["notes"]):
-        typer.echo(r"Give --pattern for other names, such as --pattern 'label_(\d+)'.")
 
 
 @app.command(rich_help_panel=TRAIN)

@@ -318,7 +318,7 @@ BOUNDS = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "m
 CRITERIA = (*BOUNDS, "min_difference")
 """How a result is judged: they may be given to a finished run, whose report is then written again."""
 PLACEMENT = (
-    *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
+    *("device", "backend", "threads", "trackers", "price_per_hour"),
     *("micro_batch", "gradient_checkpointing", "gradient_samples"),
     *("save_every_steps", "save_every_minutes", "keep_checkpoints"),
     *CRITERIA,

@@ -169,7 +169,6 @@ REFUSED = {
     "run --recipe digits_quanv": "`RUN_DIR` must be given once, but is []",
     "train a --recipe digits_quanv --run-dir b": "`RUN_DIR` must be given once",
     "run a --recipe folder_quanv --set data_dir=no.zip": "`data_dir` must be an existing folder",
-    "run a --recipe digits_quanv --set dataset=mnist": "set download to true",
     "run a --recipe cnn --set epochs": "must be KEY=VALUE, but is 'epochs'",
     "run a --recipe cnn --set epochs=null": "`epochs` must be a setting with a value",
     "run a --recipe cnn --set run_dir=b": "`run_dir` must be a setting",

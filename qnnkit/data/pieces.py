@@ -348,7 +348,7 @@ def music(
         for name, part in zip(SPLITS, parts, strict=True):
             placed[name] += [written_of[row] for row in part]
     notes += lost + places.left_out({"composers of fewer than three pieces": few})
-    same = {name: [(str(ids).encode(), source, 0) for source, ids in placed[name]] for name in SPLITS}
+    same = {name: [(str(ids).encode(), source) for source, ids in placed[name]] for name in SPLITS}
     notes += duplicates(same, "pieces", "note for note")
     sets = {name: blocks(placed[name], written, sequence_length) for name in SPLITS}
     augment = partial(transposed, most=transpose, tokens=written, seed=split_seed) if transpose > 0 else None

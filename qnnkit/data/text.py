@@ -210,7 +210,7 @@ def text(
             notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
     checks.positive("sequence_length", sequence_length, "Use 128 or 256.")
     notes += tokenizers.with_chat_template(made, found)
-    texts = {name: [(each.text.encode(), each.name, 0) for each in parts[name]] for name in SPLITS}
+    texts = {name: [(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS}
     notes += duplicates(texts, "documents", "letter for letter")
     packs = [packed(parts[name], made, sequence_length) for name in SPLITS]
     sets = [part for part, _ in packs]

@@ -283,8 +283,8 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     Args:
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
         data: Of a language model text, chats or music, as the recipe's `data_dir`; of a classifier a folder
-            or archive of images in class folders (or with the label in their names, if it was trained so), or
-            an .npz file of samples and labels.
+            or archive of images in class folders (or with the label in their names, if it was trained so); of
+            a recipe on arrays an .npz file with `inputs` and `targets`.
         recipe: The run's, where it is a user's own.
 
     Returns:

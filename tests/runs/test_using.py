@@ -176,15 +176,6 @@ def pictured(tmp_path_factory, pictures):
             place = root / "held" / "test" / run.splits.classes[label] / f"deep/{i}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / "images" / source, place)
-        test = run.splits.test
-        np.savez(
-            root / "held.npz",
-            images=test.images[:, 0].numpy(),
-            labels=np.array(["above", "below"])[test.labels],
-        )
-        np.savez(
-            root / "held2.npz", x_test=test.images.numpy(), y_test=test.labels, classes=["above", "below"]
-        )
         shutil.rmtree(root / "images")
     return root, row, run
 
@@ -193,7 +184,7 @@ def test_labelled_images_are_judged_as_the_test_split_was(pictured, monkeypatch)
     root, row, _ = pictured
     monkeypatch.setenv("QNNKIT_HOME", str(root))
     shutil.make_archive(str(root / "held"), "zip", root / "held")
-    for place in ("held", "held.zip", "held.npz", "held2.npz"):
+    for place in ("held", "held.zip"):
         found = runs.evaluate("runs/one", place)
         assert (found["samples"], found["notes"]) == (row["n_test"], []), place
         for name in ("accuracy", "loss", "macro_f1", "ece"):
@@ -218,11 +209,9 @@ def test_classes_are_matched_by_name(pictured, tmp_path, monkeypatch):
     with refused("data") as caught:
         runs.evaluate("runs/one", tmp_path)
     assert "is 'beneath'" in str(caught.value)
-    np.savez(tmp_path / "number.npz", images=pixels[None], labels=[1])
-    np.savez(tmp_path / "bare.npz", pictures=pixels[None])
-    np.savez(tmp_path / "short.npz", images=pixels[None], labels=["above", "below"])
     (tmp_path / "none").mkdir()
-    for name in ("number.npz", "bare.npz", "short.npz", "none", "nowhere"):
+    np.savez(tmp_path / "held.npz", inputs=pixels[None], targets=[1])
+    for name in ("held.npz", "none", "nowhere"):
         with refused("data", (ValueError, OSError)):
             runs.evaluate("runs/one", tmp_path / name)
 
@@ -248,9 +237,15 @@ def test_arrays_of_a_recipe_of_ones_own_are_judged_by_its_task(tmp_path, monkeyp
     np.savez(tmp_path / "test.npz", inputs=run.splits.test.inputs, targets=run.splits.test.targets)
     found = runs.evaluate("runs/one", "test.npz", recipe=Moons)
     assert found["mse"] == pytest.approx(row["test_mse"], abs=1e-6) and found["score"] == "mse"
-    np.savez(tmp_path / "wide.npz", inputs=np.zeros((4, 3)), targets=np.zeros((4, 1)))
-    with refused("data"):
-        runs.evaluate("runs/one", "wide.npz", recipe=Moons)
+    for name, arrays in {
+        "wide": {"inputs": np.zeros((4, 3)), "targets": np.zeros((4, 1))},
+        "short": {"inputs": np.zeros((4, 2)), "targets": np.zeros((3, 1))},
+        "bare": {"pictures": np.zeros((4, 2))},
+        "code": {"inputs": np.array([{}], dtype=object), "targets": np.zeros((1, 1))},
+    }.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        with refused("data"):
+            runs.evaluate("runs/one", f"{name}.npz", recipe=Moons)
 
 
 class Squares:
