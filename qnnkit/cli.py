@@ -90,10 +90,6 @@ def run(
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    fork: Annotated[
-        Path | None,
-        Option(metavar="NEW_DIR", help="Copy the trained state there and continue with new settings."),
-    ] = None,
     notebooks: Annotated[
         str | None, Option(metavar="NAMES", help="Run only these: 03_train,04_analyze.")
     ] = None,
@@ -119,10 +115,9 @@ def run(
 
         names = runs.chain.chosen(notebooks)
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
-        own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
+        own = runs.chain.of_notebooks(run_dir, asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
-        begun = runs.fork(run_dir, fork, named, **asked) if fork else open_with(run_dir, named, only, asked)
-        runs.chain.check_finished(begun, own)
+        begun = open_with(run_dir, named, only, asked)
         result = runs.chain.finished(begun)
         chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
         asked_for_more = chained and not all(begun.notebook(name).exists() for name in names)
@@ -166,15 +161,15 @@ def train(
         tell = runs.chain.logged(begun, typer.echo)
 
         def show(row: dict[str, Any]) -> None:
-            if row["event"] in ("epoch", "test"):
-                tell(runs.epoch_line(begun, row))
+            if sentence := runs.epoch_line(begun, row):
+                tell(sentence)
 
         if is_main():
             tell_data(begun, tell)
             tell(placed.sentence)
             for final in before.values():
                 show(final)
-        runs.train_all(begun, on_row=show, on_warning=tell)
+        runs.train_all(begun, on_row=show)
         written = any((begun.folder / name).exists() for name in ("model", "adapter"))
         own_net = begun.nets[0], begun.config.seed
         if is_main() and own_net in begun.tested() and (len(begun.tested()) > len(before) or not written):

@@ -63,7 +63,7 @@ def asked_for(
     else:
         there = workspace.run_folder(run_dir)
         lock.bring(there)
-        begun = folder.read_config(there / "config.json")
+        begun = folder.read_config(there)
         if begun is None:
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))

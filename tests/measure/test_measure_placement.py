@@ -315,9 +315,6 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     moved = tiny("moved", batch_size="auto")
     monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
     assert runs.placed(runs.open_run(moved.folder)).batch_size == moved.config.batch_size == 2
-    forked = runs.fork(moved.folder, moved.folder.parent / "forked", epochs=3)
-    assert runs.fork(moved.folder, forked.folder, epochs=3).config == forked.config
-    assert forked.config.batch_size == 2
 
 
 def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
