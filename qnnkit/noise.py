@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, stats
-from qnnkit.layers import EXACT_DEVICES, QuantumLayer, evaluating
+from qnnkit.layers import QuantumLayer, evaluating
+from qnnkit.simulator import EXACT_DEVICES
 
 MOST_WIRES = 10
 """A density matrix of so many wires takes 16 MiB a circuit; of two more, 256."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from qnnkit import circuits, words
 from qnnkit.gradients.reach import circuits_of, n_features, weight_names
-from qnnkit.layers import EXACT_DEVICES, QuantumLayer
+from qnnkit.layers import QuantumLayer
+from qnnkit.simulator import EXACT_DEVICES
 
 if TYPE_CHECKING:
     import pandas as pd

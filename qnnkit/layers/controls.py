@@ -134,8 +134,8 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
         example: A batch as the model takes it, for `frozen_classical`: it shows what comes before a circuit.
 
     Raises:
-        ValueError: The model holds no `QuantumLayer`, or has not run yet.
-        NotImplementedError: A layer's QNode returns no list, but a single value or a tuple.
+        ValueError: The model holds no `QuantumLayer`.
+        NotImplementedError: A layer has not run yet, or its QNode returns a single value or a tuple.
     """
     names = control_names(model)
     if not names:
@@ -160,7 +160,7 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
     """One of `controls`, where the others are not wanted in memory.
 
     Raises:
-        ValueError: The model has none of that name, or has not run yet.
+        ValueError: The model has none of that name.
         NotImplementedError: As `controls`, or the model has no part for it; the message says why.
     """
     names = control_names(model)
@@ -203,10 +203,9 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
         >>> count_parameters(nn.Sequential(nn.Linear(3, 4), layer))
         {'quantum': 24, 'classical': 16, 'frozen': 0}
     """
-    quantum = quantum_parameters(model)
-    counts = {"quantum": 0, "classical": 0, "frozen": 0}
+    quantum, counts = set(quantum_parameters(model)), {"quantum": 0, "classical": 0, "frozen": 0}
     for parameter in model.parameters():
-        kind = "quantum" if any(parameter is weight for weight in quantum) else "classical"
+        kind = "quantum" if parameter in quantum else "classical"
         counts[kind if parameter.requires_grad else "frozen"] += parameter.numel()
     return counts
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks
 from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
@@ -30,22 +29,16 @@ def circuits_per_image(model: nn.Module, image: Given) -> int:
 
     Args:
         model: Any module; it is left as it was. On its own device.
-        image: A batch of one, as the model takes it, of shape (1, ...); of a model that takes several tensors
-            by name, these. Features that a frozen circuit has made before count as what they are: no circuit
-            runs for them.
-
-    Raises:
-        ValueError: The batch holds more than one image, or none.
+        image: A batch of one or more, as the model takes it, of shape (batch, ...); of a model that takes
+            several tensors by name, these. Features that a frozen circuit has made before count as what they
+            are: no circuit runs for them.
 
     Example:
         >>> circuits_per_image(Quanv2d(1, "data_reuploading", filters=2), torch.zeros(1, 1, 8, 8))
         32
     """
-    for tensor in image.values() if isinstance(image, Mapping) else (image,):
-        if not tensor.ndim or len(tensor) != 1:
-            rule, step = "be a batch of one image", "Give images[:1]."
-            raise ValueError(checks.message("image", rule, tuple(tensor.shape), step))
-    return sum(map(len, circuit_inputs(model, image).values()))
+    n_images = len(next(iter(image.values())) if isinstance(image, Mapping) else image)
+    return sum(map(len, circuit_inputs(model, image).values())) // n_images
 
 
 def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor] | None:

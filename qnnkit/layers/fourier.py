@@ -42,12 +42,9 @@ def seeded_linear(n_inputs: int, n_outputs: int, generator: torch.Generator, **o
 
 def sizes_of(layer: QuantumLayer) -> tuple[int, int]:
     """Lengths of the last axes of a layer's inputs and outputs."""
-    if layer.n_features is None:
-        step = "Call it on one batch, then ask again."
-        raise ValueError(checks.message("model", "have run once", "a model that has not", step))
-    if layer.n_outputs is None:
-        rule, step = "return a list", "Write `return [qp.expval(...)]` in the QNode."
-        raise NotImplementedError(checks.message("qnode", rule, "a QNode that returns something else", step))
+    if layer.n_features is None or layer.n_outputs is None:
+        rule, step = "have run once, and return a list", "Call the model on a batch; return [qp.expval(...)]."
+        raise NotImplementedError(checks.message("qnode", rule, "one that has not, or does not", step))
     return layer.n_features, layer.n_outputs
 
 
@@ -111,38 +108,31 @@ class FourierLayer(nn.Module):
         return torch.cat([phases.cos(), phases[:, 1:].sin()], -1).reshape(*inputs.shape[:-1], -1)
 
 
-def fourier_fit(
-    layer: QuantumLayer, inputs: Tensor | None = None, *, most: int = MAX_FEATURES, seed: int = 0
-) -> tuple[FourierLayer, float]:
+def fourier_fit(layer: QuantumLayer, *, most: int = MAX_FEATURES) -> tuple[FourierLayer, float]:
     """The map of its features that agrees best with a circuit, and the largest difference between the two.
 
-    The map is the least-squares solution at all inputs but the first 256, in float64; the difference is the
-    largest one at these 256.
+    The map is the least-squares solution in float64, at a quarter more inputs than there are features; the
+    difference is the largest one at 256 others. Inputs are uniform over ten periods of the steepest angle, or
+    in (-1, 1) where an angle is no linear function of them.
 
     Args:
         layer: As in `FourierLayer`.
-        inputs: Of shape (batch, n_features), a quarter more than there are features, and 256. By default
-            uniform over a whole period, or in (-1, 1) where an angle is no linear function of the inputs.
         most: Features that are fitted at most: the time grows with their third power.
-        seed: Fixes the inputs that are drawn.
 
     Raises:
         NotImplementedError: As `FourierLayer`, or the circuit has more than `most` features.
     """
     exact = copy.deepcopy(layer).double().cpu()
     exact.qnode = qp.set_shots(exact.qnode, None)  # the expectation values, not samples of them
-    twin = FourierLayer(exact, seed=seed)
+    twin = FourierLayer(exact)
     if twin.is_sampled or twin.linear.in_features > most:
         rule, step = f"have at most {most:,} Fourier features", "Train the `fourier` control instead."
         raise NotImplementedError(checks.message("layer", rule, "a circuit with more", step))
-    if inputs is None:
-        slopes, n_features = twin.encoding.slopes, twin.linear.in_features
-        widths = torch.ones(twin.encoding.n_features)
-        if slopes is not None:  # half the longest period of each feature
-            widths = math.pi / slopes.abs().where(slopes.abs() > 1e-9, torch.inf).amin(0).clamp(max=1e9)
-        n_rows, generator = n_features + n_features // 4 + 320, torch.Generator().manual_seed(seed)
-        inputs = torch.mul(2 * torch.rand((n_rows, len(widths)), generator=generator) - 1, widths)
-    rows = inputs.detach().double().cpu()
+    n_rows, width = twin.linear.in_features * 5 // 4 + 320, 1.0
+    if twin.encoding.slopes is not None:  # a whole period of slopes down to a tenth of the largest
+        width = 10 * math.pi / float(twin.encoding.slopes.abs().max())
+    generator, shape = torch.Generator().manual_seed(0), (n_rows, twin.encoding.n_features)
+    rows = width * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
     with torch.no_grad():
         values, features = exact.forward(rows), twin.features(rows)
         # gelsd cuts small singular values; the default driver is wrong where features depend on each other.
@@ -165,7 +155,6 @@ class _Encoding:
         self.n_features, self.n_outputs = sizes_of(layer)
         # Copied and pickled as layers are. Its own programs: `layer` explains itself as before.
         self.layer = layer.with_qnode(layer.qnode)
-        self.layer._programs = None
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
@@ -231,11 +220,9 @@ def _combinations(encoding: _Encoding, generator: torch.Generator) -> tuple[Tens
 
 def _distinct(combinations: Tensor, phases: Tensor) -> Tensor:
     """Those that are different functions of the inputs, by their values at random inputs; in order."""
-    values = (combinations @ phases / 1e-6).round()
-    _, position = torch.unique(values, dim=0, return_inverse=True)
-    first = torch.full((int(position.max()) + 1,), len(position))
-    first.scatter_reduce_(0, position, torch.arange(len(position)), "amin")
-    return combinations[first.sort().values]
+    values = (combinations @ phases / 1e-6).round() + 0.0  # no -0
+    _, first = np.unique(values.numpy(), axis=0, return_index=True)
+    return combinations[np.sort(first)]
 
 
 def _half(combinations: Tensor, phases: Tensor) -> Tensor:

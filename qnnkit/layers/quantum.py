@@ -15,8 +15,8 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit import checks, circuits, words
-from qnnkit.simulator import EXACT_DEVICES, Call, Fused, Programs, Sampled, autocasts, autograd_must, rounds
+from qnnkit import checks, circuits
+from qnnkit.simulator import EXACT_DEVICES, Call, Programs, Sampled, autocasts, autograd_must, rounds
 
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
 
@@ -40,7 +40,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
             (differentiated by backprop on `default.qubit`, by the adjoint method on `lightning.*`).
 
     Raises:
-        ValueError: `backend` is unknown or not installed, or a tensor in `init_method` has another shape.
+        ValueError: `backend` is unknown, or a tensor in `init_method` has another shape.
+        Exception: What PennyLane raises for a device that is not installed or does not work here.
 
     Example:
         >>> circuit = circuits.build("data_reuploading", n_qubits=4, n_layers=2)
@@ -90,21 +91,16 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def explain(self) -> str:
         """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
-        obstacle = self._obstacle()
-        if obstacle is None:
-            last = self._programs and self._programs.last
-            if isinstance(last, Sampled):
-                return (
-                    f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
-                    "differentiated by the parameter-shift rule, each shifted circuit with shots of its own."
-                )
-            size = f" of {len(last.plan.blocks)} matrix products" if isinstance(last, Fused) else ""
-            how = f"; {self._programs.how}" if self._programs and last else ""
+        obstacle, last = self._obstacle(), self._programs and self._programs.last
+        if obstacle is None and isinstance(last, Sampled):
             return (
-                f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots{how}."
+                f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
+                "differentiated by the parameter-shift rule, each shifted circuit with shots of its own."
             )
-        at_once = self.backend in ("default.qubit", "default.mixed")
-        how = "all samples at once" if at_once else "one sample after the other"
+        if obstacle is None:
+            how = f"; {self._programs.how}" if self._programs and last else ""
+            return f"Runs as one fused program over the whole batch: every gate is unitary, no shots{how}."
+        how = "all samples at once" if self.backend.startswith("default") else "one sample after the other"
         return (
             f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
             f"{obstacle}."
@@ -151,8 +147,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             a state is complex, of shape (..., 2**n_wires).
 
         Raises:
-            TypeError: `inputs` is no tensor.
-            ValueError: `inputs` has no features.
+            ValueError: `inputs` is no tensor, or has no features.
             Exception: Whatever the QNode raises; if an earlier call had another number of features, a note
                 says so.
         """
@@ -161,7 +156,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
             return apart(self.forward, inputs)
         if not isinstance(inputs, Tensor) or not inputs.ndim or not inputs.shape[-1]:
-            raise _no_features(inputs)
+            rule = "be a tensor of shape (..., n_features), with n_features above 0"
+            shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ValueError(checks.message("inputs", rule, shape, "Call torch.as_tensor, or add an axis."))
         n_features, kind, weights = inputs.shape[-1], inputs.device.type, self._weights()
         dtype, casts = next(iter(weights.values()), inputs).dtype, autocasts(kind)
         if not dtype == inputs.dtype == torch.float32:
@@ -209,9 +206,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         if call.finish is None and call.parts[0][2] in (None, batch):
             [(program, arguments, _)] = call.parts
             values = program.shaped(program(*arguments, keep=keep), as_list=call.as_list)
-            if batch is None:
-                return values[0]
-            return values if values.shape[0] == batch else values.expand(batch, *values.shape[1:])
+            return values[0] if batch is None else values.expand(batch, *values.shape[1:])
         results = []
         for program, arguments, size in call.parts:
             values = program.shaped(program(*arguments, keep=keep), as_list=True)
@@ -272,7 +267,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         start = {name: weight.detach().clone() for name, weight in weights.items()}
         layer = QuantumLayer(qnode, shapes, start, backend=backend or self.wanted_backend)
-        layer._programs = self._programs  # which another QNode leaves aside
         for name, weight in weights.items():
             layer.qnode_weights[name].requires_grad_(weight.requires_grad)
         layer.n_features, layer.n_outputs = self.n_features, self.n_outputs
@@ -312,21 +306,12 @@ def _columns(values: Any, x: Tensor) -> Tensor:
 
 
 def _moved(qnode: qp.QNode, backend: str) -> qp.QNode:
-    """The QNode on another device, if `backend` names one; or one sentence on why it cannot be had."""
+    """The QNode on another device, if `backend` names one."""
     if backend in ("auto", "batched", qnode.device.name):
         return qnode
     try:
         device = circuits.make_device(backend, qnode.device.wires)
     except Exception as error:
-        reason = words.first_line(error)
-        step = f"PennyLane says: {reason}. `qnnkit doctor` tells what to install."
-        raise ValueError(checks.message("backend", "be a device that works here", backend, step)) from None
+        error.add_note(f"`qnnkit doctor` tells what backend={backend!r} needs.")
+        raise
     return qnode.update(device=device, diff_method="backprop" if backend == "default.qubit" else "adjoint")
-
-
-def _no_features(inputs: Any) -> Exception:
-    """The error for what is no tensor, or has no axis of features."""
-    rule, step = "be a tensor of shape (..., n_features), with n_features above 0", "Call torch.as_tensor."
-    if not isinstance(inputs, Tensor):
-        return TypeError(checks.message("inputs", rule, type(inputs).__name__, step))
-    return ValueError(checks.message("inputs", rule, tuple(inputs.shape), "Add the features' axis."))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 Array = Any
 """A tensor, or a NumPy array."""
@@ -69,18 +70,15 @@ def keep_freed_memory() -> None:
 
 def in_numpy(given: Any) -> Any:
     """The same with arrays in place of tensors, sharing memory; of lists, tuples, the simulator's objects."""
-    if isinstance(given, Tensor):
-        return given.numpy()
-    if isinstance(given, list):
-        return [in_numpy(each) for each in given]
-    if isinstance(given, tuple):
-        made = [in_numpy(each) for each in given]
-        return type(given)(*made) if hasattr(given, "_fields") else tuple(made)
-    if type(given).__module__.startswith("qnnkit."):
-        twin = copy.copy(given)
-        twin.__dict__ = {name: in_numpy(value) for name, value in vars(given).items()}
-        return twin
-    return given
+
+    def converted(leaf: Any) -> Any:
+        if type(leaf).__module__.startswith("qnnkit."):
+            twin = copy.copy(leaf)
+            twin.__dict__ = tree_map(converted, vars(leaf))
+            return twin
+        return leaf.numpy() if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(converted, given)
 
 
 # --- float32 matrix products with all their digits, whatever the code around has asked torch for ---

@@ -62,24 +62,9 @@ class Circuit:
     kinds: frozenset[type]
     """Classes of the operators and measurements that were met on the way."""
 
-    @property
-    def is_given(self) -> bool:
-        """Whether the state that it begins with is an argument."""
-        return self.prepared is not None and self.prepared.amplitudes is None
-
-    @property
-    def of_angles(self) -> Circuit:
-        """The same, whose numbers are its angles."""
-        n = len(self.offset)
-        return dataclasses.replace(self, matrix=np.eye(n), offset=np.zeros(n))
-
-
-Record = Callable[[Sequence[Tensor]], Sequence[Operator]]
-"""The operators that are queued for arguments in float64."""
-
 
 def circuit(
-    record: Record,
+    record: Callable[[Sequence[Tensor]], Sequence[Operator]],
     shapes: Sequence[tuple[int, ...]],
     measurements: Sequence[Any],
     device_wires: Any,
@@ -88,7 +73,7 @@ def circuit(
     """What is queued, as a function of the arguments of its Python; to be called `apart`.
 
     Args:
-        record: Gives the operators.
+        record: Gives the operators that are queued for arguments in float64.
         shapes: Of the arguments, for one sample.
         measurements: What is measured.
         device_wires: Wires of the PennyLane device, or None.
@@ -243,8 +228,7 @@ def assembled(
     operations, made, n = [gate for _, gate in gates], [], 0
     wires = _wires(device_wires, operations, measurements)
     if len(wires) > MOST_WIRES:
-        gib = 2 ** (len(wires) + 3) / 2**30
-        raise NotFusable(f"a state of {len(wires)} wires takes {gib:.4g} GiB for every sample")
+        raise NotFusable(f"a state of {len(wires)} wires takes {2.0 ** (len(wires) - 27)} GiB a sample")
     prepared = None
     if operations and isinstance(operations[0], qp.StatePrep):
         prepared, gates = _prepared(operations[0], wires), gates[1:]
@@ -289,9 +273,8 @@ def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:
 
 # --- affine maps ----------------------------------------------------------------------------------
 
-# The Python runs under `torch.vmap`, where looking at a number raises an error. It may only add, multiply,
-# divide and pick numbers that depend on what it is given, so every result is a quotient of polynomials. If
-# one is not affine, a random point shows that with probability one.
+# The Python runs under `torch.vmap`, where looking at a number raises an error. What it computes is compared
+# with an affine map at random points of many sizes: whatever bends, steps or wraps on the way shows.
 
 
 def names(text: str) -> frozenset[str]:
@@ -299,38 +282,21 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-RATIONAL = names(
-    "add __add__ __radd__ sub __sub__ __rsub__ rsub mul multiply __mul__ __rmul__ div divide true_divide "
-    "__truediv__ __rtruediv__ neg negative __neg__ __pos__ positive matmul __matmul__ __rmatmul__ mm mv dot "
-    "inner outer einsum tensordot sum mean cumsum __getitem__ select index_select take gather reshape view "
-    "flatten ravel squeeze unsqueeze T mT t transpose swapaxes moveaxis movedim permute stack cat concat "
-    "concatenate hstack vstack unbind split chunk tensor_split flip roll repeat tile expand expand_as "
-    "broadcast_to clone contiguous to type type_as double zeros_like ones_like full_like new_zeros new_ones "
-    "shape size ndim dim numel __len__ __iter__ dtype device layout requires_grad is_sparse is_complex "
-    "is_floating_point as_tensor"
-)
-"""torch's functions and attributes that sum, multiply, divide and pick, or do not look at numbers."""
+COMPARISONS = names("eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__")
 NOT_AFFINE = "its angles are no sums of multiples of inputs and weights"
-POINTS = 4
+SIZES = torch.logspace(-2, 4, 96, dtype=torch.float64)[:, None]
+"""Of the numbers at which a map is checked."""
 SAME = 1e-9
 """Largest deviation that counts as rounding."""
 
 
-class _Rational(TorchFunctionMode):
-    """Refuses every other function of what vmap runs over."""
+class _Blind(TorchFunctionMode):
+    """Refuses comparisons: random points never meet the one value that is treated differently."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        name = func.__self__.__name__ if name == "__get__" else name
-        if name not in RATIONAL and (_depends(args) or _depends(list((kwargs or {}).values()))):
-            raise TakeApart(name, f"{NOT_AFFINE} (`{name}`)")
+        if func.__name__ in COMPARISONS and any(isinstance(a, Tensor) and is_wrapped(a) for a in args):
+            raise TakeApart(func.__name__, f"{NOT_AFFINE} (`{func.__name__}`)")
         return func(*args, **(kwargs or {}))
-
-
-def _depends(given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return any(map(_depends, given))
-    return isinstance(given, Tensor) and is_wrapped(given)
 
 
 def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -341,12 +307,12 @@ def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np
         n: Length of the vector.
 
     Raises:
-        TakeApart: It computes something else than sums, products and quotients.
+        TakeApart: It compares what it is given.
     """
     generator = torch.Generator().manual_seed(0)
-    random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)
+    random = SIZES * torch.randn(len(SIZES), n, generator=generator, dtype=torch.float64)
     points = torch.cat([torch.eye(n + 1, dtype=torch.float64)[:, 1:], random])  # 0 comes first
-    with _Rational():
+    with _Blind():
         values = torch.func.vmap(function)(points)
     offset, matrix = values[0], (values[1 : n + 1] - values[0]).T
     is_affine = torch.isclose(random @ matrix.T + offset, values[n + 1 :], SAME, SAME).all(0)

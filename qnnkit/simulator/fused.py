@@ -68,8 +68,9 @@ class Fused:
         self.as_list = True
         """Whether the QNode returns a list, not a tuple, where the program is all of it."""
         self.prepared = circuit.prepared
-        self.is_given = circuit.is_given
-        if self.prepared is not None and self.prepared.amplitudes is not None:
+        self.is_given = self.prepared is not None and self.prepared.amplitudes is None
+        """Whether the state that it begins with is an argument."""
+        if self.prepared is not None and not self.is_given:
             self.fixed = self._put(self.prepared.amplitudes)
         items, self.shared_angles, self.row_angles = fusion.items(circuit, self.on_rows)
         self.sampled: dict[tuple, Any] = {}

@@ -168,7 +168,6 @@ def local_states(wires: Sequence[Any], among: Sequence[Any]) -> np.ndarray:
 
 def states_of(wires: Sequence[int], n_wires: int) -> np.ndarray:
     """For each state of `wires`, the basis state of all wires in which the others are 0."""
-    local, states = np.arange(2 ** len(wires)), np.zeros(2 ** len(wires), dtype=int)
-    for place, wire in enumerate(reversed(wires)):
-        states |= (local >> place & 1) << (n_wires - 1 - wire)
-    return states
+    others = [wire for wire in range(n_wires) if wire not in wires]
+    grid = np.arange(2**n_wires).reshape([2] * n_wires).transpose(*others, *wires)
+    return grid[(0,) * len(others)].ravel()

@@ -21,8 +21,6 @@ Saved = list[tuple[Array, list[Array]]]
 class Chain:
     """The constants of one matrix, (2 d, 2 d)."""
 
-    width: int
-    """Number of columns of the product."""
     first: Array
     """K_0, its columns only; the product where nothing turns."""
     cosine: Array
@@ -54,10 +52,10 @@ class Matrices:
         tables, halves = [np.zeros((0, len(offset)))], [np.zeros((0, len(offset)))]
         for block in blocks:
             constants, rates = block.chain(len(offset))
-            forms, turned, width = real_form(constants), real_form(-1j * constants), block.n_columns
+            forms, turned = real_form(constants), real_form(-1j * constants)
             last = None if np.abs(forms[-1] - np.eye(len(forms[-1]))).max() < EXACT else put(forms[-1])
-            first = put(forms[0][:, :width])
-            self.chains.append(Chain(width, first, put(forms[:-1]), put(turned[:-1]), last))
+            first = put(forms[0][:, : block.n_columns])
+            self.chains.append(Chain(first, put(forms[:-1]), put(turned[:-1]), last))
             halves += [*rates]
             tables += [each for each in rates for _ in range(2)]
         table = np.concatenate(tables)  # the same angles for real and for imaginary parts
@@ -75,7 +73,7 @@ class Matrices:
                 part = slice(done, done := done + m * chain.cosine.shape[1])
                 factors = chain.cosine * cosine[part].reshape(m, -1, 1)
                 factors += chain.sine * sine[part].reshape(m, -1, 1)
-                products = [factors[0][:, : chain.width]]
+                products = [factors[0][:, : chain.first.shape[1]]]
                 for factor in factors[1:]:
                     products.append(factor @ products[-1])
                 if chain.last is not None:

@@ -14,7 +14,7 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.circuit import affine, angles, apart, assembled, cut, parts, turns
+from qnnkit.simulator.circuit import affine, angles, apart, assembled, cut, parts
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.queueing import single
@@ -51,28 +51,22 @@ class OverWeights(Fused):
             self.tape = single(qnode, given | dict(zip(weight_shapes, weights, strict=True)))
             return parts(self.tape.operations, kinds)
 
-        def moving(row: Tensor) -> tuple[list[Any], list[Any]]:
+        def numbers(row: Tensor) -> list[Tensor]:
             found = [gate for _, gate in gates(row)]
-            return found, [gate for gate in found if turns(gate)]
-
-        def numbers(row: Tensor) -> list[Any]:
-            found, turned = moving(row)
-            computed = angles([turned[i] for i in others])[0]
-            return [computed, *(each.data[0] for each in found[: self.is_given])]
+            return [angles(found)[0], *(each.data[0] for each in found[: self.is_given])]
 
         n = sum(map(math.prod, shapes))
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1
         with apart():
             own = assembled(gates(one), self.tape.measurements, qnode.device.wires, kinds)
         super().__init__(own, np.ones(len(own.offset)), torch.float64)
-        n_angles = len(own.offset)
-        matrix, offset, is_affine = np.zeros((n_angles, n)), np.zeros(n_angles), np.zeros(n_angles, bool)
+        self._numbers_of = torch.func.vmap(numbers)
+        """Angles and amplitudes from rows of inputs and weights."""
         with contextlib.suppress(NotFusable), apart():
-            matrix, offset, is_affine = affine(lambda row: angles(moving(row)[1])[0], n)
-        self._matrix = torch.from_numpy(np.where(is_affine[:, None], matrix, 0)).to_sparse()
-        self._offset, others = torch.from_numpy(offset), np.flatnonzero(~is_affine)
-        self._others, self._numbers_of = torch.from_numpy(others), torch.func.vmap(numbers)
-        """Angles that are no affine map of a row: the Python gives them at every call."""
+            matrix, offset, is_affine = affine(lambda row: numbers(row)[0], n)
+            if is_affine.all() and not self.is_given:  # else the Python runs at every call
+                sparse, offset = torch.from_numpy(matrix).to_sparse(), torch.from_numpy(offset)
+                self._numbers_of = lambda rows: [torch.sparse.mm(sparse, rows.T).T + offset]
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
@@ -84,9 +78,6 @@ class OverWeights(Fused):
         flat = [weights[name].flatten(1) for name in self.weight_shapes]
         n = len(flat[0]) if flat else len(inputs)
         rows = torch.cat([inputs.expand(n, -1), *flat], dim=1).to(self.device, self.dtype)
-        numbers, amplitudes = torch.sparse.mm(self._matrix, rows.T).T + self._offset, []
-        if len(self._others) or self.is_given:
-            others, *amplitudes = self._numbers_of(rows)
-            numbers = numbers.index_copy(1, self._others, others)
+        numbers, *amplitudes = self._numbers_of(rows)
         values = self.shaped(super().__call__(numbers, None, *amplitudes))
         return values if len(values) == n else values.expand(n, *values.shape[1:])

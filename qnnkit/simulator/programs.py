@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import queueing
-from qnnkit.simulator.circuit import ONE_AT_A_TIME, Record, apart, circuit
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, apart, circuit
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
@@ -61,8 +61,6 @@ class Programs:
         """What ran last, or why it did not."""
         self.generator: torch.Generator | Literal["torch"] | None = None
         """Draws the shots; where it is given, all of them. "torch" is torch's own."""
-        self.tape: Any = None
-        """What the Python queued at the last call, if it ran here."""
         self.why_queued = ""
         self._looked_at, self._names = None, None
         self._pure: dict[tuple, Fused | None] = {}
@@ -171,7 +169,7 @@ class Programs:
         program.as_list, self._pure[form] = as_list, program
 
     def _program(
-        self, record: Record, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
+        self, record: Any, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
     ) -> Fused:
         """The program of what is queued for arguments of these shapes, some of which each sample has."""
         sizes = [math.prod(map(int, shape)) for shape in shapes]
@@ -184,7 +182,6 @@ class Programs:
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
         tape, result = queueing.queue(self.qnode, {self.input_name: rows, **weights})
-        self.tape = tape
         try:
             returned = list(result) if isinstance(result, list | tuple) else [result]
             if [id(each) for each in returned] != [id(each) for each in tape.measurements]:

@@ -30,24 +30,21 @@ from qnnkit.simulator.circuit import names
 from qnnkit.simulator.queueing import is_pennylanes
 
 CONSTANTS = (int, float, complex, str, bool, type(None), range, slice, type(...))
-CLASSES = (Operator, MeasurementProcess)
-BUILTINS = [
-    vars(builtins)[name] for name in names("range len enumerate zip reversed list tuple int float sum abs")
-]
+KINDS = Operator | MeasurementProcess
 FUNCTIONS = [
     qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod,
-    torch.range, torch.sum, torch.abs,
-    *(vars(torch)[name] for name in names("sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
-    *(vars(np)[name] for name in names("sqrt arctan arccos arcsin")),
-    *(vars(math)[name] for name in names("sqrt atan acos asin log2 ceil floor")),
+    *map(vars(builtins).get, names("range len enumerate zip reversed list tuple int float sum abs")),
+    torch.range, torch.sum, torch.abs,  # by their names, which builtins have, too
+    *map(vars(torch).get, names("sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
+    *map(vars(np).get, names("sqrt arctan arccos arcsin")),
+    *map(vars(math).get, names("sqrt atan acos asin log2 ceil floor")),
 ]  # fmt: skip
-LISTED = set(map(id, (*BUILTINS, *FUNCTIONS)))
+LISTED = set(map(id, FUNCTIONS))
 MODULES: list[Any] = [qp, qp.ops, qp.templates, np, qp.numpy, math, torch]
 TENSOR = names(
     "T shape ndim reshape view flatten unsqueeze squeeze sin cos tanh sigmoid sqrt square sum mean"
 )
 """Attributes of tensors. Code with `shape`, or with `len`, may depend on the batch size."""
-SIZES = {"shape", "len"}
 LIBRARIES = {"torch", "numpy", "pennylane", "scipy"}
 """Their other modules hold no constants of the user's."""
 ABSENT = object()
@@ -97,7 +94,11 @@ class Names:
             parts = value.function, value.layers, value.embeds
         elif kind is types.FunctionType:
             self._function(value)
-        elif not (isinstance(value, type) and issubclass(value, CLASSES) and is_pennylanes(value)):
+        elif not (
+            isinstance(value, type)
+            and issubclass(value, Operator | MeasurementProcess)
+            and is_pennylanes(value)
+        ):
             raise NotPure(f"`{name}`")
         for part in parts:
             self._accept(part, name)
@@ -106,7 +107,7 @@ class Names:
         code, outside = function.__code__, function.__globals__
         kits = outside is vars(circuits)  # trusted as a module, but for what its functions are given
         names = () if kits else _names(code)
-        self.reads_sizes |= not SIZES.isdisjoint(names)
+        self.reads_sizes |= not {"shape", "len"}.isdisjoint(names)
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             self._read(getattr, function, name)
         given = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()

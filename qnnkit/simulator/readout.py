@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,15 +69,12 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
     return found
 
 
-Column = dict[int, np.ndarray]
-
-
-def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) -> Column:
+def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) -> dict[int, np.ndarray]:
     if observable is None or getattr(observable, "mv", None) is not None:
         raise NotFusable("it measures in the middle of the circuit")
     if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):  # its own square
         outcome = int("".join(str(int(bit)) for bit in observable.data[0]), 2)
-        return _projectors(observable.wires, wires, [outcome])[0]  # words would be too many
+        return {0: (local_states(observable.wires, wires) == outcome) + 0j}  # words would be too many
     # anew, as PennyLane keeps this form when a coefficient changes in place
     observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
     sentence: Any = observable.pauli_rep
@@ -101,10 +97,9 @@ def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) ->
     return column
 
 
-def _projectors(wires: Any, among: tuple[Any, ...], outcomes: Iterable[int] | None = None) -> list[Column]:
-    """On basis states of some wires; on all of them by default."""
-    if outcomes is None and 2 ** len(wires) > MOST_COLUMNS:
+def _projectors(wires: Any, among: tuple[Any, ...]) -> list[dict[int, np.ndarray]]:
+    """On each basis state of some wires."""
+    if 2 ** len(wires) > MOST_COLUMNS:
         raise NotFusable(f"it measures probabilities of {len(wires)} wires")
     state_of = local_states(tuple(wires), among)
-    outcomes = range(2 ** len(wires)) if outcomes is None else outcomes
-    return [{0: (state_of == outcome).astype(complex)} for outcome in outcomes]
+    return [{0: (state_of == outcome) + 0j} for outcome in range(2 ** len(wires))]

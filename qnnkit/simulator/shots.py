@@ -16,6 +16,7 @@ Reference: Schuld et al. (2019), arXiv:1811.11184; Wierichs et al. (2022), arXiv
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,8 +75,9 @@ class Sampled:
         if program.is_given:
             raise NotFusable("its first state depends on the inputs")
         self.rules = [_rule(gate.form.rates) for gate in circuit.gates if isinstance(gate.form, Turn)]
-        on_rows = np.ones(len(circuit.offset))
-        self.by_row = Fused(circuit.of_angles, on_rows, program.dtype, program.device)
+        n = len(circuit.offset)
+        of_angles = dataclasses.replace(circuit, matrix=np.eye(n), offset=np.zeros(n))
+        self.by_row = Fused(of_angles, np.ones(n), program.dtype, program.device)
 
     def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""

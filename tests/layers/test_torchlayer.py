@@ -338,18 +338,18 @@ def test_wrong_numbers_of_features(function, good, bad, leading, backend):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "error", "value"),
+    ("inputs", "value"),
     [
-        ([[0.1, 0.2]], TypeError, "list"),
-        (np.zeros((3, 2)), TypeError, "ndarray"),
-        (None, TypeError, "NoneType"),
-        (torch.tensor(0.1), ValueError, "()"),
-        (torch.zeros(0), ValueError, "(0,)"),
-        (torch.zeros(3, 0), ValueError, "(3, 0)"),
+        ([[0.1, 0.2]], "list"),
+        (np.zeros((3, 2)), "ndarray"),
+        (None, "NoneType"),
+        (torch.tensor(0.1), "()"),
+        (torch.zeros(0), "(0,)"),
+        (torch.zeros(3, 0), "(3, 0)"),
     ],
 )
-def test_inputs_without_features(inputs, error, value):
-    with refused("inputs", error) as caught:
+def test_inputs_without_features(inputs, value):
+    with refused("inputs") as caught:
         make(QuantumLayer, qnode_of())(inputs)
     assert value in str(caught.value)
 
