@@ -26,16 +26,12 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
     Raises:
         BlockingIOError: Another process holds it.
     """
-    lock = FileLock(folder / f".{work}.lock", timeout=wait)
     try:
-        lock.acquire()
+        with FileLock(folder / f".{work}.lock", timeout=wait):
+            yield
     except Timeout:
         sentence = f"Run folder `{folder}` is in use by another process. Wait for it, or stop it, and run "
         raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}the same command again.") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def held(folder: Path, work: str) -> bool | None:

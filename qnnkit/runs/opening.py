@@ -6,7 +6,7 @@ import contextlib
 import platform
 import subprocess
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,47 +60,36 @@ def open_run(
     named = None if recipe is None else recipes.find(recipe)
     given = {name: value for name, value in settings.items() if value is not None}
     begun = read_config(folder, named)
-    if begun is not None:
-        _require_own(Run(folder, begun), among)  # before anything is changed
-        return _resume(folder, begun.with_paths(workspace.located), given)
-    if named is None:
+    if begun is None and named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
-    if folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
+    if begun is None and folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
         rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
         raise ValueError(checks.message("run_dir", rule, str(folder), step))
+    run = Run(folder, begun or resolve(named, given))
+    if among is not None and run.nets[0] not in among:  # before anything is changed
+        net, step = run.nets[0], f"Write --only {run.nets[0]}."
+        raise ValueError(checks.message("--only", f"name {net}, as its net is", ",".join(among), step))
+    if begun is not None:
+        return _resume(folder, begun.with_paths(workspace.located), given)
     if not workspace.is_known():
         lost = "This run will vanish with this Colab machine: no folder is known that outlasts it. Run "
         step = "colab_setup.ipynb first, which mounts Drive, or set QNNKIT_HOME to a folder of your own."
         warnings.warn(lost + step, stacklevel=2)
-    run = Run(folder, resolve(named, given))
     require_usable(run)
-    _require_own(run, among)
     workspace.make_folder(folder)
     with alone(folder, "begin", wait=BEGIN):
         if not (folder / "config.json").exists():
             facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
             facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # for who has not the recipe
-            return _begin(run, facts)
+            run.note_provenance(**origin(), **facts)
+            if run.config.batch_size == "auto":
+                size = placed(run).batch_size
+                run.note_provenance(batch_size=size)
+                run = Run(folder, run.config.override(batch_size=size))
+            write_config(run)  # now it is a run
+            return run
     return open_run(run_dir, recipe, among=among, **settings)  # another process has just begun it
-
-
-def _require_own(run: Run, among: Collection[str] | None) -> None:
-    """Raises ValueError where the run's own net, with a circuit or without one, is called otherwise."""
-    if among is not None and run.nets[0] not in among:
-        net, step = run.nets[0], f"Write --only {run.nets[0]}."
-        raise ValueError(checks.message("--only", f"name {net}, as its net is", ",".join(among), step))
-
-
-def _begin(run: Run, facts: Mapping[str, Any]) -> Run:
-    """The run, begun in its folder: its provenance, its batch size where that is "auto", its settings."""
-    run.note_provenance(**origin(), **facts)
-    if run.config.batch_size == "auto":
-        size = placed(run).batch_size
-        run.note_provenance(batch_size=size)
-        run = Run(run.folder, run.config.override(batch_size=size))
-    write_config(run)  # now it is a run
-    return run
 
 
 def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:

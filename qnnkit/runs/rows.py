@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import threading
 import warnings
 from collections import defaultdict
@@ -81,11 +82,17 @@ class _Lines:
 
     def __init__(self, path: Path):
         self.path, self.rows, self.end, self.last = path, list[dict[str, Any]](), 0, b""
+        self.state = 0, 0, 0
 
     def look(self) -> None:
         with self.path.open("rb") as file:
+            status, before = os.fstat(file.fileno()), self.state
+            self.state = status.st_ino, status.st_size, status.st_mtime_ns
+            if self.state == before:
+                return
             file.seek(self.end - len(self.last))
-            if file.read(len(self.last)) != self.last:  # it was replaced
+            has_grown = self.state[0] == before[0] and self.state[1] > before[1]
+            if not has_grown or file.read(len(self.last)) != self.last:  # it was changed or replaced
                 self.rows, self.end = [], file.seek(0)
             added = file.read()
         if whole := added[: added.rfind(b"\n") + 1]:

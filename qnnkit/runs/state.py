@@ -175,7 +175,7 @@ def _latest(rows: Sequence[Mapping[str, Any]], left: Collection[Any]) -> dict[st
     for each in rows:
         if each["event"] in ("begin", "step"):
             row, steps = dict(each), [] if each["event"] == "begin" else [*steps[:1], each]
-        elif each["event"] == "epoch":
+        elif each["event"] == "epoch" and row:
             row |= {"epoch": each["epoch"], "step": row.get("steps"), "loss": each.get("train_loss")}
     if len(steps) < 2:
         return {"row": row}

@@ -704,7 +704,8 @@ def outcome(**facts):
 
 
 def test_a_run_and_a_batch_in_a_line():
-    now = outcome(state="running", net="hybrid", seed=0, epoch=3, epochs=5, step=2, steps=4, validation=0.5)
+    row = {"net": "hybrid", "seed": 0, "epoch": 3, "epochs": 5, "step": 2, "steps": 4}
+    now = outcome(state="running", row=row, validation=0.5)
     words = "hidden=3 rate=0.3  a  running  hybrid, seed 0  epoch 3/5, step 2/4  validation accuracy 50.0 %"
     assert table.run_line(now) == words
     outcomes = [now, outcome(state="failed"), *[outcome()] * 30]

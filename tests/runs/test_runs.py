@@ -25,15 +25,7 @@ from tests.same import same
 from tests.toys import each_epoch, fill, refused, room_for
 
 # A net of a few hundred weights on 24 images of 6x6 pixels: an epoch takes milliseconds.
-TINY = {
-    "image_size": 6,
-    "n_layers": 1,
-    "hidden": 2,
-    "batch_size": 4,
-    "epochs": 2,
-    "n_seeds": 1,
-    "controls": ["classical"],
-}
+TINY = {**torture.TINY, "epochs": 2, "controls": ["classical"]}
 
 
 @pytest.fixture
@@ -41,9 +33,8 @@ def tiny(pictures, tmp_path):
     """Opens a tiny run: `tiny(name, epochs=1)`."""
 
     def open_(name="run", **settings):
-        return runs.open_run(
-            tmp_path / name, "folder_quanv", **{"data_dir": str(pictures), **TINY, **settings}
-        )
+        given = {"data_dir": str(pictures), **TINY, **settings}
+        return runs.open_run(tmp_path / name, "folder_quanv", **given)
 
     return open_
 
@@ -88,7 +79,8 @@ def test_a_new_run_writes_its_settings_and_where_it_began(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "difference"),
     [
-        *(({**given}, None) for given in ({}, {"epochs": 2, "seed": 0}, {"epochs": None, "recipe": None})),
+        ({"epochs": 2, "seed": 0}, None),
+        ({"epochs": None, "recipe": None}, None),
         ({"epochs": 1}, "epochs: 2 there, 1 now"),
         ({"epochs": 5, "learning_rate": 0.5}, "learning_rate: 0.01 there, 0.5 now"),
         ({"controls": ["frozen_random"]}, "controls: ['classical'] there, ['frozen_random'] now"),
@@ -180,6 +172,7 @@ def test_placement_that_is_not_here_is_refused_but_a_run_of_elsewhere_may_be_loo
         ("folder_quanv", {}, "data_dir"),
         (None, {}, "run_dir"),
         ("digits_quanv", {"n_seeds": 10**8}, "n_seeds"),
+        ("digits_quanv", {"trackers": ["tensorbord"]}, "tracker"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, recipe, settings, argument):

@@ -10,7 +10,6 @@ from accelerate.state import PartialState
 
 from qnnkit import runs
 from qnnkit.runs import trainings
-from tests.toys import refused
 
 AT_ONCE = 5.0  # seconds: what an end may take, at most, on a busy machine; a wait takes longer
 OF_OTHERS = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -53,13 +52,6 @@ def scalars(home):
         tag: [(event.step, round(event.value, 4)) for event in found.Scalars(tag)]
         for tag in found.Tags()["scalars"]
     }
-
-
-def test_an_unknown_name_is_refused_with_the_nearest(pictures, tmp_path):
-    with refused("tracker") as caught:
-        given = {"data_dir": str(pictures), "image_size": 6, "trackers": ["tensorbord"]}
-        runs.open_run(tmp_path / "run", "folder_quanv", **given)
-    assert "Did you mean 'tensorboard'" in str(caught.value)
 
 
 @OF_OTHERS
