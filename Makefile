@@ -71,7 +71,7 @@ docs: .venv/with-docs  ## the documentation site, in docs/_build/html
 torture: .venv/with-dev  ## kill trainings (mirrored ones too), notebook chains and batches at random moments, and compare
 	$(BIN)/python -m tests.torture
 
-bench: .venv/with-bench  ## time and memory beside PennyLane's simulators and JAX, as a table and a plot
+bench: .venv/with-bench  ## time and memory beside PennyLane's simulators and JAX, as a table
 	$(BIN)/python -m benchmarks.run
 
 # Needs no environment.

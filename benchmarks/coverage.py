@@ -26,6 +26,15 @@ Draw = Callable[[np.random.Generator, int, float], tuple[np.ndarray, float]]
 """(generator, seeds, shift of the second net) -> scores of both nets, and the true mean of the first."""
 
 
+SHARES = {
+    "coverage": "interval holds the mean",
+    "of_difference": "of the difference",
+    "false_positives": "false positives",
+    "false_equivalents": "false equivalents",
+}
+"""What is counted of each kind of study -> the head of its column."""
+
+
 def accuracy(level: float, spread: float) -> Draw:
     """Shares of SAMPLES test samples; `spread` is how much the chance of a sample differs between seeds.
 
@@ -89,26 +98,16 @@ def simulate(studies: int, seed: int = 0) -> Iterator[dict[str, Any]]:
                     alike["verdict"] in ("better", "worse"),
                     apart["verdict"] == "equivalent",
                 ]
-            names = ("coverage", "of_difference", "false_positives", "false_equivalents")
-            yield {"score": kind, "seeds": n, **dict(zip(names, found / studies, strict=True))}
+            yield {"score": kind, "seeds": n, **dict(zip(SHARES, found / studies, strict=True))}
 
 
 def table(rows: pd.DataFrame) -> str:
     """The kept rows in Markdown, in percent."""
-    shares = ["coverage", "of_difference", "false_positives", "false_equivalents"]
-    heads = [
-        "score",
-        "seeds",
-        "interval holds the mean",
-        "of the difference",
-        "false positives",
-        "false equivalents",
-    ]
     lines = (
-        [row["score"], str(row["seeds"]), *(f"{100 * row[name]:.1f}" for name in shares)]
+        [row["score"], str(row["seeds"]), *(f"{100 * row[name]:.1f}" for name in SHARES)]
         for row in rows.to_dict("records")
     )
-    return record.markdown(heads, lines)
+    return record.markdown(["score", "seeds", *SHARES.values()], lines)
 
 
 def main(studies: str = "2000") -> None:

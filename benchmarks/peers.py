@@ -70,14 +70,7 @@ def deviation(answer: dict[str, Any], reference: dict[str, Any]) -> float:
     """The largest difference to `reference`, relative to an array's largest number where that is above 1.
 
     NaN, or an array of another shape, counts as infinitely far.
-
-    Raises:
-        ValueError: The two do not name the same arrays.
     """
-    if answer.keys() != reference.keys():
-        raise ValueError(
-            f"Argument `answer` must hold {sorted(reference)}, but holds {sorted(answer)}. Ask for the same."
-        )
     largest = 0.0
     for name, wanted in reference.items():
         given, wanted = np.asarray(answer[name], dtype=float), np.asarray(wanted, dtype=float)

@@ -52,9 +52,6 @@ class Mixture:
         loss = (model(inputs.clone().requires_grad_()) * mixture).sum()
         return Step(loss, {"loss": loss.detach()}, len(inputs))
 
-    def judge(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        return {}
-
 
 def trained(key: str, backend: str, quick: bool) -> measure.Workload:
     """The training that is timed: of a circuit alone, or of a recipe's net."""
@@ -89,22 +86,15 @@ def called(device: str, n: int) -> str:
     return f"{device}, {n} thread{'s' * (n > 1)}"
 
 
-def compare(
-    key: str,
-    backends: Sequence[str],
-    seconds: float,
-    quick: bool = False,
-    devices: Any = None,
-    threads: Any = None,
-) -> list[dict[str, Any]]:
+def compare(key: str, backends: Sequence[str], seconds: float, quick: bool = False) -> list[dict[str, Any]]:
     """A row per choice: `auto` first, then every fixed one."""
     own = trained(key, "auto", quick)
     placed = measure.place(own, seconds=seconds / 6)
     steps = {"auto": step(own, "auto", placed.device, placed.threads)}
     chosen = {"auto": called(placed.device, placed.threads or torch.get_num_threads())}
     for backend in backends:
-        fixed, counts = trained(key, backend, quick), threads or placement.thread_counts()
-        for device in devices or placement.devices("auto"):
+        fixed, counts = trained(key, backend, quick), placement.thread_counts()
+        for device in placement.devices("auto"):
             for n in counts if device == "cpu" else counts[-1:]:
                 steps[f"{backend} on {called(device, n)}"] = step(fixed, backend, device, n)
     laps = measure.race(steps, seconds=seconds)

@@ -63,7 +63,7 @@ def plot(path: Path) -> None:
         picture.facet("circuit", "observable").add(so.Line()).scale(x=so.Continuous().tick(every=2), y="log")
     )
     picture = picture.label(x="qubits", y="variance (per radian squared)", color="", marker="")
-    record.draw(picture, path, (12, 6), dpi=80)
+    picture.layout(size=(12, 6)).save(path, bbox_inches="tight", dpi=80)
 
 
 if __name__ == "__main__":

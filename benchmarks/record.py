@@ -96,11 +96,6 @@ def say_if_busy() -> None:
         print(busy, flush=True)
 
 
-def draw(picture: Any, path: Path, size: tuple[float, float], dpi: int) -> None:
-    """Writes a plot of seaborn.objects."""
-    picture.layout(size=size).save(path, bbox_inches="tight", dpi=dpi)
-
-
 def finish(problems: Sequence[str]) -> None:
     """Ends with exit status 1 where something is to be told."""
     if problems:

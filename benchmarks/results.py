@@ -18,7 +18,6 @@ from qnnkit.report.study import metrics
 
 KEPT = (
     "groups.csv",
-    "groups.png",
     "runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "scores.png", "fractions.png", "curves.png"
 )  # fmt: skip
 """What is kept of the `study/` of a batch, where it is there: each file has the stamp of the runs."""

@@ -22,7 +22,6 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import peers, record, worker, workloads
@@ -164,16 +163,6 @@ def _table(rows: pd.DataFrame, titles: Mapping[str, str], columns: Mapping[str, 
     return record.markdown(["", *columns], lines)
 
 
-def plot(table: pd.DataFrame, path: Path) -> None:
-    """The medians of each workload."""
-    import seaborn.objects as so
-
-    known = table.dropna(subset="median_ms").assign(peer=table["peer"].map(peers.LABELS))
-    picture = so.Plot(known, x="median_ms", y="workload", color="peer", marker="peer").add(so.Dots())
-    picture = picture.scale(x="log").label(x="time (ms), median", y="", color="", marker="")
-    record.draw(picture, path, (8, 1 + 0.4 * known["workload"].nunique()), dpi=120)
-
-
 def main() -> None:
     parser = record.parser(__doc__)
     record.names(parser, "--only", workloads.GROUPS)
@@ -198,9 +187,7 @@ def main() -> None:
     rows = [row for row in rows if "absent" not in row]
     versions = {package: machine.version(package) for package in PACKAGES}
     name = "bench" if asked.device == "cpu" else f"bench_{asked.device.replace(':', '_')}"
-    table = record.keep(name, rows, asked.out, **versions)
-    if "median_ms" in table:
-        plot(table, asked.out / f"{name}.png")
+    record.keep(name, rows, asked.out, **versions)
     record.finish(problems(rows))
 
 

@@ -80,19 +80,16 @@ def robustness(
             sentence); there is no label for each image.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
-    backend, on_device = (None, ()) if device is None else (_backend(device), device_shots)
-    conditions: list[tuple[str, float, Callable[[QuantumLayer, int], Any]]] = [
-        *(("shots", n, lambda layer, i, n=n: _with_shots(layer, n, seed * 1000 + i)) for n in shots),
-        *(("depolarizing", p, lambda layer, i, p=p: _depolarized(_mixed(layer), p)) for p in depolarizing),
-        *(("readout", p, lambda layer, i, p=p: _misread(_mixed(layer), p)) for p in readout),
-        *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in on_device),
-    ]
-    checks.positive("the number of images", len(images), "Give at least one.")
-    if len(images) != len(labels):
-        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
-        raise ValueError(checks.message("labels", rule, len(labels), step))
-    for n in (*shots, *on_device):
-        checks.positive("shots", n)
+    asked = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
+    asked["device"] = device_shots if device else ()
+    backend = _backend(device) if device else None
+    make: dict[str, Callable[[QuantumLayer, Any, int], Any]] = {
+        "shots": lambda layer, n, i: _with_shots(layer, n, seed * 1000 + i),
+        "depolarizing": lambda layer, p, i: _depolarized(_mixed(layer), p),
+        "readout": lambda layer, p, i: _misread(_mixed(layer), p),
+        "device": lambda layer, n, i: _OnDevice(layer, backend, n, seed),
+    }
+    _require_numbers(images, labels, (*shots, *asked["device"]))
     net = copy.deepcopy(model), images, labels  # whose hooks nobody else sees
     first, exact = _as_it_is(net)
     for layer, row in first.items():
@@ -102,9 +99,10 @@ def robustness(
         if backend:
             _require_narrow(_tape(layer, row).wires, backend.num_qubits, device)
     rows = [exact]
-    for condition, strength, make in conditions:
-        qnodes = {layer: make(layer, i) for i, layer in enumerate(first)}
-        rows.append(_under(net, condition, strength, qnodes))
+    for condition, strengths in asked.items():
+        for strength in strengths:
+            qnodes = {layer: make[condition](layer, strength, i) for i, layer in enumerate(first)}
+            rows.append(_under(net, condition, strength, qnodes))
     return rows
 
 
@@ -247,8 +245,8 @@ class _OnDevice:
         sampler.options.simulator.seed_simulator = self.seed + 1  # 0 counts as none
         job = sampler.run([(compiled, np.stack(angles, axis=-1), self.shots)])
         bits = job.result()[0].data.c.to_bool_array(order="little").astype(int)  # (batch, shots, wires)
-        found = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
-        return tuple(found) if len(found) > 1 else found[0]
+        results = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
+        return tuple(results) if len(results) > 1 else results[0]
 
 
 # --- the net with them --------------------------------------------------------------------------------------
@@ -273,17 +271,15 @@ def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], dict[str, Any]]:
 
 def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer, Any]) -> dict[str, Any]:
     """The row of the net whose layers give what these QNodes do."""
-    change, n_values = 0.0, 0
+    changes: list[Tensor] = []
 
     def exchange(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
-        nonlocal change, n_values
         values = _evaluate(layer, qnodes[layer], inputs[0]).reshape(outputs.shape)
-        change += float((values - outputs.cpu().double()).abs().sum())
-        n_values += outputs.numel()
+        changes.append((values - outputs.cpu().double()).abs().flatten())
         return values.to(outputs)
 
     row = _run(net, condition, strength, dict.fromkeys(qnodes, exchange))
-    return row | {"change": change / n_values}
+    return row | {"change": float(torch.cat(changes).mean())}
 
 
 def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLayer, Any]) -> dict[str, Any]:
@@ -314,9 +310,9 @@ def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
         rows, back = torch.unique(rows, dim=0, return_inverse=True)  # which blank patches have in common
     values = []
     for part in rows.split(max(1, at_once)):
-        found = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
-        found = found if isinstance(found, list | tuple) else [found]
-        values.append(torch.hstack([torch.as_tensor(each).reshape(len(part), -1) for each in found]))
+        outputs = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
+        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+        values.append(torch.hstack([torch.as_tensor(each).reshape(len(part), -1) for each in outputs]))
     return torch.cat(values)[back]
 
 
@@ -332,6 +328,15 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
 # --- what cannot be asked -----------------------------------------------------------------------------------
 
 
+def _require_numbers(images: Tensor, labels: Tensor, shots: Sequence[int]) -> None:
+    checks.positive("the number of images", len(images), "Give at least one.")
+    if len(images) != len(labels):
+        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
+        raise ValueError(checks.message("labels", rule, len(labels), step))
+    for n in shots:
+        checks.positive("shots", n)
+
+
 def _require_narrow(wires: Any, most: int, name: str | None) -> None:
     if len(wires or ()) > most:
         rule, step = f"have circuits of at most {most} wires for {name}", "Look at shots alone."
@@ -341,6 +346,6 @@ def _require_narrow(wires: Any, most: int, name: str | None) -> None:
 def _require_exact(layer: QuantumLayer) -> None:
     name, shots = layer.qnode.device.name, layer.qnode.shots
     if shots or name not in EXACT_DEVICES:
-        told = f"a circuit of {shots.total_shots} shots" if shots else f"one on {name}"
+        value = f"a circuit of {shots.total_shots} shots" if shots else f"one on {name}"
         step = "Build the net with an exact device; what hardware adds is added here."
-        raise ValueError(checks.message("model", "have exact circuits", told, step))
+        raise ValueError(checks.message("model", "have exact circuits", value, step))

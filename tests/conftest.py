@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Python's generator once
 import torch
-from PIL import Image
 
 from tests import forked  # noqa: F401  other processes are forked from here on
 from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
-gc.disable()  # until every test is imported: see qnnkit.preload
+os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
+gc.disable()  # until every test is imported: see qnnkit.kernel
 
 LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
@@ -108,11 +108,6 @@ def closed():
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
     """Twelve 6x6 images in each of two class folders: bright above, or bright below; read alone."""
-    root, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
-        (root / name).mkdir()
-        for i in range(12):
-            pixels = generator.integers(0, 100, (6, 6), dtype=np.uint8)
-            pixels[rows] += 120
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return root
+    from tests import toys
+
+    return toys.pictures(tmp_path_factory.mktemp("pictures"))

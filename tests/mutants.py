@@ -85,7 +85,7 @@ MUTANTS = (
     ("train/loop.py", "set_random_state(before)\n        return totals", "return totals", "train"),
     ("train/resume.py", "60 * minutes", "3600 * minutes", "train"),
     ("train/optimizer.py", '"weight_decay": group.weight_decay', '"weight_decay": 0.0', "train"),
-    ("train/processes.py", "in found[first:]", "in found[first:-1]", "train"),
+    ("train/processes.py", "in batches[first:]", "in batches[first:-1]", "train"),
     ("train/processes.py", "rank < len(indices)", "True", "processes"),
     ("train/stepper.py", "self.backward(compute(), 1 / len(calls))", "self.backward(compute())", "train"),
     ("train/recompute.py", "part._buffers.update(buffers)", "pass", "recompute"),
@@ -140,7 +140,7 @@ MUTANTS = (
     ("simulator/circuit.py", "tuple(sorted(every)) if standard else", "", "contract"),
     ("simulator/circuit.py", "or not torch.allclose(", "or None is torch.allclose(", "contract"),
     ("simulator/circuit.py", "if not is_affine.all():", "if False:", "contract"),
-    ("simulator/gates.py", "or not found.rates.any()", "", "random_circuits"),
+    ("simulator/gates.py", "or not turn.rates.any()", "", "random_circuits"),
     ("simulator/circuit.py", "if func.__name__ in COMPARISONS and", "if False and", "contract"),
     (
         "simulator/pure.py",
@@ -179,7 +179,7 @@ MUTANTS = (
     ("data/text.py", "group, size = [], 0", "group = []", "text"),
     ("data/captions.py", 'side or sides.get(member, "any")', 'side or "any"', "captions"),
     ("data/captions.py", "if len(called[name]) == 1", "if called[name]", "captions"),
-    ("data/chats.py", 'message.get("weight") != 0', "True", "text"),
+    ("data/records.py", 'message.get("weight") != 0', "True", "text"),
     ("data/pieces.py", "length - written.width):", "length):", "music_data"),
     (
         "data/splits.py",

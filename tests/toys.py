@@ -198,6 +198,17 @@ def fill(folder: Path, names: Iterable[str], seed: int = 0, size: tuple[int, ...
     return folder
 
 
+def pictures(root: Path) -> Path:
+    """Twelve 6x6 images in each of two class folders: bright above, or bright below."""
+    generator = np.random.default_rng(0)
+    for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
+        for i in range(12):
+            pixels = generator.integers(0, 100, (6, 6), dtype=np.uint8)
+            pixels[rows] += 120
+            put(root / name / f"{i}.png", pixels)
+    return root
+
+
 def pack(folder: Path, path: Path, above: str = "") -> Path:
     """Packs a folder's files into an archive, below the folder `above`."""
     files = {each: above + each.relative_to(folder).as_posix() for each in sorted(folder.rglob("*"))}

@@ -82,14 +82,14 @@ def matched(n_weights: int, sizes: Sizes, options: Mapping[str, Any]) -> dict[st
     least = min(dim for pair in sizes.values() for dim in pair)
     depths = [options["n_layers"]] if "n_layers" in options else range(1, 11)
     ranks = [options["r"]] if "r" in options else range(1, min(8, least) + 1)
-    found = {}
+    nearest = {}
     for n_layers, r in itertools.product(depths, ranks):
         term = (n_layers + 1) * wires + r * len(sizes)
         n_terms = options.get("n_terms", max(1, round(n_weights / term)))
         # Counts that are off by 5 % more or less are equally near.
         distance = int(abs(n_terms * term / n_weights - 1) / 0.05), 10 * abs(n_layers - 8) + abs(r - 2)
-        found.setdefault(distance, {"n_layers": n_layers, "r": r, "n_terms": n_terms})
-    return found[min(found)]
+        nearest.setdefault(distance, {"n_layers": n_layers, "r": r, "n_terms": n_terms})
+    return nearest[min(nearest)]
 
 
 class Circuits:

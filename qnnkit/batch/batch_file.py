@@ -246,13 +246,13 @@ def plan(config: BatchConfig) -> list[Planned]:
         ValueError: A run's settings break a rule; the message says which run.
         OSError: A data_dir is no folder.
     """
-    asked, found = list(combinations(config)), {}
+    asked, by_id = list(combinations(config)), {}
     for index, varied in enumerate(asked, start=1):
         try:
             run = planned(config, varied)
         except (ValueError, OSError) as error:
             raise ValueError(f"Run {index} of {len(asked)} cannot be planned {varied}: {error}") from None
-        if run.config.difference(found.setdefault(run.id, run).config):
+        if run.config.difference(by_id.setdefault(run.id, run).config):
             rule = "end in another name for other data, as runs are called by it"
             raise ValueError(checks.message("data_dir", rule, varied, "Rename one of the folders."))
-    return list(found.values())
+    return list(by_id.values())

@@ -117,8 +117,8 @@ class Study(Listed):
             self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
             return
         self.runs[run.id], self.open[run.id] = run, trial
-        if (found := state.look(run.folder).state) in ("finished", "pruned"):
-            self.tell(run, found)
+        if (ended := state.look(run.folder).state) in ("finished", "pruned"):
+            self.tell(run, ended)
         else:  # one that failed is tried again
             self.waiting.append(run)
 
@@ -143,15 +143,15 @@ class Study(Listed):
             self.study.tell(trial, state=states.PRUNED if how == "pruned" else states.FAIL)
 
     def _distributions(self, corners: Sequence[Planned]) -> dict[str, Any]:
-        kinds, found = self.optuna.distributions, {}
+        kinds, spaces = self.optuna.distributions, {}
         for name, space in self.options.space.items():
             if isinstance(space, Range):
                 kind = kinds.IntDistribution if space.whole else kinds.FloatDistribution
-                found[name] = kind(*space.ends, log=space.log)
+                spaces[name] = kind(*space.ends, log=space.log)
             else:
                 choices = dict.fromkeys(json.dumps(corner.varied[name]) for corner in corners)
-                found[name] = kinds.CategoricalDistribution(tuple(choices))
-        return found
+                spaces[name] = kinds.CategoricalDistribution(tuple(choices))
+        return spaces
 
     def _values(self, values: Mapping[str, Any], converted: Callable[[Any], Any]) -> dict[str, Any]:
         """Settings as Optuna draws them, or back: choices as JSON, since it stores no list."""
@@ -160,5 +160,5 @@ class Study(Listed):
 
     def _rows(self, run: Planned, event: str) -> Iterable[dict[str, Any]]:
         """What the run's own net came to on validation."""
-        found = (row for row in rows.read(run.folder) if row["event"] == event and row["net"] in MAIN_NETS)
-        return [row for row in found if self.watched in row]
+        logged = (row for row in rows.read(run.folder) if row["event"] == event and row["net"] in MAIN_NETS)
+        return [row for row in logged if self.watched in row]

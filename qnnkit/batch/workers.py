@@ -119,8 +119,8 @@ def _connected(scheduler: Any) -> Iterator[Any]:
         except (OSError, TimeoutError, ValueError, TypeError) as error:
             where = scheduler if isinstance(scheduler, str) else scheduler.scheduler_address
             step = f"Start them by `dask scheduler` and `dask worker {where} --nthreads 1`."
-            told = f"No scheduler with a worker answers at {where} ({words.first_line(error)}). {step}"
-            raise ConnectionError(told) from None
+            message = f"No scheduler with a worker answers at {where} ({words.first_line(error)}). {step}"
+            raise ConnectionError(message) from None
         yield client
 
 

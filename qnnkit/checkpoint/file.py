@@ -99,7 +99,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """JSON in place of `value`, with its tensors gathered under names that people can read."""
     match value:
         case Tensor():
-            while name in tensors:  # "0" beside 0, "a/b" beside b in a
+            while name in tensors:  # "0" next to 0, "a/b" next to b in a
                 name += "'"
             plain = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
             tensors[name] = plain.detach().to("cpu", copy=True).contiguous()

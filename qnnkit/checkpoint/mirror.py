@@ -151,7 +151,7 @@ class Mirror:
             marks, sent = [mark, new], dict.fromkeys(changed) | sent
             # First: what a kill leaves there is known here.
             workspace.write_json(self.local / NOTE, {"states": marks, "files": sent})
-            if RESULT in gone or RESULT in changed:  # is never beside rows that it does not cover
+            if RESULT in gone or RESULT in changed:  # never next to rows that it does not cover
                 (self.remote / RESULT).unlink(missing_ok=True)
             for name in sorted(changed, key=rank):
                 self._require_own(marks)  # copying may have taken long
@@ -206,18 +206,18 @@ class Mirror:
         """Brings the remote up to date and reads it back.
 
         Raises:
-            OSError: That failed; an error of the body goes first, and this is only told.
+            OSError: That failed; an error of the body goes first, and this one is only printed.
         """
         self._leaving.set()
         self._thread.join(self.patience)
         trouble = "it does not answer" if self._thread.is_alive() else self._trouble
         if trouble is None:
             return
-        told = f"The run could not be mirrored whole to `{self.remote}`: {trouble}. Everything is in "
-        told += f"`{self.local}`. Mend what is wrong and run the same command again before this machine goes."
+        message = f"The run could not be mirrored whole to `{self.remote}`: {trouble}. Everything is in "
+        message += f"`{self.local}`. Mend what is wrong and run the same command before this machine goes."
         if error is None:
-            raise OSError(told)
-        self.tell(told)
+            raise OSError(message)
+        self.tell(message)
 
     def _work(self) -> None:
         """One pass after the other, until the last one is whole or has failed too often."""
@@ -282,10 +282,10 @@ def restore(remote: Path, local: Path) -> list[str]:
                 return _bring(remote, local, mark, names)
         return []
     except OSError as error:
-        told = f"Run folder `{remote}` cannot be brought to `{local}` ({error.strerror or error})"
+        message = f"Run folder `{remote}` cannot be brought to `{local}` ({error.strerror or error})"
         if marks:
-            return [f"{told}, so the run goes on from that as it is."]
-        raise OSError(error.errno, f"{told}. Mount Drive and run the same command again.") from None
+            return [f"{message}, so the run goes on from that as it is."]
+        raise OSError(error.errno, f"{message}. Mount Drive and run the same command again.") from None
 
 
 def _bring(remote: Path, local: Path, mark: dict[str, Any], names: list[str]) -> list[str]:

@@ -75,7 +75,7 @@ class Store:
             writing.result()
 
     def restore(self, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any] | None:
-        """The newest whole state, or None where there is none; what is passed over is told by a warning.
+        """The newest whole state, or None where there is none; a warning names what was skipped.
 
         If the file of its best epoch is lost, `best_lost` is True, and its own weights stand for the best.
 
@@ -95,23 +95,23 @@ class Store:
                 break
             except (ValueError, OSError) as error:
                 wrong.append(error)
-        told, self.best_lost = " ".join(map(str, wrong)), False
+        problem, self.best_lost = " ".join(map(str, wrong)), False
         try:
             if content and best != name:
                 self._read(best)
         except (ValueError, OSError) as error:
             best, self.best_lost = name, True
-            told += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
-        if told and self._names() != names:  # written meanwhile
+            problem += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
+        if problem and self._names() != names:  # written meanwhile
             return self.restore(load)
         if content is None:
             if unfit := [error for error in wrong if isinstance(error, Unfit)]:
                 raise unfit[0]
         else:
             self.best, self._kept = best, names[names.index(name) :: -1]
-        if told:
+        if problem:
             how = f"goes on from `{name}`, the newest that is whole" if content else "begins again"
-            warnings.warn(f"{told} Training {how}.", stacklevel=2)
+            warnings.warn(f"{problem} Training {how}.", stacklevel=2)
         return content and content["state"]
 
     def load_best(self, model: nn.Module) -> dict[str, Any]:
@@ -136,14 +136,14 @@ class Store:
         try:
             load(dict(content["state"]))
         except MISFIT as error:
-            told = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise Unfit(f"Checkpoint `{path}` does not fit this training ({told}).") from None
+            reason = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise Unfit(f"Checkpoint `{path}` does not fit this training ({reason}).") from None
         return content
 
     def _names(self) -> list[str]:
         """Of the files in the folder, the newest last."""
-        found = (file.NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*"))
-        return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
+        matches = (file.NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*"))
+        return [match[0] for match in sorted(filter(None, matches), key=lambda match: int(match[1]))]
 
     def _write(self, packed: file.Packed, best: bool) -> None:
         workspace.make_folder(self.folder)

@@ -41,8 +41,8 @@ def load(model: nn.Module, weights: dict[str, Tensor]) -> None:
     for name in own | weights:
         here, there = (getattr(state.get(name), "shape", None) for state in (own, weights))
         if here != there:
-            told = f"it belongs to another model: `{name}` has shape {there} there, {here} here"
-            raise ValueError(f"{told}. Choose another folder, or build the model that it was made from")
+            reason = f"it belongs to another model: `{name}` has shape {there} there, {here} here"
+            raise ValueError(f"{reason}. Choose another folder, or build the model that it was made from")
     there = weights.get(FROZEN)
     if there is not None and not torch.allclose(there.cpu(), own[FROZEN], 1e-5, 1e-7, equal_nan=True):
         step = "Give the base that it was trained on, kept as it was there, in 4 bits or half precision"

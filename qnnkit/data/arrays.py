@@ -284,6 +284,6 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
         return tensor if tensor.dtype == torch.uint8 else tensor.long()
     tensor = tensor.float()
     if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
-        step = "Drop these rows, or fill the gaps, as table.fillna(table.median()) does."
+        step = "Drop these rows, or fill the gaps, as table.fillna(table.median(numeric_only=True)) does."
         raise ValueError(checks.message(name, "be finite", f"NaN or infinite in {bad:,} of its rows", step))
     return tensor

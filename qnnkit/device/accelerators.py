@@ -18,7 +18,7 @@ DEVICES = ("auto", "cpu", "cuda", "cuda:0", "mps")
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device beside the CPU; memory in bytes."""
+    """One device other than the CPU; memory in bytes."""
 
     device: str  # "cuda:0", "mps"
     name: str | None  # None: no such device is seen
@@ -43,9 +43,9 @@ def choose(requested: str = "auto") -> torch.device:
         checks.choice("device", requested, DEVICES)
     if requested == "auto":
         return torch.device("cpu" if obstacle("cuda") else "cuda")
-    if found := obstacle(requested):
+    if reason := obstacle(requested):
         rule = "be one that can compute here"
-        raise ValueError(checks.message("device", rule, requested, f"{found}; use cpu or auto."))
+        raise ValueError(checks.message("device", rule, requested, f"{reason}; use cpu or auto."))
     return torch.device(requested)
 
 
@@ -91,15 +91,15 @@ def _cuda_device(index: int) -> Accelerator:
     device = f"cuda:{index}"
     if failed := obstacle(device):
         return Accelerator(device, "NVIDIA GPU", failed)
-    found = torch.cuda.get_device_properties(index)
+    card = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
-    return Accelerator(device, found.name, None, total, free, float(f"{found.major}.{found.minor}"))
+    return Accelerator(device, card.name, None, total, free, float(f"{card.major}.{card.minor}"))
 
 
 def nvidia_smi() -> list[tuple[str, str]]:
     """Name and driver version of each NVIDIA GPU that the driver lists, whether or not torch sees it."""
-    told = machine.output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    return re.findall(r"^(.+), ([\d.]+)$", told, re.MULTILINE)
+    output = machine.output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    return re.findall(r"^(.+), ([\d.]+)$", output, re.MULTILINE)
 
 
 def driver() -> str | None:

@@ -44,7 +44,7 @@ def report(place: Path) -> Report:
     place = place.absolute()
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     ram_total, ram_available = machine.memory()
-    found = accelerators.accelerators()
+    devices = accelerators.accelerators()
     facts = {
         "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
         "python": platform.python_version(),
@@ -61,7 +61,7 @@ def report(place: Path) -> Report:
         "nvidia_driver": accelerators.driver(),
         "versions": versions(),
     }
-    return Report(facts, found, tuple(map(simulators.probe, simulators.PACKAGES)))
+    return Report(facts, devices, tuple(map(simulators.probe, simulators.PACKAGES)))
 
 
 def versions() -> dict[str, str]:
@@ -110,8 +110,8 @@ def _accelerator(one: Accelerator) -> str:
 
 
 def _simulator(one: Simulator) -> str:
-    told = one.error or f"value and gradient right in {one.seconds or 0:.3f} s"
-    return f"{one.state:9} {told}"
+    outcome = one.error or f"value and gradient right in {one.seconds or 0:.3f} s"
+    return f"{one.state:9} {outcome}"
 
 
 def _row(label: str, text: str) -> str:

@@ -37,8 +37,8 @@ def processor() -> str:
     """The processor as the system names it, such as "Apple M3 Pro" ("VirtualApple" under Rosetta)."""
     if platform.system() == "Darwin":
         return output("sysctl", "-n", "machdep.cpu.brand_string")
-    found = re.search(r"^model name\s*:\s*(.+)$", read(Path("/proc/cpuinfo")), re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.+)$", read(Path("/proc/cpuinfo")), re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def cores() -> int:
@@ -80,13 +80,13 @@ def apart(
 
 def ending(done: subprocess.CompletedProcess[bytes]) -> tuple[str, str]:
     """How a process ended, such as "SIGKILL" or "exit code 1", and the last line of its errors."""
-    code, told = done.returncode, done.stderr.decode(errors="replace").strip()
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}", told.rpartition("\n")[2]
+    code, errors = done.returncode, done.stderr.decode(errors="replace").strip()
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}", errors.rpartition("\n")[2]
 
 
 def version(package: str) -> str | None:
     """The installed version of `package`, or None."""
-    return next((found.version for found in metadata.distributions(name=package)), None)
+    return next((each.version for each in metadata.distributions(name=package)), None)
 
 
 def read(path: Path) -> str:

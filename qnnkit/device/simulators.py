@@ -67,8 +67,8 @@ def try_apart(name: str, timeout: float) -> Simulator:
         done = machine.apart(code, name, timeout=timeout)
     except subprocess.TimeoutExpired:
         return Simulator(name, "fails", None, f"its first circuit gave no answer within {timeout:g} s")
-    if told := [line for line in done.stdout.splitlines() if line.startswith(b'{"name"')]:
-        return Simulator(**json.loads(told[-1]))
+    if lines := [line for line in done.stdout.splitlines() if line.startswith(b'{"name"')]:
+        return Simulator(**json.loads(lines[-1]))
     died, last = machine.ending(done)
     why = f"its first circuit killed its process ({died}){f': {last}' if last else ''}"
     return Simulator(name, "fails", None, why)
@@ -94,11 +94,11 @@ def _first_circuit(name: str) -> tuple[float, str | None]:
     value = circuit(angle)
     (gradient,) = torch.autograd.grad(value, angle)
     seconds = time.perf_counter() - start
-    found, right = (value.item(), gradient.item()), (math.cos(ANGLE), -math.sin(ANGLE))
-    if all(abs(one - other) < TOLERANCE for one, other in zip(found, right, strict=True)):
+    computed, right = (value.item(), gradient.item()), (math.cos(ANGLE), -math.sin(ANGLE))
+    if all(abs(one - other) < TOLERANCE for one, other in zip(computed, right, strict=True)):
         return seconds, None
-    told = "<Z> after RX at {} and its gradient came out as {:.6g} and {:.6g} instead of {:.6g} and {:.6g}"
-    return seconds, told.format(ANGLE, *found, *right)
+    wrong = "<Z> after RX at {} and its gradient came out as {:.6g} and {:.6g} instead of {:.6g} and {:.6g}"
+    return seconds, wrong.format(ANGLE, *computed, *right)
 
 
 def remedy(tried: Simulator, gpu: str | None) -> str | None:

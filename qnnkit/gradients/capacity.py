@@ -43,7 +43,7 @@ def pauli_weights(layer: layers.QuantumLayer, inputs: Tensor) -> pd.DataFrame:
     import pandas as pd
 
     wires, measurements, states, unitary = _halves(layer, inputs)
-    found = []
+    rows = []
     for output, measurement in enumerate(measurements):
         observable = torch.as_tensor(qp.matrix(measurement.obs, wire_order=wires)).to(states.dtype)
         moved = unitary.conj().T @ observable @ unitary
@@ -57,8 +57,8 @@ def pauli_weights(layer: layers.QuantumLayer, inputs: Tensor) -> pd.DataFrame:
                 part = part + torch.as_tensor(qp.pauli.PauliSentence(some).to_mat(wires)).to(part.dtype)
             missing = whole - _expected(states, part)
             explained = float(1 - missing.var() / whole.var()) if whole.var() > 1e-20 else math.nan
-            found.append({"output": output, "weight": k, "share": share, "explained": explained})
-    return pd.DataFrame(found)
+            rows.append({"output": output, "weight": k, "share": share, "explained": explained})
+    return pd.DataFrame(rows)
 
 
 def tangent_kernel(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -157,12 +157,12 @@ def _jacobian(
     values = {name: weight.detach() for name, weight in trained.items()} | (weights or {})
 
     def outputs(values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        found = torch.func.functional_call(model, values, (inputs,)).reshape(len(inputs), -1)
-        return found, found
+        computed = torch.func.functional_call(model, values, (inputs,)).reshape(len(inputs), -1)
+        return computed, computed
 
     with layers.evaluating(model):
-        found, there = torch.func.jacrev(outputs, has_aux=True)(values)
-    return there.detach(), torch.cat([each.flatten(2) for each in found.values()], -1).detach()
+        jacobians, there = torch.func.jacrev(outputs, has_aux=True)(values)
+    return there.detach(), torch.cat([each.flatten(2) for each in jacobians.values()], -1).detach()
 
 
 def _halves(layer: layers.QuantumLayer, inputs: Tensor) -> tuple[Any, list[Any], Tensor, Tensor]:

@@ -135,15 +135,15 @@ def of_epoch(row: Mapping[str, Any]) -> list[Fault]:
     """Faults of the circuits in an epoch's row, as `Watch` makes it, and of the layers around them."""
     circuits = [layer for layer in row["layers"] if "step" in layer and layer["norm"]]
     classical = [layer for layer in row["layers"] if "step" not in layer]
-    found = [*_thrown(row)]
+    noticed = [*_thrown(row)]
     for layer in circuits:
         for what, key in (("weights", "dtype"), ("inputs", "input_dtype")):
-            found += half(layer["layer"], getattr(torch, layer.get(key, ""), None), what)
-        found += sized(layer, classical)
+            noticed += half(layer["layer"], getattr(torch, layer.get(key, ""), None), what)
+        noticed += sized(layer, classical)
         noise = [*_noise(layer, row)]
         # Weights without a direction jump about, with any number of shots.
-        found += _steps(layer, blind=bool(noise)) or noise
-    return found
+        noticed += _steps(layer, blind=bool(noise)) or noise
+    return noticed
 
 
 def _known(values: Sequence[float | None]) -> np.ndarray:

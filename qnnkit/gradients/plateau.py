@@ -87,16 +87,9 @@ def scan(
         checks.choice("initialisations", each, circuits.INITIALISATIONS)
     if n < 2:
         raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; take 200."))
-    for n_qubits in qubits:
-        if not isinstance(n_qubits, int) or not 1 <= n_qubits <= MOST_QUBITS:
-            step = "Each further qubit doubles memory and time."
-            raise ValueError(checks.message("qubits", f"lie in 1..{MOST_QUBITS}", n_qubits, step))
-        for depth in depths:
-            layers = n_layers(depth, n_qubits)
-            if layers % 2 and set(initialisations) & set(circuits.MIRRORED):
-                step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
-                raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
-    sizes = [(n_qubits, depth) for n_qubits in qubits for depth in depths]
+    sizes = [*itertools.product(qubits, depths)]
+    for size in sizes:
+        _require_size(*size, paired=bool(set(initialisations) & set(circuits.MIRRORED)))
     rows = [_of_size(circuit, *size, initialisations, n, embedding, seed) for size in sizes]
     return pd.DataFrame(itertools.chain.from_iterable(rows))
 
@@ -108,12 +101,23 @@ def n_layers(depth: int | str, n_qubits: int) -> int:
         >>> n_layers("10n", 6)
         60
     """
-    told = str(depth)
-    digits = told.removesuffix("n")
+    text = str(depth)
+    digits = text.removesuffix("n")
     if not digits.isdecimal() or int(digits) < 1:
         step = 'Use 4 for four layers, "10n" for ten for every qubit.'
         raise ValueError(checks.message("depths", "hold numbers of layers", depth, step))
-    return int(digits) * (n_qubits if told.endswith("n") else 1)
+    return int(digits) * (n_qubits if text.endswith("n") else 1)
+
+
+def _require_size(n_qubits: int, depth: int | str, paired: bool) -> None:
+    """Raises where a state would not fit, or layers that come in pairs would be odd."""
+    if not isinstance(n_qubits, int) or not 1 <= n_qubits <= MOST_QUBITS:
+        step = "Each further qubit doubles memory and time."
+        raise ValueError(checks.message("qubits", f"lie in 1..{MOST_QUBITS}", n_qubits, step))
+    layers = n_layers(depth, n_qubits)
+    if layers % 2 and paired:
+        step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
+        raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
 
 
 def random_circuit(n_qubits: int, observable: str) -> float:
@@ -156,8 +160,8 @@ def fit(table: pd.DataFrame) -> pd.DataFrame:
         random = [random_circuit(n_qubits, about["observable"]) for n_qubits in qubits]
         low, high = map(float, np.quantile(_rates(qubits, list(some["resampled"])), INTERVAL))
         rate, reference = (float(_rates(qubits, of)) for of in (some["variance"], random))
-        found = {"rate": rate, "low": low, "high": high, "qubits": qubits, "reference": reference}
-        rows.append(about | found | {"verdict": verdict(rate, low, high, reference)})
+        fitted = {"rate": rate, "low": low, "high": high, "qubits": qubits, "reference": reference}
+        rows.append(about | fitted | {"verdict": verdict(rate, low, high, reference)})
     return pd.DataFrame(rows, columns=[*line, "rate", "low", "high", "qubits", "reference", "verdict"])
 
 
@@ -240,14 +244,14 @@ def _program(circuit, measure, n_qubits, n_layers, embedding=None, seed=0, mirro
 def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:
     """Derivatives of every observable by every weight: (n_observables, n, n_weights)."""
     at_once = max(1, BYTES // (program.state_bytes * len(program.steps)))
-    found = []
+    derivatives = []
     for features, part in zip(inputs.split(at_once), weights.split(at_once), strict=True):
         with torch.enable_grad():
             leaf = part.detach().requires_grad_()
             sums = program(features, {"weights": leaf}).sum(0)
             each = [torch.autograd.grad(value, leaf, retain_graph=True)[0].flatten(1) for value in sums]
-        found.append(torch.stack(each))
-    return torch.cat(found, dim=1)
+        derivatives.append(torch.stack(each))
+    return torch.cat(derivatives, dim=1)
 
 
 def _summed_up(gradients: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:

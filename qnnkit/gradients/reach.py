@@ -101,11 +101,11 @@ def gates(layer: QuantumLayer) -> list[Gate]:
         live: set[int] = set()
         for measurement in tape.measurements:
             live |= {place[wire] for wire in measurement.wires or labels}  # of a state: every wire
-        found = []
+        gates = []
         for operation in reversed(tape.operations):  # back through the light cone of what is measured
-            found.append(_gate(operation, place, inputs, list(weights.values()), live))
-            live |= set(found[-1].wires) if found[-1].reaches else set()
-    return found[::-1]
+            gates.append(_gate(operation, place, inputs, list(weights.values()), live))
+            live |= set(gates[-1].wires) if gates[-1].reaches else set()
+    return gates[::-1]
 
 
 def _gate(

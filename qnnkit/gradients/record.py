@@ -172,7 +172,7 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
     Raises:
         ValueError: There are no epochs.
     """
-    found: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+    epochs_of: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     for row in rows:
         if row.get("event", "epoch") != "epoch":
             continue
@@ -182,11 +182,11 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
             damaged += 1
             continue
         key = row.get("net", "net"), row.get("seed", 0)
-        found.setdefault(key, {})[row["epoch"]] = {"warnings": [], **row}  # the last one wins
-    if not found:
+        epochs_of.setdefault(key, {})[row["epoch"]] = {"warnings": [], **row}  # the last one wins
+    if not epochs_of:
         raise ValueError(checks.message("rows", value="without any epoch", **NONE_HERE))
     trainings = {
-        key: Training(*key, [row for _, row in sorted(epochs.items())]) for key, epochs in found.items()
+        key: Training(*key, [row for _, row in sorted(epochs.items())]) for key, epochs in epochs_of.items()
     }
     return History(trainings, damaged)
 

@@ -248,8 +248,8 @@ def signal_to_noise(products: np.ndarray) -> np.ndarray:
     known = np.isfinite(squared)
     resampled = np.where(np.isnan(resampled), np.inf, resampled)  # the same step B times: no scatter at all
     low, high = np.quantile(resampled, [0.025, 0.975], axis=-1, method="nearest")
-    found = np.stack([squared, low, high], axis=-1)
-    return np.sqrt(np.where(known[..., None] & np.isfinite(found), np.maximum(found, 0), np.nan))
+    estimates = np.stack([squared, low, high], axis=-1)
+    return np.sqrt(np.where(known[..., None] & np.isfinite(estimates), np.maximum(estimates, 0), np.nan))
 
 
 def _ratio(products: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -115,7 +115,7 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
     - `classical_trained`, only for a model whose circuits are frozen: the same map, trained. Does a circuit
       that never learns do as well as a layer that does?
     - `no_quantum`: the circuit taken out, nothing in its place but the features themselves; where the circuit
-      stands beside a skip, the skip alone. Is there anything for a circuit to do?
+      has a skip next to it, the skip alone. Is there anything for a circuit to do?
     - `fourier`: a trained linear map of the circuit's own trigonometric features, see `FourierLayer`. Does
       the circuit do better than the function class that its embedding gives it?
     - `fourier_random`: the same of as many features with random frequencies. Does it need just these?
@@ -164,7 +164,8 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
         NotImplementedError: As `controls`, or the model has no part for it; the message says why.
     """
     names = control_names(model)
-    checks.choice("control", name, (*names, *MORE_CONTROLS) if names else ())
+    step = "A net without a QuantumLayer to exchange has none: set controls=[]."
+    checks.choice("control", name, (*names, *MORE_CONTROLS) if names else (), step)
     twin = copy.deepcopy(model)
     if name == "frozen_classical":
         return _freeze_before_circuits(twin, example)
@@ -220,8 +221,8 @@ def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
 
     A `FourierLayer` and a `MatchedLayer` train as linear layers do, with the rate of the classical weights.
     """
-    found = [each for each in model.modules() if _is_circuit(each) or isinstance(each, ClassicalLayer)]
-    return [weight for module in found for weight in module.parameters()]
+    parts = [each for each in model.modules() if _is_circuit(each) or isinstance(each, ClassicalLayer)]
+    return [weight for module in parts for weight in module.parameters()]
 
 
 def on_backend(model: nn.Module, backend: str) -> nn.Module:
@@ -300,8 +301,8 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
     sums: list[Tensor] = []
     look(model, example, QuantumLayer, lambda _, inputs, __: sums.append(inputs[0].sum()), gradients=True)
     sums = [each for each in sums if each.requires_grad]
-    found = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
-    before = [weight for weight, gradient in zip(classical, found, strict=False) if gradient is not None]
+    gradients = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
+    before = [weight for weight, gradient in zip(classical, gradients, strict=False) if gradient is not None]
     if not before:
         rule, step = "have trained weights before its circuit", "Leave the control frozen_classical out."
         raise NotImplementedError(checks.message("model", rule, type(model).__name__, step))

@@ -51,8 +51,8 @@ def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor]
     Returns:
         The layer, and features of shape (n_features,) in float64, on the CPU.
     """
-    found = circuit_inputs(model, image).items()
-    return next(((layer, rows[0].cpu().double()) for layer, rows in found), None)
+    inputs = circuit_inputs(model, image).items()
+    return next(((layer, rows[0].cpu().double()) for layer, rows in inputs), None)
 
 
 def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor]:
@@ -65,13 +65,13 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
     Returns:
         For each layer a tensor of shape (n_circuits, n_features), on the model's device.
     """
-    found: dict[QuantumLayer, list[Tensor]] = {}
+    inputs_of: dict[QuantumLayer, list[Tensor]] = {}
 
     def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        found.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
+        inputs_of.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
 
     look(model, images, QuantumLayer, keep)
-    return {layer: torch.cat(rows) for layer, rows in found.items()}
+    return {layer: torch.cat(rows) for layer, rows in inputs_of.items()}
 
 
 def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
@@ -89,9 +89,9 @@ def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
         >>> feature_maps_of(net, torch.zeros(2, 1, 4, 4)).shape
         torch.Size([2, 4, 2, 2])
     """
-    found: list[Tensor] = []
-    look(model, images, Quanv2d, lambda layer, inputs, outputs: found.append(outputs.detach().cpu()))
-    return found[0] if found else None
+    maps: list[Tensor] = []
+    look(model, images, Quanv2d, lambda layer, inputs, outputs: maps.append(outputs.detach().cpu()))
+    return maps[0] if maps else None
 
 
 @contextlib.contextmanager

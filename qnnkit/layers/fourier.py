@@ -207,15 +207,15 @@ def _combinations(encoding: _Encoding, generator: torch.Generator) -> tuple[Tens
         torch.tensor([0.0, *each, *(-one for one in each)], dtype=torch.float64)
         for each in encoding.differences
     ]
-    found = torch.zeros(1, 0, dtype=torch.float64)
+    sums = torch.zeros(1, 0, dtype=torch.float64)
     for i, each in enumerate(choices, 1):
-        found = torch.cat([found.repeat_interleave(len(each), 0), each.repeat(len(found)).unsqueeze(-1)], -1)
-        found = _distinct(found, encoding.phases[:i])
-        if len(found) > MAX_FEATURES:
+        sums = torch.cat([sums.repeat_interleave(len(each), 0), each.repeat(len(sums)).unsqueeze(-1)], -1)
+        sums = _distinct(sums, encoding.phases[:i])
+        if len(sums) > MAX_FEATURES:
             drawn = [one[torch.randint(len(one), (MAX_FEATURES,), generator=generator)] for one in choices]
             drawn = torch.stack([torch.cat([one.new_zeros(1), one]) for one in drawn], -1)
             return _half(drawn, encoding.phases)[: MAX_FEATURES // 2 + 1], True
-    return _half(found, encoding.phases), False
+    return _half(sums, encoding.phases), False
 
 
 def _distinct(combinations: Tensor, phases: Tensor) -> Tensor:

@@ -220,10 +220,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
         device = self.qnode.device
         # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
         fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
-        found = qnode(**self._arguments(fed))
+        results = qnode(**self._arguments(fed))
         if not self.qnode.shots.has_partitioned_shots:
-            return _columns(found, fed)
-        parts = [_columns([part] if isinstance(part, Tensor) else part, fed) for part in found]
+            return _columns(results, fed)
+        parts = [_columns([part] if isinstance(part, Tensor) else part, fed) for part in results]
         return torch.stack(parts)
 
     # --- its weights ------------------------------------------------------------------------------

@@ -101,8 +101,8 @@ class Quanv2d(nn.Module):
         patches = images.unfold(2, k, s).unfold(3, k, s)  # (batch, channels, rows, columns, k, k), a view
         rows, columns = patches.shape[2:4]
         patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, as the program reads them
-        found = [layer(patches.t()) for layer in self.filters]
-        values = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        maps = [layer(patches.t()) for layer in self.filters]
+        values = maps[0] if len(maps) == 1 else torch.cat(maps, dim=1)
         # (batch * channels * rows * columns, all outputs) -> (batch, out_channels, rows, columns)
         values = values.reshape(batch, channels, rows, columns, values.shape[-1]).movedim(-1, 2)
         return values.reshape(batch, self.out_channels, rows, columns)

@@ -144,14 +144,14 @@ def hooked(model: nn.Module, change: Callable[[str], None]) -> Iterator[None]:
 def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
     """The graph's nodes that lead from the inputs, or from weights, to the outputs."""
     borders = {part.grad_fn for part in inputs if isinstance(part, Tensor) and part.grad_fn}
-    waiting, found = [outputs.grad_fn], {}
+    waiting, nodes = [outputs.grad_fn], {}
     while waiting:
         node = waiting.pop()
-        if node is None or node in borders or node in found or hasattr(node, "variable"):
+        if node is None or node in borders or node in nodes or hasattr(node, "variable"):
             continue  # a leaf's node, which adds to its gradient, is the only one with a variable
-        found[node] = None
+        nodes[node] = None
         waiting += [below for below, _ in node.next_functions]
-    return list(found)
+    return list(nodes)
 
 
 # --- by strategy --------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def _sentence(chosen: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
     if len(rows) == 1:
         return f"{chosen.name}: {own:,.0f} samples/s; all training is too short to compare other places."
     shares = {name: f"{rate / own:.2f} times that" if rate else "not timed" for name, rate in rates.items()}
-    others = [f"{name}: {told}" for name, told in shares.items()]
+    others = [f"{name}: {share}" for name, share in shares.items()]
     return "; ".join([f"{chosen.name}: {own:,.0f} samples/s", *others[:3]]) + "."
 
 

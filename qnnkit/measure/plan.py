@@ -68,18 +68,18 @@ class Plan:
 
     def __str__(self) -> str:
         """Memory by part, the machines, the answer, remedies and notes, in at most 100 columns."""
-        found, config = self.prediction, self.prediction.training
+        predicted, config = self.prediction, self.prediction.training
         length = config.of_kit("sequence_length")
-        tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * found.disk
+        tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * predicted.disk
         head = [
-            f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained",
-            f"{config.epochs:,} epochs of {found.n_samples:,} samples{tokens}, batch {config.batch_size}",
+            f"{predicted.name}: {predicted.n_weights:,} weights, {predicted.n_trained:,} of them trained",
+            f"{config.epochs:,} epochs of {predicted.n_samples:,} samples{tokens}, batch {config.batch_size}",
             f"nets: {self.nets}, seeds: {self.seeds}, checkpoints on disk: {words.size(disk)}",
         ]
-        parts = [("memory at the peak", words.size(found.peak), f"on {found.device}")]
-        for part, n in sorted(found.memory.items(), key=lambda item: -item[1]):
-            where = " in RAM" if part in HOST and found.device != "cpu" else ""
-            parts.append((f"  {part}", words.size(n), f"{n / found.in_all:.0%}{where}"))
+        parts = [("memory at the peak", words.size(predicted.peak), f"on {predicted.device}")]
+        for part, n in sorted(predicted.memory.items(), key=lambda item: -item[1]):
+            where = " in RAM" if part in HOST and predicted.device != "cpu" else ""
+            parts.append((f"  {part}", words.size(n), f"{n / predicted.in_all:.0%}{where}"))
         machines = [("machine", "memory", "epoch", "in all", "cost", "within", "verdict")]
         machines += [_row(each) for each in self.places]
         rows = [("to need less", "memory", "fits here", "time", "")]
@@ -102,7 +102,7 @@ def plan(
     seeds: int = 1,
     price_per_hour: float | None = None,
     deadline: str | None = None,
-    budget: str | None = None,
+    budget: float | None = None,
     prices: str | Path | None = None,
     measure: bool = True,
     seconds: float = 3.0,
@@ -117,7 +117,7 @@ def plan(
         seeds: How often each.
         price_per_hour: Of this machine, in US dollars.
         deadline: Time for all of it, such as "8h".
-        budget: US dollars for all of it, such as "10"; "0" asks for machines that cost nothing.
+        budget: US dollars for all of it; 0 asks for machines that cost nothing.
         prices: A table of machines of your own, see `platforms.load`.
         measure: Whether updates are timed here, if they are small enough (see `predict`); without, there are
             no times for this machine, and wider ranges for the others.
@@ -130,7 +130,7 @@ def plan(
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
     limits = {
         "time": None if deadline is None else words.parse_duration(deadline, "deadline"),
-        "price": None if budget is None else words.parse_money(budget),
+        "price": budget,
     }
     if measure and (busy := note(load())):
         notes.append(busy)

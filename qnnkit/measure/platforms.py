@@ -150,12 +150,12 @@ def this_machine(device: torch.device, price_per_hour: float | None = None) -> S
 
 def spots(table: Table) -> list[Spot]:
     """The machines of a table: its `shown` rows, in this order."""
-    found = []
+    listed = []
     for name, row in ((name, table.machines[name]) for name in table.shown):
         figures = [{"device": device, **each.model_dump()} for device, each in row.processors.items()]
         usable = round(1e9 * row.usable_gb)
-        found.append(Spot(name, row.kind, usable, row.price_per_hour, "published", figures))
-    return found
+        listed.append(Spot(name, row.kind, usable, row.price_per_hour, "published", figures))
+    return listed
 
 
 # --- times --------------------------------------------------------------------------------------------------

@@ -54,10 +54,10 @@ def take(
         echo(busy)
     echo("Memory, matrix products, launches ...")
     for one in usable:
-        found = figures(one, precisions, seconds=0.2 * seconds / len(usable))
-        rows.append(row("bandwidth", one, 1e9 * found["bandwidth_gb_s"], "B/s"))
-        rows.append(row("launch", one, 1e-6 * found["overhead_us"], "s"))
-        for name, rate in found["tflops"].items():
+        measured = figures(one, precisions, seconds=0.2 * seconds / len(usable))
+        rows.append(row("bandwidth", one, 1e9 * measured["bandwidth_gb_s"], "B/s"))
+        rows.append(row("launch", one, 1e-6 * measured["overhead_us"], "s"))
+        for name, rate in measured["tflops"].items():
             rows.append(row("product", one, 1e12 * rate, "FLOP/s", precision=name))
     echo(f"The net of {config.title} ...")
     ways = [(one, precision) for precision in precisions for one in usable]
@@ -102,9 +102,8 @@ def net_rows(config: Settings, splits: Any, ways: Sequence[Way], seconds: float)
             peaks[way] = held.peak_on(step.device)
     for way, lap in clock.race(steps, seconds=seconds).items():
         one, size, n = way[0], steps[way].samples, len(splits.train)
-        about: Row = {"precision": way[1]}
-        update = about | {"spread": lap.spread, "why": lap.why}
-        yield row("net update", one, lap.seconds and lap.seconds * size, "s", **update)
+        about, taken = {"precision": way[1]}, {"spread": lap.spread, "why": lap.why}
+        yield row("net update", one, lap.seconds and lap.seconds * size, "s", **about, **taken)
         yield row("net epoch", one, lap.seconds and lap.seconds * n, "s", **about)
         yield row("net memory", one, peaks.get(way), "B", **about)
 
@@ -114,9 +113,9 @@ def net_rows(config: Settings, splits: Any, ways: Sequence[Way], seconds: float)
 
 def facts() -> dict[str, Any]:
     """The kind of this machine: what its figures depend on, and nothing that identifies its owner."""
-    found = [one.name or one.device for one in accelerators.accelerators() if not one.error]
+    present = [one.name or one.device for one in accelerators.accelerators() if not one.error]
     processor, cores, colab = machine.processor(), machine.cores(), device.on_colab()
-    chips = [name for name in found if name != processor] or [processor]  # MPS is a part of the processor
+    chips = [name for name in present if name != processor] or [processor]  # MPS is a part of the processor
     names = [*dict.fromkeys(chips), f"{cores} core{'s' * (cores > 1)}", *["Colab"] * colab]
     return {
         "name": ", ".join(names),
@@ -133,20 +132,21 @@ def default_place(machine: Mapping[str, Any]) -> Path:
     return workspace.home() / "machines" / f"{slug}.json"
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(machine: Mapping[str, Any]) -> str:
     """A survey as text: a row for each figure, and the net in a line."""
     import pandas as pd
 
     columns = ["what", "device", "precision", "value", "unit", "spread"]
-    frame = pd.DataFrame(found["rows"]).dropna(subset="value").reindex(columns=columns)
-    head = f"{found['machine']['name']}; measured {found['measured_at']}"
+    frame = pd.DataFrame(machine["rows"]).dropna(subset="value").reindex(columns=columns)
+    head = f"{machine['machine']['name']}; measured {machine['measured_at']}"
     text = frame.to_string(index=False, na_rep="", float_format="{:.4g}".format)
-    return "\n\n".join(filter(None, [head, text, fastest(found), found["busy"]["sentence"]]))
+    sentences = filter(None, [fastest(machine), machine["busy"]["sentence"]])
+    return "\n\n".join([head, text, *map(words.lines, sentences)])
 
 
-def fastest(found: Mapping[str, Any]) -> str | None:
+def fastest(machine: Mapping[str, Any]) -> str | None:
     """Seconds of an epoch of the net, by device and precision, the fastest first."""
-    epochs = (row for row in found.get("rows") or () if row["what"] == "net epoch" and row["value"])
+    epochs = (row for row in machine.get("rows") or () if row["what"] == "net epoch" and row["value"])
     rows = sorted(epochs, key=lambda row: row["value"])
     parts = (f"{words.duration(row['value'])} on {row['device']} in {row['precision']}" for row in rows)
     return f"An epoch of the net: {'; '.join(parts)}." if rows else None

@@ -37,8 +37,8 @@ def pixels(images: Tensor, like: nn.Module) -> Tensor:
 
 def not_bytes(images: Tensor, otherwise: str = "", argument: str = "images") -> ValueError:
     """What is wrong with images that are neither uint8 nor `otherwise`."""
-    told = f"{images.dtype} of shape {tuple(images.shape)}"
-    return ValueError(checks.message(argument, f"be uint8{otherwise}", told, "Give pixels of 0 to 255."))
+    value = f"{images.dtype} of shape {tuple(images.shape)}"
+    return ValueError(checks.message(argument, f"be uint8{otherwise}", value, "Give pixels of 0 to 255."))
 
 
 def normalised(images: Tensor, channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -104,12 +104,12 @@ def published(
         raise refuse(rule, name, alone if is_adapter else "It has no config.json.")
     try:
         with seeded(0):  # what is missing would be drawn
-            net, told = hub.read(kind, name, use_safetensors=True, output_loading_info=True, **options)
+            net, loading = hub.read(kind, name, use_safetensors=True, output_loading_info=True, **options)
     except ValueError as error:
         raise refuse(rule, name, f"It was not read: {error}.") from None
     if model_type not in (None, net.config.model_type):
         raise refuse(f"be a {what}", net.config.model_type, "Other nets have other layers.")
-    if lacking := [*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])]:
+    if lacking := [*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])]:
         some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
         raise refuse(f"hold every weight of its {what}", name, f"It does not: {some}")
     return net

@@ -59,7 +59,7 @@ def circuit_layer(
     qnode, shapes = circuits.build(circuit, **sizes, embedding=embedding, seed=seed, mirrored=mirrored)
     generator = torch.Generator().manual_seed(seed)
     start = partial(circuits.INITIALISATIONS[initialisation], generator=generator)
-    found = QuantumLayer(qnode, shapes, start, backend=backend).requires_grad_(trainable)
+    layer = QuantumLayer(qnode, shapes, start, backend=backend).requires_grad_(trainable)
     count = circuits.embedding_of(circuit, embedding).n_features
     assert count is not None  # every embedding has it
-    return found, count(n_qubits)
+    return layer, count(n_qubits)

@@ -136,8 +136,8 @@ class Clip(nn.Module):
 
     def embed_texts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Embeddings of texts, as in `forward`."""
-        found = self.net.text_model(input_ids=input_ids, attention_mask=attention_mask)
-        return _directions(self.net.text_projection(found.pooler_output))
+        encoded = self.net.text_model(input_ids=input_ids, attention_mask=attention_mask)
+        return _directions(self.net.text_projection(encoded.pooler_output))
 
     def scale(self) -> Tensor:
         """What cosines are multiplied by: the exponential of a trained weight, at most 100.
@@ -249,10 +249,10 @@ def _published(name: str, tokenizer: Any, channels: int, side: int) -> Any:
     fits = len(tokenizer) <= text.vocab_size and tokenizer.model_max_length <= text.max_position_embeddings
     if not fits or text.eos_token_id not in (2, tokenizer.eos_token_id):
         most = f"{text.vocab_size} tokens, {text.max_position_embeddings} in a text, end {text.eos_token_id}"
-        told = f"of {len(tokenizer)} tokens, {tokenizer.model_max_length} in a text"
-        told += f", end {tokenizer.eos_token_id}"
+        value = f"of {len(tokenizer)} tokens, {tokenizer.model_max_length} in a text"
+        value += f", end {tokenizer.eos_token_id}"
         step = f"Load the data with tokenizer={name!r}."
-        raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", told, step))
+        raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", value, step))
     return net
 
 

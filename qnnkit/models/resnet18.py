@@ -63,8 +63,8 @@ class Backbone(nn.Module):
             self.net = published(ResNetModel, self.pretrained, what="ResNet", model_type="resnet")
             if self.net.config.num_channels not in (3, channels):
                 step = f"The images have {channels}. Give other weights, or None to start from scratch."
-                rule, told = "read images of as many channels", f"one for {self.net.config.num_channels}"
-                raise ValueError(checks.message("pretrained", rule, told, step))
+                rule, value = "read images of as many channels", f"one for {self.net.config.num_channels}"
+                raise ValueError(checks.message("pretrained", rule, value, step))
         for stage in self.net.encoder.stages:
             for block in stage.layers:  # a whole stage would hold too much when it is computed again
                 block.recomputed = True

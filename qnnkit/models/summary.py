@@ -25,8 +25,8 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
         >>> import torch
         >>> from qnnkit import circuits
         >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=2))
-        >>> found = table(nn.Sequential(layer, nn.Linear(2, 3)), torch.zeros(1, 2))
-        >>> print(found[["gives", "quantum", "circuits / sample"]].to_string(index_names=False))
+        >>> rows = table(nn.Sequential(layer, nn.Linear(2, 3)), torch.zeros(1, 2))
+        >>> print(rows[["gives", "quantum", "circuits / sample"]].to_string(index_names=False))
             gives  quantum  circuits / sample
         0       2       12                  1
         1       3        0                  0

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator
 
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
@@ -72,22 +73,23 @@ def coloured_circuit(
         _draw(drawer, gate, column % across, wires, face, is_dead)
     if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
-        figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
+        about: Any = {"ticks": LogLocator(subs=(1, 3)), "shrink": 0.9, "aspect": 15, "pad": 0.02}
+        figure.colorbar(paint, ax=drawer.ax, label=bar_label, **about).minorticks_off()
     data = any(gate.features and not gate.weights for gate in gates)
     handles = [Patch(facecolor=DATA, edgecolor="black", label="turned by the data")] * data
     handles += [Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn")] * bool(dead)
     if handles:
-        figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+        figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=11)
     return figure
 
 
 def outlines(figure: Picture, weight: int) -> list[Patch]:
     """Outlines of the gates of a coloured circuit that one weight turns, to be drawn over it."""
     turned: Any = {box: box.get_gid() or () for box in figure.axes[0].patches}
-    found = [copy.copy(box) for box in turned if weight in turned[box]]
-    for box in found:
+    boxes = [copy.copy(box) for box in turned if weight in turned[box]]
+    for box in boxes:
         box.set(fill=False, edgecolor=COLOURS[3], linewidth=2.6, hatch=None)
-    return found
+    return boxes
 
 
 def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
@@ -97,8 +99,8 @@ def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
 
     every = [Barrier(gate.wires or range(n_wires)) for gate in gates]
     layers = drawable_layers(every, {wire: wire for wire in range(n_wires)})
-    found = {id(each): column for column, layer in enumerate(layers) for each in layer}
-    return [found[id(each)] for each in every]
+    column_of = {id(each): column for column, layer in enumerate(layers) for each in layer}
+    return [column_of[id(each)] for each in every]
 
 
 def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> None:
@@ -109,15 +111,11 @@ def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_d
         return
     if len(wires) > 1:
         drawer.ctrl(column, wires, options=black)
-    name = gate.name.removeprefix("C" * gate.n_controls)
+    name = gate.name.removeprefix("C" * gate.n_controls)[:8]  # a longer one would be too small to read
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
-    font = {"fontsize": 8, "color": "black" if light else "white", "zorder": 5}
-    look = {
-        "facecolor": face,
-        "edgecolor": DEAD if is_dead else "black",
-        "linewidth": 1.6 if is_dead else 0.8,
-    }
-    look |= {"zorder": 4, "hatch": "////" if is_dead else None}
+    font = {"fontsize": 12, "color": "black" if light else "white", "zorder": 5}
+    look = {"facecolor": face, "edgecolor": DEAD if is_dead else "black", "zorder": 4}
+    look |= {"linewidth": 1.6 if is_dead else 0.8, "hatch": "////" if is_dead else None}
     for wire in wires[gate.n_controls :]:
         drawer.box_gate(column, wire, name, look, font, autosize=len(name) > 3)
         drawer.ax.patches[-1].set_gid(gate.weights)

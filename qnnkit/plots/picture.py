@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
-# Okabe and Ito (2008): told apart by every kind of colour vision.
+# Okabe and Ito (2008): distinct for every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LONGEST_NAME = 32  # letters of a class name that are shown
 

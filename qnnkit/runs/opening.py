@@ -216,7 +216,7 @@ def _require_runs(run: Run, model: nn.Module) -> None:
                 step = "Leave out what detaches it, such as .item()."
                 raise recipe.refusal("task", "give a loss with a gradient", "without one", step)
     except tasks.Refused as error:
-        raise recipe.wrong(str(error), "task") from None
+        raise recipe.wrong(str(error)) from None
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if recipe.shipped or isinstance(error, RecipeError):
             raise

@@ -99,11 +99,11 @@ def circuit(
     sizes = [(batch, *shape) if batch and i == 0 else shape for i, shape in enumerate(shapes)]
     arguments = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     gates = parts(record(arguments), kinds)
-    found = angles([gate for _, gate in gates], batch or 1)
+    together = angles([gate for _, gate in gates], batch or 1)
     each = [a.reshape(len(a) if batch and i == 0 else 1, -1) for i, a in enumerate(arguments)]
-    flat = torch.cat([found[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)
+    flat = torch.cat([together[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)
     alone = flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset)
-    if found.shape[1] != len(offset) or not torch.allclose(found, alone, SAME, SAME):
+    if together.shape[1] != len(offset) or not torch.allclose(together, alone, SAME, SAME):
         raise NotFusable("its Python mixes samples of the batch, or depends on its size")
     made = assembled(gates, measurements, device_wires, kinds)
     return dataclasses.replace(made, matrix=matrix, offset=offset)
@@ -122,11 +122,11 @@ def parts(operations: Sequence[Operator], kinds: set[type]) -> list[tuple[str, O
         operations: The operators.
         kinds: Gets all classes that are met on the way.
     """
-    found: list[tuple[str, Operator]] = []
+    operators: list[tuple[str, Operator]] = []
     for operation in operations:
         name, met = operation.name, set()
         try:
-            found += [(name, each) for each in elementary(operation, met)]
+            operators += [(name, each) for each in elementary(operation, met)]
         except Exception as error:
             if type(error) is NotFusable:
                 raise
@@ -134,7 +134,7 @@ def parts(operations: Sequence[Operator], kinds: set[type]) -> list[tuple[str, O
         if not all(map(is_pennylanes, met)):
             raise TakeApart(name, f"{name} is not as PennyLane made it")
         kinds |= met
-    return found
+    return operators
 
 
 def turns(gate: Operator) -> bool:
@@ -147,8 +147,8 @@ def turns(gate: Operator) -> bool:
 
 def angles(gates: Sequence[Operator], batch: int = 1) -> Tensor:
     """Of shape (batch, n_angles), in the order of the gates."""
-    found = [gate.data[0].reshape(-1).expand(batch) for gate in gates if turns(gate)]
-    return torch.stack(found, -1) if found else torch.zeros(batch, 0, dtype=torch.float64)
+    turned = [gate.data[0].reshape(-1).expand(batch) for gate in gates if turns(gate)]
+    return torch.stack(turned, -1) if turned else torch.zeros(batch, 0, dtype=torch.float64)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ SMALL_BYTES = 2**19
 ONE_THREAD = 2**18
 """Multiplications of a product that OpenBLAS, NumPy's library, does on one thread.
 
-For larger ones it has threads of its own, which stay awake for a while: beside torch's own they made every
+For larger ones it has threads of its own, which stay awake for a while: next to torch's own they made every
 step of a net with a circuit four times as long on two cores.
 """
 KEPT_BYTES, KEPT_ELSEWHERE = 2**27, 2**31
@@ -305,8 +305,8 @@ class Fused:
 
     def built(self, way: Any, vector: Array) -> tuple[Sequence[Array], Any]:
         """The blocks' matrices, as the steps take them, and what they were made of."""
-        found, saved = way[0].forward(vector)
-        return [tensor_of(each) for each in found] if way is self.mixed else found, saved
+        results, saved = way[0].forward(vector)
+        return [tensor_of(each) for each in results] if way is self.mixed else results, saved
 
     def forward(self, way: Any, columns: Array, matrices: Sequence[Array], tape: list[Any] | None) -> Array:
         """From columns and matrices to values; what the way back needs goes on the tape."""

@@ -150,19 +150,19 @@ def items(
     own, shared = circuit.matrix[:, on_rows], circuit.matrix[:, ~on_rows]
     moving: dict[bool, Any] = {True: own.any(1), False: shared.any(1)}
     place = {by: np.cumsum(angles) - 1 for by, angles in moving.items()}
-    found: list[Gate] = []
+    applied: list[Gate] = []
     for gate in circuit.gates:
         i = gate.angle
         if i is None:
-            found.append(gate)
+            applied.append(gate)
         elif moving[True][i] or moving[False][i]:
             sources = [by for by in (True, False) if moving[by][i]]
-            found += [dataclasses.replace(gate, angle=int(place[by][i]), on_rows=by) for by in sources]
+            applied += [dataclasses.replace(gate, angle=int(place[by][i]), on_rows=by) for by in sources]
         elif isinstance(gate.form, Turn):  # by a constant
-            found.append(Gate(gate.wires, gate.form.at(float(circuit.offset[i]))))
+            applied.append(Gate(gate.wires, gate.form.at(float(circuit.offset[i]))))
     rest = np.where(moving[True], 0, circuit.offset)  # each offset counts once
     by_shared = shared[moving[False]].T, rest[moving[False]]
-    return found, by_shared, (own[moving[True]].T, circuit.offset[moving[True]])
+    return applied, by_shared, (own[moving[True]].T, circuit.offset[moving[True]])
 
 
 # --- blocks and permutations ----------------------------------------------------------------------

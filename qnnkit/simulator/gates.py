@@ -85,7 +85,7 @@ def is_unitary(matrix: np.ndarray, tolerance: float = ROUNDED) -> bool:
 
 
 def turn(operation: qp.operation.Operator) -> Turn:
-    """How the gate's matrix depends on its angle: found from two angles, checked at others.
+    """How the gate's matrix depends on its angle: derived from two angles, checked at others.
 
     Raises:
         NotFusable: It is not of the form exp(-i t G) U(0), with multiples of 1/8 as eigenvalues of G.
@@ -110,13 +110,13 @@ def _found_turn(operation: qp.operation.Operator) -> Turn:
         _, basis = np.linalg.eigh((unitary - unitary.conj().T) / 2j)
     # multiples of 1/4, or of 1/8 in excitations of half an angle
     rates = -np.angle(np.diag(basis.conj().T @ unitary @ basis)) / PROBE
-    found = Turn(basis, np.round(rates * 8) / 8, start)
+    turn = Turn(basis, np.round(rates * 8) / 8, start)
     if not is_unitary(start, 1e-10):
         raise NotFusable(f"the matrix of {operation.name} is not unitary")
-    is_off = any(np.abs(found.at(angle) - at(operation, angle)).max() > 1e-10 for angle in CHECKED)
-    if is_off or not found.rates.any():  # some keep their numbers in several places
+    is_off = any(np.abs(turn.at(angle) - at(operation, angle)).max() > 1e-10 for angle in CHECKED)
+    if is_off or not turn.rates.any():  # some keep their numbers in several places
         raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
-    return found
+    return turn
 
 
 def at(operation: qp.operation.Operator, angle: float) -> np.ndarray:

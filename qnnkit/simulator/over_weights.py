@@ -52,8 +52,8 @@ class OverWeights(Fused):
             return parts(self.tape.operations, kinds)
 
         def numbers(row: Tensor) -> list[Tensor]:
-            found = [gate for _, gate in gates(row)]
-            return [angles(found)[0], *(each.data[0] for each in found[: self.is_given])]
+            operations = [gate for _, gate in gates(row)]
+            return [angles(operations)[0], *(each.data[0] for each in operations[: self.is_given])]
 
         n = sum(map(math.prod, shapes))
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1

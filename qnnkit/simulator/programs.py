@@ -48,7 +48,7 @@ class Call:
 
 
 class Programs:
-    """The programs of a QNode, found anew at every call.
+    """The programs of a QNode, looked up at every call.
 
     Args:
         qnode: Takes `input_name` and the weights by name.
@@ -213,8 +213,8 @@ class Programs:
         self.last = sampled = program.sampled[key]
         sampled.generator = None if self.generator == "torch" else self.generator
 
-        def results(found: Any) -> Any:
-            return recombine(found[0]) if finish is None else finish((recombine(found[0]),))
+        def results(parts: Any) -> Any:
+            return recombine(parts[0]) if finish is None else finish((recombine(parts[0]),))
 
         return Call([(sampled, given, batch)], as_list, results)
 
@@ -226,22 +226,22 @@ class Programs:
         """
         made = queueing.structure(tape, self._in_parts)
         key, is_early = self._key(made, rows), len(self._fused) < MOST_NEW
-        is_known, found = key in self._fused, self._fused.pop(key, None)
-        if isinstance(found, Fused) and not found.methods.hold():
-            found = None
-        if found is None and (is_known or is_early):
+        is_known, fused = key in self._fused, self._fused.pop(key, None)
+        if isinstance(fused, Fused) and not fused.methods.hold():
+            fused = None
+        if fused is None and (is_known or is_early):
             try:
                 queueing.check(self.qnode, made)
-                made, found = self._of_leaves(tape, rows)
+                made, fused = self._of_leaves(tape, rows)
                 key = self._key(made, rows)
             except NotFusable as reason:
-                found = str(reason)
-        self._fused[key] = found
+                fused = str(reason)
+        self._fused[key] = fused
         if len(self._fused) > MOST_PROGRAMS:
             self._fused.popitem(last=False)
-        if not isinstance(found, Fused):
-            raise NotFusable(found or "its Python makes another circuit at nearly every call")
-        return found, arguments(found, made, rows), made.batch
+        if not isinstance(fused, Fused):
+            raise NotFusable(fused or "its Python makes another circuit at nearly every call")
+        return fused, arguments(fused, made, rows), made.batch
 
     def turned(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple[Fused, Tensor]:
         """The program of what is queued, and how far a sample's numbers turn each gate, (batch, n_angles).

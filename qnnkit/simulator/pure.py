@@ -111,21 +111,21 @@ class Names:
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             self._read(getattr, function, name)
         given = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-        found = [(function.__name__, value) for value in given]
+        pairs = [(function.__name__, value) for value in given]
         for cell, name in zip(function.__closure__ or (), code.co_freevars, strict=True):
-            found.append((name, self._read(getattr, cell, "cell_contents")))
+            pairs.append((name, self._read(getattr, cell, "cell_contents")))
         for name in names:
             value = self._read(dict.get, outside, name)
-            found.append((name, self._read(dict.get, vars(builtins), name) if value is ABSENT else value))
-        left, modules = {name for name, value in found if value is ABSENT}, []
-        for name, value in found:  # grows on the way
+            pairs.append((name, self._read(dict.get, vars(builtins), name) if value is ABSENT else value))
+        left, modules = {name for name, value in pairs if value is ABSENT}, []
+        for name, value in pairs:  # grows on the way
             if not isinstance(value, types.ModuleType):
                 self._accept(value, name)
             elif value not in modules:
                 modules.append(value)
                 for each in _read_from(value, name, names):
                     left.discard(each)
-                    found.append((each, self._read(dict.get, vars(value), each)))
+                    pairs.append((each, self._read(dict.get, vars(value), each)))
         if unknown := left - TENSOR:
             raise NotPure(f"`{min(unknown)}`")
 

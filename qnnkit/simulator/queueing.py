@@ -380,8 +380,8 @@ class Methods:
         self.kinds = list(set(kinds))
         own = ([name for name in METHODS if hasattr(kind, name)] for kind in self.kinds)
         self.getters = [operator.attrgetter("__class__", *names) for names in own]
-        self.found = list(map(operator.call, self.getters, self.kinds))
+        self.methods = list(map(operator.call, self.getters, self.kinds))
 
     def hold(self) -> bool:
         """Whether nobody has exchanged one; about a microsecond."""
-        return list(map(operator.call, self.getters, self.kinds)) == self.found
+        return list(map(operator.call, self.getters, self.kinds)) == self.methods

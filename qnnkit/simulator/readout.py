@@ -40,7 +40,7 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
     Raises:
         NotFusable: A measurement is no expectation value, variance, probability or state.
     """
-    found, columns = Readout(), []
+    reading, columns = Readout(), []
     for measurement in measurements:
         first = len(columns)
         match measurement:
@@ -55,18 +55,18 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
                 kind = "probs"
             case qp.measurements.StateMP() if type(measurement) is qp.measurements.StateMP:
                 if len(measurements) > 1 or measurement.wires:
-                    raise NotFusable("it measures a state beside other things")
+                    raise NotFusable("it measures a state and something else")
                 kind = "state"
             case _:
                 raise NotFusable(f"it measures {type(measurement).__name__.removesuffix('MP').lower()}")
-        found.shapes.append((kind, first, len(columns) - first))
+        reading.shapes.append((kind, first, len(columns) - first))
     if len(columns) * 2 ** len(wires) > MOST_NUMBERS:
         raise NotFusable("it measures too many numbers of too many wires")
     for i, column in enumerate(columns):
         for flip, phases in column.items():
-            table = found.flips.setdefault(flip, np.zeros((2 ** len(wires), len(columns)), dtype=complex))
+            table = reading.flips.setdefault(flip, np.zeros((2 ** len(wires), len(columns)), dtype=complex))
             table[:, i] += phases
-    return found
+    return reading
 
 
 def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) -> dict[int, np.ndarray]:

@@ -122,13 +122,13 @@ class Sampled:
             own = each.wires or qp.wires.Wires(wires)
             states = torch.from_numpy(local_states(tuple(own), wires)).to(values.device)
             if isinstance(each, qp.measurements.ProbabilityMP):
-                found = values.new_zeros(*values.shape[:-1], 2 ** len(own)).index_add(-1, states, values)
+                estimate = values.new_zeros(*values.shape[:-1], 2 ** len(own)).index_add(-1, states, values)
             else:
                 value = torch.as_tensor(np.real(each.eigvals())).to(values.dtype).to(values.device)[states]
-                found = values @ value
+                estimate = values @ value
                 if isinstance(each, qp.measurements.VarianceMP):
-                    found = values @ value**2 - found**2
-            results.append(found)
+                    estimate = values @ value**2 - estimate**2
+            results.append(estimate)
         return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -145,7 +145,7 @@ class _Shots(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         [angles] = ctx.saved_tensors
-        found, pairs = torch.zeros_like(angles), zip(ctx.sampled.rules, ctx.wanted, strict=True)
+        to_angles, pairs = torch.zeros_like(angles), zip(ctx.sampled.rules, ctx.wanted, strict=True)
         shifts = [(j, *each) for j, (rule, wanted) in enumerate(pairs) if wanted for each in rule]
         if shifts:
             moved = angles.repeat(len(shifts), 1, 1)  # (n_shifts, batch, n_angles)
@@ -154,8 +154,8 @@ class _Shots(torch.autograd.Function):
             measured = ctx.sampled.frequencies(moved.flatten(0, 1)).reshape(len(shifts), *gradient.shape)
             slopes = (measured * gradient).sum(-1)  # (n_shifts, batch)
             for k, (j, coefficient, _) in enumerate(shifts):
-                found[:, j] += coefficient * slopes[k]
-        return None, None, found
+                to_angles[:, j] += coefficient * slopes[k]
+        return None, None, to_angles
 
 
 def _rule(rates: np.ndarray) -> list[tuple[float, float]]:

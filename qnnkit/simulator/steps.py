@@ -97,12 +97,12 @@ class Step:
     ) -> Tensor | None:
         """Adds to the gradients of columns and matrices; returns that of the old state."""
         result, leaves = saved
-        to_columns, *found = torch.autograd.grad(result, leaves, gradient, allow_unused=True)
+        to_columns, *gradients = torch.autograd.grad(result, leaves, gradient, allow_unused=True)
         if to_columns is not None and to.of is not None:
             to.add_columns(to_columns)
-        for block, to_matrix in zip(self.blocks, found, strict=False) if to.matrices is not None else ():
+        for block, to_matrix in zip(self.blocks, gradients, strict=False) if to.matrices is not None else ():
             to.add_matrix(block, to_matrix)
-        return found[-1] if len(found) > len(self.blocks) else None
+        return gradients[-1] if len(gradients) > len(self.blocks) else None
 
 
 # --- the start ------------------------------------------------------------------------------------

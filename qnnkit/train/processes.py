@@ -21,7 +21,7 @@ from qnnkit import checks
 
 OPTIONS = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 OPTIONS += ("generator", "prefetch_factor")
-"""What a loader is given beside its data and their order."""
+"""What a loader is given next to its data and their order."""
 
 
 def is_main() -> bool:
@@ -152,9 +152,9 @@ class Share:
         own: list[bool] = []
 
         def order() -> Iterator[list[int]]:
-            found = shares(list(sampler), self.processes.rank, self.processes.world)
+            batches = shares(list(sampler), self.processes.rank, self.processes.world)
             begin()
-            for indices, counts in found[first:]:
+            for indices, counts in batches[first:]:
                 own.append(counts)
                 yield indices
 

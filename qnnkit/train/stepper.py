@@ -140,7 +140,7 @@ class Stepper:
                 from accelerate.utils import convert_to_fp32
 
                 inside.enter_context(torch.autocast(self.device.type, getattr(torch, self.config.precision)))
-                hook = self.model.register_forward_hook(lambda model, inputs, found: convert_to_fp32(found))
+                hook = self.model.register_forward_hook(lambda model, inputs, out: convert_to_fp32(out))
                 inside.callback(hook.remove)
             yield
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from pennylane_lightning.lightning_qubit import LightningQubit
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, gradients
 from qnnkit.simulator import steps
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
-from tests.toys import refused, uniform
+from tests.toys import linear, refused, uniform
 
 CASES = [
     ("data_reuploading", "angle"),
@@ -73,20 +74,13 @@ class FaultyDevice(LightningQubit):
         super().__init__(wires=wires, seed=None)
         self.value_error, self.factor = value_error, factor
 
-    def execute(self, circuits, execution_config=None):
-        return _shifted(super().execute(circuits, execution_config), self.value_error)
+    def execute(self, *given, **named):
+        return tree_map(lambda value: value + self.value_error, super().execute(*given, **named))
 
-    def execute_and_compute_derivatives(self, *arguments):
-        values, jacobian = super().execute_and_compute_derivatives(*arguments)
-        return _shifted(values, self.value_error), _scaled(jacobian, self.factor)
-
-
-def _shifted(nested, error: float):
-    return tuple(_shifted(part, error) for part in nested) if isinstance(nested, tuple) else nested + error
-
-
-def _scaled(nested, factor: float):
-    return tuple(_scaled(part, factor) for part in nested) if isinstance(nested, tuple) else factor * nested
+    def execute_and_compute_derivatives(self, *given):
+        values, jacobian = super().execute_and_compute_derivatives(*given)
+        scaled = tree_map(lambda value: self.factor * value, jacobian)
+        return tree_map(lambda value: value + self.value_error, values), scaled
 
 
 # --- check ----------------------------------------------------------------------------------------------
@@ -122,14 +116,14 @@ def test_a_wrong_gradient_is_found(factor):
     gradients.require(gradients.check(layer, samples=2))
 
 
-def test_a_wrong_device_is_found():
+def test_a_wrong_device_is_found_and_a_right_one_passes():
     qnode, shapes = circuits.build("data_reuploading", n_qubits=2)
-    for factor, passes in ((1.0, True), (-1.0, False)):
+    for factor in (1.0, -1.0):
         faulty = qnode.update(device=FaultyDevice((0, 1), factor=factor), diff_method="adjoint")
         layer = QuantumLayer(faulty, shapes, {"weights": uniform(*shapes["weights"], seed=1)})
         layer(uniform(1, 2))
         assert layer.backend == "faulty.qubit"
-        assert gradients.check(layer, samples=2)["passed"].tolist() == [passes] * 4 + [True]
+        assert gradients.check(layer, samples=2)["passed"].tolist() == [factor == 1.0] * 4 + [True]
 
 
 def test_check_leaves_the_model_as_it_was_and_is_fixed_by_its_seed():
@@ -138,8 +132,8 @@ def test_check_leaves_the_model_as_it_was_and_is_fixed_by_its_seed():
     one, same, other = (gradients.check(model, samples=1, seed=seed) for seed in (0, 0, 1))
     assert one["layer"].tolist() == ["filters.0"] * 5 + ["filters.1"] * 5 and one["passed"].all()
     assert one["error"].tolist() == same["error"].tolist() != other["error"].tolist()
-    for weight, old in zip(model.parameters(), before, strict=True):
-        assert torch.equal(weight, old) and weight.grad is None and not weight.requires_grad
+    assert all(map(torch.equal, model.parameters(), before))
+    assert not any(weight.requires_grad or weight.grad is not None for weight in model.parameters())
 
 
 def test_check_of_nothing_and_of_a_layer_that_has_not_run():
@@ -256,61 +250,33 @@ def test_the_proof_names_a_wrong_backend(proof, monkeypatch, fault, wrong):
     assert right["agrees"] and not row["agrees"] and not row[wrong] <= 1e-5
 
 
-@pytest.mark.parametrize(("moved", "first"), [(0.0, 0), (0.0, 4), (0.999, 0)])
-def test_the_proof_finds_an_optimizer_that_does_not_write(proof, monkeypatch, moved, first):
-    """As on MPS once: values and gradients right, and weights whose layout is unusual stay as they were."""
-    right, steps = torch.optim.Adam.step, []
-
-    def step(self, *arguments):
-        before = [weight.detach().clone() for weight in self.param_groups[0]["params"]]
-        right(self, *arguments)
-        for old, weight in zip(before, self.param_groups[0]["params"], strict=True):
-            if weight.dtype == torch.float64:  # the witness on the CPU
-                continue
-            assert not weight.is_contiguous()
-            steps.append(weight)
-            with torch.no_grad():
-                weight.copy_(old + (moved if len(steps) > first else 1) * (weight - old))
-
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
-    [row] = proof()
-    assert row["agrees"] is False and not row["step error"] <= 1e-4
-    assert max(row["value error"], row["gradient error"]) < 1e-5
-
-
 # --- one batch ------------------------------------------------------------------------------------------
-
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.circuit, self.reader = layer_of(), torch.nn.utils.skip_init(nn.Linear, 2, 3)
+        self.circuit, self.reader = layer_of(), linear(2, 3)
         self.normal = nn.BatchNorm1d(3, affine=False)
         self.unused = nn.Parameter(torch.ones(2))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-        nn.utils.vector_to_parameters(uniform(9, seed=4), self.reader.parameters())
 
     def forward(self, inputs):
         return self.normal(self.reader(self.circuit(inputs))) * self.frozen[0]
 
 
-BATCH = (uniform(5, 2), torch.tensor([0, 1, 2, 1, 0]))
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_the_gradient_of_a_batch_is_that_of_backward(training):
     model, task = Net().train(training), Classification(label_smoothing=0.1)
+    batch = uniform(5, 2), torch.tensor([0, 1, 2, 1, 0])
     model.reader.bias.grad = torch.full((3,), 7.0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = gradients.of_batch(model, task, BATCH)
+    found = gradients.of_batch(model, task, batch)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert [weight.grad is None for weight in model.parameters()] == [True, True, True, True, False]
-    assert (model.reader.bias.grad == 7).all()
+    assert (model.reader.bias.grad == 7).all() and model.reader.weight.grad is None
     model.zero_grad()
-    task(model, BATCH).loss.backward()
+    task(model, batch).loss.backward()
     assert set(found) == {"unused", "circuit.weights", "reader.weight", "reader.bias"}
-    assert not found.pop("unused").any() and model.unused.grad is None
+    assert not found.pop("unused").any()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, model.get_parameter(name).grad.double(), rtol=1e-5, atol=1e-7)
-    assert found["circuit.weights"].norm() > 1e-4 and found["reader.weight"].norm() > 1e-4
-    assert gradients.of_batch(model.requires_grad_(False), task, BATCH) == {}
+        assert gradient.norm() > 1e-4 or name == "reader.bias", "which normalisation takes away in training"
+    assert gradients.of_batch(model.requires_grad_(False), task, batch) == {}

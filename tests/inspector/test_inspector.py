@@ -49,13 +49,6 @@ def looked(trained) -> Inspector:
     return Inspector(trained)
 
 
-@pytest.fixture
-def copied(trained, tmp_path) -> runs.Run:
-    """The same run in a folder of its own, to be damaged."""
-    shutil.copytree(trained.folder, tmp_path / "run")
-    return runs.open_run(tmp_path / "run")
-
-
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
     """Figures are not laid out, which takes half of the time to draw them, but where pixels are compared."""
@@ -135,13 +128,11 @@ def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(looked):
 
 def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     """As JupyterLab sends them: on threads of their own, while the pictures of the one before are drawn."""
-    random, threads = np.random.default_rng(0), set()
-    acts = [("shift", float(value)) for value in random.random(3)]
-    acts += [("image", int(place)) for place in random.integers(0, 10, 2)]
-    acts += [("weight", int(place)) for place in random.integers(0, 12, 2)]
-    acts += [("epoch", value) for value in (1, 2)]
+    acts = [("image", 4), ("epoch", 1), ("weight", 7), ("shift", 0.3), ("image", 8), ("weight", 2)]
+    threads = set()
 
-    async def act(inspector):
+    async def kernel():
+        inspector = Inspector(trained)
         draw = inspector.views.redraw
 
         def while_another_moves(choice):
@@ -153,14 +144,10 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
             return draw(choice)
 
         inspector.views.redraw = while_another_moves
-        moves = [asyncio.to_thread(setattr, inspector.inputs[name], "value", value) for name, value in acts]
-        await asyncio.gather(*(moves[place] for place in random.permutation(len(acts))))
+        moves = (asyncio.to_thread(setattr, inspector.inputs[name], "value", value) for name, value in acts)
+        await asyncio.gather(*moves)
         await asyncio.sleep(0)  # what was put on this loop
         inspector.shift.value = 1.0
-
-    async def kernel():
-        inspector = Inspector(trained)
-        await act(inspector)
         await asyncio.sleep(0)
         return inspector
 
@@ -284,28 +271,24 @@ def test_it_follows_a_run_under_way(trained, tmp_path):
     """Nothing is there, then rows, then a checkpoint: the cell, run again, shows each."""
     folder = tmp_path / "run"
     shutil.copytree(trained.folder, folder, ignore=shutil.ignore_patterns("checkpoints", "gradients.jsonl"))
-    run, said = runs.open_run(folder), []
-    rows = [json.dumps(row) for row in trained.rows("gradients")]
+    run, rows = runs.open_run(folder), [json.dumps(row) + "\n" for row in trained.rows("gradients")]
+    starts = (
+        "Net hybrid, seed 0, as it starts: it has no checkpoint yet (run 03_train, then this cell again)."
+    )
+    none = "No gradients were recorded: shown are those of 64 training images."
 
-    def look(epochs):
+    def look():
         views = Views(run, "hybrid", 0)
-        assert views.training.epochs == epochs and views.first.epoch == epochs[-1]
-        said.append(views.sentences(epochs[-1]))
+        assert views.first.epoch == views.training.epochs[-1]
+        return views.training.epochs, views.sentences(views.first.epoch)
 
-    look([0])
-    (folder / "gradients.jsonl").write_text(rows[0] + "\n")
-    look([1])
+    assert look() == ([0], [starts, none])
+    (folder / "gradients.jsonl").write_text(rows[0])
+    assert look() == ([1], [starts])
     shutil.copytree(trained.folder / "checkpoints", folder / "checkpoints")
-    (folder / "gradients.jsonl").write_text("\n".join(rows[:2]) + "\n")
-    look([1, 2])
-    starts = "Net hybrid, seed 0, as it starts: it has no checkpoint yet "
-    starts += "(run 03_train, then this cell again)."
+    (folder / "gradients.jsonl").write_text("".join(rows[:2]))
     best = runs.best(trained, "hybrid", 0)[1]
-    assert said == [
-        [starts, "No gradients were recorded: shown are those of 64 training images."],
-        [starts],
-        [f"Net hybrid, seed 0, at its best epoch ({best})."],
-    ]
+    assert look() == ([1, 2], [f"Net hybrid, seed 0, at its best epoch ({best})."])
 
 
 def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp_path):
@@ -322,15 +305,14 @@ def test_a_wrong_choice_is_refused(trained):
             Inspector(trained, **wrong)
 
 
-def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
+def test_what_cannot_be_drawn_is_told_and_nothing_changes(trained, tmp_path):
     """Rows with more gradients than the circuit has weights."""
-    path, rows = copied.folder / "gradients.jsonl", copied.rows("gradients")
-    for row in rows:
-        for layer in row["layers"]:
-            if row["epoch"] == 1 and "gradient" in layer:
-                layer["gradient"] = [[*each, 0.5] for each in layer["gradient"]]
+    folder = shutil.copytree(trained.folder, tmp_path / "run")
+    path, rows = folder / "gradients.jsonl", trained.rows("gradients")
+    for layer in (layer for row in rows for layer in row["layers"] if row["epoch"] == 1):
+        layer["gradient"] = [[*each, 0.5] for each in layer.get("gradient", [])]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    inspector = Inspector(copied)
+    inspector = Inspector(runs.open_run(folder))
     assert changed(inspector, "epoch", 1) == set()
     assert "this could not be drawn: Argument `names` must be" in inspector.message.value
     assert (inspector.choice.epoch, inspector.epoch.value) == (2, 2)
@@ -359,9 +341,7 @@ def test_the_same_tree_works_in_the_ipywidgets_of_colab(trained, tmp_path):
     """7.7.1, in front of the installed one, with the packages it needs besides."""
     place = tmp_path / "older"
     command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--target", str(place)]
-    command += ["ipywidgets==7.7.1", "ipython-genutils==0.2.0"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    subprocess.run([*command, "ipywidgets==7.7.1", "ipython-genutils==0.2.0"], check=True)
     path = os.pathsep.join([str(place), str(Path(runs.__file__).parents[2])])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-c", DRIVE, str(trained.folder)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.predicting import transformer
-from qnnkit import measure, recipes, tasks, train
+from qnnkit import measure, recipes, tasks
 from qnnkit.measure.memory import Ledger, trace
 from qnnkit.settings import Settings
 from tests.toys import linear, refused
@@ -50,17 +50,13 @@ def seen(workload, **change):
 
 def measured_peak(workload):
     """Bytes of tensors that a real step holds at most, by the same ledger on tensors that have memory."""
-    model = workload.build(workload.training, False)
-    ledger = Ledger()
-    stepper = train.Stepper(
-        model, workload.task, workload.training, workload.groups(model, workload.training)
-    )
-    for tensor in (*model.parameters(), *model.buffers()):
+    ledger, stepper = Ledger(), workload.stepper()
+    for tensor in (*stepper.model.parameters(), *stepper.model.buffers()):
         ledger.add(tensor, "weights")
     with ledger:
-        stepper(workload.batch(workload.training.batch_size))
+        stepper(workload.batch())
         ledger.begin()
-        stepper(workload.batch(workload.training.batch_size))
+        stepper(workload.batch())
     return ledger.peak.total()
 
 
@@ -121,40 +117,42 @@ def test_torchs_own_tracker_agrees():
 
 
 def test_parts_are_what_they_are_called():
-    found = seen(llama, batch_size=4, micro_batch=2)
+    found, sgd = seen(llama, batch_size=4, micro_batch=2), seen(llama, optimizer="sgd")
     assert found.n_trained == found.n_weights
     weights = 4 * found.n_weights
     assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
     assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
+    assert sgd.memory["optimizer"] == pytest.approx(weights, rel=0.01), "momentum alone"
     assert found.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
     assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
-    sgd = seen(llama, optimizer="sgd")
-    assert sgd.memory["optimizer"] == pytest.approx(weights, rel=0.01), "momentum alone"
     few, many = (seen(digits, batch_size=n).memory["quantum states"] for n in (64, 512))
     assert 7 < many / few < 9, "eight times the circuits"
     assert many > 512 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
 
 
 def test_work_grows_with_the_batch_and_with_its_pieces():
-    first, four = seen(llama), seen(llama, batch_size=8).work
-    one = first.work
-    assert four.flops == pytest.approx(4 * one.flops, rel=0.01)
-    assert one.bytes < four.bytes < 4 * one.bytes, "moments and weights are moved once"
+    one, four = seen(llama).work, seen(llama, batch_size=8).work
     three = seen(llama, batch_size=6, micro_batch=2).work
-    assert three.flops == pytest.approx(3 * one.flops) and 2 * one.bytes < three.bytes < 3 * one.bytes
-    tokens, n = 2 * 32, first.n_weights
+    assert four.flops == pytest.approx(4 * one.flops, rel=0.01) and three.flops == pytest.approx(
+        3 * one.flops
+    )
+    assert one.bytes < four.bytes < 4 * one.bytes, "moments and weights are moved once"
+    assert 2 * one.bytes < three.bytes < 3 * one.bytes
+    tokens, n = 2 * 32, seen(llama).n_weights
     assert 0.5 < one.flops / (6 * tokens * n) < 1.5, "Kaplan et al. (2020), arXiv:2001.08361"
     usual, again = seen(llama, batch_size=8), seen(llama, **CHECKPOINTED)
     assert again.memory["activations"] < 0.7 * usual.memory["activations"]
     assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
-    four, six = (seen(llama, batch_size=n, micro_batch=2).memory["activations"] for n in (4, 6))
-    assert six - four == sum(tensor.nbytes for tensor in llama().batch(2).values())
+    # Products of attention grow with the square of the length, the others with the length.
+    short, long = (seen(llama, sequence_length=n).work.flops for n in (32, 512))
+    per_pair = 14 * SMALL[0] * SMALL[1]  # two products forward, five backward: 2 operations each
+    extra = 2 * (512**2 - 16 * 32**2)  # tokens squared, two samples
+    assert long - 16 * short == pytest.approx(per_pair * extra, rel=0.01)
 
 
 def test_what_is_large_is_traced_without_memory():
     measure.reset_peak(torch.device("cpu"))
-    before, frozen = measure.resident(), gc.get_freeze_count()
-    begin = time.process_time()
+    before, frozen, begin = measure.resident(), gc.get_freeze_count(), time.process_time()
     found = trace(llama("3b", lora_rank=8, sequence_length=2048))
     assert time.process_time() - begin < 20, "on one core; 3 s were measured"
     assert gc.get_freeze_count() >= frozen > 0, "a heap that its owner has frozen stays so"
@@ -173,15 +171,6 @@ def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
     usual, together = trace(workload), trace(workload, foreach=True)
     assert usual.at_update == pytest.approx(sum(together.memory.values()), rel=0.01)
     assert usual.at_update == pytest.approx(usual.memory["weights"] + 4 * copies * usual.n_weights, rel=0.01)
-
-
-def test_attention_is_work_too():
-    """Its products grow with the square of the length, the others with the length."""
-    short, long = (seen(llama, sequence_length=n).work.flops for n in (32, 512))
-    hidden, n_layers, *_ = SMALL
-    per_pair = 14 * hidden * n_layers  # two products forward, five backward: 2 operations each
-    extra = 2 * (512**2 - 16 * 32**2)  # tokens squared, two samples
-    assert long - 16 * short == pytest.approx(per_pair * extra, rel=0.01)
 
 
 def test_what_is_computed_once_stays_in_memory():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, task
 from qnnkit.measure import parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
+from tests.toys import linear
 
 PAUSE = 0.05
 """Seconds, well above what the rest of a toy step takes."""
@@ -52,35 +54,13 @@ class Net(nn.Module):
         qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=1)
         self.before = nn.Identity() if first else nn.Hardsigmoid()
         self.circuit = slow(QuantumLayer)(qnode, shapes, {"weights": torch.ones(shapes["weights"])})
-        self.reader = weighted(slow(nn.Linear), 2, 2)
-        self.uses = uses
+        self.reader, self.uses = slow(nn.Identity)(), uses
 
     def forward(self, inputs):
         values = self.before(inputs)
         for _ in range(self.uses):
             values = self.circuit(values)
         return self.reader(values)
-
-
-def weighted(kind, *sizes):
-    """A linear layer that draws nothing from torch's generator."""
-    with torch.random.fork_rng(devices=[]):
-        return kind(*sizes)
-
-
-class SlowLoader(list):
-    def __iter__(self):
-        for batch in super().__iter__():
-            time.sleep(PAUSE)
-            yield batch
-
-
-class SlowTensor:
-    """What a batch may be made of: only that it can be moved is asked of it."""
-
-    def to(self, device, **options):
-        time.sleep(PAUSE)
-        return INPUTS
 
 
 INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1])
@@ -103,14 +83,16 @@ def test_what_is_slow_shows_in_its_own_part(module, way, first):
 
 
 def test_a_slow_loader_transfer_and_optimizer_show(monkeypatch):
-    right = torch.optim.Adam.step
+    right, batch = torch.optim.Adam.step, (INPUTS, LABELS)
+    loader, moved = mock.MagicMock(), mock.Mock()  # only that it can be moved is asked of a batch's part
+    loader.__iter__.side_effect = lambda: iter([time.sleep(PAUSE) or batch])
+    moved.to.side_effect = lambda *given, **named: time.sleep(PAUSE) or INPUTS
 
     def slowest(*loader):
         found = parts_of(Net(), *loader)
         return max(found, key=lambda part: found[part])
 
-    assert slowest(SlowLoader([(INPUTS, LABELS)])) == "loading"
-    assert slowest([(SlowTensor(), LABELS)]) == "transfer"
+    assert slowest(loader) == "loading" and slowest([(moved, LABELS)]) == "transfer"
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: time.sleep(PAUSE) or right(self))
     assert slowest() == "optimizer"
 
@@ -134,10 +116,10 @@ def test_frozen_filters_and_nets_without_a_circuit():
     config = Settings(precision="bfloat16", optimizer="sgd")
     images = torch.linspace(0, 3, 64).reshape(4, 1, 4, 4)
     quanv = Quanv2d(1, "data_reuploading", filters=2, trainable=False, n_layers=1)
-    frozen = nn.Sequential(quanv, nn.Flatten(), weighted(nn.Linear, 32, 2))
+    frozen = nn.Sequential(quanv, nn.Flatten(), linear(32, 2))
     found = parts_of(frozen, [(images, LABELS)], config=config)
     assert found["quantum forward"] > 0 == found["quantum backward"] and found["classical backward"] > 0
-    found = parts_of(weighted(nn.Linear, 2, 2), config=config)
+    found = parts_of(linear(2, 2), config=config)
     assert found["quantum forward"] == found["quantum backward"] == 0 < found["classical forward"]
 
 
@@ -157,15 +139,8 @@ def test_a_changed_step_changes_one_thing_and_drops_nothing(splits, monkeypatch)
     """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
     changed, pieces = [], []
     right, backward = tasks.Classification.__call__, train.Stepper.backward
-
-    def called(task, model, batch):
-        changed.append(task.augment is not None)
-        return right(task, model, batch)
-
-    def counted(stepper, step, share):
-        pieces.append((stepper.config.precision, stepper.config.micro_batch))
-        return backward(stepper, step, share)
-
+    called = lambda task, *given: changed.append(task.augment is not None) or right(task, *given)  # noqa: E731
+    counted = lambda stepper, *given: pieces.append(stepper.config) or backward(stepper, *given)  # noqa: E731
     monkeypatch.setattr(tasks.Classification, "__call__", called)
     monkeypatch.setattr(train.Stepper, "backward", counted)
     config, before = recipe(augmentation="affine", micro_batch=4), torch.get_rng_state()
@@ -174,7 +149,8 @@ def test_a_changed_step_changes_one_thing_and_drops_nothing(splits, monkeypatch)
         assert (step.samples, step.threads, str(step.device)) == (8, 1, "cpu")
         step.run()
     assert changed == [True] * 6, "no strategy leaves it out"
-    assert pieces == [(each, 4) for each in ("float32", "float32", "bfloat16") for _ in range(2)]
+    precisions = ["float32"] * 4 + ["bfloat16"] * 2
+    assert [(one.precision, one.micro_batch) for one in pieces] == [(each, 4) for each in precisions]
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -169,24 +169,22 @@ def test_the_size_of_batch_is_the_smallest_of_the_best(slow, size, clock):
     assert max(seen) < 64 == heavy.batch_size and heavy.sentence.endswith(f". Timed at batch {max(seen)}.")
 
 
-class Refusing(Net):
-    """As a GPU does: more than `most` samples are out of memory."""
+def refusing(most):
+    """As a GPU does: more than so many samples are out of memory."""
 
-    def __init__(self, most):
-        super().__init__(lambda n: 0.004)
-        self.most = most
-
-    def forward(self, points):
-        if len(points) > self.most:
+    def slow(n):
+        if n > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return super().forward(points)
+        return 0.004
+
+    return Net(slow)
 
 
 def test_out_of_memory_rules_a_size_out(clock):
-    found = place(Refusing(32), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
+    found = place(refusing(32), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
     assert found.batch_size == 32
     assert {row["why"] for row in found.rows} >= {"", "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    none = place(Refusing(0), batch(), **ON_CPU)
+    none = place(refusing(0), batch(), **ON_CPU)
     assert none.threads == 1 and "nothing could be measured, so this is the simplest" in none.sentence
 
 
@@ -197,50 +195,40 @@ def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, clock):
     monkeypatch.setattr(placement.held, "reset_peak", lambda place: held.append(0))
     monkeypatch.setattr(placement.held, "peak_on", lambda place: held[-1])
 
-    class Wide(Net):
-        def forward(self, points):
-            tried.add(len(points))
-            held.append(10**6 * len(points))
-            return super().forward(points)
+    def slow(n):
+        tried.add(n)
+        held.append(10**6 * n)
+        return 0.001
 
-    found = place(Wide(), batch(), AUTO, threads=1, n_samples=1024 * 20, **ON_CPU)
+    found = place(Net(slow), batch(), AUTO, threads=1, n_samples=1024 * 20, **ON_CPU)
     assert found.batch_size in tried == {16, 32}, "64 samples would take all there is"
 
 
 def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
     monkeypatch.setattr(clock_, "race", None)
-    net = Net()
-    assert place(net, batch(), device="cpu", threads=2).sentence == (
-        "cpu on 2 threads: the only choice here, so nothing was timed."
-    )
+    told = "cpu on 2 threads: the only choice here, so nothing was timed."
+    assert place(Net(), batch(), device="cpu", threads=2).sentence == told
     monkeypatch.setattr(placement, "thread_counts", lambda: [1])
     monkeypatch.setattr(placement.device, "usable_devices", lambda: [torch.device("cpu")])
-    found = place(net, batch(), Settings())
+    found = place(Net(), batch(), Settings())
     assert (found.device, found.threads, found.rows) == ("cpu", 1, [])
-
-
-def counted(monkeypatch):
-    """A list that grows with every race."""
-    raced, own = [], placement.timed
-    monkeypatch.setattr(placement, "timed", lambda *given: raced.append(1) or own(*given))
-    return raced
 
 
 # --- runs -----------------------------------------------------------------------------------------
 
 TINY = {
     "image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "epochs": 2, "n_seeds": 1,
-    "controls": ["classical"], "threads": "auto", "backend": "batched",
+    "controls": [], "threads": "auto", "backend": "batched",
 }  # fmt: skip
 
 
 @pytest.fixture
 def tiny(pictures, tmp_path, monkeypatch):
-    """Opens a tiny run, whose races take a moment: `tiny(name, epochs=1)`."""
-    usable = [torch.device("cpu")]
+    """Opens a tiny run, whose races take a moment and end in the last choice: `tiny(name, epochs=1)`."""
+    right, usable = placement.place, [torch.device("cpu")]
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
-    own = placement.place
-    monkeypatch.setattr(placement, "place", lambda *given, **named: own(*given, **named, seconds=0.05))
+    monkeypatch.setattr(placement, "place", lambda *given, **named: right(*given, **named, seconds=0.05))
+    monkeypatch.setattr(placement, "decide", lambda candidates, times: candidates[-1])
 
     def open_(name="run", **settings):
         given = {"data_dir": str(pictures), **TINY, **settings}
@@ -249,72 +237,63 @@ def tiny(pictures, tmp_path, monkeypatch):
     return open_
 
 
+@pytest.fixture
+def raced(monkeypatch):
+    """Grows with every race."""
+    races, right = [], placement.timed
+    monkeypatch.setattr(placement, "timed", lambda *given: races.append(1) or right(*given))
+    return races
+
+
 def note(run):
     return json.loads((run.folder / "provenance.json").read_text())["placement"]
 
 
-def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, monkeypatch):
-    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
-    alone, seen = {"controls": []}, []
-    whole, broken = tiny("whole", **alone), tiny("broken", **alone)
-
-    class Killed(Exception):
-        pass
-
-    def kill(row):
-        raise Killed
-
+def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, raced, monkeypatch):
+    whole, broken, seen = tiny("whole"), tiny("broken"), []
     list(runs.train_all(whole, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
-    kept, told = note(whole), whole.provenance["trained"]
+    kept, trained = note(whole), whole.provenance["trained"]
     assert (kept["device"], kept["threads"], kept["batch_size"]) == ("cpu", 2, 4) and set(seen) == {2}
     assert kept["sentence"].startswith("cpu on 2 threads, batch 4: ")
-    assert told["threads"] == 2 and told["sentence"] == kept["sentence"] and told["backend"] == "batched"
-    with pytest.raises(Killed):
-        list(runs.train_all(broken, on_row=each_epoch(kill)))
-    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])  # what it would find now
-    raced = counted(monkeypatch)
-    again = tiny("broken", **alone)
+    assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, kept["sentence"], "batched"]
+    with pytest.raises(ZeroDivisionError):
+        list(runs.train_all(broken, on_row=each_epoch(lambda row: 1 / 0)))
+    raced.clear()
+    monkeypatch.setattr(
+        placement, "decide", lambda candidates, times: candidates[0]
+    )  # what it would find now
+    again = tiny("broken")
     list(runs.train_all(again))
     assert raced == [] and note(again)["threads"] == 2
     assert same(*(runs.trained(run, "hybrid").state_dict() for run in (whole, again)))
 
 
-def test_on_another_machine_or_asked_something_else_it_decides_anew(tiny, monkeypatch):
-    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
-    first, raced = runs.placed(tiny()), counted(monkeypatch)
-    assert runs.placed(tiny()) == first and first.threads == 2 and raced == [], "as it did"
+def test_on_another_machine_or_asked_something_else_it_decides_anew(tiny, raced, monkeypatch):
+    assert runs.placed(tiny()) == runs.placed(tiny()) and len(raced) == 1, "as it did"
     assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: the only choice here")
     runs.placed(tiny())
-    assert len(raced) == 1
     monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
-    runs.placed(tiny())
-    assert len(raced) == 2 and note(tiny())["machine"] == {"name": "another"}
-    runs.placed(tiny())
-    assert len(raced) == 2
+    for n_races in (3, 3):
+        runs.placed(tiny())
+        assert len(raced) == n_races and note(tiny())["machine"] == {"name": "another"}
 
 
-def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, monkeypatch):
+def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, raced, monkeypatch):
     monkeypatch.setattr(placement, "SMALLEST", 2)
     monkeypatch.setattr(placement, "UPDATES", 2)  # 14 images: batches of 2 and 4
-    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
-    runs.chain.check_parameters(runs.chain.find_notebook("00_setup"), {"batch_size": "auto"})
     run = tiny(batch_size="auto")
-    kept = json.loads((run.folder / "config.json").read_text())
-    assert kept["batch_size"] == run.provenance["batch_size"] == run.config.batch_size == 4
-    assert note(run)["batch_size"] == 4
-    raced = counted(monkeypatch)
-    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])
+    written = json.loads((run.folder / "config.json").read_text())["batch_size"]
+    assert {written, run.provenance["batch_size"], run.config.batch_size, note(run)["batch_size"]} == {4}
+    monkeypatch.setattr(placement, "decide", lambda candidates, times: candidates[0])
     assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config
-    for left in ({"batch_size": 1}, [], None):  # whatever becomes of the note
-        run.note_provenance(placement=left)
+    for damaged in ({"batch_size": 1}, [], None):  # whatever becomes of the note
+        run.note_provenance(placement=damaged)
         assert runs.open_run(run.folder).config == run.config and runs.placed(run).batch_size == 4
-    assert len(list(runs.train_all(run))) == 2
     with pytest.raises(ValueError, match="batch_size: 4 there, 2 now"):
         tiny(batch_size=2)
-    raced.clear()
-    moved = tiny("moved", batch_size="auto")
     monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
-    assert runs.placed(runs.open_run(moved.folder)).batch_size == moved.config.batch_size == 2
+    assert runs.placed(runs.open_run(run.folder)).batch_size == 4
+    list(runs.train_all(run))
 
 
 def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):

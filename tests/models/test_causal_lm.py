@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import math
@@ -17,9 +16,8 @@ from torch import nn
 from qnnkit import train
 from qnnkit.adapters import adapt
 from qnnkit.adapters.attach import trial
-from qnnkit.checkpoint import Store
-from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+from qnnkit.data.batches import DictBatches
+from qnnkit.data.tokens import IGNORED
 from qnnkit.models.causal_lm import causal_lm, in_four_bits, llama_config, without_weights
 from qnnkit.settings import Settings
 from qnnkit.tasks import Language
@@ -42,17 +40,6 @@ def half_masked(n: int = 24) -> dict[str, torch.Tensor]:
     ids = tokens(n)
     hidden = torch.arange(LENGTH) < 1 + (torch.arange(n) % LENGTH)[:, None]
     return {"input_ids": ids, "labels": ids.masked_fill(hidden, IGNORED)}
-
-
-def splits_of(batch) -> TokenSplits:
-    cut = [{key: values[at : at + 8] for key, values in batch.items()} for at in (0, 8, 16)]
-    parts = [TokenSet(each["input_ids"], each["labels"], ("",) * 8) for each in cut]
-    return TokenSplits("test", *parts, tokenizer=range(VOCABULARY))
-
-
-def loaders_of(batch, size: int, shuffle: bool = False):
-    splits = splits_of(batch)
-    return {name: splits.batches(name, size, shuffle=shuffle and name == "train") for name in SPLITS}
 
 
 # --- the task ----------------------------------------------------------------------------------------------
@@ -86,26 +73,14 @@ def test_the_loss_is_that_of_the_next_token_where_there_is_one():
     assert Language().judge(model, None, {"loss": total / n}) == {"perplexity": math.exp(total / n)}
 
 
-def test_means_are_over_tokens_however_blocks_are_batched():
-    model, batch = small(), half_masked()
-    total, _ = by_hand(model, batch)
-
-    def summed(size):
-        loaders, parts = loaders_of(batch, size), splits_of(batch)
-        found = {name: train.evaluate(model, Language(), loader) for name, loader in loaders.items()}
-        assert all(each["minus_loss"] == -each["loss"] for each in found.values())
-        return sum(found[name]["loss"] * parts.split(name).n_predicted for name in SPLITS)
-
-    assert [summed(size) for size in (1, 3, 8)] == pytest.approx([total] * 3, rel=1e-5)
-
-
 @pytest.mark.parametrize("micro_batch", [1, 3])
 def test_an_update_is_that_of_the_mean_over_its_tokens_however_it_is_cut(micro_batch):
-    """Blocks of 11 to no predicted tokens, eight to an update: in one batch, or in several that are added."""
-    one, other = small(), small()
-    for model, given in ((one, {}), (other, {"micro_batch": micro_batch})):
-        step = {"epochs": 1, "optimizer": "sgd", "learning_rate": 0.1, "schedule": "constant"}
-        train.fit(model, Language(), loaders_of(half_masked(), 8), Settings(**step, **given))
+    """Blocks of 11 to no predicted tokens: in one batch, or in several that are added."""
+    one, other, step = small(), small(), {"epochs": 1, "optimizer": "sgd", "schedule": "constant"}
+    batches = DictBatches(lambda epoch: half_masked(), 8, shuffle=False)
+    loaders = {"train": batches, "validation": batches}
+    for model, pieces in ((one, None), (other, micro_batch)):
+        train.fit(model, Language(), loaders, Settings(**step, learning_rate=0.1, micro_batch=pieces))
     torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-6)
     assert not torch.allclose(one.lm_head.weight, small().lm_head.weight)
 
@@ -117,30 +92,6 @@ def test_the_loss_is_computed_in_float32(dtype):
     step = Language()(lambda **given: SimpleNamespace(logits=logits), batch)
     exact = nn.functional.cross_entropy(logits[:, :-1].double().mT, batch["labels"][:, 1:])
     assert step.loss.dtype == torch.float32 and step.loss.item() == pytest.approx(float(exact), rel=1e-6)
-
-
-def test_an_adapter_stopped_in_an_epoch_ends_in_the_same_bits(tmp_path, monkeypatch):
-    method = "quantum_peft"
-    monkeypatch.setattr(Store, "busy", False)  # a disk that keeps pace: none of the checkpoints is put off
-    loaders = loaders_of({"input_ids": tokens(), "labels": tokens()}, 2, shuffle=True)
-    config = Settings(epochs=2, learning_rate=0.03, save_every_steps=3, optimizer="adamw")
-
-    def ends(folder, stop=None):
-        def on_update(moment):
-            steps.append(moment)
-            if len(steps) == stop:
-                raise KeyboardInterrupt
-
-        model, steps = adapt(small(), method, r=2), []
-        with contextlib.suppress(KeyboardInterrupt):
-            train.fit(model, Language(), loaders, config, folder=tmp_path / folder, on_update=on_update)
-        return model.state_dict(), len(steps)
-
-    (straight, n), (_, first), (resumed, left) = ends("straight"), ends("stopped", stop=8), ends("stopped")
-    assert (n, first, left) == (8, 8, 2), "from the sixth update on"
-    assert all(torch.equal(resumed[name], weight) for name, weight in straight.items())
-    fresh = adapt(small(), method, r=2).state_dict()
-    assert any(not torch.equal(fresh[name], weight) for name, weight in straight.items())
 
 
 # --- models ------------------------------------------------------------------------------------------------
@@ -184,6 +135,7 @@ def test_a_folder_is_loaded_with_every_weight(saved):
         ("dtype", lambda folder: causal_lm("tiny", dtype="float8")),
         ("size", lambda folder: llama_config("tinny")),
         ("model", lambda folder: causal_lm(folder.parent)),
+        ("model", lambda folder: adapt(small()).save_pretrained(folder / "a") or causal_lm(folder / "a")),
         ("model", lambda folder: without_weights(folder.parent)),
         ("name", lambda folder: adapt(small(), r=-1)),
         ("model", lambda folder: adapt(adapt(small()))),
@@ -192,13 +144,6 @@ def test_a_folder_is_loaded_with_every_weight(saved):
 def test_what_is_refused(saved, argument, call):
     with refused(argument):
         call(saved)
-
-
-def test_an_adapter_alone_is_no_model(tmp_path):
-    adapt(small()).save_pretrained(tmp_path)
-    with refused("model") as caught:
-        causal_lm(tmp_path)
-    assert "an adapter alone" in str(caught.value)
 
 
 def test_a_hub_name_without_network(monkeypatch, caplog):

@@ -21,6 +21,7 @@ from qnnkit.data.midi_events import BOS, EOS, EVENTS, WIDTH, MidiEvents
 from qnnkit.data.pieces import blocks, collect, music
 from qnnkit.data.tokens import IGNORED
 from tests import toys
+from tests.notebooks.test_notebook_cells import executed
 
 pytest.importorskip("symusic")
 
@@ -36,6 +37,10 @@ def midi(kind: int, *tracks: bytes, ticks: int = 96):
     from symusic import Score
 
     return Score.from_midi(b"MThd" + struct.pack(">IHHH", 6, kind, len(tracks), ticks) + b"".join(tracks))
+
+
+def rows_of(ids: list[int]) -> list[list[int]]:
+    return [ids[i : i + WIDTH] for i in range(0, len(ids), WIDTH)]
 
 
 # Ids begin with PAD, BOS and EOS, then the kinds of events, then each parameter's values: v1 has 4 kinds, so
@@ -97,52 +102,35 @@ IN_V1 = [
 def test_a_small_file_is_what_it_is_by_hand(version, rows):
     ids, lost = MidiEvents(version).encode(midi(0, track(*SMALL)))
     padded = [row + [0] * (WIDTH - len(row)) for row in ([BOS], *rows, [EOS])]
-    assert [ids[i : i + WIDTH] for i in range(0, len(ids), WIDTH)] == padded
+    assert rows_of(ids) == padded
     assert lost == {"control changes by less than 4": 1} | (
         {"time signatures": 1, "key signatures": 1} if version == "v1" else {}
     )
 
 
 NOTE = [(0, [0x90, 60, 90]), (96, [60, 0])]
-HELD = [*[(0, [0x90, 48, 90])], *[(16000, [0xA0, 48, 1])] * 5, (0, [0x80, 48, 0])]
-CASES = {
-    "a melody of two tracks": (midi, 1, [track(*NOTE), track(*NOTE, (0, [62, 9]), (96, [62, 0]))], {}),
-    "a silence of 500 quarters": (
-        midi,
-        1,
-        [track(*NOTE, *[(16000, [0xA0, 60, 1])] * 3, (0, [0x90, 62, 90]), (96, [62, 0]))],
-        {},
-    ),
-    "a longer note than can be told": (midi, 1, [track(*HELD)], {"ends of notes after 2,047 16ths": 1}),
-    "bends": (midi, 1, [track(*NOTE, (0, [0xE0, 0, 70]))], {"pitch bends": 1}),
-    "5/8, 3/32 and 3/256": (
-        midi,
-        1,
-        [track(*[(0, [0xFF, 0x58, 4, n, unit, 24, 8]) for n, unit in ((5, 3), (3, 5), (3, 8))], *NOTE)],
-        {"time signatures": 2},
-    ),
-    "twenty programs, one after another": (
-        midi,
-        0,
-        [track(*[each for i in range(20) for each in ((0, [0xC0, i]), *NOTE)])],
-        {},
-    ),
-    "a unison in one track": (
-        midi,
-        0,
-        [track((0, [0x90, 60, 90]), (0, [60, 80]), (96, [60, 0]), (0, [60, 0]))],
-        {"notes of one time and pitch": 1},
-    ),
+HELD = [(0, [0x90, 48, 90]), *[(16000, [0xA0, 48, 1])] * 5, (0, [0x80, 48, 0])]
+SILENT = [*NOTE, *[(16000, [0xA0, 60, 1])] * 3, (0, [0x90, 62, 90]), (96, [62, 0])]
+UNISON = [(0, [0x90, 60, 90]), (0, [60, 80]), (96, [60, 0]), (0, [60, 0])]
+METRES = [(0, [0xFF, 0x58, 4, n, unit, 24, 8]) for n, unit in ((5, 3), (3, 5), (3, 8))]
+CASES = {  # tracks, and what is lost
+    "a melody of two tracks": ([NOTE, [*NOTE, (0, [62, 9]), (96, [62, 0])]], {}),
+    "a silence of 500 quarters": ([SILENT], {}),
+    "a longer note than can be told": ([HELD], {"ends of notes after 2,047 16ths": 1}),
+    "bends": ([[*NOTE, (0, [0xE0, 0, 70])]], {"pitch bends": 1}),
+    "5/8, 3/32 and 3/256": ([[*METRES, *NOTE]], {"time signatures": 2}),
+    "twenty programs": ([[each for i in range(20) for each in ((0, [0xC0, i]), *NOTE)]], {}),
+    "a unison in one track": ([UNISON], {"notes of one time and pitch": 1}),
 }
 
 
 @pytest.mark.parametrize("version", EVENTS)
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_file_has_comes_back_or_is_counted(case, version):
-    make, kind, tracks, expected = CASES[case]
-    events, score = MidiEvents(version), make(kind, *tracks)
+    tracks, expected = CASES[case]
+    events, score = MidiEvents(version), midi(1, *(track(*each) for each in tracks))
     ids, lost = events.encode(score)
-    if version == "v1" and case == "5/8, 3/32 and 3/256":
+    if version == "v1" and "time signatures" in expected:
         expected = {"time signatures": 3}
     assert lost == expected
     back = events.decode(ids)
@@ -169,13 +157,9 @@ def test_the_key_of_a_file_that_names_none_is_that_of_its_notes():
     scale = [(wait, [pitch, on]) for pitch in (62, 64, 66, 67, 69, 71, 73) for wait, on in ((0, 90), (24, 0))]
     score = midi(1, track((0, [0x90, 62, 90]), (24, [62, 0]), *scale[2:]))  # D major: two sharps
     events = MidiEvents()
-    assert [8, 9, 137, 2202, 3389 + 7 + 2, 3404, 0, 0] in _rows(events.encode(score)[0])
+    assert [8, 9, 137, 2202, 3389 + 7 + 2, 3404, 0, 0] in rows_of(events.encode(score)[0])
     chromatic = midi(1, track(*[(w, [0x90, p, v]) for p in range(60, 72) for w, v in ((0, 90), (24, 0))]))
-    assert not [row for row in _rows(events.encode(chromatic)[0]) if row[0] == 8]
-
-
-def _rows(ids: list[int]) -> list[list[int]]:
-    return [ids[i : i + WIDTH] for i in range(0, len(ids), WIDTH)]
+    assert 8 not in {row[0] for row in rows_of(events.encode(chromatic)[0])}
 
 
 @pytest.mark.data
@@ -267,8 +251,8 @@ def test_a_name_on_the_hub_is_read_with_its_tokenizer(net, tmp_path):
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("abc")
     code = (
-        "from qnnkit.data.music_tokens import tokenizer; from qnnkit.models import causal_lm\n"
-        "print(tokenizer('someone/midi'), type(causal_lm('someone/midi')).__name__)"
+        "from qnnkit.data.pieces import tokenizer_of; from qnnkit.models import causal_lm\n"
+        "print(tokenizer_of('someone/midi'), type(causal_lm('someone/midi')).__name__)"
     )
     given = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     given.pop("HF_HUB_CACHE", None)
@@ -280,9 +264,8 @@ def test_the_published_size_has_the_published_names_and_shapes():
     from qnnkit.models.midi_model import MidiModel, config_of
 
     with torch.device("meta"):
-        weights = {
-            name: tuple(each.shape) for name, each in MidiModel(config_of("medium")).state_dict().items()
-        }
+        state = MidiModel(config_of("medium")).state_dict()
+    weights = {name: tuple(each.shape) for name, each in state.items()}
     assert weights["net.embed_tokens.weight"] == weights["lm_head.weight"] == (3406, 1024)
     assert weights["net.layers.11.mlp.gate_proj.weight"] == (4096, 1024)
     assert weights["net_token.layers.2.mlp.gate_proj.weight"] == (1024, 1024)
@@ -352,27 +335,13 @@ def test_a_block_that_cuts_events_is_refused(pieces):
 
 
 def test_the_notebook_says_whether_it_fits_here(pieces, tmp_path):
-    from tests.notebooks.test_notebook_cells import executed
-
-    given = {"data_dir": str(pieces), "run_dir": str(tmp_path / "run"), "size": "tiny", "sequence_length": 64}
-    given |= {"n_samples": 2, "n_events": 4, "pieces": 20}
+    sizes = {"size": "tiny", "sequence_length": 64, "n_samples": 2, "n_events": 4, "pieces": 20}
     with matplotlib.rc_context({"backend": "agg"}):
-        found = executed("08_midi_model", **given)
+        found = executed("08_midi_model", data_dir=str(pieces), run_dir=str(tmp_path / "run"), **sizes)
         pyplot.close("all")
     assert found["weights"] == sum(weight.numel() for weight in found["model"].parameters())
     assert (found["written"]["tokens"] == 4 * WIDTH).all()
-    peaks = found["table"]["GB"]
-    assert list(peaks.index) == [
-        "as it is",
-        "a piece at a time",
-        "checkpointing",
-        "half the length",
-        "all three",
-    ]
-    assert peaks.between(0.05, 12).all(), "the process's own memory is most of it, and grows meanwhile"
-    assert found["frame"]["met"].tolist() == [
-        found["events_per_second"] >= 4,
-        found["days"] <= 7,
-        peaks.min() < 12,
-    ]
+    peaks, speed = found["table"]["GB"], found["events_per_second"]
+    assert len(peaks) == 5 and peaks.between(0.05, 12).all(), "mostly the process's own memory"
+    assert found["frame"]["met"].tolist() == [speed >= 4, found["days"] <= 7, peaks.min() < 12]
     assert (tmp_path / "run" / "music" / "sample.mid").stat().st_size > 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qnnkit import controls
+from qnnkit import QuantumLayer, controls
 from qnnkit.layers import count_parameters, quantum_parameters
 from qnnkit.models import table
 from tests.nets import HYBRID, NETS, SLIDING, family
@@ -127,6 +129,8 @@ def test_precision_and_backend(name):
     close(model_of(name, backend="lightning.qubit").eval()(IMAGES[:1]), model(IMAGES[:1]))
     with torch.autocast("cpu", torch.bfloat16):
         assert model(IMAGES).dtype == torch.bfloat16
+    [circuit] = [each for each in model.modules() if isinstance(each, QuantumLayer)]
+    assert circuit.input_dtype == torch.float32
 
 
 # --- the sizes that the documentation names ----------------------------------------------------------------
@@ -198,33 +202,33 @@ def test_a_frozen_backbone_stays_as_it_is():
         model(kept[:, :7])
 
 
-def other_names(folder, saved):
-    (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
-    stored = load_file(saved / "model.safetensors")
+def other_names(folder):
+    stored = load_file(folder / "model.safetensors")
     save_file({f"other.{key}": value for key, value in stored.items()}, folder / "model.safetensors")
 
 
-def cut_off(folder, saved):
-    (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
-    content = (saved / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+def pickled(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
-def pickled(folder, saved):
-    (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
-    torch.save(load_file(saved / "model.safetensors"), folder / "pytorch_model.bin")
+WRONG = {
+    "another net's": other_names,
+    "cut off": lambda folder: os.truncate(folder / "model.safetensors", 2000),
+    "pickled": pickled,
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "no folder": shutil.rmtree,
+}
 
 
-@pytest.mark.parametrize("write", [lambda *given: None, other_names, cut_off, pickled, "no/such-resnet"])
-def test_weights_that_cannot_be_had(saved, tmp_path, monkeypatch, write):
+@pytest.mark.parametrize("wrong", WRONG)
+def test_weights_that_cannot_be_had(saved, tmp_path, monkeypatch, wrong):
     """transformers itself leaves what is missing as it is drawn, and calls the net pretrained."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    place = write if isinstance(write, str) else tmp_path
-    if place is tmp_path:
-        write(tmp_path, saved)
+    WRONG[wrong](shutil.copytree(saved, tmp_path / "resnet"))
     sizes = {"channels": 1, "image_size": (9, 9), "n_classes": 2}
     with refused("pretrained"):
-        family("resnet_circuit", sizes=sizes, pretrained=str(place))
+        family("resnet_circuit", sizes=sizes, pretrained=str(tmp_path / "resnet"))
 
 
 # --- quanvolutions -----------------------------------------------------------------------------------------

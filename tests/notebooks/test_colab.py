@@ -7,7 +7,6 @@ that only writes down what it is asked. git and pip are real.
 
 from __future__ import annotations
 
-import ast
 import base64
 import os
 import re
@@ -15,14 +14,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
-import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.colab import (
@@ -60,35 +56,6 @@ def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.folder
 
 
-# --- the form of the notebook ---
-
-
-def test_the_notebook_is_a_clean_source() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "python3"
-    assert notebook.metadata.accelerator == "GPU"
-    assert set(notebook.metadata) <= {"accelerator", "colab", "kernelspec", "language_info"}
-    assert set(notebook.metadata.colab) <= {"gpuType"}
-    for cell in notebook.cells:
-        assert set(cell.metadata) <= {"tags"}
-    for cell in code_cells(NOTEBOOK):
-        assert cell.outputs == [] and cell.execution_count is None
-        assert len(cell.source.splitlines()) <= 15, cell.id
-    kinds = [cell.cell_type for cell in notebook.cells]
-    assert kinds[0] == kinds[-1] == "markdown"
-
-
-def test_the_parameters_can_be_overridden() -> None:
-    tagged = [cell for cell in code_cells(NOTEBOOK) if "parameters" in cell.metadata.get("tags", [])]
-    assert len(tagged) == 1
-    for line in tagged[0].source.splitlines():
-        # papermill stops seeing a parameter when the line has a second "=", even in its comment.
-        found = re.fullmatch(r"[a-z_]+: (?P<type>\w+) = (?P<value>[^=#]+)  # [^=]+", line)
-        assert found, line
-        assert type(ast.literal_eval(found["value"])).__name__ == found["type"]
-
-
 # --- outside Colab ---
 
 
@@ -104,24 +71,16 @@ def test_outside_colab_nothing_happens(machine: Machine) -> None:
 
 
 def test_set_up_twice(machine: Machine) -> None:
-    site_packages = Path(sysconfig.get_path("purelib"))
-    developers = (
-        sorted(site_packages.glob("*qnnkit*")),
-        metadata.distribution("qnnkit").read_text("direct_url.json"),
-    )
-
-    first = machine.run_kernel()
+    first, local = machine.run_kernel(), f"{machine.checkout}-local"
+    about = {"home": str(machine.workspace), "local": local}
     assert machine.mounts() == [str(machine.content / "drive")]
     assert machine.head() == machine.head(machine.folder / "author")
-    assert (machine.checkout / ".git" / "shallow").exists()
-    local = f"{machine.checkout}-local"
-    assert machine.asked() == [{"arguments": ["doctor"], "home": str(machine.workspace), "local": local}]
-    assert "stand-in qnnkit doctor" in first
-    assert machine.workspace.is_dir()
+    assert (machine.checkout / ".git" / "shallow").exists() and machine.workspace.is_dir()
+    assert machine.asked() == [{"arguments": ["doctor"], **about}] and "stand-in qnnkit doctor" in first
     held = (machine.content / "qnnkit-constraints.txt").read_text().splitlines()
     assert held == [f"{name}=={metadata.version(name)}" for name in ("torch", "numpy")]
 
-    # A day later: the machine still stands, a run lies on Drive, and the repository has moved on, twice.
+    # A day later: the machine still stands, a run is on Drive, and the repository has moved on, twice.
     write(machine.workspace / "runs" / "first" / "result.json", "{}")
     machine.publish({"qnnkit/__init__.py": "edition = 2\n"})
     newest = machine.publish({"qnnkit/extra.py": "more = True\n"})
@@ -129,30 +88,15 @@ def test_set_up_twice(machine: Machine) -> None:
     again = machine.run_code(code)
     assert again.returncode == 0, again.stderr
     assert again.stdout.endswith("edition 2\n"), "imported by the same kernel"
-    assert len(machine.mounts()) == 1
-    assert machine.head() == newest
+    assert len(machine.mounts()) == 1 and machine.head() == newest
     assert "was here before. It is up to date" in again.stdout
     assert (machine.workspace / "runs" / "first" / "result.json").read_text() == "{}"
-    about = {"home": str(machine.workspace), "local": local}
     main_job = ["run", "--recipe", "digits_quanv", "--run-dir", "runs/first"]
     assert machine.asked()[1:] == [{"arguments": each, **about} for each in (["doctor"], main_job)]
 
-    # A kernel started now finds the package, although a folder of its name lies where it starts.
-    found = machine.run_code("import qnnkit; print(qnnkit.edition, qnnkit.__file__)")
-    assert found.stdout.split() == ["2", str(machine.checkout / "qnnkit" / "__init__.py")], found.stderr
-    # And this Python's own qnnkit is where it was.
-    assert developers == (
-        sorted(site_packages.glob("*qnnkit*")),
-        metadata.distribution("qnnkit").read_text("direct_url.json"),
-    )
-
-
-def test_a_failed_doctor_stops_the_notebook(machine: Machine) -> None:
-    machine.publish({"qnnkit/__main__.py": "raise SystemExit('no such thing as a circuit')\n"})
-    done = machine.run_cells(run_main_job=True)
-    assert "no such thing as a circuit" in done.stdout
-    assert sentence(done).startswith("RuntimeError: qnnkit is installed but its check failed;")
-    assert machine.asked() == []
+    # A kernel started now imports the package, although a folder of its name is where it starts.
+    done = machine.run_code("import qnnkit; print(qnnkit.edition, qnnkit.__file__)")
+    assert done.stdout.split() == ["2", str(machine.checkout / "qnnkit" / "__init__.py")], done.stderr
 
 
 def test_refused_drive_stops_before_anything_is_fetched(machine: Machine) -> None:
@@ -216,7 +160,6 @@ def test_what_cannot_be_cloned_is_one_sentence(machine: Machine, change: dict[st
     done = machine.run_cells(until="Its last commit:", **change)
     assert "could not be cloned into" in done.stderr and "run this notebook again." in sentence(done)
     assert [path.name for path in machine.checkout.glob("*")] == ([] if change else ["thesis.txt"])
-    assert machine.checkout.exists() == (not change)
 
 
 # --- where the code comes from ---
@@ -255,30 +198,23 @@ def test_parameter_variable_remote_and_what_was_written_come_in_this_order(machi
 # --- the address in badges, cells and pyproject.toml ---
 
 
-def addresses(root: Path) -> dict[str, str]:
-    """What each place of a tree names: an address, or nothing."""
-    urls = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]
-    named = {"pyproject.toml": urls.get("Repository", "")}
+ADDRESS = re.compile(
+    r"(?:colab\.research\.google\.com/github/|^Repository = .https://github\.com/|address = ...?https://github\.com/)"
+    r"([\w.-]+/[\w.-]+?)(?=/blob/main/(?:notebooks/\d|colab_setup)|[\\\"])",
+    flags=re.MULTILINE,
+)
+
+
+def addresses(root: Path) -> dict[str, list[str]]:
+    """The address in each place of a tree: two of a notebook (badge and cell), one elsewhere."""
     notebooks = [root / "colab_setup.ipynb", *sorted((root / "notebooks").glob("[0-9]*.ipynb"))]
-    for path in notebooks:
-        cells = nbformat.read(path, as_version=4).cells
-        (written,) = re.findall(r'address = "(.*)"  # written by', "\n".join(cell.source for cell in cells))
-        named[f"cell of {path.name}"] = written
-    tops = {path: nbformat.read(path, as_version=4).cells[0].source for path in notebooks}
-    for path, top in {root / "README.md": (root / "README.md").read_text(), **tops}.items():
-        opened = path.relative_to(root).as_posix() if path.suffix == ".ipynb" else "colab_setup.ipynb"
-        badge = re.search(
-            r"^\[!\[Open in Colab\]\(\S+\)\]\(https://colab\.research\.google\.com/github/(\S+)/blob/main/(\S+)\)$",
-            top,
-            flags=re.MULTILINE,
-        )
-        if badge is None:
-            assert "\nNo address yet: `make address REPO=owner/name` writes it into every badge" in top, path
-            named[f"badge of {path.name}"] = ""
-        else:
-            assert badge[2] == opened, "the badge opens another notebook"
-            named[f"badge of {path.name}"] = f"https://github.com/{badge[1]}"
-    return named
+    paths = [root / "README.md", root / "pyproject.toml", *notebooks]
+    return {path.name: ADDRESS.findall(path.read_text()) for path in paths}
+
+
+def everywhere(repo: str) -> dict[str, list[str]]:
+    notebooks = {path.name: [repo] * 2 for path in (NOTEBOOK, *NUMBERED)}
+    return {"README.md": [repo], "pyproject.toml": [repo], **notebooks}
 
 
 def make_address(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -307,19 +243,7 @@ def tree(tmp_path: Path) -> Path:
 
 def test_badges_cells_and_pyproject_name_the_same_address() -> None:
     named = addresses(ROOT)
-    assert len(named) == 4 + 2 * len(NUMBERED), sorted(named)
-    assert len(set(named.values())) == 1, named
-
-
-def test_no_file_names_another_repository_of_the_kit() -> None:
-    (address,) = set(addresses(ROOT).values())
-    tops = [path for path in ROOT.iterdir() if path.is_file()]
-    folders = [ROOT / name for name in ("benchmarks", "docs", "notebooks", "qnnkit", "tests", ".ci")]
-    kit = re.compile(r"github(?:\.com)?[/:]([\w.-]+/qnnkit)\b")  # as an address, and in Colab's
-    for path in [*tops, *(path for folder in folders for path in folder.rglob("*"))]:
-        if path.is_file() and "__pycache__" not in path.parts:
-            for found in kit.findall(path.read_text(errors="replace")):
-                assert address == f"https://github.com/{found}", path
+    assert not any(named.values()) or named == everywhere(named["README.md"][0])
 
 
 @NEEDS_MAKE
@@ -329,7 +253,7 @@ def test_make_address_rewrites_every_place_and_nothing_else(tree: Path) -> None:
         done = make_address(tree, f"REPO={repo}")
         assert done.returncode == 0, done.stderr
         assert repo in done.stdout and len(done.stdout.splitlines()) == 1
-        assert set(addresses(tree).values()) == {f"https://github.com/{repo}"}
+        assert addresses(tree) == everywhere(repo)
         after = texts(tree)
         assert after.keys() == before.keys()
         for name, text in after.items():
@@ -339,139 +263,110 @@ def test_make_address_rewrites_every_place_and_nothing_else(tree: Path) -> None:
         assert make_address(tree, f"REPO={repo}").returncode == 0
         assert texts(tree) == after, "a second time changed something"
         before = after
-    for words in (["check", "--select=E501"], ["format", "--check"]):  # the lines' lengths have changed
-        command = [sys.executable, "-m", "ruff", *words, "--no-cache", tree]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "ruff", "check", "--select=E501", "--no-cache", tree]
+    assert subprocess.run(command, check=False).returncode == 0, "a line became too long"
 
 
 @NEEDS_MAKE
-def test_make_address_alone_takes_the_remote_of_github(tree: Path) -> None:
-    git, before = ["git", "-C", tree], texts(tree)
-    for repo in ("kit", "a-fork/", "a fork/kit", "a/b/kit", "a/kit.git", 'a/k"+evil', "https://x.org/a/b"):
-        done = make_address(tree, f"REPO={repo}")
-        assert done.stderr.startswith(
-            f"REPO must be owner/name on GitHub, but is {repo!r}. Type: make address"
-        )
-        assert done.returncode != 0 and texts(tree) == before
-    subprocess.run(["git", "init", "--quiet", tree], check=True)
-    subprocess.run([*git, "remote", "add", "origin", "https://gitlab.com/a/kit"], check=True)
-    done = make_address(tree)
-    assert "is empty, and the git remote `origin` is not on GitHub." in done.stderr and texts(tree) == before
-    for form in ("https://student:secret@github.com/a-fork/{}.git", "git@github.com:a-fork/{}.git"):
-        name = f"kit{len(form)}"
-        subprocess.run([*git, "remote", "set-url", "origin", form.format(name)], check=True)
-        assert make_address(tree).returncode == 0
-        assert set(addresses(tree).values()) == {f"https://github.com/a-fork/{name}"}
-
-
-@NEEDS_MAKE
-def test_a_lost_place_is_named_and_nothing_is_written(tree: Path) -> None:
-    notebook = tree / "notebooks" / NUMBERED[-1].name
-    notebook.write_text(notebook.read_text().replace("  # written by `make address`", ""))
-    before = texts(tree)
-    done = make_address(tree, "REPO=a-fork/kit")
-    assert f"`{notebook.name}` must hold one place for the address, but holds 0." in done.stderr
-    assert texts(tree) == before
+@pytest.mark.parametrize(
+    ("repo", "remote", "message"),
+    [
+        ("kit", "", "REPO must be owner/name on GitHub, but is 'kit'. Type: make address"),
+        ('a/k"+evil', "", "REPO must be owner/name on GitHub, but is 'a/k\"+evil'."),
+        ("", "https://gitlab.com/a/kit", "is empty, and the git remote `origin` is not on GitHub."),
+        ("", "https://student:secret@github.com/a-fork/kit.git", ""),
+        ("", "git@github.com:a-fork/kit.git", ""),
+        ("a-fork/kit", "lost place", "must hold one place for the address, but holds 0."),
+    ],
+)
+def test_make_address_takes_the_remote_or_says_what_is_wrong(tree, repo, remote, message) -> None:
+    if remote == "lost place":
+        notebook = tree / "notebooks" / NUMBERED[-1].name
+        notebook.write_text(notebook.read_text().replace("  # written by `make address`", ""))
+    elif remote:
+        subprocess.run(["git", "init", "--quiet", tree], check=True)
+        subprocess.run(["git", "-C", tree, "remote", "add", "origin", remote], check=True)
+    before, done = texts(tree), make_address(tree, *([f"REPO={repo}"] if repo else []))
+    assert message in done.stderr and (done.returncode == 0) == (not message)
+    if message:
+        assert texts(tree) == before
+    else:
+        assert addresses(tree) == everywhere("a-fork/kit")
 
 
 # --- torch and numpy ---
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_numpy_is_not_moved(machine: Machine, moved: bool) -> None:
-    if moved:
+@pytest.mark.parametrize(
+    ("fault", "message", "printed"),
+    [
+        ("another numpy is asked for", "pip could not install the", "Cannot install numpy==1.0"),
+        ("pip moves numpy", "pip replaced {'torch':", "To be left alone"),
+        ("doctor fails", "qnnkit is installed but its check failed;", "no such thing as a circuit"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_step_that_fails_stops_the_notebook(machine: Machine, fault, message, printed) -> None:
+    if fault == "another numpy is asked for":
+        machine.publish({"requirements-colab.txt": "numpy==1.0\n"})
+    elif fault == "doctor fails":
+        machine.publish({"qnnkit/__main__.py": "raise SystemExit('no such thing as a circuit')\n"})
+    else:
         write(machine.folder / "colab" / "pip" / "__init__.py", "")
         write(machine.folder / "colab" / "pip" / "__main__.py", MOVING_PIP)
-    else:
-        machine.publish({"requirements-colab.txt": "numpy==1.0\n"})
-    done = machine.run_cells()
-    told = "RuntimeError: pip replaced {'torch':" if moved else "RuntimeError: pip could not install the"
-    assert sentence(done).startswith(told) and machine.asked() == []
-    assert "'numpy': '0.0.1'" in sentence(done) if moved else "Cannot install numpy==1.0" in done.stdout
+    done = machine.run_cells(run_main_job=True)
+    assert sentence(done).startswith(f"RuntimeError: {message}") and machine.asked() == []
+    assert printed in done.stdout
 
 
 # --- the first cell of the numbered notebooks ---
 
 
-@pytest.fixture(scope="module")
-def bootstrap() -> str:
-    """The set-up cell, which all numbered notebooks share word for word."""
-    found = {setup_cell(path) for path in NUMBERED}
-    assert {code_cells(path)[0].source for path in NUMBERED} == found and len(found) == 1
-    return found.pop()
-
-
-def test_setup_cell_does_nothing_where_qnnkit_is(machine: Machine, bootstrap: str) -> None:
-    own = next((machine.folder / "venv" / "lib").glob("python*/site-packages"))
-    write(own / "qnnkit" / "__init__.py", "")
-    compare = f"import sys\nbefore = list(sys.path)\n{bootstrap}\nassert sys.path == before"
-    done = machine.run_ipython(compare)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert list(machine.content.iterdir()) == []
-    assert machine.mounts() == []
-
-
-def test_setup_cell_finds_its_own_checkout(machine: Machine, bootstrap: str) -> None:
-    machine.colab = False
-    notebooks = machine.folder / "author" / "notebooks"
-    code = f"import os\nos.chdir({str(notebooks)!r})\n{bootstrap}\nimport qnnkit\nprint(qnnkit.__file__)"
-    done = machine.run_ipython(code)
-    assert done.stdout.strip() == str(machine.folder / "author" / "qnnkit" / "__init__.py"), done.stderr
+def test_the_set_up_cell_of_all_notebooks_is_one() -> None:
+    assert len({code_cells(path)[0].source for path in NUMBERED} | set(map(setup_cell, NUMBERED))) == 1
 
 
 @pytest.mark.parametrize(
-    ("colab", "told"),
-    [(False, "Type make run;"), (True, "on Colab, fill in `address`.")],
+    ("colab", "installed", "address", "message"),
+    [
+        (True, True, "", ""),
+        (False, True, "file:///nowhere", ""),
+        (False, False, "", "Type `make run`"),
+        (True, False, "", "on Colab, fill in `address`"),
+        (True, False, "file:///nowhere", "git could not fetch `address`"),
+    ],
 )
-def test_setup_cell_says_what_to_do_and_fetches_nothing(
-    machine: Machine, bootstrap: str, colab: bool, told: str
+def test_the_set_up_cell_does_nothing_where_qnnkit_is_and_says_what_is_missing(
+    machine: Machine, colab: bool, installed: bool, address: str, message: str
 ) -> None:
     machine.colab = colab
-    code = without_address(bootstrap).replace("/content/", f"{machine.content}/")
-    done = machine.run_ipython(code, GIT_TRACE=str(machine.folder / "git.txt"))
-    assert done.returncode != 0
-    assert told in (done.stdout + done.stderr).strip().splitlines()[-1]
-    assert not (machine.folder / "git.txt").exists(), "git was called"
+    if installed:
+        own = next((machine.folder / "venv" / "lib").glob("python*/site-packages"))
+        write(own / "qnnkit" / "__init__.py", "")
+    trace = machine.folder / "git.txt"
+    code = f"import sys\nbefore = list(sys.path)\n{machine.first_cell()}\nassert sys.path == before"
+    done = machine.run_ipython(code, GIT_TRACE=str(trace), QNNKIT_REPOSITORY=address)
+    printed = done.stdout + done.stderr
+    assert message in printed and (done.returncode == 0) == installed == (not printed), printed
+    assert trace.exists() == ("git could" in message), "git was called, or was not"
     assert list(machine.content.iterdir()) == [] and machine.mounts() == []
 
 
-def test_setup_cell_says_what_a_private_repository_needs(machine: Machine, bootstrap: str) -> None:
-    done = machine.run_ipython(machine.here(bootstrap), QNNKIT_REPOSITORY="file:///nowhere")
-    assert (
-        "git could not fetch `address`; a private one: see docs/mac_to_colab.md." in done.stdout + done.stderr
-    )
-
-
 @NEEDS_MAKE
-@pytest.mark.parametrize("source", ["variable", "written", "checkout"])
-def test_setup_cell_sets_colab_up(machine: Machine, tree: Path, source: str) -> None:
-    """From the variable, from a fork's own cell after `make address`, or as a checkout that is there."""
-    content, whole = f"{machine.content}/", source == "written"
-    variables = {"QNNKIT_REPOSITORY": machine.repository} if source == "variable" else {}
-    if whole:  # git is told to look for the fork in the stand-in's repository
-        assert make_address(tree, "REPO=a-fork/kit").returncode == 0
-        with (machine.folder / "gitconfig").open("a") as settings:
-            settings.write(f'[url "{machine.repository}"]\n    insteadOf = https://github.com/a-fork/kit\n')
-    setup = nbformat.read(tree / "colab_setup.ipynb", as_version=4)
-    if not whole:  # the others end with the cell that has fetched: what follows is the same for all
-        last = next(i for i, cell in enumerate(setup.cells) if "Its last commit:" in cell.source)
-        del setup.cells[last + 1 :]
-    setup, bootstrap = nbformat.writes(setup), setup_cell(tree / "notebooks" / NUMBERED[0].name)
-    if not whole:
-        setup, bootstrap = without_address(setup), without_address(bootstrap)
+def test_the_set_up_cell_of_a_fork_sets_colab_up(machine: Machine, tree: Path) -> None:
+    """After `make address`; git is told to look for the fork in the stand-in's repository."""
+    assert make_address(tree, "REPO=a-fork/kit").returncode == 0
+    with (machine.folder / "gitconfig").open("a") as settings:
+        settings.write(f'[url "{machine.repository}"]\n    insteadOf = https://github.com/a-fork/kit\n')
+    content = f"{machine.content}/"
+    setup, first = (tree / "colab_setup.ipynb").read_text(), setup_cell(tree / "notebooks" / NUMBERED[0].name)
     machine.publish({"colab_setup.ipynb": setup.replace("/content/", content)})
-    if source == "checkout":  # a bare folder named qnnkit, where the notebook starts, is no package
-        clone = ("clone", "--quiet", "--depth", "1", machine.repository, str(machine.checkout))
-        machine.git(machine.content, *clone)
-    code = bootstrap.replace("/content/", content)
-    code += "\nimport qnnkit.workspace\nprint(qnnkit.workspace.home(), qnnkit.edition)" * whole
-    done = machine.run_ipython(code, **variables)
+    code = "\nimport qnnkit.workspace\nprint(qnnkit.workspace.home(), qnnkit.edition)"
+    done = machine.run_ipython(first.replace("/content/", content) + code)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "It is up to date with 'main'." in done.stdout and machine.mounts() == [f"{content}drive"]
-    if whole:
-        assert done.stdout.endswith(f"{content}drive/MyDrive/qnnkit 1\n")
-        assert [asked["arguments"] for asked in machine.asked()] == [["doctor"]], "the main job is not asked"
+    assert done.stdout.endswith(f"{content}drive/MyDrive/qnnkit 1\n")
+    assert [asked["arguments"] for asked in machine.asked()] == [["doctor"]], "the main job is not asked"
 
 
 # --- after a restart, a crash, a Drive that dropped ---------------------------------------------------------
@@ -492,59 +387,38 @@ def begun(machine: Machine) -> Machine:
 PLACES = "from qnnkit import workspace; print(workspace.home(), workspace.local_home(), sep='\\n')"
 
 
-@pytest.mark.parametrize("notebook", NUMBERED[2:4], ids=lambda path: path.stem)
-def test_after_a_restart_all_is_where_it_was(begun: Machine, notebook: Path) -> None:
-    begun.publish({"qnnkit/extra.py": "more = True\n"})
-    before, trace = begun.head(), str(begun.folder / "git.txt")
-    done = begun.run_ipython(f"{begun.first_cell(notebook)}\n{PLACES}", GIT_TRACE=trace)
-    assert done.stdout.splitlines() == [str(begun.workspace), f"{begun.checkout}-local"], done.stderr
-    assert begun.head() == before and begun.fetched() == [] and len(begun.mounts()) == len(begun.asked()) == 1
-    assert begun.run_code(PLACES).stdout == done.stdout, "a terminal"
-    other = {"QNNKIT_HOME": str(begun.folder / "other")}
-    assert begun.run_code(PLACES, **other).stdout.splitlines() == [other["QNNKIT_HOME"], "None"]
-
-
-def test_a_drive_that_dropped_is_mounted_again_by_the_first_cell(begun: Machine) -> None:
-    begun.lose_drive()
-    done = begun.run_ipython(f"{begun.first_cell()}\n{PLACES}")
-    assert done.stdout.splitlines()[-2:] == [str(begun.workspace), f"{begun.checkout}-local"], done.stderr
-    assert len(begun.mounts()) == 2
-
-
 def test_nothing_is_written_below_a_mount_point_without_drive(begun: Machine) -> None:
     mount = begun.lose_drive()
-    write_all = f"""
+    code = """
 from pathlib import Path
-import qnnkit
-from qnnkit import workspace
+from qnnkit import runs, workspace
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import open_run
 home = workspace.home()
 print(workspace.shelf("features"))
-for do in (
-    lambda: open_run("runs/first", "digits_quanv"),
+for write in (
+    lambda: runs.open_run("runs/first", "digits_quanv"),
     lambda: workspace.make_folder(home / "runs"),
-    lambda: workspace.write_json(home / "machines.json", {{}}),
+    lambda: workspace.write_json(home / "machines.json", {}),
     lambda: workspace.whole_folder(home / "tensors").__enter__(),
-    lambda: Mirror(Path({str(begun.folder / "local")!r}), home / "runs" / "first").sync(),
+    lambda: Mirror(Path.cwd(), home / "runs" / "first").sync(),
 ):
     try:
-        do()
+        write()
     except OSError as error:
         print(error)
 """
-    Path(begun.folder / "local").mkdir()
-    done = begun.run_code(write_all)
-    told = done.stdout.splitlines()
-    assert told[0] == "None" and len(told) == 6, done.stdout + done.stderr
-    assert all(f"Drive is not mounted at `{mount}`" in each and "drive.mount(" in each for each in told[1:])
+    done = begun.run_code(code)
+    first, *lines = done.stdout.splitlines()
+    assert first == "None" and len(lines) == 5, done.stdout + done.stderr
+    assert all(f"Drive is not mounted at `{mount}`" in each and "drive.mount(" in each for each in lines)
     assert list(mount.iterdir()) == []
 
 
-def test_what_bars_the_mount_is_moved_aside_and_named(begun: Machine) -> None:
+def test_a_drive_that_dropped_is_mounted_again_and_what_bars_it_is_moved_aside(begun: Machine) -> None:
     mount = begun.lose_drive()
     write(mount / "MyDrive" / "my runs" / "notes.txt", "three years of work\n")
-    done = begun.run_ipython(begun.first_cell())
+    done = begun.run_ipython(f"{begun.first_cell()}\n{PLACES}")
+    assert done.stdout.splitlines()[-2:] == [str(begun.workspace), f"{begun.checkout}-local"], done.stderr
     assert f"{mount} held MyDrive, which bars Drive's way: now in" in done.stdout, done.stdout + done.stderr
     [kept] = Path(f"{begun.checkout}-local").glob("found_below_drive_*/MyDrive/my runs/notes.txt")
     assert kept.read_text() == "three years of work\n"
@@ -554,11 +428,8 @@ def test_what_bars_the_mount_is_moved_aside_and_named(begun: Machine) -> None:
 def test_a_run_that_will_vanish_is_said_to(machine: Machine) -> None:
     code = f"import sys; sys.path.insert(0, {str(machine.folder / 'author')!r})\n"
     code += "from qnnkit.runs import open_run; open_run('runs/first', 'digits_quanv')"
-    told = (
-        "UserWarning: This run will vanish with this Colab machine: no folder is known that outlasts it. Run"
-    )
     done = machine.run_code(code)
-    assert done.returncode == 0 and told in done.stderr, done.stderr
+    assert done.returncode == 0 and "UserWarning: This run will vanish" in done.stderr, done.stderr
     machine.colab = False
     assert "vanish" not in machine.run_code(code.replace("first", "second")).stderr
 

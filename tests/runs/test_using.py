@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from qnnkit import Settings, adapters, cli, data, runs, stats, tasks, workspace
-from qnnkit.data import music_tokens
+from qnnkit.data import pieces
 from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.tasks import saving
 from tests.data.test_music_data import heard
@@ -186,7 +186,7 @@ def test_a_piece_is_gone_on_with(home, monkeypatch, tokens):
     assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
     assert round(after.tempos[0].qpm) == 87
     found = runs.evaluate("runs/one", begun)
-    written = music_tokens.writing(music_tokens.tokenizer(home / "runs/one/model"))
+    written = pieces.writing(pieces.tokenizer_of(home / "runs/one/model"))
     ids = written.encode(of_midi(begun.read_bytes()))[0]
     n = sum(token != written.pad for token in ids[written.width :])  # and the end, but no beginning
     assert n > 2 * 32 and (found["tokens"], found["score"]) == (n, "loss")

@@ -1,9 +1,7 @@
 """qnnkit.train.processes: two processes take the same steps as one with batches of twice the size."""
 
-import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from qnnkit.train.processes import Processes, Share, shares
 from tests import forked
+from tests.same import same
 
 TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24 steps
 
@@ -112,23 +111,16 @@ def close(one, other):
         assert row == pytest.approx(other_row, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("straight.1.0", "both.2.0"),
-        ("in pieces.1.0", "both in pieces.2.0"),
-        ("straight.1.0", "both in pieces.2.0"),
-        ("straight.1.0", "first one.2.0"),
-        ("straight.1.0", "first two.1.0"),
-    ],
-)
-def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, one, other):
-    close(trained(one), trained(other))
+OTHERS = "in pieces.1.0", "both.2.0", "both in pieces.2.0", "first one.2.0", "first two.1.0"
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, other):
+    close(trained("straight.1.0"), trained(other))
 
 
 def test_all_processes_end_with_the_same_bits(trained):
-    (weights, rows), (other_weights, other_rows) = trained("both.2.0"), trained("both.2.1")
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights) and rows == other_rows
+    assert same(trained("both.2.0"), trained("both.2.1"))
 
 
 @pytest.mark.parametrize(("n", "size", "world"), [(97, 8, 2), (96, 8, 2), (5, 2, 3), (1, 4, 2), (64, 1, 4)])
@@ -140,41 +132,24 @@ def test_shares_are_of_equal_number_and_together_everything(n, size, world):
         assert all(part for part, _ in parts)  # one without samples of its own computes along on one
 
 
-NOTEBOOK = """
-    import json, socket, sys
-    from accelerate import notebook_launcher
+RUN = "import sys; from qnnkit import runs; runs.train_all(runs.open_run(sys.argv[1]))"
+
+
+def test_a_run_on_two_processes_and_on_one(tmp_path):
     from qnnkit import runs
 
-    def job():
-        run = runs.open_run(sys.argv[1])
-        for _ in runs.train_all(run):
-            pass
-
-    runs.open_run(sys.argv[1], "digits_quanv", **json.loads(sys.argv[2]))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    notebook_launcher(job, num_processes=2, use_port=str(port))
-"""
-
-
-def test_a_run_in_a_notebook_on_two_processes_and_in_one(tmp_path):
-    from qnnkit import runs
-
-    settings = {"epochs": 1, "n_seeds": 1, "controls": ["classical"], "n_layers": 1, "hidden": 4}
-    launch(NOTEBOOK, 1, tmp_path / "two", json.dumps(settings | {"batch_size": 32}))
-    one = runs.open_run(tmp_path / "one", "digits_quanv", **settings, batch_size=64)
-    list(runs.train_all(one))
-    two = runs.open_run(tmp_path / "two")
-    for run in (one, two):
+    found, small = [], {"epochs": 1, "n_seeds": 1, "controls": ["classical"], "n_layers": 1, "hidden": 4}
+    for n in (1, 2):
+        runs.open_run(tmp_path / str(n), "digits_quanv", **small, batch_size=64 // n)
+        launch(RUN, n, tmp_path / str(n))
+        run = runs.open_run(tmp_path / str(n))
         assert len(run.finals()) == 2 and len(run.epochs()) == 2
-    for name in ("train_loss", "validation_loss"):
-        assert two.epochs()[name].tolist() == pytest.approx(one.epochs()[name].tolist(), abs=1e-4)
-    assert Path(two.folder / "provenance.json").exists()
+        found.append(run.epochs()[["train_loss", "validation_loss"]].to_numpy())
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
 class Counting(torch.utils.data.Dataset):
-    """Samples that note that they are loaded, and draw something with every one."""
+    """Samples that note that they are loaded."""
 
     def __init__(self):
         self.loaded = []
@@ -184,35 +159,22 @@ class Counting(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         self.loaded.append(index)
-        return torch.tensor(index), torch.rand(())
+        return index
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("sized", [True, False])
-def test_an_epoch_begun_in_the_middle_is_that_epoch_and_loads_only_what_is_left(shuffle, sized):
-    """In the same bits, the order and what the dataset draws; where a loader has no indices it loads all."""
+class Own(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
 
-    class Own(DataLoader):
-        def __iter__(self):
-            yield from super().__iter__()
 
-    dataset, kind, states = Counting(), DataLoader if sized else Own, []
-
-    def epoch(first, begin=lambda: None):
-        torch.manual_seed(3)
-        share = Share(kind(dataset, batch_size=4, shuffle=shuffle), Processes(torch.device("cpu")))
-        for (indices, drawn), own in share.batches(first, begin):
-            torch.rand(2)  # as dropout does
-            states.append(torch.get_rng_state())
-            yield indices.tolist(), drawn.tolist(), own
-
+@pytest.mark.parametrize(("kind", "n_loaded"), [(DataLoader, 8), (Own, 20)])
+def test_an_epoch_begun_in_the_middle_loads_only_what_is_left(kind, n_loaded):
+    """Where a loader has no indices it loads all. That it is that epoch: test_train.py."""
+    dataset = Counting()
+    share = Share(kind(dataset, batch_size=4), Processes(torch.device("cpu")))
     with torch.random.fork_rng(devices=[]):
-        whole = list(epoch(0))
-        state = states[2]
-        dataset.loaded.clear()
-        assert list(epoch(3, lambda: torch.set_rng_state(state))) == whole[3:]
-        assert len(dataset.loaded) == (8 if sized else 20)
-        assert list(epoch(5)) == []
+        assert [batch.tolist() for batch, _ in share.batches(3)] == [[12, 13, 14, 15], [16, 17, 18, 19]]
+        assert len(dataset.loaded) == n_loaded and list(share.batches(5)) == []
 
 
 @pytest.mark.parametrize("name", ["meta", "cpu", *(["cuda:1"] if torch.cuda.device_count() > 1 else [])])

@@ -7,9 +7,10 @@ import logging
 import math
 import os
 import signal
+import sys
 import time
 import warnings
-from collections import namedtuple
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -24,9 +25,9 @@ from qnnkit.checkpoint import Store
 from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
-from qnnkit.workspace import read_lines
+from qnnkit.workspace import append_line, read_lines
 from tests import forked
-from tests.same import At, from_seed, raises, same, weights
+from tests.same import At, from_seed, same, weights
 from tests.toys import linear, refused, two_expvals
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
@@ -258,6 +259,7 @@ def test_a_stepper_moves_by_the_whole_batch_too():
 LATE = [0.1, 0.5, 0.4, 0.4, 0.9]
 
 
+@pytest.mark.parametrize("kept", ["in memory", "in a folder"])
 @pytest.mark.parametrize(
     ("scores", "patience", "epochs", "best"),
     [
@@ -265,22 +267,16 @@ LATE = [0.1, 0.5, 0.4, 0.4, 0.9]
         ([0.5] * 5, 0, 5, 1),  # a draw, in accuracy and in loss, does not count as better
     ],
 )  # fmt: skip
-def test_patience(scores, patience, epochs, best):
-    progress = fit(net(), Scripted(scores), epochs=5, patience=patience)
+def test_patience_and_the_best_epoch_stays(tmp_path, kept, scores, patience, epochs, best):
+    model, after, folder = net(), [], tmp_path if kept == "in a folder" else None
+    given = {"folder": folder, "log": lambda row: after.append(weights(model))}
+    progress = fit(model, Scripted(scores), epochs=5, patience=patience, **given)
     assert (progress.epoch, progress.best_epoch) == (epochs, best)
     assert [row["validation_accuracy"] for row in progress.rows] == pytest.approx(scores[:epochs])
-    assert progress.rows[best - 1]["best"]
-
-
-@pytest.mark.parametrize("kept", ["in memory", "in a folder"])
-@pytest.mark.parametrize("best", [1, 2, 4])
-def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
-    model, after, folder = net(), [], tmp_path if kept == "in a folder" else None
-    scores = [0.8 if epoch == best else 0.2 for epoch in range(1, 5)]
-    fit(model, Scripted(scores), epochs=4, folder=folder, log=lambda row: after.append(weights(model)))
-    assert [same(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
+    assert [same(weights(model), each) for each in after] == [n == best for n in range(1, epochs + 1)]
+    assert [row["best"] for row in progress.rows][best - 1 :] == [True] + [False] * (epochs - best)
     found = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
-    wanted = {best, 3, 4} if folder else set()  # the best and the last two
+    wanted = {best, epochs - 1, epochs} if folder else set()  # the best and the last two
     assert wanted <= found and len(found) <= len(wanted) + 1  # and what was best before
 
 
@@ -297,76 +293,42 @@ def test_among_equal_scores_the_smaller_loss_is_better():
 
 # --- killed and resumed ------------------------------------------------------------------------------------
 
-KILLED = """
-    # Trains in forked children: one is left in peace, the others kill themselves at a moment and are resumed.
-    import json, os, signal, sys
-    from pathlib import Path
-    import torch
-    from qnnkit import workspace
-    from tests.train.test_train import Classification, fit, loaders, net
 
-    count, moment, kind = {}, (None, 0), "SIGKILL"
-    ends = {"SIGKILL": (os.WTERMSIG, 9), "SIGTERM": (os.WEXITSTATUS, 143), "SIGINT": (os.WEXITSTATUS, 130)}
+class Noisy(TensorDataset):
+    """Points that are others whenever they are loaded."""
 
-    def happens(event):
-        count[event] = count.get(event, 0) + 1
-        if (event, count[event]) == moment:
-            os.kill(os.getpid(), getattr(signal, kind))
+    def __getitem__(self, index):
+        point, label = super().__getitem__(index)
+        return point + 0.1 * torch.rand(2), label
 
-    def audit(event, arguments):
-        if event == "os.rename" and "/checkpoint-" in str(arguments[1]):
-            happens("write")
-        if event == "os.remove" and "/checkpoint-" in str(arguments[0]):
-            happens("prune")
 
-    sys.addaudithook(audit)
+class Teacher(nn.Module):
+    """Dropout; a frozen backbone whose weights and statistics each pass moves; a count beside its tensors."""
 
-    class Task(Classification):
-        def __call__(self, model, batch):
-            happens("batch" if model.training else "validation")
-            return super().__call__(model, batch)
+    def __init__(self):
+        super().__init__()
+        wide = nn.Sequential(nn.Linear(2, 900), nn.BatchNorm1d(900, momentum=0.3), nn.Tanh())
+        self.backbone, self.head = wide.requires_grad_(False), nn.Linear(900, 2)
+        self.passes = 0
 
-    def trains(folder, **given):
-        def log(row):
-            workspace.append_line(folder / "metrics.jsonl", row)
-            happens("row")
-        model = net(dropout=0.5)
-        progress = fit(model, Task(), loaders(64, shuffle=True), folder=folder, log=log, seed=7, **given)
-        torch.save((model.state_dict(), vars(progress)), folder / "end.pt")
+    def get_extra_state(self):
+        return {(0, "passes"): self.passes, "pair": (1, 2)}
 
-    def child(folder, when):
-        global moment, kind
-        process = os.fork()
-        if not process:
-            *moment, kind = when
-            moment = tuple(moment)
-            try:
-                trains(folder, **json.loads(sys.argv[3]))
-            except KeyboardInterrupt:
-                os._exit(130)
-            except SystemExit as error:
-                os._exit(error.code)
-            os._exit(0)
-        return os.waitpid(process, 0)[1]
+    def set_extra_state(self, state):
+        self.passes = state[0, "passes"]
 
-    fit(net(), Task(), epochs=1)  # what the first training imports, it imports once and not in every child
-    count.clear()
-    for name, moments in json.loads(sys.argv[2]).items():
-        folder = Path(sys.argv[1]) / name
-        folder.mkdir()
-        for when in moments:
-            status = child(folder, when)
-            read, code = ends[when[2]]
-            assert read(status) == code, (when, status)
-        assert child(folder, (None, 0, "")) == 0, name
-"""
-KILLED_FIT = {
-    "epochs": 6, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5,
-    "save_every_steps": 1,
-}  # fmt: skip
+    def forward(self, points):
+        if self.training:
+            self.passes += 1
+            self.backbone[0].weight += 0.01 * self.head.weight.detach().mean()
+        return self.head(nn.functional.dropout(self.backbone(points), 0.3, self.training))
+
+
+KINDS = "of the kit", "with a generator", "plain"
+"""Of loaders; the others are torch's, whose order and samples are drawn."""
 # 4 batches of 2 pieces and a validation of 4 pieces an epoch, 6 epochs; the epochs' ends are written.
 MOMENTS = {
-    "never": [],
+    **{f"never, {kind}": [] for kind in KINDS},
     "at the first batch": [("batch", 1, "SIGKILL")],
     "in the middle of the first epoch": [("batch", 5, "SIGKILL")],
     "between two pieces": [("batch", 22, "SIGKILL")],
@@ -382,13 +344,71 @@ MOMENTS = {
     "asked to stop after a row": [("row", 2, "SIGTERM")],
     "interrupted, and again": [("batch", 11, "SIGINT"), ("validation", 3, "SIGINT")],
 }
+"""By name; the kinds take turns."""
+STATUS = {None: 0, "SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130}
+
+
+def kind_of(name):
+    return list(MOMENTS).index(name) % len(KINDS)
+
+
+def train_until(moment, folder, kind):
+    """A training that gets a signal at the nth event of a kind; the exit status of its process."""
+    events, files = Counter(), {"os.rename": ("write", 1), "os.remove": ("prune", 0)}
+
+    def happens(event):
+        events[event] += 1
+        if moment and (event, events[event]) == moment[:2]:
+            os.kill(os.getpid(), getattr(signal, moment[2]))
+
+    def audit(event, given):
+        if event in files and "/checkpoint-" in str(given[files[event][1]]):
+            happens(files[event][0])
+
+    class Task(Classification):
+        def __call__(self, model, batch):
+            happens("batch" if model.training else "validation")
+            return super().__call__(model, batch)
+
+    def log(row):
+        append_line(folder / "metrics.jsonl", row)
+        happens("row")
+
+    sys.addaudithook(audit)
+    model, data = from_seed(Teacher), loaders(64, shuffle=True)
+    if kind:
+        generator = torch.Generator() if kind == 1 else None
+        data["train"] = DataLoader(Noisy(*clouds(64)), batch_size=16, shuffle=True, generator=generator)
+    given = {"epochs": 6, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5}
+    try:
+        progress = fit(model, Task(), data, folder=folder, log=log, seed=7, save_every_steps=1, **given)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as error:
+        return error.code
+    torch.save((model.state_dict(), vars(progress)), folder / "end.pt")
+    return 0
+
+
+def kill_at_moments(folder):
+    """Trains in forked children, which are killed at each of MOMENTS, and then resumes them."""
+    fit(net(), epochs=1)  # what the first training imports, it imports once and not in every child
+    for name, moments in MOMENTS.items():
+        (folder / name).mkdir()
+        for moment in (*moments, None):
+            process = os.fork()
+            if not process:
+                os._exit(train_until(moment, folder / name, kind_of(name)))
+            status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+            assert status == STATUS[moment and moment[2]], (name, moment, status)
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """Folders of trainings that were killed at each of MOMENTS and then resumed."""
     folder = tmp_path_factory.mktemp("killed")
-    done = forked.python(KILLED, folder, json.dumps(MOMENTS), json.dumps(KILLED_FIT))
+    code = "import pathlib, sys; from tests.train.test_train import kill_at_moments as f"
+    done = forked.python(f"{code}; f(pathlib.Path(sys.argv[1]))", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -403,37 +423,13 @@ def ends(folder):
     return {"weights": state, "progress": progress, "kept": kept, "rows": rows}
 
 
-@pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "never"])
+@pytest.mark.parametrize("moment", list(MOMENTS)[len(KINDS) :])
 def test_killed_and_resumed_is_as_never_stopped(killed, moment):
-    straight, resumed = ends(killed / "never"), ends(killed / moment)
+    """To the bit, whatever is drawn or moved; see `Noisy` and `Teacher`."""
+    straight, resumed = ends(killed / f"never, {KINDS[kind_of(moment)]}"), ends(killed / moment)
     for part in straight:
         assert same(resumed[part], straight[part]), part
     assert list(straight["rows"]) == [1, 2, 3, 4, 5, 6]
-
-
-class Noisy(TensorDataset):
-    """Points that are others whenever they are loaded."""
-
-    def __getitem__(self, index):
-        point, label = super().__getitem__(index)
-        return point + 0.1 * torch.rand(2), label
-
-
-@pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
-@pytest.mark.parametrize(("training", "at"), [(True, 8), (False, 3)], ids=["in training", "in validation"])
-def test_what_a_loader_draws_is_drawn_again(tmp_path, own, training, at):
-    """Its order and its samples."""
-
-    def trained(folder, at=-1):
-        model, generator = net(dropout=0.3), torch.Generator() if own else None
-        loader = DataLoader(Noisy(*clouds(24)), batch_size=4, shuffle=True, generator=generator)
-        given = {"folder": tmp_path / folder, "data": loaders() | {"train": loader}}
-        with contextlib.suppress(SystemExit):
-            fit(model, At(at, terminate, training), save_every_steps=1, epochs=2, **given)
-            return weights(model)
-
-    straight = trained("straight")
-    assert trained("stopped", at) is None and same(trained("stopped"), straight)
 
 
 def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
@@ -468,18 +464,15 @@ def test_a_finished_training_is_not_gone_on_with(tmp_path):
     assert len(rows) == 2 and same(weights(other), weights(model))
 
 
-def planted(folder, path, value, alone=False):
+def planted(folder, path, value):
     """A newest checkpoint that is whole, but has something else where `path` leads."""
     store = Store(folder)
     state = changed = store.restore()
     for key in path[:-1]:
         changed = changed[key]
     changed[path[-1]] = value
-    if alone:
-        store = Store(folder / "alone")
     store.save(state)
     store.wait()
-    return store.folder
 
 
 MISFITS = {
@@ -512,64 +505,19 @@ def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
     assert same(weights(model), weights(straight))
 
 
-def test_where_none_fits_nothing_is_begun_anew(tmp_path):
-    """Nor where all are another net's."""
+@pytest.mark.parametrize("misfit", ["no groups", "another net's"])
+def test_where_none_fits_nothing_is_begun_anew(tmp_path, misfit):
     fit(net(), epochs=1, folder=tmp_path)
-    folder = planted(tmp_path, *MISFITS["no groups"], alone=True)
-    other = from_seed(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
-    for model, place, told in ((net(), folder, "does not fit this"), (other, tmp_path, "to another model")):
-        before = {path: path.read_bytes() for path in place.glob("checkpoint-*")}
-        with pytest.raises(ValueError, match=told):
-            fit(model, epochs=2, folder=place)
-        assert {path: path.read_bytes() for path in place.glob("checkpoint-*")} == before
-
-
-class Teacher(nn.Module):
-    """A frozen backbone with statistics that move, and a count of its passes beside its tensors.
-
-    `moves` its weights too: all, as a mean of others does, or one of them.
-    """
-
-    def __init__(self, moves, seed=0):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            wide = nn.Sequential(nn.Linear(2, 900), nn.BatchNorm1d(900, momentum=0.3), nn.Tanh())
-            self.backbone, self.head = wide.requires_grad_(False), nn.Linear(900, 2)
-        self.moves, self.passes = moves, 0
-
-    def get_extra_state(self):
-        return {(0, "passes"): self.passes, "pair": namedtuple("Pair", "a b")(1, 2)}
-
-    def set_extra_state(self, state):
-        self.passes = state[0, "passes"]
-
-    def forward(self, points):
-        if self.training:
-            self.passes += 1
-            moved, by = self.backbone[0].weight, self.head.weight.detach().mean()
-            if self.moves == "all":
-                moved += 0.01 * by
-            elif self.moves == "one":
-                moved[1, 1] += by
-        return self.head(self.backbone(points))
-
-
-@pytest.mark.parametrize("moves", ["", "all", "one"])
-def test_frozen_weights_and_those_that_a_forward_pass_moves_are_as_never_stopped(tmp_path, moves):
-    """To the bit, and so are statistics."""
-
-    def trained(task, folder=None):
-        model = Teacher(moves)
-        fit(model, task, epochs=3, save_every_steps=1, folder=folder)
-        passes = {"passes": torch.tensor(model.passes)}
-        return dict(model.named_parameters()) | dict(model.named_buffers()) | passes
-
-    straight = trained(TASK)
-    for at in (3, 5, 12):
-        with contextlib.suppress(KeyboardInterrupt):
-            trained(At(at, raises()), tmp_path)
-    assert same(trained(TASK, tmp_path), straight)
+    model, [path] = net(), tmp_path.glob("checkpoint-*")
+    if misfit == "no groups":
+        planted(tmp_path, *MISFITS[misfit])
+        path.unlink()
+    else:
+        model[3] = linear(8, 3)
+    before = {path: path.read_bytes() for path in tmp_path.glob("checkpoint-*")}
+    with pytest.raises(ValueError, match="does not fit this" if misfit == "no groups" else "another model"):
+        fit(model, epochs=2, folder=tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.glob("checkpoint-*")} == before
 
 
 def test_with_other_batches_the_steps_stay_on_schedule(tmp_path):
@@ -607,45 +555,28 @@ def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
 # --- precision ---------------------------------------------------------------------------------------------
 
 
-class Probe(nn.Module):
-    """Passes its input on and notes its dtype."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = set()
-
-    def forward(self, inputs):
-        self.seen.add(inputs.dtype)
-        return inputs
-
-
-def hybrid(seen):
-    """Linear -> circuit -> linear, with probes around the circuit and, through `seen`, inside it."""
-
-    @qp.qnode(qp.device("default.qubit", wires=2, seed=0), interface="torch", diff_method="backprop")
-    def circuit(inputs, weights):
-        seen.update({inputs.dtype, weights.dtype})
-        qp.AngleEmbedding(inputs, wires=[0, 1])
-        qp.BasicEntanglerLayers(weights, wires=[0, 1])
-        return two_expvals()
-
-    quantum = from_seed(lambda: layers.QuantumLayer(circuit, {"weights": (1, 2)}))
-    return nn.Sequential(linear(2, 2), Probe(), quantum, Probe(), linear(2, 2))
-
-
 @pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_circuit_and_task_are_islands_of_float32(precision, around):
     """A loss of one's own is not rounded to half precision."""
-    inside, seen = set(), set()
+    inside, outside, seen = set(), set(), set()
+
+    def circuit(inputs, weights):
+        inside.update({inputs.dtype, weights.dtype})
+        qp.AngleEmbedding(inputs, wires=[0, 1])
+        qp.BasicEntanglerLayers(weights, wires=[0, 1])
+        return two_expvals()
 
     class Seeing(Classification):
         def __call__(self, model, batch):
             seen.add(model(batch[0]).dtype)
             return super().__call__(model, batch)
 
-    model = hybrid(inside)
+    qnode = qp.QNode(circuit, qp.device("default.qubit", wires=2, seed=0))
+    quantum = from_seed(lambda: layers.QuantumLayer(qnode, {"weights": (1, 2)}))
+    quantum.register_forward_hook(lambda layer, given, found: outside.update({given[0].dtype, found.dtype}))
+    model = nn.Sequential(linear(2, 2), quantum, linear(2, 2))
     rows = fit(model, Seeing(), loaders(n=48), epochs=3, learning_rate=0.1, precision=precision).rows
-    assert inside == seen == {torch.float32} and model[1].seen == model[3].seen == {around}
+    assert inside == seen == {torch.float32} and outside == {around}
     assert rows[-1]["train_loss"] < rows[0]["train_loss"] and not model._forward_hooks
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
@@ -685,19 +616,6 @@ def test_what_cannot_be_trained_is_refused(data, settings, what):
         fit(net().requires_grad_(what != "model"), data=loaders() | data, **settings)
 
 
-class Breaking(nn.Module):
-    """Passes its input on, and NaN or infinity instead at one of its calls, or from then on."""
-
-    def __init__(self, call=0, value=math.nan, training=True):
-        super().__init__()
-        self.calls, self.call, self.value, self.of = 0, call, value, training
-
-    def forward(self, inputs):
-        self.calls += self.training == self.of
-        breaks = 0 < self.call <= self.calls and self.training == self.of
-        return inputs * self.value if breaks else inputs
-
-
 @pytest.mark.parametrize(
     ("training", "at", "value", "told"),
     [
@@ -709,17 +627,15 @@ class Breaking(nn.Module):
 def test_a_loss_that_is_not_finite_names_its_place_and_the_same_call_resumes(
     tmp_path, training, at, value, told
 ):
-    def model(at=0):
-        return nn.Sequential(net(), Breaking(at, value, training))
-
-    rows = []
+    model, rows = net(), []
+    broken = At(at, lambda: model[3].weight.data.fill_(value), training)
     with pytest.raises(FloatingPointError, match=f"^The {told}"):
-        fit(model(at), epochs=3, folder=tmp_path, log=rows.append)
+        fit(model, broken, epochs=3, folder=tmp_path, log=rows.append)
     assert len(rows) == len(list(tmp_path.glob("checkpoint-*"))) < 2
-    resumed = fit(model(), epochs=3, folder=tmp_path)  # the cause is mended
-    assert timeless(resumed.rows) == timeless(fit(model(), epochs=3).rows)
+    resumed = fit(net(), epochs=3, folder=tmp_path)  # the cause is mended
+    assert timeless(resumed.rows) == timeless(fit(net(), epochs=3).rows)
     with pytest.raises(FloatingPointError, match=r"^The loss is not finite\. Look at the data"):
-        train.evaluate(nn.Sequential(net(), Breaking(1, value, False)), TASK, loaders()["validation"])
+        train.evaluate(model, TASK, loaders()["validation"])
 
 
 def test_a_gradient_that_is_not_finite_names_its_group():

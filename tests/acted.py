@@ -1,0 +1,96 @@
+"""What a stand-in for `qnnkit run` does in tests of batches: it trains nothing and leaves the same files.
+
+It acts in a thread of this process (`Acted`), or in a process of its own (tests/stand_in.py). An epoch takes
+`warmup_epochs` seconds, metrics.jsonl is its checkpoint, hidden=99 fails, 98 fails once. A language model has
+a loss in place of an accuracy, and its own net is a reference. While the file `hold` is in the workspace, a
+run in its first attempt waits after two epochs, if it is the Nth that has begun, or a later one; the file
+holds N.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+def act(
+    words: Sequence[str], variables: Mapping[str, str], say: Callable[[str], object], stop: threading.Event
+) -> int:
+    """What `qnnkit run` with these words does; its exit status."""
+    from filelock import FileLock
+
+    from qnnkit import cli_settings, workspace
+    from qnnkit.runs import lock
+
+    folder = Path(words[words.index("--run-dir") + 1])
+    given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, given)
+    if (workspace.run_folder(folder) / "result.json").exists():  # and not on Drive
+        with lock.mirrored(workspace.run_folder(folder)):
+            return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"pid": os.getpid(), "threads": variables["OMP_NUM_THREADS"], "settings": settings}
+    facts |= {"gpus": variables.get("CUDA_VISIBLE_DEVICES"), "words": words}
+    workspace.append_line(folder / "calls.jsonl", facts)
+    calls = len(workspace.read_lines(folder / "calls.jsonl"))
+    with FileLock(folder / ".chain.lock"):
+        config = {"epochs": settings["epochs"], "controls": [], "n_seeds": 1}
+        workspace.write_json(folder / "config.json", config)
+        hidden = settings.get("hidden")
+        if hidden == 99 or (hidden == 98 and calls == 1):
+            (folder / "notebooks").mkdir(exist_ok=True)
+            (folder / "notebooks" / "03_train.failed.ipynb").write_text("{}")
+            say("qnnkit: Notebook 03_train.ipynb stopped: It diverged.")
+            return 2
+        text = "text_llama" in words
+        net, column = ("reference", "validation_loss") if text else ("hybrid", "validation_accuracy")
+        row, score = {"net": net, "seed": settings.get("seed", 0)}, 0.0
+        done = len(workspace.read_lines(folder / "metrics.jsonl"))
+        for epoch in range(done + 1, settings["epochs"] + 1):
+            while epoch > 2 and calls == 1 and held(folder.parent):
+                if stop.wait(0.01):
+                    return 143
+            time.sleep(settings["warmup_epochs"])
+            score = (1 - abs(settings.get("learning_rate", 0) - 0.3)) * epoch / settings["epochs"]
+            score = 4 - score if text else score
+            last = {"event": "epoch", **row, "epoch": epoch, column: score}
+            workspace.append_line(folder / "metrics.jsonl", last)
+        workspace.append_line(folder / "metrics.jsonl", {"event": "test", **row, column: score})
+        workspace.write_json(folder / "result.json", {"score": score})
+    return 0
+
+
+def held(runs: Path) -> bool:
+    try:
+        return len(list(runs.iterdir())) >= int((runs.parent / "hold").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+class Acted(threading.Thread):
+    """What `warm.start` gives, without a process: the run is a thread."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path):
+        super().__init__(daemon=True)
+        self.words, self.variables, self.log = command[4:], variables, log
+        self.returncode, self.asked = None, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with self.log.open("a") as log:
+            self.returncode = act(self.words, self.variables, log.write, self.asked)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.join(timeout)
+        if self.is_alive():
+            raise subprocess.TimeoutExpired(self.words, timeout or 0)
+
+    def terminate(self) -> None:
+        self.asked.set()
