@@ -77,8 +77,9 @@ def of_notebooks(
         own = {each: others[each] for each in others if each in known}
         check_parameters(find_notebook(name), own)
         as_kept = json.loads(without_places(json.dumps(own)))
-        for each in own if used is not None else ():
-            if used.get(each, ast.literal_eval(known[each]["default"])) != as_kept[each]:
+        for each in own:
+            default = ast.literal_eval(known[each]["default"])
+            if used is not None and used.get(each, default) != as_kept[each]:
                 rule = f"be what {name} of this run has finished with"
                 step = "Begin another run_dir, or run that notebook alone, by papermill."
                 raise ValueError(checks.message(each, rule, own[each], step))
@@ -137,7 +138,6 @@ def analyze(run: Run) -> Any:
 
     Raises:
         NotebookError: The notebook stopped; the earlier page stays.
-        BlockingIOError: Another process runs the notebooks of this run.
     """
     with alone(run.folder, "chain"), mirrored(run.folder):
         _execute(run, ANALYZE, _used(run.folder, ANALYZE) or {})
@@ -225,9 +225,7 @@ def declared(notebook: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Refuses parameters that the notebook does not declare, or declares with another type.
-
-    papermill itself only warns of an unknown name and enforces no type.
+    """Refuses what papermill does not: a parameter that the notebook lacks, or declares with another type.
 
     Raises:
         ValueError: A name is unknown; the nearest one is offered.
@@ -382,8 +380,7 @@ def _manager(folder: str, running: Path, kernels: list[Any]) -> type:
 def find_notebook(name: str) -> Path:
     """The numbered notebook `name`, such as "03_train".
 
-    A copy in `notebooks/` of the workspace comes first, then that of the checkout that qnnkit was imported
-    from, then the one that its wheel brought: `share/qnnkit/notebooks` of the environment.
+    A copy in `notebooks/` of the workspace comes first, then that of the checkout or wheel of qnnkit.
 
     Raises:
         FileNotFoundError: There is none.
