@@ -208,7 +208,7 @@ MUTANTS = (
         "measure_clock measure_placement",
     ),
     ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
-    ("runs/opening.py", "source.config.epochs + (len", "source.config.epochs + 0 * (len", "runs"),
+    ("runs/opening.py", "config.epochs > begun.epochs", "config.epochs != begun.epochs", "runs"),
 )
 
 
