@@ -424,4 +424,4 @@ def test_names_of_a_mac_and_of_colab_are_the_same_data(tmp_path: Path) -> None:
     (mac / "captions.json").write_text(json.dumps([{"image": "0 na\u00efve 0\u00e9", "captions": ["a cup"]}]))
     for path in (mac / unicodedata.normalize("NFD", "\u00fcber")).iterdir():
         path.unlink()
-    assert list(listing(places.open_place(mac)).captions.values()) == [("a cup",)]
+    assert list(listing(places.open_place(mac))[1].values()) == [("a cup",)]
