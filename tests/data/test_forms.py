@@ -97,7 +97,7 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "columns `caption_1`, `caption_2`": (
         {"captions.csv": table(",", "image", "caption_1", "caption_2",
                                rows=[(name, each[0], each[-1]) for name, each in PAIR.items()])}, PAIR, ""),
-    "table without a header": ({"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"}, REFUSED, "write such as"),
+    "table without a header": ({"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"}, REFUSED, "Write such as"),
     "line with a column too many": ({"captions.csv": table(",", *THREE, rows=[("a.jpg", CAT,
         "me")]) + "a,b,c,d\n"}, REFUSED, "quotation marks"),
     "line with a column too few": ({"captions.csv": table(",", *THREE, rows=[("a.jpg", CAT, "me"), ("b.jpg",
@@ -108,7 +108,7 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
         "a.jpg") | {"images": [{"id": 104, "file_name": name} for name in SAID]}}, REFUSED,
         "an `id` of its own"),
     "Flickr8k `token.txt`": ({"Flickr8k.token.txt": f"a.jpg#0\t{CAT}\nb.jpg#0\t{OWL}\n"}, REFUSED,
-        "write such as"),
+        "Write such as"),
     "split of unknown name": ({"captions.csv": table(",", "image", "caption", "split",
         rows=[(*row, "mine") for row in ROWS])}, SAID, "split 'mine'"),
 }  # fmt: skip
