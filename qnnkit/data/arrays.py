@@ -246,6 +246,6 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
     except (ValueError, TypeError, RuntimeError) as error:
         rule = f"be finite real numbers of one shape, with a row for each of {least} samples or more"
         how = "pandas.factorize(targets, sort=True), or pandas.get_dummies(inputs, dtype=float)"
-        step = f"Words become numbers by {how}; gaps are filled by table.fillna(table.median())."
+        step = f"Words become numbers by {how}; fill gaps by table.fillna(table.median(numeric_only=True))."
         raise ValueError(checks.message(name, rule, words.first_line(error), step)) from None
     return tensor

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from qnnkit import report, runs
 from tests.showing import log_test, needs_chromium
 from tests.torture import kill
 
@@ -45,7 +46,6 @@ pytestmark = [pytest.mark.browser, needs_chromium]
 
 LESS = {
     "02_gradient_check": {"samples": 1, "plateau_qubits": 4, "plateau_starts": 20},
-    "03_train": {"epochs": 1, "n_seeds": 1},
     "04b_inside": {"hardware_images": 0},
 }
 """Parameters of notebooks, which compute less here than by default."""
@@ -63,6 +63,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             text, n = re.subn(rf"{parameter}: int = \w+ ", f"{parameter}: int = {value} ", text)
             assert n == 1, parameter
         path.write_text(text)
+    runs.open_run(home / "runs" / "first", "digits_quanv", epochs=1, n_seeds=1)
     return home
 
 
@@ -178,9 +179,7 @@ def _changed(page, before: list[str], which: set[int]) -> list[str]:
 
 
 def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> None:
-    """On a finished run: sliders by keyboard, an image by Enter and by click, and the pictures follow."""
-    from qnnkit import runs
-
+    """On a finished run: sliders by keyboard, an image by Enter, and the pictures follow."""
     settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical"], "stride": 2, "train_fraction": 0.2}
     run = runs.open_run(home / "runs" / "inspected", "digits_quanv", **settings)
     list(runs.train_all(run))
@@ -221,8 +220,6 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
 
 def test_the_report_is_legible(browser, tmp_path: Path) -> None:
     """At the width of a laptop and of a phone: every picture shown, nothing wider than the page."""
-    from qnnkit import report, runs
-
     run = runs.open_run(tmp_path / "run", "digits_quanv", epochs=1, n_seeds=1)
     for net in run.nets:
         log_test(run, net, 0, 0.5)

@@ -130,9 +130,10 @@ def test_after_a_restart_the_run_is_found(undisturbed: Machine) -> None:
     again = qnnkit(undisturbed, *RUN)
     assert again.returncode == 0 and "Report: " in again.stdout, again.stdout
     code = "from qnnkit import runs; print(runs.open_run('runs/first').result is not None)"
-    restarted = undisturbed.run_ipython(f"{undisturbed.first_cell()}\n{code}")
+    trace = {"GIT_TRACE": str(undisturbed.folder / "git.txt")}
+    restarted = undisturbed.run_ipython(f"{undisturbed.first_cell()}\n{code}", **trace)
     assert restarted.stdout.splitlines()[-1] == "True", restarted.stdout + restarted.stderr
-    assert len(undisturbed.mounts()) == before
+    assert len(undisturbed.mounts()) == before and undisturbed.fetched() == []
 
 
 @pytest.mark.slow

@@ -127,11 +127,6 @@ def test_the_wheel_carries_notebooks_recipes_and_templates(wheel: Path) -> None:
     assert {name for name in kept if not name.endswith(".md")} <= set(names)
 
 
-def test_what_is_installed_is_the_wheel(installed: Path, tmp_path: Path) -> None:
-    found = outside(tmp_path, installed / "bin" / "python", "-c", "import qnnkit; print(qnnkit.__file__)")
-    assert installed in Path(found.stdout).parents
-
-
 def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     for name in runs.NOTEBOOKS:
         outputs = [output for cell in code_cells(finished.notebook(name)) for output in cell.outputs]
@@ -357,6 +352,4 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     rows = json.loads((folder / "machine.json").read_bytes())["rows"]
     assert {row["device"] for row in rows if row["what"] == "bandwidth"} >= {"cpu"}
     rows = workspace.read_lines(folder / "benchmark.jsonl")
-    names = {row["name"] for row in rows if row["event"] == "strategy"}
-    assert {"as it is", "bfloat16"} < names and not {"batched", "frozen"} & names
     assert not any(row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum")
