@@ -23,7 +23,6 @@ from PIL import Image
 import qnnkit
 from benchmarks import adapting, noisy, plateau, results, run, torchlayer
 from qnnkit import cli, recipes, report, runs
-from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -279,15 +278,6 @@ def test_the_recipe_of_the_readme_trains_with_every_control(home: Path) -> None:
     np.random.set_state(state)  # noqa: NPY002
     nets = [final["net"] for final in runs.train_all(run)]
     assert sorted(nets) == ["classical", "frozen_random", "hybrid", "no_entanglement", "no_quantum"]
-
-
-def test_short_programs_and_commands_of_the_pages(home: Path) -> None:
-    both = [programs(ROOT / "docs" / name) for name in ("hardware.md", "your_own.md")]
-    both += ["assert quanvolution(torch.rand(8, 1, 28, 28)).shape == (8, 4, 14, 14)"]
-    sampled = forked.run("qnnkit", "sample", "my_images", "few", "--per-class", 20)
-    for done in (forked.python("\n".join(both)), sampled):
-        assert done.returncode == 0, done.stdout
-    assert len(list((home / "few").rglob("*.png"))) == 60
 
 
 @pytest.mark.slow

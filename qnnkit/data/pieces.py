@@ -100,9 +100,8 @@ def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
         return [(name.rpartition(".")[0], of_midi(content), "any")]
     text = places.gunzipped(content) if name.lower().endswith(".gz") else content
     try:
-        parts = TypeAdapter(dict[str, list]).validate_python(
-            json.loads(text, object_pairs_hook=without_duplicates)
-        )
+        whole = json.loads(text, object_pairs_hook=without_duplicates)
+        parts = TypeAdapter(dict[str, list]).validate_python(whole)
         rows = [(key, parts[key], "any") for key in sorted(parts, key=places.natural)]
         if parts.keys() <= SIDES.keys():
             rows = [(f"{SIDES[k]}-{i:03d}", each, SIDES[k]) for k, v, _ in rows for i, each in enumerate(v)]

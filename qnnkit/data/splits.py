@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -290,24 +289,6 @@ def split_rows(
             rule = f"hold enough {what} of every class for all three splits"
             raise refusal(rule, few, f"None is left for {side}: {step}")
     return parts["train"], parts["validation"], parts["test"]
-
-
-def split_names(names: Sequence[str], holder: str = "", **options: Any) -> list[str]:
-    """The split of each document or piece, by the hash of its name; equal names are numbered.
-
-    Args:
-        names: One each.
-        holder: Whose they are, for messages.
-        options: `split_seed`, both fractions, and `what`, as in `split_rows`.
-    """
-    seen: Counter[str] = Counter()
-    keys = []
-    for name in names:
-        keys.append(f"{name}/{seen[name]}" if seen[name] else name)
-        seen[name] += 1
-    parts = split_rows(np.zeros(len(keys), np.int64), (holder,), names=keys, **options)
-    sides = {row: side for side, rows in zip(SPLITS, parts, strict=True) for row in rows.tolist()}
-    return [sides[row] for row in range(len(keys))]
 
 
 def _drawn(labels: np.ndarray, shares: list[float], n_classes: int, split_seed: int) -> np.ndarray:
