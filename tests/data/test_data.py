@@ -204,10 +204,8 @@ def test_digits_are_rescaled_and_take_no_root() -> None:
     ("argument", "name", "options"),
     [
         ("root", "digits", {"root": "images"}),
-        ("test_fraction", "digits", {"test_fraction": 0}),
         ("test_fraction", "digits", {"test_fraction": 0.8}),
         ("image_size", "digits", {"image_size": 0}),
-        ("train_fraction", "digits", {"train_fraction": 0}),
         ("label_pattern", "digits", {"label_pattern": r"(\d)"}),
         ("imagesize", "digits", {"imagesize": 8}),
         ("dataset", "digit", {}),
