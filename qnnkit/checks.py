@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,53 +19,42 @@ MANY = 20
 """Choices that a message does not list, if it can name the nearest."""
 
 
-class Message(str):
-    """A refusal's sentence that knows its parts."""
+_names: ContextVar[Mapping[str, str]] = ContextVar("names", default={})  # noqa: B039  never changed
 
-    parts: tuple[Any, ...]
+
+class Message(str):
+    """A refusal's sentence that knows its parts: name, rule, value, next step."""
+
+    parts: tuple[str, str, Any, str]
 
 
 def message(name: str, rule: str, value: object, next_step: str) -> Message:
-    """The sentence that every refusal of qnnkit is made of.
+    """The sentence that every refusal of qnnkit is made of; see `renamed`.
 
     Example:
         >>> message("wires", "lie in 0..3", (0, 4), "Raise n_qubits or drop wire 4.")
         'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
     """
-    made = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}")
+    name = _names.get().get(name, name)
+    made = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}".rstrip())
     made.parts = name, rule, value, next_step
     return made
 
 
 @contextlib.contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """A refusal of an argument names it as the caller's user knows it: by `names`, where they have it.
+    """Inside, messages name an argument as the caller's user knows it: by `names`, if they have it.
 
     Example:
         >>> with renamed({"root": "data_dir"}):
-        ...     raise ValueError(message("root", "hold images", "x", "Add some."))
-        Traceback (most recent call last):
-        ValueError: Argument `data_dir` must hold images, but is 'x'. Add some.
+        ...     message("root", "hold images", "x", "Add some.")
+        "Argument `data_dir` must hold images, but is 'x'. Add some."
     """
+    before = _names.set({**_names.get(), **names})
     try:
         yield
-    except (ValueError, OSError) as error:
-        *before, sentence = error.args or [None]
-        if not isinstance(sentence, Message) or sentence.parts[0] not in names:
-            raise
-        name, *others = sentence.parts
-        raise type(error)(*before, message(names[name], *others)) from None
-
-
-def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """The choice that is spelt most like `value`, or None when none is close.
-
-    Example:
-        >>> nearest("epocs", ["epochs", "seed"])
-        'epochs'
-    """
-    found = difflib.get_close_matches(value, list(choices), n=1, cutoff=0.5)
-    return found[0] if found else None
+    finally:
+        _names.reset(before)
 
 
 def choice(name: str, value: str, choices: Collection[str], more: str = "") -> str:
@@ -76,11 +66,11 @@ def choice(name: str, value: str, choices: Collection[str], more: str = "") -> s
     """
     if value in choices:
         return value
-    guess = nearest(str(value), choices)
-    hint = f"Did you mean {guess!r}? " if guess else ""
-    names = "" if guess and len(choices) > MANY and more else f"The choices are {', '.join(choices)}. "
-    step = f"{hint}{names}{more}".rstrip()
-    raise ValueError(message(name, "be a known name", value, step))
+    near = difflib.get_close_matches(str(value), [*choices], n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    listed = choices and not (near and len(choices) > MANY and more)
+    names = f"The choices are {', '.join(choices)}. " if listed else ""
+    raise ValueError(message(name, "be a known name", value, f"{hint}{names}{more}"))
 
 
 def positive(name: str, value: float, next_step: str = "Use 1 or more.") -> None:
@@ -127,35 +117,31 @@ def read_yaml(path: Path, kind: str) -> Any:
         OSError: It cannot be read.
     """
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(message("file", "be a YAML text", str(path), "Save it as UTF-8.")) from None
+        with path.expanduser().open("rb") as file:
+            return yaml.load(file, _PlainLoader)  # a SafeLoader
     except OSError as error:
         sentence = f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
         raise type(error)(error.errno, sentence) from None
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("it links with `*`; write the value out")  # nested, they make gigabytes
-        return yaml.load(text, _OnceLoader)  # a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
-        step = "Write plain keys, numbers, texts and lists only."
+        problem = " ".join(str(error).split()).rstrip(".")
+        step = "Write plain keys, numbers, texts and lists only, in UTF-8."
         raise ValueError(
-            f"{kind.capitalize()} `{path}` must be plain YAML, but is not{where}: {problem}. {step}"
+            f"{kind.capitalize()} `{path}` must be plain YAML, but is not: {problem}. {step}"
         ) from None
 
 
-class _OnceLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently keep the last."""
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses links, which nested make gigabytes, and a key that is given twice: YAML would keep the last."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            where = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="it links with `*`; write it out", problem_mark=where)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            is_word = isinstance(key.value, str)
-            if not is_word or key.value in seen:
-                fault = f"`{key.value}` is given twice" if is_word else "a key is no word"
-                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
-            seen.add(key.value)
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            fault = f"`{twice[0]}` is given twice"
+            raise yaml.MarkedYAMLError(problem=fault, problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)

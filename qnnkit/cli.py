@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import logging
 import os
@@ -14,29 +16,14 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from qnnkit import checks, device, warm, workspace
-from qnnkit.cli_output import ending_cleanly, print_result, show_batch, tell_data
-from qnnkit.cli_settings import (
-    AsOption,
-    Epochs,
-    Files,
-    Only,
-    Recipe,
-    RunDir,
-    Set,
-    asked_for,
-    controls_of,
-    folder_of,
-    gathered,
-    open_with,
-)
+from qnnkit import checks, cli_settings, device, warm, workspace
+from qnnkit.cli_output import ending_cleanly, print_result, show_batch
+from qnnkit.cli_settings import AsOption, Epochs, Files, Only, RecipeName, RunDir, Set
 
 TRAIN, SET_UP, PLAN, MODELS = "Train", "Set up", "Plan", "Models"
 """The groups of commands in the help."""
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
-Trained = Annotated[
-    Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or its model/ or adapter/.")
-]
+Trained = Annotated[Path, Argument(metavar="RUN_DIR", help="A finished run, or its model/ or adapter/.")]
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
@@ -53,9 +40,7 @@ def _version(asked: bool) -> None:
     "resume:  qnnkit run runs/first"
 )
 def start(
-    version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Train hybrid quantum-classical nets next to matched classical controls."""
 
@@ -85,27 +70,23 @@ def main() -> None:
 @app.command(rich_help_panel=TRAIN)
 def run(
     run_dir: RunDir = None,
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    fork: Annotated[
-        Path | None,
-        Option(metavar="NEW_DIR", help="Copy the trained state there and continue with new settings."),
-    ] = None,
-    notebooks: Annotated[
-        str | None, Option(metavar="NAMES", help="Run only these: 03_train,04_analyze.")
-    ] = None,
+    fork: Annotated[Path | None, Option(metavar="NEW_DIR", help="Continue in a copy of it.")] = None,
+    notebooks: Annotated[str | None, Option(metavar="NAMES", help="Only these: 03_train,04_analyze.")] = None,
     on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
     as_option: AsOption = None,
 ) -> None:
     """Run notebooks 00 to 04b. Type it again to resume an unfinished run, or to print a finished one."""
-    run_dir = folder_of(run_dir, as_option)
+    run_dir = cli_settings.folder_of(run_dir, as_option)
+    asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
     if on is not None:
-        checks.choice("--on", on, ("colab",))
         from qnnkit.runs import on_colab
 
+        checks.choice("--on", on, ("colab",))
         words = re.sub(r"(^| )--on[ =]colab\b", "", shlex.join(sys.argv[2:]))
         read = [str(each) for each in (recipe, *(files or ())) if each]
         path = on_colab.write(run_dir, read, shlex.split(words))
@@ -113,22 +94,25 @@ def run(
         return
     warm.begin()
     with ending_cleanly():
+        from qnnkit import recipes, runs
         from qnnkit import report as reports
-        from qnnkit import runs
-        from qnnkit.settings import CRITERIA
+        from qnnkit.settings import CRITERIA, listed
 
         names = runs.chain.chosen(notebooks)
-        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
-        own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
+        kind = recipes.find(recipe).Settings if recipe else type(runs.open_run(run_dir).config)
+        own = runs.chain.of_notebooks(asked, kind.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
-        begun = runs.fork(run_dir, fork, named, **asked) if fork else open_with(run_dir, named, only, asked)
+        if fork:
+            begun = runs.fork(run_dir, fork, recipe, **asked)
+        else:
+            begun = runs.open_run(run_dir, recipe, among=only and listed(only), **asked)
         runs.chain.check_finished(begun, own)
         result = runs.chain.finished(begun)
         chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
-        asked_for_more = chained and not all(begun.notebook(name).exists() for name in names)
-        if result is None or asked_for_more:
+        if result is None or (chained and not all(begun.notebook(name).exists() for name in names)):
             tell = runs.chain.logged(begun, typer.echo)
-            tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
+            for note in begun.splits.notes:  # data that cannot be used stop here, before a notebook starts
+                tell(f"Note: {note}")
             result = runs.run_notebooks(begun, tell, own, names, reports.finish)
         elif asked.keys() & {*CRITERIA}:
             result = reports.finish(begun)
@@ -141,7 +125,7 @@ def run(
 @app.command(rich_help_panel=TRAIN)
 def train(
     run_dir: RunDir = None,
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
@@ -153,16 +137,17 @@ def train(
     The trained net is left in model/ or adapter/ of the run, as notebook 04 leaves it.
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
-    run_dir = folder_of(run_dir, as_option)
+    run_dir = cli_settings.folder_of(run_dir, as_option)
+    asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
     from qnnkit import runs
+    from qnnkit.settings import listed
     from qnnkit.train.processes import is_main, wait_for_all
 
     with ending_cleanly():
-        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs)
-        begun = open_with(run_dir, named, only, asked) if is_main() else None
+        opened = functools.partial(runs.open_run, run_dir, recipe, among=only and listed(only), **asked)
+        begun = opened() if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
-        begun = begun or open_with(run_dir, named, only, asked)
-        placed, before = runs.placed(begun), begun.tested()
+        begun = begun or opened()
         tell = runs.chain.logged(begun, typer.echo)
 
         def show(row: dict[str, Any]) -> None:
@@ -170,14 +155,11 @@ def train(
                 tell(runs.epoch_line(begun, row))
 
         if is_main():
-            tell_data(begun, tell)
-            tell(placed.sentence)
-            for final in before.values():
-                show(final)
+            for note in begun.splits.notes:
+                tell(f"Note: {note}")
+            tell(runs.placed(begun).sentence)
         runs.train_all(begun, on_row=show, on_warning=tell)
-        written = any((begun.folder / name).exists() for name in ("model", "adapter"))
-        own_net = begun.nets[0], begun.config.seed
-        if is_main() and own_net in begun.tested() and (len(begun.tested()) > len(before) or not written):
+        if is_main() and (begun.nets[0], begun.config.seed) in begun.tested():
             tell(f"The trained net is in {runs.export(begun)}.")
 
 
@@ -198,9 +180,7 @@ def watch(
 @app.command(rich_help_panel=TRAIN)
 def batch(
     file: Annotated[Path, Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
-    scheduler: Annotated[
-        str | None, Option(metavar="tls://HOST:PORT", help="A Dask scheduler of yours.")
-    ] = None,
+    scheduler: Annotated[str | None, Option(metavar="tls://HOST:PORT", help="Your Dask scheduler.")] = None,
 ) -> None:
     """Run many runs, several at a time. Type it again to resume; Ctrl-C stops cleanly."""
     if scheduler is None:
@@ -218,16 +198,14 @@ def batch(
 
 @app.command(rich_help_panel=PLAN)
 def plan(
-    recipe: Recipe = None,
+    recipe: RecipeName,
     settings: Set = None,
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
     samples: Annotated[int | None, Option(help="Samples in an epoch, if not those of the data.")] = None,
-    deadline: Annotated[
-        str | None, Option(help="Time limit for all nets and seeds, such as 8h or '2d 4h'.")
-    ] = None,
-    budget: Annotated[str | None, Option(help="US dollars for all nets and seeds, such as 10.")] = None,
+    deadline: Annotated[str | None, Option(help="Time for all nets and seeds: 8h, '2d 4h'.")] = None,
+    budget: Annotated[float | None, Option(min=0, help="US dollars for all nets and seeds.")] = None,
     prices: Annotated[Path | None, Option(metavar="FILE", help="Your own machines and prices.")] = None,
     measuring: Annotated[bool, Option("--measuring/--no-measuring", help="Time a few updates here.")] = True,
     as_json: Json = False,
@@ -238,11 +216,8 @@ def plan(
     """
     from qnnkit import measure, runs
 
-    if recipe is None:
-        step = "Name a shipped one (qnnkit recipes lists them), or your own file."
-        raise ValueError(checks.message("--recipe", "be named", recipe, step))
-    controls = None if only is None else controls_of(only)
-    chosen = gathered(recipe, files, settings, controls=controls, epochs=epochs)
+    controls = cli_settings.controls_of(only)
+    chosen = cli_settings.gathered(files, settings, controls=controls, epochs=epochs)
     asked = runs.to_plan(recipe, chosen, samples=samples, alone=controls == [], timed=measuring)
     found = measure.plan(**asked, deadline=deadline, budget=budget, prices=prices, measure=measuring)
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
@@ -252,13 +227,9 @@ def plan(
 def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
-    recipe: Recipe = None,
-    raw: Annotated[
-        bool, Option("--raw", help="Send a text as it is, without the model's chat template.")
-    ] = False,
-    classical: Annotated[
-        bool, Option("--classical", help="Replace each circuit by the classical function that it is.")
-    ] = False,
+    recipe: RecipeName = None,
+    raw: Annotated[bool, Option("--raw", help="Use no chat template of the model.")] = False,
+    classical: Annotated[bool, Option("--classical", help="Replace circuits by their functions.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -281,26 +252,24 @@ def new(
     from qnnkit import recipes
 
     with checks.renamed({"recipe": "--like", "path": "FILE"}):
-        written = recipes.new(file, like)
-    typer.echo(f"{written}: edit it, then qnnkit run --recipe {file} --run-dir runs/mine")
+        recipes.new(file, like)
+    typer.echo(f"{file}: edit it, then qnnkit run runs/mine --recipe {file}")
 
 
 @app.command(name="recipes", rich_help_panel=SET_UP)
 def list_recipes(
-    name: Annotated[
-        str | None, Argument(metavar="NAME_OR_FILE", help="Print this recipe's settings.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, Argument(metavar="NAME_OR_FILE", help="Print its settings.")] = None,
 ) -> None:
     """List the shipped recipes, or the settings of one with their defaults."""
-    from qnnkit import recipes
-
     if name is not None:
+        from qnnkit import recipes
+
         for key, field in recipes.find(name).Settings.model_fields.items():
-            default = field.get_default(call_default_factory=True)
-            typer.echo(f"{key}={default}\n    {field.description or ''}")
+            typer.echo(f"{key}={field.get_default(call_default_factory=True)}\n    {field.description or ''}")
         return
-    for name, recipe in recipes.RECIPES.items():
-        typer.echo(f"{name:<24} {recipe.sentence}")
+    for path in sorted(Path(__file__).parent.glob("recipes/[a-z]*.py")):  # not imported: torch takes seconds
+        sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+        typer.echo(f"{path.stem:<24} {sentence}")
     typer.echo("\nIts settings: qnnkit recipes NAME.  Minutes on this machine: qnnkit plan --recipe NAME.")
     typer.echo("A copy to edit: qnnkit new mine.py --like NAME.")
 
@@ -314,12 +283,10 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=PLAN)
 def measure(
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
     settings: Set = None,
     quick: Annotated[bool, Option("--quick", help="Take seconds, not a minute; rougher figures.")] = False,
-    out: Annotated[
-        Path | None, Option(metavar="FILE", help="File to write.", show_default="machines/<kind>.json")
-    ] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", show_default="machines/<kind>.json")] = None,
     as_json: Json = False,
 ) -> None:
     """Benchmark this machine, and a net on it (default: that of digits_quanv).
@@ -330,13 +297,9 @@ def measure(
     from qnnkit.runs.nets import measure_machine
 
     with ending_cleanly():
-        found, place = measure_machine(
-            recipe or "digits_quanv",
-            gathered(recipe, None, settings),
-            out,
-            echo=lambda sentence: typer.echo(sentence, err=as_json),
-            quick=quick,
-        )
+        echo = functools.partial(typer.echo, err=as_json)
+        given = cli_settings.gathered(None, settings)
+        found, place = measure_machine(recipe or "digits_quanv", given, out, echo=echo, quick=quick)
         typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
 
 
@@ -346,22 +309,15 @@ def sample(
     folder: Annotated[Path, Argument(metavar="DST", help="New or empty folder for the sample.")],
     per_class: Annotated[int, Option(metavar="N", help="Images per class.")],
     seed: Annotated[int, Option(help="Chooses the images.")] = 0,
-    pattern: Annotated[
-        str | None, Option(metavar="REGEX", help="Regular expression whose first group is the label.")
-    ] = None,
+    pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group is the label.")] = None,
 ) -> None:
     """Copy a few images of each class into a new folder."""
     from qnnkit import data
 
     names = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
+    place, there = workspace.data_place(source), workspace.place(folder)
     with checks.renamed(names):
-        there = data.sample_files(
-            workspace.data_place(source),
-            workspace.place(folder),
-            per_class=per_class,
-            seed=seed,
-            pattern=pattern,
-        )
+        data.sample_files(place, there, per_class=per_class, seed=seed, pattern=pattern)
     record = workspace.read_json(there / "sample.json")
     typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
     for note in record["notes"]:
@@ -374,7 +330,7 @@ def sample(
 def report(
     run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a finished run, or of a batch.")],
     verify: Annotated[bool, Option("--verify", help="Only compare the files with their hashes.")] = False,
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
 ) -> None:
     """Write the report of a finished run again, by executing 04_analyze; or verify the run.
 
@@ -384,30 +340,28 @@ def report(
     from qnnkit import runs
     from qnnkit.runs import state
 
-    if (workspace.place(run_dir) / "batch.json").exists():
+    folder = workspace.place(run_dir)
+    if (folder / "batch.json").exists():
         if verify or recipe:
-            step = "Name one of its runs, or leave the option out."
-            raise ValueError(checks.message("--verify, --recipe", "be left out with a batch", True, step))
-        show_batch(workspace.place(run_dir))
-        return
+            raise ValueError("A batch takes neither --verify nor --recipe. Name one of its runs with it.")
+        return show_batch(folder)
     state.of_run(run_dir)  # says what the folder must hold
     begun = runs.open_run(run_dir, recipe)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
-        print_result(begun, runs.chain.analyze(begun))
-        return
+        return print_result(begun, runs.chain.analyze(begun))
     found = reports.verify_run(begun)
     for name, result in found.items():
         typer.echo(f"{name}: {result}")
-    raise typer.Exit(int(any(result.startswith("FAILED") for result in found.values())))
+    raise typer.Exit(any(result.startswith("FAILED") for result in found.values()))
 
 
 @app.command(rich_help_panel=MODELS)
 def evaluate(
     run_dir: Trained,
     data: Annotated[str, Argument(metavar="FILE_OR_FOLDER", help="Text, chats, music, or labelled samples.")],
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a trained net on other data: perplexity of a text, accuracy on labelled images or arrays."""
@@ -420,9 +374,7 @@ def evaluate(
 
 @app.command(rich_help_panel=MODELS)
 def merge(
-    run_dir: Annotated[
-        Path, Argument(metavar="RUN_DIR", help="Folder of a run with an adapter, or its adapter/.")
-    ],
+    run_dir: Trained,
     out: Annotated[Path, Argument(metavar="OUT", help="Folder for the merged model.")],
 ) -> None:
     """Merge an adapter into its language model, for plain transformers."""

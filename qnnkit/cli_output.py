@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,6 @@ import typer
 from qnnkit import warm, workspace
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-STOPPED = "Stopped. Run this again to go on from here."
-
-
-def tell_data(begun: Any, tell: Any) -> None:
-    """Prints what was noticed about the run's data."""
-    for note in begun.splits.notes:
-        tell(f"Note: {note}")
-    if "batch_size" in begun.provenance:
-        tell(f"Batch size: {begun.config.batch_size}, measured when the run began.")
 
 
 def show_batch(folder: Path, *, again: bool = True) -> None:
@@ -44,24 +34,24 @@ def show_batch(folder: Path, *, again: bool = True) -> None:
             raise
         typer.echo(f"The page of the batch could not be made: {error} Make it with: qnnkit report {folder}")
         return
-    with contextlib.suppress(FileNotFoundError):  # no run has finished
-        conclusions = (folder / "study" / "conclusions.txt").read_text(encoding="utf-8")
-        typer.echo(f"\n{conclusions}\nStudy: {folder / 'study'}")
+    conclusions = folder / "study" / "conclusions.txt"
+    if conclusions.exists():  # a run has finished
+        typer.echo(f"\n{conclusions.read_text(encoding='utf-8')}\nStudy: {conclusions.parent}")
     typer.echo(f"Report: {page}")
 
 
-def print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> None:
+def print_result(begun: Any, result: dict[str, Any]) -> None:
     """Prints a run's table, verdicts and criteria, and where its report is."""
     from qnnkit import report
 
-    tell(f"\n{report.table(result['nets'], begun.score).to_string()}\n")
+    typer.echo(f"\n{report.table(result['nets'], begun.score).to_string()}\n")
     headline = result.get("verdict") or ""  # it ends in the sentence on the strongest control
     for sentence in filter(None, [headline, *(each for each in result["verdicts"] if each not in headline)]):
-        tell(sentence)
+        typer.echo(sentence)
     for row in report.judge(begun):
-        tell(f"{row['criterion']}: {row['sentence']}")
+        typer.echo(f"{row['criterion']}: {row['sentence']}")
     place = workspace.remote_of(begun.folder) or begun.folder  # on Drive, if runs are worked on elsewhere
-    tell(f"\nReport: {workspace.portable(str(place / begun.report.name))}")
+    typer.echo(f"\nReport: {workspace.portable(str(place / begun.report.name))}")
 
 
 @contextlib.contextmanager
@@ -89,13 +79,11 @@ def ending_cleanly() -> Iterator[None]:
         except KeyboardInterrupt as stopped:
             if os.environ.get("RANK", "0") == "0":
                 with contextlib.suppress(OSError):  # a terminal that is gone
-                    typer.echo(str(stopped) or STOPPED)
+                    typer.echo(str(stopped) or "Stopped. Run this again to go on from here.")
             raise typer.Exit(128 + came[-1]) from None
 
 
-def _follow(parent: int, patience: float = 60.0) -> None:
-    """Ends this process soon after its parent has gone, cleanly or, should that hang, at once."""
+def _follow(parent: int) -> None:
+    """Ends this process, cleanly, soon after its parent has gone."""
     warm.wait_for_parent(parent)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(patience)
-    os._exit(128 + signal.SIGTERM)  # its kernel follows by itself

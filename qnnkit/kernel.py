@@ -1,10 +1,14 @@
 """The kernel of a notebook that `qnnkit run` executes: `python -m qnnkit.kernel -f CONNECTION`.
 
+What notebooks use is imported here: the fork server of `qnnkit.warm` has imported this module.
+
 ipykernel answers a request to end in its control thread, while the main thread stops the one that publishes
 what is printed; now and then the first then waits for it in vain, for ten seconds. Here the control thread
 has ended before anything else is closed.
 """
 
+import gc
+import importlib
 import sys
 from pathlib import Path
 
@@ -12,6 +16,15 @@ if __name__ == "__main__" and (sys.path[0] == "" or Path(sys.path[0]) == Path.cw
     del sys.path[0]  # as ipykernel's launcher: what lies in the current folder is for the cells alone
 
 from ipykernel.kernelapp import IPKernelApp
+
+gc.disable()  # takes a third of the time of imports, and finds next to nothing
+for name in (
+    *("qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill", "threadpoolctl"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "nbconvert"),
+):
+    importlib.import_module(name)
+gc.freeze()
+gc.enable()
 
 
 class KernelApp(IPKernelApp):

@@ -9,18 +9,10 @@ import hashlib
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    ValidationInfo,
-    WrapValidator,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.functional_validators import BeforeValidator, WrapValidator, field_validator
 
 from qnnkit import checks
 
@@ -44,13 +36,12 @@ def listed(text: str) -> list[str]:
 
 # A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
 # it sees: a run replaces the word before anything else reads its settings.
-Count = Annotated[
-    int,
-    Field(ge=1),
-    WrapValidator(lambda value, check: value if value == "auto" else check(value)),
-    PlainSerializer(lambda value: value, return_type=Any),
-]
+_or_auto = WrapValidator(lambda value, check: value if value == "auto" else check(value))
+Count = Annotated[int, Field(ge=1), _or_auto]
 AUTO: Any = "auto"
+Split = BeforeValidator(lambda value: listed(value) if isinstance(value, str) else value)
+Words = Annotated[tuple[str, ...], Split]
+"""A list of words, which may be given as one text: "classical, no_quantum"."""
 Place = Annotated[str, "place"]
 """A folder, file or address. Relative ones are meant from the workspace; they may be given anew."""
 _UPDATE = "learning_rate|quantum_learning_rate|optimizer|weight_decay|schedule|warmup_epochs"
@@ -86,6 +77,8 @@ class Settings(Base):
         >>> Settings(epochs=2).batch_size
         64
     """
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # a folder may be called 123
 
     # --- the training ---
     epochs: int = Field(default=20, ge=1)
@@ -140,14 +133,14 @@ class Settings(Base):
     """Fixes initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1, le=10_000)
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
-    controls: tuple[str, ...] | Literal["all"] = "all"
+    controls: Literal["all"] | Words = "all"
     """Nets with the quantum part exchanged: "all" for the five standard ones, or names; () for none."""
-    net_settings: tuple[OfNet, ...] = ()
+    net_settings: Annotated[tuple[OfNet, ...], Split] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
 
     shots: int | None = Field(default=None, ge=1)
     """Measurements of each circuit, in training and in the test; None computes exactly."""
-    noise: tuple[Noise, ...] = ()
+    noise: Annotated[tuple[Noise, ...], Split] = ()
     """Noise of the circuits, in training and in the test: depolarizing=P, readout=P; () for none."""
 
     min_difference: float | None = Field(default=None, gt=0)
@@ -160,7 +153,7 @@ class Settings(Base):
     """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
     threads: Count | None = AUTO
     """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
-    trackers: tuple[str, ...] = ()
+    trackers: Words = ()
     """Where numbers go beside metrics.jsonl: trackio, tensorboard, mlflow, wandb, ...; may differ later."""
     price_per_hour: float | None = Field(default=None, ge=0)
     """What an hour of the machine costs, in any currency, for the estimate in provenance.json. May differ."""
@@ -179,48 +172,33 @@ class Settings(Base):
 
     source: ClassVar[Any] = None
     """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
+    recorded: ClassVar[str] = ""
+    """Its name, or its file, where it is not at hand."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _as_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        """A text where a list is wanted, such as "classical, no_quantum", is the list of its words.
-
-        Raises:
-            ValueError: True or False is given for a number: Python would take it for 1 or 0.
-        """
-        kinds = cls._kinds(str(info.field_name))
-        if isinstance(value, str) and (tuple in kinds or list in kinds) and value not in kinds:
-            return listed(value)
-        if (
-            isinstance(value, bool)
-            and not (bool in kinds or Any in kinds)
-            and (int in kinds or float in kinds)
-        ):
-            raise ValueError("be a number")
+    def _no_truth_for_a_number(cls, value: Any, info: Any) -> Any:
+        """Python would take True for 1."""
+        if isinstance(value, bool) and not {bool, Any} & {*cls._kinds(info.field_name)}:
+            raise ValueError("be a number or a text, not true or false")
         return value
 
     @field_validator("validation_fraction", "test_fraction", "train_fraction")
     @classmethod
-    def _share_or_number(cls, value: float, info: ValidationInfo) -> float:
+    def _share_or_number(cls, value: float, info: Any) -> float:
         if value != int(value) > 0 or (value == 1 and info.field_name != "train_fraction"):
             raise ValueError("be a share below 1, or a whole number of samples")
         return value
 
     @field_validator("controls", "net_settings", "noise")
     @classmethod
-    def _each_once(cls, given: tuple[str, ...] | str) -> tuple[str, ...] | str:
-        names = [each.partition("=")[0] for each in given]
-        if len({*names}) < len(names) and given != "all":
+    def _each_once(cls, value: Any, info: Any) -> Any:
+        pairs = [each.partition("=") for each in value if value != "all"]
+        if len({name for name, _, _ in pairs}) < len(pairs):
             raise ValueError("name each once")
-        return given
-
-    @field_validator("net_settings")
-    @classmethod
-    def _by_their_rules(cls, net_settings: tuple[str, ...]) -> tuple[str, ...]:
-        for each in net_settings:
-            name, _, value = each.partition(".")[2].partition("=")
-            Settings.of({name: value})
-        return net_settings
+        for name, _, given in pairs if info.field_name == "net_settings" else ():
+            Settings.of({name.partition(".")[2]: given})  # by the setting's own rule
+        return value
 
     def of_net(self, net: str) -> Self:
         """The settings that a net trains with: these, but for what `net_settings` says of it.
@@ -235,7 +213,7 @@ class Settings(Base):
     @property
     def recipe(self) -> str:
         """Name of the recipe, or its file."""
-        return "" if self.source is None else self.source.reference
+        return getattr(self.source, "reference", self.recorded)
 
     @property
     def title(self) -> str:
@@ -250,12 +228,15 @@ class Settings(Base):
             ValueError: One sentence on the first name that is unknown (the nearest is offered), or the first
                 value that breaks its rule.
         """
-        for name in values if cls.model_config.get("extra") == "forbid" else ():
-            checks.choice("setting", name, cls.model_fields, SETTINGS)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ValueError(_sentence(cls, error)) from None
+            loc, rule, value = first_fault(error)
+        if rule.startswith("Argument `"):
+            raise ValueError(rule)
+        name = checks.choice("setting", str(loc[0]), cls.model_fields, SETTINGS) if loc else "settings"
+        meaning = cls.describe(name) if loc else ""
+        raise ValueError(checks.message(name, rule, value, f"It means: {meaning}" if meaning else SETTINGS))
 
     def override(self, **values: FlatValue) -> Self:
         """A copy with some settings exchanged.
@@ -267,7 +248,7 @@ class Settings(Base):
             >>> Settings().override(epochs=2).epochs
             2
         """
-        return type(self).of({**self.model_dump(exclude_computed_fields=True), **values})
+        return type(self).of({**self.model_dump(exclude_computed_fields=True, warnings=False), **values})
 
     def flat(self) -> dict[str, Any]:
         """Every setting as JSON has it, and the recipe.
@@ -282,14 +263,16 @@ class Settings(Base):
     @classmethod
     def places(cls) -> list[str]:
         """Names of the settings that say where something lies: `Place`, or annotated as a `pathlib.Path`."""
-        return [name for name in cls.model_fields if "place" in (kinds := cls._kinds(name)) or Path in kinds]
+        known = "place", Place, Path
+        return [name for name in cls.model_fields if any(kind in known for kind in cls._kinds(name))]
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
-        given = {name: getattr(self, name) for name in self.places()}
-        return self.override(
-            **{name: change(_text(path)) for name, path in given.items() if path is not None}
-        )
+        paths = {name: path for name in self.places() if (path := getattr(self, name)) is not None}
+        for name, path in paths.items():  # `Path` drops the `./` of what lies in the workspace
+            inside = isinstance(path, Path) and not path.is_absolute()
+            paths[name] = change(f"./{path}" if inside else str(path))
+        return self.override(**paths)
 
     def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """The settings that make another experiment, where they differ from the recipe's own."""
@@ -317,17 +300,10 @@ class Settings(Base):
         }
 
     @classmethod
-    def is_text(cls, name: str) -> bool:
-        """Whether a setting is a text, even where a value of it looks like a number."""
-        kinds = cls._kinds(name)
-        is_text = any(kind in (str, Path) or isinstance(kind, str) for kind in kinds)
-        return is_text and not any(kind in kinds for kind in (int, float, bool, tuple, list))
-
-    @classmethod
     def _kinds(cls, name: str) -> list[Any]:
-        """The annotation of a setting, and all that it is made of; nothing of one that there is not."""
-        field = cls.model_fields.get(name)
-        return [] if field is None else [*field.metadata, *_parts(field.annotation)]
+        """The annotation of a setting, what it is made of, and its rules."""
+        field = cls.model_fields[name]
+        return [field.annotation, *get_args(field.annotation), *field.metadata]
 
     @classmethod
     def describe(cls, name: str) -> str:
@@ -354,12 +330,6 @@ class Recorded(Settings):
     """Settings as a run folder has them, whose recipe is not at hand: they can be read, and nothing built."""
 
     model_config = ConfigDict(extra="allow")
-    recorded: ClassVar[str] = ""
-    """Its name, or its file."""
-
-    @property
-    def recipe(self) -> str:
-        return self.recorded
 
     def of_kit(self, name: str, default: Any = None) -> Any:
         """As recorded: nobody can tell whose it was."""
@@ -377,22 +347,6 @@ def digest_of(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _parts(annotation: Any) -> list[Any]:
-    """An annotation, and what it is made of.
-
-    Example:
-        >>> int in _parts(tuple[int, ...] | None), "place" in _parts(Place)
-        (True, True)
-    """
-    inner = [part for each in get_args(annotation) for part in _parts(each)]
-    return [annotation, get_origin(annotation), *inner]
-
-
-def _text(path: str | Path) -> str:
-    """A path as `workspace.portable` writes it: `Path` drops the `./` of what lies in the workspace."""
-    return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
-
-
 def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:
     """Where the first thing is that is wrong, which rule it breaks ("be ..."), and its value.
 
@@ -404,13 +358,3 @@ def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:
     if not rule.startswith("Argument `"):
         rule = (rule[0].lower() + rule[1:]).removeprefix("input should ").split(" should ")[-1]
     return first["loc"], rule, None if first["type"] == "missing" else first["input"]
-
-
-def _sentence(cls: type[Settings], error: ValidationError) -> str:
-    """One sentence on the first setting that breaks its rule."""
-    loc, rule, value = first_fault(error)
-    name = next((part for part in loc if isinstance(part, str)), "settings")
-    if rule.startswith("Argument `"):
-        return rule  # a sentence already
-    meaning = f"It means: {cls.describe(name)}" if name in cls.model_fields else ""
-    return checks.message(name, rule, value, meaning).rstrip()

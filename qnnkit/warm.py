@@ -1,7 +1,7 @@
 """Python processes that import nothing heavy: forked from one that has imported it and done nothing else.
 
 Each run of a batch, and each notebook of a run, has a process of its own, so that nothing of one reaches the
-next. The fork server of the standard library, which imports `qnnkit.preload`, saves each of them the seconds
+next. The fork server of the standard library, which imports `qnnkit.kernel`, saves each of them the seconds
 that importing torch and PennyLane takes. Only on Linux, where a fork is safe, and once `begin` was called:
 elsewhere every process begins by itself.
 """
@@ -34,13 +34,13 @@ _starter: int | None = None
 
 
 def begin(*modules: str) -> None:
-    """Starts the fork server, once; it imports `qnnkit.preload` and `modules`, and ends with this process."""
+    """Starts the fork server, once; it imports `qnnkit.kernel` and `modules`, and ends with this process."""
     global _begun
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a kernel's debugger warns
     if sys.platform != "linux" or _begun:
         return
     _begun = True
-    forkserver.set_forkserver_preload(["qnnkit.preload", *modules])
+    forkserver.set_forkserver_preload(["qnnkit.kernel", *modules])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     forkserver.ensure_running()  # Ctrl-C, which a terminal sends to all, is for the others
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import re
 import textwrap
 
@@ -85,26 +84,8 @@ def parse_duration(text: str, name: str = "duration") -> float:
     """
     import pandas as pd
 
-    plain, seconds = text.strip().lower().replace(",", " "), math.nan
-    if re.fullmatch(r"(\d+(\.\d+)?\s*[a-z]+\s*)+", plain):  # pandas takes a bare number for nanoseconds
-        with contextlib.suppress(ValueError):
-            seconds = pd.Timedelta(re.sub(r"(\d\s*)d\b", r"\1days", plain)).total_seconds()
-    if not 0 < seconds < math.inf:
-        raise ValueError(checks.message(name, "be a time", text, "Write it as 8h, 90 min or 2d 4h."))
-    return seconds
-
-
-def parse_money(text: str, name: str = "budget") -> float:
-    """The US dollars that "10", "$10" or "10 USD" means.
-
-    Raises:
-        ValueError: It is no such amount.
-
-    Example:
-        >>> parse_money("10"), parse_money("$2.50"), parse_money("10 usd")
-        (10.0, 2.5, 10.0)
-    """
-    found = re.fullmatch(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:USD)?", text.strip().upper())
-    if not found:
-        raise ValueError(checks.message(name, "be an amount in US dollars", text, "Write 10, or 10 USD."))
-    return float(found[1])
+    plain = re.sub(r"(\d\s*)d\b", r"\1days", text.strip().lower().replace(",", " "))
+    with contextlib.suppress(ValueError):
+        if (seconds := pd.Timedelta(plain).total_seconds()) > 1e-3:  # a bare number is of nanoseconds
+            return seconds
+    raise ValueError(checks.message(name, "be a time", text, "Write it as 8h, 90 min or 2d 4h."))

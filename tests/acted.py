@@ -28,7 +28,7 @@ def act(
 
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, None, given)
+    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, given)
     if (workspace.run_folder(folder) / "result.json").exists():  # and not on Drive
         with lock.mirrored(workspace.run_folder(folder)):
             return 0

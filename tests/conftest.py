@@ -20,7 +20,7 @@ from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
 os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
-gc.disable()  # until every test is imported: see qnnkit.preload
+gc.disable()  # until every test is imported: see qnnkit.kernel
 
 LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""

@@ -91,7 +91,7 @@ def holding(folder: Path, work: str) -> contextlib.AbstractContextManager[Any]:
 
 if sys.platform == "linux" and __name__ != "__main__":
     warm._begun, server = True, forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
-    forkserver.set_forkserver_preload(["qnnkit.preload", *MODULES])
+    forkserver.set_forkserver_preload(["qnnkit.kernel", *MODULES])
     usual, server.ensure_running = server.ensure_running, begin
 
 

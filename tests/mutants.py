@@ -179,7 +179,7 @@ MUTANTS = (
     ("data/text.py", "group, size = [], 0", "group = []", "text"),
     ("data/captions.py", 'side or sides.get(member, "any")', 'side or "any"', "captions"),
     ("data/captions.py", "if len(called[name]) == 1", "if called[name]", "captions"),
-    ("data/chats.py", 'message.get("weight") != 0', "True", "text"),
+    ("data/records.py", 'message.get("weight") != 0', "True", "text"),
     ("data/pieces.py", "length - written.width):", "length):", "music_data"),
     (
         "data/splits.py",

@@ -10,14 +10,14 @@ from torch import nn
 
 from qnnkit import models
 from qnnkit.models.blocks import seeded
-from qnnkit.recipes import cnn, letters, resnet_circuit
+from qnnkit.recipes import cnn, letters, resnet_circuit_trained
 
 
 def _resnet_circuit(channels, n_classes, *, n_qubits=4, hidden=16, dropout=0.0, seed=0, **settings):
     own = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
     circuit = models.circuit_layer(n_qubits, seed=seed * 1000, **settings)
     own |= {"hidden": hidden, "dropout": dropout, "seed": seed}
-    return resnet_circuit.ResNetCircuit(channels, n_classes, *circuit, **own)
+    return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **own)
 
 
 BACKBONE = models.ResNetSettings.model_fields.keys()

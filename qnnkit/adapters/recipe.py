@@ -13,6 +13,7 @@ from qnnkit import checks
 from qnnkit.adapters.attach import adapt, names, size
 from qnnkit.adapters.sources import QUANTUM_PEFT
 from qnnkit.models.causal_lm import LanguageModelSettings, language_model
+from qnnkit.settings import Words
 
 CONTROLS = ("lora", "vera", "no_entanglement", "frozen_random")
 _CHANGED = {"no_entanglement": {"entangled": False}, "frozen_random": {"train_circuit": False}}
@@ -29,7 +30,7 @@ class AdapterSettings(LanguageModelSettings):
     """Rank r of its updates; None takes that of adapter_weights, or the method's own."""
     alpha: float | None = Field(default=None, gt=0)
     """LoRA's updates are scaled by alpha / r; None takes twice the rank."""
-    targets: tuple[str, ...] | None = None
+    targets: Words | None = None
     """Names of the layers that it changes; None takes the query and value projections."""
     base_precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision in which the frozen weights are kept; half of it for about half of the memory."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qnnkit.data import chats, places, tokenizers
+from qnnkit.data import places, records, tokenizers
 from qnnkit.data.arrays import digits
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.folders import left_out
-from qnnkit.data.images import split, stack_files
+from qnnkit.data.images import File, split, stack_files
 from qnnkit.data.places import Member, Place, around, first, open_place, refusal
 from qnnkit.data.public import mnist
-from qnnkit.data.records import ABOUT, SUFFIXES, Reader, Record, keys_of, parsed, side_of, stem, take
+from qnnkit.data.records import ABOUT, Reader, Record, keys_of, side_of, take
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
@@ -34,18 +32,11 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 class CaptionSet(Part):
     """The images of one split with their captions."""
 
+    hashed = "captions", "labels", "images"
     images: Tensor  # uint8, (n, channels, height, width)
     captions: tuple[tuple[str, ...], ...]  # of each image, one or more
     sources: tuple[str, ...]  # where each image came from
     labels: Tensor | None = None  # int64, (n,), where there are classes
-
-    def add_to(self, digest: hashlib._Hash) -> None:
-        """Feeds what a fingerprint is over to a digest: pixels, captions and labels."""
-        digest.update(f"{tuple(self.images.shape)}\n".encode())
-        digest.update(json.dumps(self.captions).encode())
-        if self.labels is not None:
-            digest.update(self.labels.numpy().astype("<i8").tobytes())
-        digest.update(self.images.numpy().tobytes())
 
     def texts(self) -> tuple[tuple[str, ...], Tensor]:
         """Every caption once, and which image has which: int64, (n_pairs, 2), rows of images and of texts.
@@ -145,12 +136,10 @@ def captions(
             can be split.
     """
     place = open_place(root)
-    found = listing(place)
-    files = [(side, 0, member) for side, member in zip(found.sides, found.captions, strict=True)]
-    stack = stack_files(lambda name: found.contents.get(name) or place.read(name), files, image_size, grey)
-    by_name = {member.name: texts for member, texts in found.captions.items()}
-    parts, notes = split(stack, top=found.top, notes=found.notes, **options)
-    sets = [CaptionSet(x.images, tuple(by_name[name] for name in x.sources), x.sources) for x in parts]
+    files, texts, top, notes = listing(place)
+    stack = stack_files(place.read, files, image_size, grey)
+    parts, notes = split(stack, top=top, notes=notes, **options)
+    sets = [CaptionSet(x.images, tuple(texts[name] for name in x.sources), x.sources) for x in parts]
     return _with_tokens(sets, tokenizer, sequence_length, name="captions", notes=notes)
 
 
@@ -189,72 +178,49 @@ def _with_tokens(sets: list[CaptionSet], tokenizer: Any, length: int | None, **a
 
 # --- files --------------------------------------------------------------------------------------------------
 
-EXAMPLE = 'Write one such as [{"image": "cat.jpg", "captions": ["a cat", "a cat on a mat"]}].'
+EXAMPLE = 'Save images as files, and write such as [{"image": "cat.jpg", "captions": ["a cat", "a pet"]}].'
 
-
-@dataclass(frozen=True)
-class Listing:
-    """The images that are there and have captions."""
-
-    captions: dict[Member, tuple[str, ...]]
-    """In the order of the files."""
-    sides: tuple[str, ...]
-    """Of each image: train, validation or test, or "any" where these are not said of all of them."""
-    top: str
-    """The folder that all files of captions are in, with a `/` at its end; or ""."""
-    notes: tuple[str, ...]
-    contents: dict[str, bytes]
-    """Images inside of tables, by name."""
+Listing = tuple[list[File], dict[str, tuple[str, ...]], str, list[str]]
+"""The images that are there and have captions, with their sides; the captions of each; the folder around all
+files of captions, with a `/` at its end, or ""; and notes."""
 
 
 def listing(place: Place) -> Listing:
     """The images of a place that its files of captions name, with their captions.
 
     Raises:
-        ValueError: There is no such file, one cannot be understood, or no image of them is there.
+        ValueError: A file cannot be understood, or no image with a caption is there.
     """
     reader, find = Reader(place), _finder(place)
-    captions: dict[Member, list[str]] = {}
-    sides: dict[Member, str] = {}
-    files, missing, contents = {}, {}, {}
+    members, sides, texts = {}, {}, defaultdict(list)
+    read, missing = {}, {}
     for file, where, record in _records(place, reader):
-        files[file.name], folder = file.base.lower(), file.name.removesuffix(file.base)
-        image, split, texts = take(record, "image"), take(record, "split"), _texts(record, where, reader)
-        about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
-        name, content = about.get("path"), about.get("bytes")
-        if content:
-            name = where if name is None or contents.get(name, content) != content else name
-            member = Member(name, len(content), zlib.crc32(content))
-            contents[name] = content
-        elif isinstance(name, str):
-            member = find(name, folder)
-        else:
-            raise refusal("name an image in every record or row of its captions", where, EXAMPLE)
-        if member is None:
-            missing[name] = None
+        read[file.name], folder = file.base.lower(), file.name.removesuffix(file.base)
+        image, split = take(record, "image"), take(record, "split")
+        if not isinstance(image, str):
+            raise refusal("name an image file in every record or row of its captions", where, EXAMPLE)
+        if (member := find(image, folder)) is None:
+            missing[image] = None
             continue
-        said = [file.name, member.name.removesuffix(member.base)] if split is None else [str(split)]
-        side = next(filter(None, map(side_of, said)), None)
+        folders = f"{member.name.removesuffix(member.base)}{file.name}"
+        side = side_of(folders if split is None else str(split))
         if split is not None and not side:
-            step = "Write train, validation or test, or leave the column out."
-            raise refusal("name a known split in every record", f"{where} with {split!r}", step)
-        sides[member] = side or sides.get(member, "any")
-        captions.setdefault(member, []).extend(texts)
-    whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
-    bare = [each.name for each in place.members if each.is_image and each not in whole]
-    absent = {f"images of {first([*files])} that are not there": [*missing]}
-    if not whole:
-        value = f"{first([*files])} with {len(missing):,} images that are not there"
-        step = f"Put images beside it, or into images/, and write captions: {first([*missing, *bare])}."
-        raise refusal("hold images that have a caption", value, step)
-    notes = left_out(place, {"without a caption": bare}, (*files.values(), *ABOUT))
-    notes = [*places.left_out(absent), *notes, *reader.notes]
-    told = [sides[member] for member in whole]
-    if not ("train" in told and "any" not in told):
-        if {*told} != {"any"}:
-            notes.append("Splits are drawn: train, or the split of some images, is not named.")
-        told = ["any"] * len(whole)
-    return Listing(whole, tuple(told), around(files), tuple(notes), contents)
+            reader.unused.add(f"split {split!r}")
+        sides[member.name] = side or sides.get(member.name, "any")
+        members[member.name] = member
+        texts[member.name] += _texts(record, where, reader)
+    captions = {name: tuple(dict.fromkeys(each)) for name, each in texts.items() if each}
+    bare = [each.name for each in place.members if each.is_image and each.name not in captions]
+    if not captions:
+        value = f"{place.path} with captions of {first([*missing]) or 'none'}"
+        raise refusal("hold images that have a caption", value, EXAMPLE)
+    notes = places.left_out({f"images of {first([*read])} that are not there": [*missing]})
+    notes += [*left_out(place, {"without a caption": bare}, (*read.values(), *ABOUT)), *reader.notes]
+    told = {sides[name] for name in captions}
+    if drawn := "train" not in told or "any" in told:
+        notes += ["Splits are drawn: train, or the split of some images, is not named."] * (told != {"any"})
+    files = [("any" if drawn else sides[name], 0, members[name]) for name in captions]
+    return files, captions, around(read), notes
 
 
 def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record]]:
@@ -263,64 +229,58 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
     Files that are called captions or metadata, with more behind it as COCO has it; where there are none, the
     text file beside each image; without these, all files of records.
     """
-    images = {stem(each.name): each.base for each in place.members if each.is_image}
-    files = [each for each in place.members if each.base.lower().endswith((*SUFFIXES, ".txt"))]
+    images = {_stem(each.name): each.base for each in place.members if each.is_image}
+    files = [each for each in place.members if each.base.lower().endswith((*records.SUFFIXES, ".txt"))]
     named = [each for each in files if each.base.lower().startswith(("captions", "metadata"))]
-    texts = {each for each in files if each.base.lower().endswith(".txt")}
-    beside = [each for each in files if each in texts and stem(each.name) in images]
-    tables = [each for each in files if each not in texts and each.base.lower() not in ABOUT]
-    if not (named or beside or tables):
-        rule = f"hold a file of captions (captions or metadata with {', '.join(SUFFIXES)})"
-        raise refusal(rule, str(place.path), EXAMPLE)
-    if beside and not named:
-        for file in beside:
-            lines = reader.text(file.name).splitlines()
-            yield file, file.name, {"image": images[stem(file.name)], "captions": lines}
-        return
+    texts = [each for each in files if each.base.lower().endswith(".txt")]
+    beside = [] if named else [each for each in texts if _stem(each.name) in images]
+    for file in beside:
+        lines = reader.text(file.name).splitlines()
+        yield file, file.name, {"image": images[_stem(file.name)], "captions": lines}
+    tables = [] if beside else [each for each in files if each not in texts and each.base not in ABOUT]
     for file in named or tables:
         for where, record in reader.records(file.name):
-            is_json = file.name.lower().endswith(".json")
             if {"images", "annotations"} <= record.keys():
-                yield from ((file, where, each) for each in _of_coco(record, where, reader))
-            elif is_json and "." in next(iter(record), ""):  # the name of an image
+                yield from ((file, where, each) for each in _of_coco(record, where))
+            elif file.base.lower().endswith(".json") and "." in next(iter(record), ""):  # names of images
                 yield from ((file, where, {"image": key, "captions": record[key]}) for key in record)
             else:
                 yield file, where, dict(record)
 
 
-def _of_coco(record: Record, where: str, reader: Reader) -> list[Record]:
-    """Images by number, and a record for each caption, as cocodataset.org gives them."""
+def _of_coco(record: Record, where: str) -> list[Record]:
+    """A record for each caption, with what is said of its image, as cocodataset.org gives them."""
+    others = {key: record[key] for key in record if key not in ("images", "annotations")}
     try:
-        images: dict[str, Record] = {str(each.pop("id", None)): each for each in record["images"]}
-        for each in record["annotations"]:
-            image = images.setdefault(str(each.pop("image_id", None)), {})
-            image.setdefault("captions", []).append(take(each, "caption"))
-            reader.unused.update(each)
-    except (TypeError, AttributeError):
-        raise refusal("hold images and annotations as COCO has them", where, EXAMPLE) from None
-    if len(images) < len(record["images"]):
-        raise refusal("number its images apart", where, "Give each an `id` of its own.")
-    reader.unused.update(record.keys() - {"images", "annotations"})
-    return list(images.values())
+        images = {each["id"]: each for each in record["images"]}
+        if len(images) == len(record["images"]):
+            return [others | images[each["image_id"]] | each for each in record["annotations"]]
+    except (TypeError, KeyError):
+        pass
+    step = "Give each image an `id` of its own, and each annotation the `image_id` of one."
+    raise refusal("hold images and annotations as COCO has them", where, step)
 
 
 def _texts(value: Any, where: str, reader: Reader) -> Iterator[str]:
     """The captions in a record, a list or a text: those under a known key, else a chat's answers."""
     if isinstance(value, dict):
-        keys = keys_of(tuple(value), "caption")
-        if not keys and keys_of(tuple(value), "turns"):
-            said = chats.conversation(value, where, reader.unused)
-            value = [message["content"] for message in said if chats.is_answer(message)]
-        else:
-            reader.unused.update(value.keys() - {*keys})
-            value = [value[key] for key in keys]
+        record, keys = dict(value), keys_of(tuple(value), "caption")
+        said = [] if keys else records.conversation(record, where, reader.unused)
+        value = [record.pop(key) for key in keys] or [x["content"] for x in said if records.is_answer(x)]
+        reader.unused.update(record)
     elif isinstance(value, str) and value.startswith(('["', "['")):  # a list in a table
-        value = parsed(value, where)
+        with records.readable(where):
+            value = json.loads(value)
     if isinstance(value, list):
         for each in value:
             yield from _texts(each, where, reader)
     elif text := " ".join(str("" if value is None else value).split()):
         yield text
+
+
+def _stem(name: str) -> str:
+    """A path without its suffix."""
+    return name.rpartition(".")[0] or name
 
 
 def _finder(place: Place) -> Callable[[str, str], Member | None]:
@@ -330,14 +290,14 @@ def _finder(place: Place) -> Callable[[str, str], Member | None]:
     """
     called: dict[str, set[Member]] = defaultdict(set)
     for member in filter(lambda each: each.is_image, place.members):
-        for name in (f"/{member.name}", member.base.lower(), stem(member.base).lower()):
+        for name in (f"/{member.name}", member.base.lower(), _stem(member.base).lower()):
             called[name].add(member)
 
     @cache
     def find(image: str, folder: str) -> Member | None:
         clean = places.plain(image.strip().replace("\\", "/"))
         base = clean.rpartition("/")[2].lower()
-        names = (f"/{folder}{clean}", f"/{folder}images/{clean}", base, stem(base))
+        names = (f"/{folder}{clean}", f"/{folder}images/{clean}", base, _stem(base))
         found = next((called[name] for name in names if len(called[name]) == 1), ())
         return next(iter(found), None)
 

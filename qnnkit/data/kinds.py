@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from qnnkit import checks
-from qnnkit.settings import SPLITTING, Base, Place
+from qnnkit.settings import SPLITTING, Base, Place, Words
 
 
 class Pictures(Base):
@@ -64,7 +64,7 @@ class Text(Tokens):
 
     dataset: Literal["text"] = "text"
     """Text alone."""
-    vocabulary: int | None = Field(default=None, ge=2)
+    vocabulary: int | None = Field(default=None, ge=257)
     """Tokens that a tokenizer learns from the training text; None takes 1,024."""
     tokenizer: Place | None = None
     """Folder, or name on the Hub, of one; None takes that of `pretrained`, or learns one."""
@@ -77,11 +77,11 @@ class Music(Tokens):
 
     dataset: Literal["music"] = "music"
     """Music alone."""
-    composers: tuple[str, ...] | None = None
+    composers: Words | None = None
     """Whose pieces are used; None takes all."""
     tokens: Literal["remi", "midi_v1", "midi_v2"] = "remi"
     """Tokens of a net from scratch: remi (MidiTok's), midi_v1 or midi_v2 (events of SkyTNT's midi_model)."""
-    transpose: int | None = Field(default=None, ge=0)
+    transpose: int | None = Field(default=None, ge=0, le=12)
     """Semitones up or down by which training pieces are moved, anew in every epoch."""
 
 

@@ -1,6 +1,10 @@
 """Music, MIDI files or JSON of 16ths by composer, as blocks of tokens, split by piece.
 
-symusic reads and writes MIDI; `music_tokens` and `midi_events` turn a score into tokens and back.
+symusic reads and writes MIDI. MidiTok's REMI writes it one token after another, `midi_events` in rows of
+eight. REMI (Huang and Yang 2020, arXiv:2002.00212, with the programs of REMI+, arXiv:2201.10936) writes a
+note as `Program`, `Pitch` (of drums `PitchDrum`), `Velocity` and `Duration`, behind the `Bar`, `Position` and
+`Tempo` where it begins. Each note names its program, so a sequence may be cut at any `Bar` or `Position`
+without losing an instrument.
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor, nn
 
-from qnnkit import checks, words
-from qnnkit.data import folders, music_tokens, places
+from qnnkit import checks, words, workspace
+from qnnkit.data import hub, places
 from qnnkit.data.batches import keyed_generator
+from qnnkit.data.folders import SIDES
+from qnnkit.data.midi_events import MidiEvents
 from qnnkit.data.places import refusal
 from qnnkit.data.records import without_duplicates
 from qnnkit.data.splits import SPLITS, duplicates, split_rows
@@ -61,20 +68,22 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
         ValueError: No file of music is there, none of a composer, or none that can be read.
     """
     place, known, pieces, left_out = places.open_place(root, single=(*MIDI, *JSON)), set(), [], []
+    top = place.path.stem if place.path.is_file() else place.path.absolute().name
     for member in place.members:
-        if not member.base.lower().endswith((*MIDI, *JSON)):
+        name, folder = member.base.lower(), ("", *member.name.split("/"))[-2]
+        if not name.endswith((*MIDI, *JSON)):
             continue
-        composer = _composer(place, member)
+        composer = folder or top if name.endswith(MIDI) else member.base[: name.index(".json")]
         known.add(composer)
         if composers is not None and composer not in composers:
             continue
         try:
-            read = _read(place.read(member.name), member.base, composer)
+            read = _read(place.read(member.name), member.base)
         except (ValueError, OSError, RuntimeError) as error:
             left_out.append(f"{member.name} ({words.first_line(error)})")
             continue
-        pieces += [piece for piece in read if piece.score.note_num()]
-        left_out += [f"{piece.name} (no notes)" for piece in read if not piece.score.note_num()]
+        pieces += [Piece(composer, *each) for each in read if each[1].note_num()]
+        left_out += [f"{title} (no notes)" for title, score, _ in read if not score.note_num()]
     for each in composers or ():
         checks.choice("composers", each, sorted(known))
     if not pieces:
@@ -85,26 +94,20 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
     return pieces, notes + places.left_out({"files or pieces of music": left_out})
 
 
-def _composer(place: places.Place, member: places.Member) -> str:
-    if (end := member.base.lower().find(".json")) >= 0:
-        return member.base[:end]
-    above = member.name.rpartition("/")[0].rpartition("/")[2]
-    return above or (place.path.stem if place.path.is_file() else place.path.absolute().name)
-
-
-def _read(content: bytes, name: str, composer: str) -> list[Piece]:
-    """The pieces of a file; ValueError with the reason alone."""
+def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
+    """Name, score and side of the pieces of a file; ValueError with the reason alone."""
     if name.lower().endswith(MIDI):
-        return [Piece(composer, name.rpartition(".")[0], of_midi(content))]
+        return [(name.rpartition(".")[0], of_midi(content), "any")]
     text = places.gunzipped(content) if name.lower().endswith(".gz") else content
     try:
-        read = json.loads(text, object_pairs_hook=without_duplicates)
-        parts, sided = TypeAdapter(dict[str, list]).validate_python(read), folders.SIDES
+        parts = TypeAdapter(dict[str, list]).validate_python(
+            json.loads(text, object_pairs_hook=without_duplicates)
+        )
         rows = [(key, parts[key], "any") for key in sorted(parts, key=places.natural)]
-        if set(parts) <= set(sided):
-            rows = [(f"{sided[k]}-{i:03d}", each, sided[k]) for k, v, _ in rows for i, each in enumerate(v)]
+        if parts.keys() <= SIDES.keys():
+            rows = [(f"{SIDES[k]}-{i:03d}", each, SIDES[k]) for k, v, _ in rows for i, each in enumerate(v)]
         steps = TypeAdapter(Steps).validate_python
-        return [Piece(composer, title, of_steps(steps(piece)), side) for title, piece, side in rows]
+        return [(title, of_steps(steps(piece)), side) for title, piece, side in rows]
     except ValidationError as error:
         raise ValueError(f"no JSON of 16ths: {error.errors()[0]['msg']}") from None
 
@@ -147,6 +150,123 @@ def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
     return score
 
 
+# --- tokens ------------------------------------------------------------------------------------------
+
+FILE = "tokenizer.json"
+"""What MidiTok writes."""
+GRID: dict[str, Any] = {"beat_res": {(0, 4): 24, (4, 16): 4, (16, 64): 1}, "use_time_signatures": False}
+"""Notes begin on 24ths of a quarter (32nds and triplets of 16ths are exact), and last whole numbers of these
+up to 4 quarters, of 16ths up to 16, of quarters up to 64. Bars have four quarters, so all share one grid."""
+NOTES: dict[str, Any] = {"pitch_range": (0, 127), "drums_pitch_range": (0, 127), "use_programs": True}
+TEMPOS: dict[str, Any] = {"use_tempos": True, "tempo_range": (20, 260), "num_tempos": 241}
+"""Whole quarters a minute."""
+UNREAD = ("controls", "pedals", "pitch_bends", "lyrics", "key_signatures")
+"""What a score or track of symusic has and the tokens have not."""
+OTHERS = "controls, pedals, bends, lyrics, key signatures, bars other than 4/4, tempos beyond 20..260"
+OFF_GRID = "notes off the grid of 24 points a quarter (moved to it, or one with another)"
+KINDS = ("remi", "midi_v1", "midi_v2")
+"""How music may be written for a net from scratch."""
+
+
+class Remi:
+    """What the kit asks of a tokenizer of music, of MidiTok's REMI; `MidiEvents` answers alike."""
+
+    width = 1
+    """Tokens that are written together."""
+
+    def __init__(self, tokens: Any):
+        self.tokens = tokens
+        self.bos, self.eos, self.pad = (tokens[f"{name}_None"] for name in ("BOS", "EOS", "PAD"))
+        graph, marks = tokens.tokens_types_graph | {"BOS": {"Bar"}}, {"PAD", "BOS", "EOS"}
+        self.types = [name.partition("_")[0] for name in sorted(tokens.vocab, key=tokens.vocab.get)]
+        self.after = {kind: torch.tensor([t in graph[kind] - marks for t in self.types]) for kind in graph}
+        """Type of a token -> which tokens may follow one of it."""
+        pitches = tokens.token_ids_of_type("Pitch")
+        self.pitches = range(min(pitches), max(pitches) + 1)
+        """Tokens of the pitches, drums' apart, from the lowest on."""
+
+    def encode(self, score: Any) -> tuple[list[int], Counter[str]]:
+        """The tokens of a `symusic.Score` between BOS and EOS; and what they do not hold -> how often."""
+        on_grid, (low, high) = self.tokens.preprocess_score(score), TEMPOS["tempo_range"]
+        moved = _places(score) - _places(on_grid)
+        others = [x for what in UNREAD for each in (score, *score.tracks) for x in getattr(each, what, ())]
+        others += [x for x in score.time_signatures if (x.numerator, x.denominator) != (4, 4)]
+        others += [x for x in score.tempos if not low <= round(x.qpm) <= high]
+        ids = self.tokens.encode(on_grid, no_preprocess_score=True).ids
+        return [self.bos, *ids, self.eos], +Counter({OTHERS: len(others), OFF_GRID: moved.total()})
+
+    def decode(self, ids: Sequence[int]) -> Any:
+        """The `symusic.Score` of tokens; marks are passed over."""
+        return self.tokens.decode([each for each in ids if each not in self.tokens.special_tokens_ids])
+
+    def shifted(self, ids: Tensor, shift: Tensor) -> Tensor:
+        """Tokens of shape (n, length) with pitches so many semitones, (n, 1), higher; drums stay."""
+        return ids + shift * self.is_pitch(ids)
+
+    def is_pitch(self, ids: Tensor) -> Tensor:
+        """Which tokens are pitches that may be shifted."""
+        return (ids >= self.pitches.start) & (ids < self.pitches.stop)
+
+    def allowed(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """A logits processor of transformers: -inf where a token is no music behind the last one."""
+        mask = self.after[self.types[int(ids[0, -1])]]
+        mask = nn.functional.pad(mask, (0, scores.shape[-1] - len(mask)))
+        return scores.masked_fill(~mask.to(scores.device), -torch.inf)
+
+
+def _places(score: Any) -> Counter[tuple]:
+    """Program, pitch, beginning and length (quarters) of the notes of a score."""
+    notes = [(track.program, track.is_drum, note) for track in score.tracks for note in track.notes]
+    return Counter((*of, n.pitch, n.start / score.tpq, n.duration / score.tpq) for *of, n in notes)
+
+
+def tokenizer_of(folder: str | Path | None = None, tokens: str = "remi") -> Any:
+    """MidiTok's REMI or the tokenizer of a `midi_model`; that of a model's folder where one is given.
+
+    Args:
+        folder: A model's or an adapter's, or a name on the Hub; None takes a new one.
+        tokens: Which one is taken then: "remi", or `midi_model`'s "midi_v1" or "midi_v2".
+
+    Raises:
+        ValueError: The folder holds none, or another than `tokens` asks for; or MidiTok is not installed.
+    """
+    try:
+        from miditok import REMI, TokenizerConfig
+    except ImportError:
+        step = "Run: pip install 'qnnkit[music]'."
+        raise ValueError(checks.message("miditok", "be installed for music", "missing", step)) from None
+    if folder is None:
+        if checks.choice("tokens", tokens, KINDS) == KINDS[0]:
+            return REMI(TokenizerConfig(special_tokens=["PAD", "BOS", "EOS"], **GRID, **NOTES, **TEMPOS))
+        return MidiEvents(tokens.removeprefix("midi_"))
+    try:
+        made = of_folder(hub.read(hub.Described, folder))
+        kind = f"midi_{made.version}" if isinstance(made, MidiEvents) else made and KINDS[0]
+        if made is None or tokens not in (KINDS[0], kind):
+            raise ValueError(f"it has {kind or 'no tokens of music'}, and tokens={tokens}")
+    except ValueError as error:
+        rule, step = "be a model of music", f"It was not taken: {error}."
+        raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
+    return made
+
+
+def of_folder(folder: Path) -> Any:
+    """The tokenizer of music in a model's or an adapter's folder; None if there is none."""
+    content = workspace.read_json(folder / FILE)
+    if isinstance(content, dict) and content.get("tokenization") == "REMI":
+        from miditok import REMI
+
+        return REMI(params=folder / FILE)
+    return MidiEvents.of_folder(folder)
+
+
+def writing(tokens: Any) -> Any:
+    """What the kit asks of a tokenizer of music, `Remi` or `MidiEvents`; None if it is another."""
+    if type(tokens).__module__.startswith("miditok."):
+        return Remi(tokens)
+    return tokens if isinstance(tokens, MidiEvents) else None
+
+
 # --- blocks ------------------------------------------------------------------------------------------
 
 
@@ -160,7 +280,7 @@ def transposed(blocks: TokenSet, epoch: int, *, most: int, tokens: Any, seed: in
         blocks: Their pitches are shifted in tokens and labels.
         epoch: With the seed, all that the shifts depend on.
         most: Semitones, up or down.
-        tokens: How music is written, as `music_tokens.writing` gives it.
+        tokens: How music is written, as `writing` gives it.
         seed: See `epoch`.
     """
     ids, pitches = blocks.input_ids, tokens.pitches
@@ -210,32 +330,29 @@ def music(
         FileNotFoundError: Nothing is there.
         ValueError: A setting is out of range, or there is no music, or too little; see `collect`.
     """
-    if not 0 <= transpose <= 12:
-        raise ValueError(
-            checks.message("transpose", "lie in 0..12", transpose, "Leave it out for the usual.")
-        )
-    kept = music_tokens.tokenizer(tokenizer, tokens)
-    written = music_tokens.writing(kept)
+    kept = tokenizer_of(tokenizer, tokens)
+    written = writing(kept)
     if sequence_length % written.width:
         rule, step = f"be a multiple of {written.width}", "An event has so many tokens."
         raise ValueError(checks.message("sequence_length", rule, sequence_length, step))
     pieces, notes = collect(root, composers)
     few = sorted(name for name, n in Counter(each.composer for each in pieces).items() if n < len(SPLITS))
     pieces = [each for each in pieces if each.composer not in few] or pieces
+    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    shares |= {"split_seed": split_seed, "what": "pieces"}
     rows, lost = encoded(pieces, written)
     placed: dict[str, list[Row]] = {name: [] for name in SPLITS}
-    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    for composer, group in itertools.groupby(range(len(pieces)), key=lambda row: pieces[row].composer):
-        of = np.array([*group])
-        names, sides = [pieces[row].name for row in of], [pieces[row].side for row in of]
-        own = {"names": names, "sides": sides, "what": "pieces", "split_seed": split_seed}
-        for name, part in zip(SPLITS, split_rows(0 * of, (composer,), **own, **shares), strict=True):
-            placed[name] += [rows[row] for row in of[part]]
+    for composer, each in itertools.groupby(zip(pieces, rows, strict=True), lambda pair: pair[0].composer):
+        of, written_of = zip(*each, strict=True)
+        names, sides = [piece.name for piece in of], [piece.side for piece in of]
+        parts = split_rows(0 * np.arange(len(of)), (composer,), names=names, sides=sides, **shares)
+        for name, part in zip(SPLITS, parts, strict=True):
+            placed[name] += [written_of[row] for row in part]
     notes += lost + places.left_out({"composers of fewer than three pieces": few})
     same = {name: [(str(ids).encode(), source, 0) for source, ids in placed[name]] for name in SPLITS}
     notes += duplicates(same, "pieces", "note for note")
     sets = {name: blocks(placed[name], written, sequence_length) for name in SPLITS}
-    augment = partial(transposed, most=transpose, tokens=written, seed=split_seed) if transpose else None
+    augment = partial(transposed, most=transpose, tokens=written, seed=split_seed) if transpose > 0 else None
     return TokenSplits("music", **sets, tokenizer=kept, notes=tuple(notes), augment=augment)
 
 

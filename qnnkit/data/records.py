@@ -1,13 +1,15 @@
-"""Records out of files: JSON, JSON lines, tables, parquet and arrow, in any encoding; and what keys mean."""
+"""Records out of files: JSON, tables, parquet and arrow, in any encoding; what keys mean; and chats."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from qnnkit import words
@@ -32,6 +34,8 @@ NAMES = {
     "content": "content value",
 }
 """What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
+OF_RECORDS = ("image", "text", "turns", "question")
+"""What says of a JSON object that it is a record itself, whatever lists it holds."""
 
 Record = dict[str, Any]
 
@@ -58,21 +62,14 @@ def take(record: Record, what: str) -> Any:
 
 @functools.lru_cache
 def side_of(path: str) -> str | None:
-    """The split that a folder of a path says, the innermost first, or a word of its name.
+    """The split that a word of a path says, its last such word first.
 
     Example:
         >>> side_of("val/metadata.csv"), side_of("captions_train2017.json"), side_of("my test/a.csv")
         ('validation', 'train', None)
     """
-    *folders, base = path.strip().lower().split("/")
-    names = [each.rstrip("0123456789_-") for each in reversed(folders)]
-    names += re.findall("[a-z]+", stem(base))
-    return next((SPLIT_NAMES[name] for name in names if name in SPLIT_NAMES), None)
-
-
-def stem(name: str) -> str:
-    """A path without its suffix."""
-    return re.sub(r"\.[^./]+$", "", name)
+    parts = re.split(r"[/_.\d-]+", path.strip().lower())
+    return next((SPLIT_NAMES[part] for part in reversed(parts) if part in SPLIT_NAMES), None)
 
 
 class Reader:
@@ -92,27 +89,16 @@ class Reader:
         return [f"{what}: {first(names, 20)}." for what, names in told.items() if names]
 
     def text(self, name: str) -> str:
-        """The text of a file, with plain line ends: UTF-8 or UTF-16, else in the likeliest encoding.
+        """The text of a file, with plain line ends: UTF-8, else in the likeliest encoding.
 
         Raises:
             ValueError: It cannot be read, or is no text.
         """
-        content = self._content(name)
-        encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-        try:
-            text = content.decode(encoding)
-        except UnicodeDecodeError:
-            encoding = _guessed(content)
-            text = content.decode(encoding, errors="replace")
-            self._guessed.append(f"{name} ({encoding})")
-        if "\0" in text:
-            raise refusal("hold text", name, "It has NUL characters: save it as UTF-8, or remove it.")
-        return text.replace("\r\n", "\n").replace("\r", "\n")
+        with readable(name):
+            return self._decoded(name)
 
     def records(self, name: str) -> Iterator[tuple[str, Record]]:
         """Where each record of a file is, for refusals, and the record.
-
-        Of a JSON object with a single list of records these are read; any other object is a record itself.
 
         Args:
             name: One of SUFFIXES, or a table under another suffix.
@@ -121,59 +107,72 @@ class Reader:
             ValueError: It cannot be read or is not what its suffix says.
         """
         suffix = name[name.rfind(".") :].lower()
-        if suffix in (".parquet", ".arrow"):
-            rows = _columns(self._content(name), name)
-        elif suffix in (".json", ".jsonl", ".ndjson"):
-            rows = self._json(self.text(name), name, is_lines=suffix != ".json")
-        else:
-            rows = _table(self.text(name), name)
-        for number, row in enumerate(rows, start=1):
-            where = f"{name}, record {number}"
-            if not isinstance(row, dict):
-                step = 'Write such as {"text": "..."} or {"image": "cat.jpg", "caption": "a cat"}.'
-                raise refusal("hold an object with keys in every record", f"{where} with {row!r:.60}", step)
-            yield where, row
+        with readable(name):
+            if suffix in (".parquet", ".arrow"):
+                rows = _columns(self._place.read(name), suffix)
+            elif suffix in (".json", ".jsonl", ".ndjson"):
+                rows = self._json(self._decoded(name))
+            else:
+                rows = _table(self._decoded(name))
+            for number, row in enumerate(rows, start=1):
+                if not isinstance(row, dict):
+                    raise ValueError(f"record {number} is {row!r:.60} and no object with keys")
+                yield f"{name}, record {number}", row
 
-    def _json(self, text: str, name: str, is_lines: bool) -> Iterable[Any]:
-        if is_lines or (text.startswith("{") and "}\n{" in text):
-            lines = ((f"{name}, line {n}", line) for n, line in enumerate(text.split("\n"), start=1))
-            return (parsed(line, where) for where, line in lines if line.strip())
-        content = parsed(text, name)
-        if isinstance(content, dict):
-            lists = [key for key in content if isinstance(content[key], list) and content[key]]
+    def _decoded(self, name: str) -> str:
+        content = self._place.read(name)
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            encoding = _likeliest(content)
+            text = content.decode(encoding, errors="replace")
+            self._guessed.append(f"{name} ({encoding})")
+        if "\0" in text:
+            raise ValueError("it has NUL characters: save it as UTF-8, or remove it")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def _json(self, text: str) -> list[Any]:
+        """The records of JSON: of a list, of the only list in an object, or of values in a row.
+
+        An object with a key that records have, or with several such lists, is a record itself.
+        """
+        decoder, values = json.JSONDecoder(object_pairs_hook=without_duplicates), []
+        text, place = text.strip(), 0
+        while place < len(text):
+            value, place = decoder.raw_decode(text, place)
+            values.append(value)
+            while text[place : place + 1].isspace():
+                place += 1
+        [content] = values if len(values) == 1 else [values]
+        if isinstance(content, dict) and not any(keys_of(tuple(content), what) for what in OF_RECORDS):
+            lists = [key for key, value in content.items() if isinstance(value, list) and value]
             lists = [key for key in lists if isinstance(content[key][0], dict)]
             if len(lists) == 1:
                 self.unused.update(content.keys() - {*lists})
                 content = content[lists[0]]
         return content if isinstance(content, list) else [content]
 
-    def _content(self, name: str) -> bytes:
-        try:
-            return self._place.read(name)
-        except (ValueError, OSError) as error:
-            step = f"Reading says: {words.first_line(error)}. Copy or download it again, or remove it."
-            raise refusal("hold files that can be read", name, step) from None
 
-
-def parsed(text: str, where: str) -> Any:
-    """What a JSON text holds; ValueError, with `where` it is, if that is no JSON or has a key twice."""
+@contextlib.contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Turns what reading a damaged or strange file raises into one sentence about `where`."""
     try:
-        return json.loads(text, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise refusal("hold valid JSON", where, f"Python says: {error}.") from None
+        yield
+    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: nested too deep
+        step = f"Reading says: {words.first_line(error)}. Mend it there, or copy or download it again."
+        raise refusal("hold files that can be read and are what their names say", where, step) from None
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
     """A JSON object from its pairs; ValueError if a key is there twice, as Python keeps the last alone."""
-    content = {}
-    for key, value in pairs:
-        if key in content:
-            raise ValueError(f"the key {key!r} is there twice")
-        content[key] = value
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} is there twice")
     return content
 
 
-def _guessed(content: bytes) -> str:
+def _likeliest(content: bytes) -> str:
     """The likeliest encoding of bytes; Western where the text is the same in several."""
     import charset_normalizer
 
@@ -181,7 +180,7 @@ def _guessed(content: bytes) -> str:
     return "cp1252" if best is None or "cp1252" in best.could_be_from_charset else best.encoding
 
 
-def _table(text: str, name: str) -> Iterator[Record]:
+def _table(text: str) -> Iterator[Record]:
     """The rows of a table with the separator that its header has most of.
 
     By Python's `csv`, as pandas fills a row that is too short. A caption with unquoted separators after the
@@ -199,21 +198,111 @@ def _table(text: str, name: str) -> Iterator[Record]:
                 raise csv.Error(f"not {len(keys)} columns, each with a name")
             yield row
     except csv.Error as error:
-        where, step = f"{name}, line {rows.line_num}", f'Put texts with "{mark}" between quotation marks'
-        raise refusal("hold a table", where, f'{step}, and write each " in them twice: {error}.') from None
+        step = f'put texts with "{mark}" between quotation marks, and write each " in them twice'
+        raise ValueError(f"line {rows.line_num}: {error}; {step}") from None
 
 
-def _columns(content: bytes, name: str) -> Iterator[Record]:
+def _columns(content: bytes, suffix: str) -> Iterator[Record]:
     """The rows of parquet, or of arrow as `datasets` saves it; values that are null count as missing."""
     import pyarrow
     from pyarrow import ipc, parquet
 
-    is_parquet = name.lower().endswith(".parquet")
-    try:
-        buffer = pyarrow.BufferReader(content)
-        table = parquet.read_table(buffer) if is_parquet else ipc.open_stream(buffer).read_all()
-    except (pyarrow.ArrowException, OSError) as error:
-        step = f"Arrow says: {words.first_line(error)}. Download it again."
-        raise refusal("hold whole tables", name, step) from None
+    buffer = pyarrow.BufferReader(content)
+    table = parquet.read_table(buffer) if suffix == ".parquet" else ipc.open_stream(buffer).read_all()
     for row in table.to_pylist():
         yield {key: value for key, value in row.items() if value is not None}
+
+
+# --- chats -------------------------------------------------------------------------------------------------
+
+ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
+}
+"""What speakers are called, in small letters -> role in chat templates."""
+
+Message = dict[str, Any]
+"""`role` and `content` (both texts), `tool_calls` where there are any, `weight` 0 where it is not learnt."""
+
+
+def is_answer(message: Message) -> bool:
+    """Whether a model learns to write it: what an assistant says or calls, unless its weight is 0."""
+    is_empty = not message["content"].strip() and not message.get("tool_calls")
+    return message["role"] == "assistant" and message.get("weight") != 0 and not is_empty
+
+
+def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
+    """The messages of a record, whose keys are taken out of it; none if it is no chat.
+
+    OpenAI's messages, ShareGPT's conversations, Alpaca (with `system` and `history`), Dolly, prompt and
+    completion (as texts or messages), question and answer.
+
+    Args:
+        record: By key.
+        where: Where it is, for refusals.
+        unused: Gets the keys of messages that are not used.
+
+    Raises:
+        ValueError: A message has no known speaker or no text.
+    """
+    keys = tuple(record)
+    if keys_of(keys, "turns"):
+        turns = take(record, "turns")
+    elif keys_of(keys, "question") and keys_of(keys, "answer"):
+        turns = _answered(record, where)
+    else:
+        return []
+    system = _said("system", take(record, "system") or [])
+    return [_message(turn, where, unused) for turn in (*system, *turns)]
+
+
+def _answered(record: Record, where: str) -> list[Any]:
+    """The turns of an instruction, after those of its history, and its answer."""
+    question, answer = take(record, "question"), take(record, "answer")
+    if passage := take(record, "passage"):
+        question = f"{_text(question, where)}\n\n{_text(passage, where)}".strip()
+    turns = []
+    for pair in [*(take(record, "history") or []), [question, answer]]:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise refusal("hold pairs under 'history'", where, "Write [question, answer] for each.")
+        turns += [*_said("user", pair[0]), *_said("assistant", pair[1])]
+    return turns
+
+
+def _said(role: str, value: Any) -> list[Any]:
+    """A text as a turn; a list is of turns already."""
+    return value if isinstance(value, list) else [{"role": role, "content": value}]
+
+
+def _message(turn: Any, where: str, unused: set[str]) -> Message:
+    fields = dict(turn) if isinstance(turn, dict) else {}
+    speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
+    content = take(fields, "content")
+    unused.update(f"{key} of messages" for key in fields)
+    role = ROLES.get(str(speaker).lower())
+    if role is None or weight not in (None, 0, 1) or not all(isinstance(each, dict) for each in calls or ()):
+        step = f"Known roles are {', '.join(ROLES)}; a weight is 0 (not learnt) or 1, a tool call an object."
+        raise refusal("hold messages as models take them", f"{where} with {turn!r:.80}", step)
+    message: Message = {"role": role, "content": "" if calls and content is None else _text(content, where)}
+    if calls:
+        message["tool_calls"] = [_call(each) for each in calls]
+    return message | ({"weight": 0} if weight == 0 else {})
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a message, also one that is given in parts."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise refusal("hold a text in every message", where, f"There is {content!r:.60}: write a text.")
+    return "".join(texts)
+
+
+def _call(call: Any) -> Any:
+    """A tool call with its arguments by name, as templates want them; OpenAI writes them as JSON."""
+    with contextlib.suppress(ValueError, TypeError, LookupError):  # else they are written as they are
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    return call

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -95,6 +96,8 @@ class Splits(Generic[P]):
 class Part:
     """The samples of one split: every field has an entry of each, or is None."""
 
+    hashed: ClassVar[tuple[str, ...]] = ()
+
     def __len__(self) -> int:
         return len(self.sources)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -102,6 +105,15 @@ class Part:
     def pair(self) -> Any:
         """What a batch is made of where it is a pair: the first two fields, such as images and labels."""
         return tuple(vars(self).values())[:2]
+
+    def add_to(self, digest: hashlib._Hash) -> None:
+        """Feeds what a fingerprint is over, the fields that `hashed` names, to a digest."""
+        digest.update(f"{tuple(self.pair[0].shape)}\n".encode())
+        for value in map(vars(self).get, self.hashed):
+            if isinstance(value, torch.Tensor):
+                digest.update(value.numpy().tobytes())
+            elif value is not None:
+                digest.update(json.dumps(value).encode())
 
     def at(self, rows: Sequence[int] | torch.Tensor) -> Self:
         """Some of the samples, in this order."""
@@ -119,15 +131,10 @@ class Part:
 class ImageSet(Part):
     """The images of one split, a byte per value: the model scales them, on the device."""
 
+    hashed = "labels", "images"
     images: torch.Tensor  # uint8, (n, channels, height, width)
     labels: torch.Tensor  # indices into the classes, int64, (n,)
     sources: tuple[str, ...]  # where each image came from: a file, relative to the root, or "digits/123"
-
-    def add_to(self, digest: hashlib._Hash) -> None:
-        """Feeds pixels and labels, in order, to the digest of `Splits.fingerprint`."""
-        digest.update(f"{tuple(self.images.shape)}\n".encode())
-        digest.update(self.labels.numpy().astype("<i8").tobytes())
-        digest.update(self.images.numpy().tobytes())
 
 
 @dataclass(frozen=True, eq=False)

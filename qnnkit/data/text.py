@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qnnkit import checks, words
-from qnnkit.data import chats, places, records, tokenizers
-from qnnkit.data.chats import Message
-from qnnkit.data.places import around, first, open_place, refusal
+from qnnkit.data import places, records, tokenizers
+from qnnkit.data.places import around, first, left_out, open_place, refusal
 from qnnkit.data.records import ABOUT, Reader, side_of, take
-from qnnkit.data.splits import SPLITS, duplicates, split_names
+from qnnkit.data.splits import SPLITS, duplicates, split_rows
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 TEXT = (".txt", ".md")
@@ -38,17 +38,19 @@ class Document:
 
     name: str
     """Where it comes from: a file, a line of it, or where in it a piece begins."""
-    pieces: tuple[tuple[str, str], ...]
-    """(Heading, text) of each: a speech, all of a file, or of a record (messages as `User: ...`)."""
+    pieces: tuple[str, ...]
+    """Its speeches; or all of a file, or of a record (messages as `User: ...`)."""
     key: str
     """What its split is drawn by: a file's path, a record's text, or the first speech of several."""
-    messages: tuple[Message, ...] = ()
+    source: str
+    """A file's path, or what a record says."""
+    messages: tuple[records.Message, ...] = ()
     """What it is made of where only answers are predicted; () for plain text."""
 
     @property
     def text(self) -> str:
         """All of it."""
-        return "\n\n".join(text for _, text in self.pieces)
+        return "\n\n".join(self.pieces)
 
 
 def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Document], list[str]]:
@@ -59,9 +61,9 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
-        part: Regular expression that is searched for in headings: a file's path from `root`, the first line
-            of a speech (without its colon), a record's "source" or else its first line. A leading "!" keeps
-            the others.
+        part: Regular expression that is searched for in the path of a file, the "source" of a record and the
+            first line of a speech (or a page, file or record), without its colon. A leading "!" keeps the
+            others.
 
     Raises:
         ValueError: A file cannot be read, a record is of no known form, no chat has an answer, or `part`
@@ -72,48 +74,48 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     files = [each.name for each in place.members if each.base.lower().endswith(SUFFIXES)]
     files = [name for name in files if not name.lower().endswith(ABOUT)]
     top, reader = around(each.name for each in place.members), Reader(place)
-    every = [each for name in files for each in _of_file(reader, name, top, len(files) == 1)]
-    whole = [document for document in every if document.text.strip()]
-    notes = [*place.notes(SUFFIXES, "text"), *reader.notes]
+    every = [each for name in files for each in _of_file(reader, name, top)]
+    empty = [each.name for each in every if not each.text.strip()]
+    silent = [each.name for each in every if each.messages and not any(map(records.is_answer, each.messages))]
+    whole = [each for each in every if each.name not in {*empty, *silent}]
+    lacks = left_out({"empty documents": empty, "chats without an answer to predict": silent})
+    if not whole:
+        step = f"Put {', '.join(SUFFIXES)} files there; in chats, call the one who answers assistant."
+        raise refusal("hold text, or chats with an answer", " ".join([str(root), *lacks]), step)
+    notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *lacks]
     if held_out := [name for name in files if side_of(name) in ("validation", "test")]:
         notes.append(f"Names of splits are not used, splits are drawn from all files: {first(held_out)}.")
-    if len(whole) < len(every):
-        notes.append(f"Empty documents left out: {len(every) - len(whole):,}.")
-    if not whole:
-        raise refusal("hold text", str(root), f"Put {', '.join(SUFFIXES)} files there.")
-    said = [message for document in whole for message in document.messages]
-    if all(document.messages for document in whole) and not any(map(chats.is_answer, said)):
-        roles = ", ".join(sorted({message["role"] for message in said}))
-        step = f"Its speakers are {roles}: call the one who answers assistant."
-        raise refusal("hold chats with an answer to predict", str(root), step)
     return (whole, notes) if part is None else _selected(whole, part, notes)
 
 
 def _selected(whole: list[Document], part: str, notes: list[str]) -> tuple[list[Document], list[str]]:
-    """The documents with those pieces alone in whose heading the pattern is found, or else is not."""
+    """The documents with those pieces alone that the pattern fits, or else does not."""
     found, others = places.pattern("part", part.removeprefix("!")).search, part.startswith("!")
-    headings = list(dict.fromkeys(heading for document in whole for heading, _ in document.pieces))
-    wanted = {each for each in headings if any(map(found, each.split("\n"))) != others}
-    if not wanted:
-        step = f"Headings there: {first(headings)}."
-        raise ValueError(checks.message("part", "be found in a heading", part, step))
-    kept = [replace(each, pieces=tuple(x for x in each.pieces if x[0] in wanted)) for each in whole]
+
+    def is_wanted(source: str, piece: str) -> bool:
+        lines = source, piece.strip().partition("\n")[0].rstrip(":")
+        return any(map(found, lines)) != others
+
+    kept = [replace(x, pieces=tuple(y for y in x.pieces if is_wanted(x.source, y))) for x in whole]
     counts = [sum(len(document.pieces) for document in some) for some in (kept, whole)]
+    if not counts[0]:
+        step = f"The first documents are {first([document.name for document in whole])}."
+        raise ValueError(checks.message("part", "be found in a path, source or first line", part, step))
     return kept, [*notes, f"part={part!r} keeps {counts[0]:,} of {counts[1]:,} documents or speeches."]
 
 
-def _of_file(reader: Reader, name: str, top: str, alone: bool) -> Iterator[Document]:
+def _of_file(reader: Reader, name: str, top: str) -> Iterator[Document]:
     path = name.removeprefix(top)
     if not name.lower().endswith(TEXT):
         for where, record in reader.records(name):
             yield as_document(where, record, reader.unused)
     elif len(text := reader.text(name)) <= 2 * CHARACTERS:
-        yield Document(name, ((name, text.strip()),), path)
+        yield Document(name, (text.strip(),), path, path)
     else:
-        yield from _cut(name, text, "" if alone else f"{path}\n")
+        yield from _cut(name, text, path)
 
 
-def _cut(name: str, text: str, above: str) -> Iterator[Document]:
+def _cut(name: str, text: str, path: str) -> Iterator[Document]:
     """A long text as documents of 2,000 characters at most, cut at blank lines.
 
     What is between two blank lines, such as a speech of a play, stays whole, unless it is a page long itself,
@@ -121,21 +123,20 @@ def _cut(name: str, text: str, above: str) -> Iterator[Document]:
     characters, and else where the one before is full. So an edit changes only the documents near it, and
     another file changes none.
     """
-    group: list[tuple[str, str]] = []
+    group: list[str] = []
     begun, size = 0, 0
     for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
-        heading = above + speech.partition("\n")[0].strip().rstrip(":")
         for page in [speech] if len(speech) <= 2 * CHARACTERS else PAGE.findall(speech):
             page = page.rstrip("\n")
             share = int.from_bytes(hashlib.sha256(page.encode()).digest()[:8], "big") / 2**64
             is_first = share < len(page) / (2 * CHARACTERS)
             if group and (is_first or size + len(page) > CHARACTERS):
-                yield Document(f"{name}, paragraph {begun}", tuple(group), group[0][1])
+                yield Document(f"{name}, paragraph {begun}", tuple(group), group[0], path)
                 group, size = [], 0
             begun = begun if group else number
-            group.append((heading, page))
+            group.append(page)
             size += len(page) + 2
-    yield Document(f"{name}, paragraph {begun}", tuple(group), group[0][1])
+    yield Document(f"{name}, paragraph {begun}", tuple(group), group[0], path)
 
 
 def as_document(where: str, record: records.Record, unused: set[str]) -> Document:
@@ -145,18 +146,14 @@ def as_document(where: str, record: records.Record, unused: set[str]) -> Documen
         ValueError: It is of no known form; `where` tells which it is.
     """
     record = dict(record)
-    source = take(record, "source")
-    messages = tuple(chats.conversation(record, where, unused))
-    text = take(record, "text")
-    if messages:
-        text = "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
-    elif isinstance(text, str):
-        unused.update(record)
-    else:
+    source, messages = take(record, "source"), tuple(records.conversation(record, where, unused))
+    said = [f"{each['role'].capitalize()}: {each['content']}" for each in messages]
+    text = "\n".join(said) if messages else take(record, "text")
+    if not isinstance(text, str):
         step = f"Its keys are {first([repr(key) for key in record], 8)}: rename those of texts."
         raise refusal("hold text, messages, or a prompt and its completion in every record", where, step)
-    heading = text.strip().partition("\n")[0] if source is None else str(source)
-    return Document(where, ((heading, text),), text, messages)
+    unused.update(record)
+    return Document(where, (text,), text, str(source or ""), messages)
 
 
 def text(
@@ -194,31 +191,29 @@ def text(
         OSError: Nothing is there.
     """
     found, notes = documents(root, part)
-    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     keys = list(dict.fromkeys(document.key for document in found))
-    sides = dict(zip(keys, split_names(keys, what="documents", split_seed=split_seed, **shares), strict=True))
+    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    rows = split_rows(0 * np.arange(len(keys)), names=keys, what="documents", split_seed=split_seed, **shares)
+    sides = {keys[row]: name for name, of in zip(SPLITS, rows, strict=True) for row in of}
     parts = {name: [each for each in found if each.text and sides[each.key] == name] for name in SPLITS}
     if tokenizer is None:
         made = tokenizers.trained((document.text for document in parts["train"]), vocabulary or 1024)
         notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
     else:
         made = tokenizers.loaded(tokenizer)
-    if not 2 <= sequence_length <= made.model_max_length:
-        rule = f"be 2 or more, and at most what this tokenizer's model takes, {made.model_max_length:,}"
-        raise ValueError(checks.message("sequence_length", rule, sequence_length, "Use 128 or 256."))
-    if tokenizer is not None and vocabulary is not None:
-        notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
+        if vocabulary is not None:
+            notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
+    checks.positive("sequence_length", sequence_length, "Use 128 or 256.")
     notes += tokenizers.with_chat_template(made, found)
     texts = {name: [(each.text.encode(), each.name, 0) for each in parts[name]] for name in SPLITS}
     notes += duplicates(texts, "documents", "letter for letter")
-    packs = {name: packed(parts[name], made, sequence_length) for name in SPLITS}
-    sets: dict[str, Any] = {name: part for name, (part, _) in packs.items()}
-    if not all(map(len, sets.values())):
-        blocks = {name: len(part) for name, part in sets.items()}
+    packs = [packed(parts[name], made, sequence_length) for name in SPLITS]
+    sets = [part for part, _ in packs]
+    if not all(map(len, sets)):
         step = "Lower sequence_length, hold more out, try another split_seed, or add text."
-        raise refusal(f"hold blocks of {sequence_length} tokens for every split", blocks, step)
-    lost = not_packed(sum((lost for _, lost in packs.values()), Counter()))
-    return TokenSplits("text", **sets, tokenizer=made, notes=(*notes, *lost))
+        raise refusal(f"hold blocks of {sequence_length} tokens for every split", [*map(len, sets)], step)
+    notes += not_packed(sum((lost for _, lost in packs), Counter()))
+    return TokenSplits("text", *sets, tokenizer=made, notes=tuple(notes))
 
 
 def packed(
@@ -239,7 +234,6 @@ def packed(
     begins = torch.searchsorted(ends, rows * length, right=True)  # the document that each block begins in
     sources = tuple(documents[i].name for i in begins.tolist())
     lost = {
-        "chats without an answer to predict": sum(len(ids) == 0 for ids, _ in streams),
         "blocks in which nothing is to be predicted": n - len(rows),
         "tokens at the ends of splits, which fill no block": rest,
     }
@@ -252,7 +246,7 @@ def not_packed(lost: Counter[str]) -> list[str]:
 
 
 def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Tokens of a document and their labels, both int64 of shape (n,); none of a chat without an answer.
+    """Tokens of a document and their labels, both int64 of shape (n,).
 
     Plain text is predicted everywhere, of a chat the answers of the assistant alone, each with what the
     tokenizer's template writes after it. A question and its answer are encoded apart, as they are when a
@@ -274,25 +268,24 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]]:
     Messages after the last answer are left out.
 
     Raises:
-        ValueError: The template refuses the chat, writes earlier messages otherwise once later ones come, or
-            drops tool calls.
+        ValueError: The template refuses the chat, changes earlier messages when later ones come, or drops
+            tool calls.
     """
-    messages = list(document.messages)
-    rows = [row for row, message in enumerate(messages) if chats.is_answer(message)]
-    ends = [(n, n == row) for row in rows for n in (row, row + 1)]  # before it and with it
+    messages, before, pieces = list(document.messages), "", []
     write = functools.partial(tokenizer.apply_chat_template, tokenize=False)
+    rows = [row for row, message in enumerate(messages) if records.is_answer(message)]
     try:
-        texts = [write(messages[:n], add_generation_prompt=asks) if n else "" for n, asks in ends]
+        for row, asks in itertools.product(rows, (True, False)):  # up to an answer, and with it
+            so_far = messages[: row if asks else row + 1]
+            text = write(so_far, add_generation_prompt=asks) if so_far else ""
+            calls = () if asks else messages[row].get("tool_calls", ())
+            names = [(call.get("function") or call).get("name", "") for call in calls]
+            if not text.startswith(before) or any(name not in text for name in names):
+                raise ValueError("tool calls, or what was written before, are not in it")
+            pieces.append((text[len(before) :], not asks))
+            before = text
     except Exception as error:  # templates refuse by errors of their own
-        step = f"The template says: {words.first_line(error)}."
-        raise refusal("hold chats that the tokenizer's template takes", document.name, step) from None
-    pairs = list(itertools.pairwise(["", *texts]))
-    calls = [call for row in rows for call in messages[row].get("tool_calls", ())]
-    names = [(call.get("function") or call).get("name", "") for call in calls]
-    adds = all(text.startswith(before) for before, text in pairs)
-    if not adds or any(name not in texts[-1] for name in names):
-        rule = "have a chat template that only adds to what it wrote before, and writes tool calls"
-        step = "Use another tokenizer, cut chats after their first answer, or write calls as content."
-        raise ValueError(checks.message("tokenizer", rule, document.name, step))
-    pieces = [text[len(before) :] for before, text in pairs]
-    return [(piece, not asks) for piece, (_, asks) in zip(pieces, ends, strict=True)]
+        rule = "have a chat template that takes these chats, and only adds to what it wrote before"
+        step = f"It says: {words.first_line(error)}. Use another tokenizer, or cut the chats."
+        raise ValueError(checks.message("tokenizer", rule, document.name, step)) from None
+    return pieces

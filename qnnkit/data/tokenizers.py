@@ -15,8 +15,6 @@ from qnnkit.data import hub
 
 END = "<|endoftext|>"
 """The token that ends a document, and pads sequences that must be equally long."""
-FEWEST = 257
-"""The single bytes and END: a tokenizer of so many tokens reads English letter by letter."""
 PLAIN_CHAT = (
     "{% for message in messages %}"
     "{% if not loop.first %}{{ '\\n' }}{% endif %}"
@@ -37,13 +35,10 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
 
     Args:
         texts: What it is trained on; of a dataset, the training documents alone.
-        vocabulary: Tokens, 257 at least (the 256 bytes and the end of a document).
+        vocabulary: Tokens; 257 (the 256 bytes and the end of a document) are there in any case.
 
     Returns:
         A `PreTrainedTokenizerFast` of transformers.
-
-    Raises:
-        ValueError: `vocabulary` is too small.
 
     Example:
         >>> tokenizer = trained(["to be or not to be"], 260)
@@ -56,9 +51,6 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
-    if vocabulary < FEWEST:
-        rule = f"be {FEWEST} or more: every byte, and the end of a document"
-        raise ValueError(checks.message("vocabulary", rule, vocabulary, "Use 1024 for a small dataset."))
     inner: Any = ByteLevelBPETokenizer()
     inner.train_from_iterator(texts, vocabulary, min_frequency=2, show_progress=False, special_tokens=[END])
     names: dict[str, Any] = {"eos_token": END, "pad_token": END, "clean_up_tokenization_spaces": False}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +19,10 @@ IGNORED = -100
 class TokenSet(Part):
     """The blocks of one split."""
 
+    hashed = "input_ids", "labels"
     input_ids: Tensor  # int64, (n, length)
     labels: Tensor  # the same, or IGNORED where nothing is to be predicted; int64, (n, length)
     sources: tuple[str, ...]  # where each block begins: a document's or piece's name
-
-    def add_to(self, digest: hashlib._Hash) -> None:
-        """Feeds what a fingerprint is over to a digest: tokens and labels."""
-        digest.update(f"{tuple(self.input_ids.shape)}\n".encode())
-        for tensor in (self.input_ids, self.labels):
-            digest.update(tensor.numpy().astype("<i8").tobytes())
 
     @property
     def n_predicted(self) -> int:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data import music_tokens, places, tokenizers
+from qnnkit.data import places, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, from_file, numbered, pixels
 from qnnkit.data.folders import label_in, left_out
 from qnnkit.data.images import as_pictures, one_form, stack_files
-from qnnkit.data.pieces import blocks, collect, encoded
+from qnnkit.data.pieces import blocks, collect, encoded, writing
 from qnnkit.data.splits import ImageSet, ImageSplits
 from qnnkit.data.text import documents, not_packed, packed
 from qnnkit.data.tokens import TokenSplits
@@ -31,9 +31,8 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
     Raises:
         ValueError, OSError: It cannot be read, or there is no token to predict.
     """
-    if music_tokens.are_music(tokenizer):  # as the test split has them: every token but the first counts once
+    if written := writing(tokenizer):  # as the test split has them: every token but the first counts once
         pieces, notes = collect(root)
-        written = music_tokens.writing(tokenizer)
         rows, lost = encoded(pieces, written)
         part = blocks(rows, written, length)
     else:

@@ -164,7 +164,8 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
         NotImplementedError: As `controls`, or the model has no part for it; the message says why.
     """
     names = control_names(model)
-    checks.choice("control", name, (*names, *MORE_CONTROLS) if names else ())
+    step = "A net without a QuantumLayer to exchange has none: set controls=[]."
+    checks.choice("control", name, (*names, *MORE_CONTROLS) if names else (), step)
     twin = copy.deepcopy(model)
     if name == "frozen_classical":
         return _freeze_before_circuits(twin, example)

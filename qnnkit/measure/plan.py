@@ -102,7 +102,7 @@ def plan(
     seeds: int = 1,
     price_per_hour: float | None = None,
     deadline: str | None = None,
-    budget: str | None = None,
+    budget: float | None = None,
     prices: str | Path | None = None,
     measure: bool = True,
     seconds: float = 3.0,
@@ -117,7 +117,7 @@ def plan(
         seeds: How often each.
         price_per_hour: Of this machine, in US dollars.
         deadline: Time for all of it, such as "8h".
-        budget: US dollars for all of it, such as "10"; "0" asks for machines that cost nothing.
+        budget: US dollars for all of it; 0 asks for machines that cost nothing.
         prices: A table of machines of your own, see `platforms.load`.
         measure: Whether updates are timed here, if they are small enough (see `predict`); without, there are
             no times for this machine, and wider ranges for the others.
@@ -130,7 +130,7 @@ def plan(
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
     limits = {
         "time": None if deadline is None else words.parse_duration(deadline, "deadline"),
-        "price": None if budget is None else words.parse_money(budget),
+        "price": budget,
     }
     if measure and (busy := note(load())):
         notes.append(busy)

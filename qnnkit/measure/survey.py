@@ -102,9 +102,8 @@ def net_rows(config: Settings, splits: Any, ways: Sequence[Way], seconds: float)
             peaks[way] = held.peak_on(step.device)
     for way, lap in clock.race(steps, seconds=seconds).items():
         one, size, n = way[0], steps[way].samples, len(splits.train)
-        about: Row = {"precision": way[1]}
-        update = about | {"spread": lap.spread, "why": lap.why}
-        yield row("net update", one, lap.seconds and lap.seconds * size, "s", **update)
+        about, taken = {"precision": way[1]}, {"spread": lap.spread, "why": lap.why}
+        yield row("net update", one, lap.seconds and lap.seconds * size, "s", **about, **taken)
         yield row("net epoch", one, lap.seconds and lap.seconds * n, "s", **about)
         yield row("net memory", one, peaks.get(way), "B", **about)
 
@@ -141,7 +140,8 @@ def table(machine: Mapping[str, Any]) -> str:
     frame = pd.DataFrame(machine["rows"]).dropna(subset="value").reindex(columns=columns)
     head = f"{machine['machine']['name']}; measured {machine['measured_at']}"
     text = frame.to_string(index=False, na_rep="", float_format="{:.4g}".format)
-    return "\n\n".join(filter(None, [head, text, fastest(machine), machine["busy"]["sentence"]]))
+    sentences = filter(None, [fastest(machine), machine["busy"]["sentence"]])
+    return "\n\n".join([head, text, *map(words.lines, sentences)])
 
 
 def fastest(machine: Mapping[str, Any]) -> str | None:

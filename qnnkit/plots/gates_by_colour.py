@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator
 
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
@@ -72,12 +73,13 @@ def coloured_circuit(
         _draw(drawer, gate, column % across, wires, face, is_dead)
     if np.isfinite(values).any():
         bar_label = label.replace(" (", "\n(")  # few wires make a low picture
-        figure.colorbar(paint, ax=drawer.ax, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
+        about: Any = {"ticks": LogLocator(subs=(1, 3)), "shrink": 0.9, "aspect": 15, "pad": 0.02}
+        figure.colorbar(paint, ax=drawer.ax, label=bar_label, **about).minorticks_off()
     data = any(gate.features and not gate.weights for gate in gates)
     handles = [Patch(facecolor=DATA, edgecolor="black", label="turned by the data")] * data
     handles += [Patch(facecolor="white", edgecolor=DEAD, hatch="////", label="cannot learn")] * bool(dead)
     if handles:
-        figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+        figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=11)
     return figure
 
 
@@ -109,15 +111,11 @@ def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_d
         return
     if len(wires) > 1:
         drawer.ctrl(column, wires, options=black)
-    name = gate.name.removeprefix("C" * gate.n_controls)
+    name = gate.name.removeprefix("C" * gate.n_controls)[:8]  # a longer one would be too small to read
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
-    font = {"fontsize": 8, "color": "black" if light else "white", "zorder": 5}
-    look = {
-        "facecolor": face,
-        "edgecolor": DEAD if is_dead else "black",
-        "linewidth": 1.6 if is_dead else 0.8,
-    }
-    look |= {"zorder": 4, "hatch": "////" if is_dead else None}
+    font = {"fontsize": 12, "color": "black" if light else "white", "zorder": 5}
+    look = {"facecolor": face, "edgecolor": DEAD if is_dead else "black", "zorder": 4}
+    look |= {"linewidth": 1.6 if is_dead else 0.8, "hatch": "////" if is_dead else None}
     for wire in wires[gate.n_controls :]:
         drawer.box_gate(column, wire, name, look, font, autosize=len(name) > 3)
         drawer.ax.patches[-1].set_gid(gate.weights)

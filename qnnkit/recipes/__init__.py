@@ -15,7 +15,6 @@ Each takes those of the arguments above that it names.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import importlib
 import linecache
@@ -24,22 +23,14 @@ import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qnnkit import checks, workspace
-from qnnkit.recipes import _source
-from qnnkit.recipes._recipe import Recipe, located
-from qnnkit.recipes._source import PARTS, RecipeError
+from torch import nn
+
+from qnnkit import checks, layers, noise, train, workspace
+from qnnkit.recipes._recipe import Recipe
+from qnnkit.recipes._source import PARTS, RecipeError, digest, located, of_library, source_of, texts_of
 from qnnkit.settings import MAIN_NETS, Settings
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from qnnkit import train
-
-HOME = Path(__file__).parent
-NEEDED = ("load", "build")
-
 
 # --- finding them -------------------------------------------------------------------------------------------
 
@@ -62,10 +53,11 @@ def find(recipe: Any) -> Recipe:
         return recipe
     if isinstance(recipe, str | Path):
         return _named(str(recipe))
-    if isinstance(recipe, ModuleType) and recipe.__file__:
-        return _of_module(recipe)
+    if isinstance(recipe, ModuleType) and recipe.__file__:  # read from its file, as it is now
+        shipped = recipe.__name__.removeprefix(f"{__name__}.")
+        return RECIPES.get(shipped) or _of_file(Path(recipe.__file__).resolve())
     name = getattr(recipe, "__name__", type(recipe).__name__)
-    return _kept(Recipe(name, name, recipe, _source.source_of(recipe)))
+    return _kept(Recipe(name, name, recipe, source_of(recipe)))
 
 
 def of(settings: Settings) -> Recipe:
@@ -76,16 +68,14 @@ def of(settings: Settings) -> Recipe:
     """
     if settings.source is not None:
         return settings.source
-    recorded = getattr(settings, "recorded", "")
-    whose = "is yours, and" if recorded not in RECIPES else "is of another version of qnnkit, and"
-    step = f"Name {recorded}, or a copy of recipe.py in the run folder that you have read."
-    rule = f"be named: this run's recipe `{recorded}` {whose} runs only where you name it"
+    rule = f"be named: this run's recipe `{settings.recorded}` runs only where you name it"
+    step = "Name that file, or a copy of recipe.py in the run folder that you have read."
     raise ValueError(checks.message("recipe", rule, None, step))
 
 
-def known(digest: str) -> Recipe | None:
+def known(sha256: str) -> Recipe | None:
     """A recipe that somebody has named in this process before."""
-    return _found.get(digest)
+    return _found.get(sha256)
 
 
 def settings(recipe: Any, **given: Any) -> Settings:
@@ -102,8 +92,7 @@ def difference(before: str, after: str, most: int = 6) -> str:
     """The first lines in which two sources differ."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
     changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    more = f" ... and {len(changed) - most} more" if len(changed) > most else ""
-    return "; ".join(changed[:most]) + more
+    return "; ".join([*changed[:most], *["..."] * (len(changed) > most)])
 
 
 def new(path: str | Path, like: str = "digits_quanv") -> Path:
@@ -115,27 +104,19 @@ def new(path: str | Path, like: str = "digits_quanv") -> Path:
     path = Path(path)
     recipe = find(like)
     if path.suffix != ".py":
-        step = "Add .py."
-        raise ValueError(checks.message("path", "end in .py", str(path), step))
+        raise ValueError(checks.message("path", "end in .py", str(path), "Add .py."))
     if path.exists():
         raise FileExistsError(checks.message("path", "be a new file", str(path), "Choose another name."))
     path.parent.mkdir(parents=True, exist_ok=True)
-    workspace.write_bytes(path, _source.with_one_preset(recipe.source, recipe.preset).encode())
+    workspace.write_bytes(path, recipe.source.encode())
     return path
 
 
-def _shipped() -> dict[str, Recipe]:
-    """Name -> recipe beside this file; its module is imported when it is first used."""
-    found = {}
-    for path in sorted(HOME.glob("[a-z]*.py")):
-        source = path.read_text()
-        for preset, given in (_source.presets(source) or {"": {}}).items():
-            name = f"{path.stem}_{preset}" if preset else path.stem
-            found[name] = Recipe(name, name, f"{__name__}.{path.stem}", source, preset=given)
-    return found
-
-
-RECIPES: Mapping[str, Recipe] = _shipped()
+RECIPES: Mapping[str, Recipe] = {
+    path.stem: Recipe(path.stem, path.stem, f"{__name__}.{path.stem}", path.read_text())
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))
+}
+"""Name -> recipe beside this file; its module is imported when it is first used."""
 
 
 def _named(name: str) -> Recipe:
@@ -152,18 +133,17 @@ def _named(name: str) -> Recipe:
 
 def _of_file(path: Path) -> Recipe:
     """Runs a user's file. What it imports from its own folder is read anew where it has changed."""
-    source, neighbours = _source.texts_of(str(path))
-    presets = _source.presets(source)
-    if len(presets) > 1:
-        rule = "have one entry in a file of yours"
-        raise RecipeError(checks.message("PRESETS", rule, [*presets], "Delete the others."))
-    made = Recipe(path.stem, str(path), None, source, neighbours, *presets.values())
-    before = _found.get(made.digest)
+    try:
+        source, neighbours = texts_of(path)
+        sha256 = digest({"": source, **neighbours})
+    except (SyntaxError, ValueError) as error:
+        raise located(str(path), error) from None
+    before = _found.get(sha256)
     if before is not None and before.reference == str(path):
         return before
     _forget(path, {file.partition("/")[0].removesuffix(".py") for file in neighbours})
     linecache.checkcache(str(path))
-    name = f"qnnkit_recipe_{path.stem}_{made.digest[:8]}"
+    name = f"qnnkit_recipe_{path.stem}_{sha256[:8]}"
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     places = [each for each in sys.path if each != str(path.parent)]
@@ -175,7 +155,7 @@ def _of_file(path: Path) -> Recipe:
         raise located(str(path), error) from error
     finally:  # for what it imports later; as the first it would hide modules of Python's from others
         sys.path[:] = [*places, str(path.parent)]
-    return _kept(dataclasses.replace(made, home=module))
+    return _kept(Recipe(path.stem, str(path), module, source, neighbours))
 
 
 def _forget(path: Path, names: Collection[str]) -> None:
@@ -187,26 +167,16 @@ def _forget(path: Path, names: Collection[str]) -> None:
     importlib.invalidate_caches()
     for name in sorted(names):
         other = getattr(sys.modules.get(name), "__file__", None)
-        if name in sys.stdlib_module_names or (other and _source.of_library(other)):
+        if name in sys.stdlib_module_names or (other and of_library(other)):
             told = f"`{name}` beside it has the name of another module ({other or 'of Python'})."
             raise RecipeError(f"Recipe `{path}`: {told} Rename it.")
     for name in [each for each in sys.modules if each.partition(".")[0] in names]:
         del sys.modules[name]
 
 
-def _of_module(module: ModuleType) -> Recipe:
-    """The recipe in a module; one of no package is read from its file, as it is now."""
-    name, file = module.__name__, str(module.__file__)
-    if name.startswith("qnnkit.recipes."):
-        return _named(name.rpartition(".")[2])
-    if not module.__package__ or name == "__main__":
-        return _of_file(Path(file).resolve())
-    return _kept(Recipe(Path(file).stem, name, module, Path(file).read_text(encoding="utf-8")))
-
-
 def _kept(recipe: Recipe) -> Recipe:
     """The recipe, once it has what a recipe needs; the same one for the same source."""
-    for part in NEEDED:
+    for part in ("load", "build"):
         if not callable(getattr(recipe.code, part, None)):
             rule, step = f"define `{part}`", "See qnnkit.recipes for what a recipe is made of."
             own = [name for name in PARTS if hasattr(recipe.code, name)]
@@ -249,8 +219,6 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = Fal
     main = net in ("", *MAIN_NETS)
     model = recipe.build(config, splits, seed) if main else recipe.control(net, config, splits, seed)
     if config.shots or config.noise:
-        from qnnkit import noise
-
         noise.put(model, config.shots, config.noise)
     return model
 
@@ -260,8 +228,6 @@ def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
 
     A classical layer in a circuit's place is trained as the circuit is: a control differs in nothing else.
     """
-    from qnnkit import layers, train
-
     exchanged = layers.exchanged_parameters(model)
     known = {id(weight) for weight in exchanged}
     classical = [weight for weight in model.parameters() if id(weight) not in known]

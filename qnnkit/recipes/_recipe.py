@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import importlib
 import inspect
+import random
 import re
-import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
 from pydantic import create_model
+from torch import nn
 
-from qnnkit import checks
-from qnnkit.recipes._source import RecipeError, digest, of_library
+from qnnkit import checks, layers, tasks
+from qnnkit.checkpoint import own_generators
+from qnnkit.recipes._source import RecipeError, digest, located, user_frames
 from qnnkit.settings import MAIN_NETS, Settings, is_kits
 
-if TYPE_CHECKING:
-    from torch import nn
+BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,6 @@ class Recipe:
     """Python text of the file or the object."""
     neighbours: Mapping[str, str] = field(default_factory=dict)
     """Files beside it that it imports: name -> text."""
-    preset: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that its file gives under this name."""
 
     @cached_property
     def code(self) -> Any:
@@ -51,16 +50,10 @@ class Recipe:
     def shipped(self) -> bool:
         return isinstance(self.home, str)
 
-    @property
-    def sentence(self) -> str:
-        """What it is about; of a shipped one its module is not imported for it."""
-        told = ast.get_docstring(ast.parse(self.source)) if self.shipped else inspect.getdoc(self.code)
-        return (told or "").split("\n\n")[0].replace("\n", " ")
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over the syntax of its source and of what it imports: comments do not count."""
-        return digest({"": self.source, **self.neighbours}, self.preset)
+        return digest({"": self.source, **self.neighbours})
 
     @cached_property
     def Settings(self) -> type[Settings]:
@@ -71,13 +64,11 @@ class Recipe:
             raise self.refusal("Settings", "derive from qnnkit.Settings", base, step)
         fields: dict[str, Any] = {}
         for name, own in base.model_fields.items():
-            known = [kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)]
-            field = copy.copy([*known, own][0])
-            field.default = self.preset.get(name, own.default)
-            field.default_factory = None if name in self.preset else own.default_factory
+            kits = [kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)]
+            field = copy.copy([*kits, own][0])
+            field.default, field.default_factory = own.default, own.default_factory
             field.description = own.description or field.description
             field.metadata = field.metadata + [rule for rule in own.metadata if rule not in field.metadata]
-            field.exclude = field.alias = field.validation_alias = field.serialization_alias = None
             fields[name] = (field.annotation, field)
         made = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
         made.source = self
@@ -112,43 +103,19 @@ class Recipe:
     def build(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
         """A new net, as no training has changed it; what it draws at random follows from the seed."""
         with _seeded(seed):
-            net = self._call("build", settings=settings, splits=splits, seed=seed)
-        net = self._module("build", net)
-        if settings.backend != "auto":
-            from qnnkit import layers
-
-            return layers.on_backend(net, settings.backend)
-        return net
+            net = self._module("build", self._call("build", settings=settings, splits=splits, seed=seed))
+        return net if settings.backend == "auto" else layers.on_backend(net, settings.backend)
 
     def task(self, settings: Settings) -> Any:
         """What its nets are trained for."""
-        from qnnkit import tasks
-
-        if not hasattr(self.code, "task"):
-            return tasks.Classification()
-        return tasks.complete(self._call("task", settings=settings))
+        own = hasattr(self.code, "task")
+        return tasks.complete(self._call("task", settings=settings)) if own else tasks.Classification()
 
     def control_names(self, settings: Settings, splits: Any, seed: int) -> tuple[str, ...]:
         """What the nets beside the recipe's own are called."""
-        from qnnkit import layers
-
         if hasattr(self.code, "controls"):
             return tuple(self._own_controls(settings, splits, seed))
         return layers.control_names(self.build(settings, splits, seed))
-
-    def more_control_names(self) -> tuple[str, ...]:
-        """Controls that are trained only where they are named."""
-        from qnnkit import layers
-
-        return () if hasattr(self.code, "controls") else layers.MORE_CONTROLS
-
-    def require_control(self, name: str, names: Collection[str]) -> None:
-        """Raises ValueError where there is no such control."""
-        if not names:
-            rule, step = "be left out for a net without a QuantumLayer to exchange", "Set controls=()."
-            raise ValueError(checks.message("controls", rule, name, step))
-        names = (*names, *self.more_control_names())
-        checks.choice("control", name, names, "The run's own net, hybrid, is trained with any of them.")
 
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
         """One of the nets beside the recipe's own, which starts from the same weights.
@@ -156,20 +123,16 @@ class Recipe:
         Raises:
             ValueError: There is none of that name.
         """
-        from qnnkit import layers
-
-        if not hasattr(self.code, "controls"):
-            net = self._called(settings, splits, seed)
-            self.require_control(name, layers.control_names(net))
-            with self.located_errors():
-                made = layers.control(net, name, seed=seed, example=splits.example())
-            self._require_exchanged(name, made, splits)
-            return made
-        found = self._own_controls(settings, splits, seed)
-        self.require_control(name, found)
-        with _seeded(seed), self.located_errors():
-            made = found[name]
-            return self._module(f"controls, {name!r}", made if _is_module(made) else made())
+        if hasattr(self.code, "controls"):
+            offered = self._own_controls(settings, splits, seed)
+            made = offered[checks.choice("control", name, offered)]
+            with _seeded(seed), self.located_errors():
+                return self._module(f"controls, {name!r}", made if isinstance(made, nn.Module) else made())
+        net = self._called(settings, splits, seed)
+        with self.located_errors():
+            made = layers.control(net, name, seed=seed, example=splits.example())
+        self._require_exchanged(name, made, splits)
+        return made
 
     def _require_exchanged(self, name: str, net: nn.Module, splits: Any) -> None:
         """Refuses a control that still runs a circuit which the net also holds outside its modules.
@@ -177,10 +140,6 @@ class Recipe:
         Raises:
             ValueError: It does, or what stands in a circuit's place is never asked.
         """
-        import torch
-
-        from qnnkit import layers
-
         seen: list[nn.Module] = []
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
         with hook, _seeded(0), layers.evaluating(net), self.located_errors():
@@ -191,7 +150,7 @@ class Recipe:
         if left or not asked.issuperset(stand_ins):
             rule = "exchange every circuit of the net"
             step = "Keep a QuantumLayer as an attribute or in a ModuleList alone, and call the layer itself."
-            raise self.wrong(checks.message("controls", rule, name, step), "build")
+            raise self.refusal("controls", rule, name, step)
 
     def _own_controls(self, settings: Settings, splits: Any, seed: int) -> Mapping[str, Any]:
         """Name -> net, or a function that makes it, as the recipe gives them."""
@@ -200,25 +159,15 @@ class Recipe:
             net = self._called(settings, splits, seed)
         with _seeded(seed):
             found = self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
-        if not isinstance(found, Mapping):
-            step = 'Return {"name": net, ...}.'
-            raise self.refusal("controls", "return a dictionary", type(found).__name__, step)
-        for name, made in found.items():
-            fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)
-            if not fits or name in MAIN_NETS:
-                rule, step = "have names of letters, digits, `_`, `.`, `-`", "hybrid and reference are taken."
-                raise self.refusal("controls", rule, name, step)
-            if not callable(made):
-                rule = f"hold a net, or what makes one, as {name!r}"
-                raise self.refusal("controls", rule, made, "Return the net itself.")
+        names = found if isinstance(found, Mapping) else [""]
+        if not all(_is_name(name) and callable(found[name]) for name in names):
+            rule = 'return {"name": net}, in letters, digits, `_`, `.`, `-`, and not as hybrid or reference'
+            step = "A value is a net, or a function that makes one."
+            raise self.refusal("controls", rule, [*names], step)
         return found
 
     def _called(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
         """The net once it has run: a control asks for the shapes that its circuit has met."""
-        import torch
-
-        from qnnkit import layers
-
         if settings.device == "meta":  # without weights nothing runs
             settings = settings.model_copy(update={"device": "auto"})
         net = self.build(settings, splits, seed)
@@ -229,16 +178,14 @@ class Recipe:
     # --- the user's code ------------------------------------------------------------------------------------
 
     def _call(self, part: str, **offered: Any) -> Any:
-        from qnnkit.tasks import asked
-
         function = getattr(self.code, part)
-        for name, each in inspect.signature(function).parameters.items():
-            is_free = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-            if name not in offered and each.default is each.empty and not is_free:
-                step = f"It may ask for {', '.join(offered)}."
-                raise self.wrong(f"Function `{part}` must not ask for `{name}`. {step}", part)
+        parameters = inspect.signature(function).parameters.values()
+        needed = {each.name for each in parameters if each.default is each.empty and each.kind in BY_NAME}
+        if unknown := needed - offered.keys():
+            step = f"It may ask for {', '.join(offered)}."
+            raise self.wrong(f"Function `{part}` must not ask for `{unknown.pop()}`. {step}")
         with self.located_errors():
-            return asked(function, **offered)
+            return tasks.asked(function, **offered)
 
     @contextlib.contextmanager
     def located_errors(self) -> Iterator[None]:
@@ -246,39 +193,28 @@ class Recipe:
         try:
             yield
         except Exception as error:
-            if self.shipped or isinstance(error, RecipeError) or not _frames(error):
+            if self.shipped or isinstance(error, RecipeError) or not user_frames(error):
                 raise
             raise located(self.reference, error) from error
 
     def _module(self, part: str, made: Any) -> nn.Module:
-        if not _is_module(made):
+        if not isinstance(made, nn.Module):
             step = "Return the net itself."
             raise self.refusal(part, "return a torch.nn.Module", type(made).__name__, step)
         return made
 
     def refusal(self, part: str, rule: str, value: Any, step: str) -> RecipeError:
         """What is wrong with a part of the recipe; see `checks.message`."""
-        return self.wrong(checks.message(part, rule, value, step), part)
+        return self.wrong(checks.message(part, rule, value, step))
 
-    def wrong(self, sentence: str, part: str) -> RecipeError:
-        """What is wrong, with the line where that part begins."""
-        try:
-            line = f", line {inspect.getsourcelines(getattr(self.code, part))[1]}"
-        except (OSError, TypeError, AttributeError):
-            line = ""
-        return RecipeError(f"Recipe `{self.reference}`{line}: {sentence}")
+    def wrong(self, sentence: str) -> RecipeError:
+        """What is wrong with the recipe."""
+        return RecipeError(f"Recipe `{self.reference}`: {sentence}")
 
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Random numbers of torch, NumPy and Python from a seed; the caller's generators are left alone."""
-    import random
-
-    import numpy as np
-    import torch
-
-    from qnnkit.checkpoint import own_generators
-
     with own_generators():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         np.random.seed(seed)  # noqa: NPY002  what a recipe of a user may draw from
@@ -286,22 +222,6 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def located(reference: str, error: Exception) -> RecipeError:
-    """What a recipe's code has raised, with the last line of the user's own that was run."""
-    where = f"Recipe `{reference}`"
-    if frames := _frames(error):
-        file, last = Path(frames[-1].filename), frames[-1]
-        where += f", {file.name}" * (file.suffix == ".py" and file.name != Path(reference).name)
-        where += f", line {last.lineno}" + f", in {last.name}" * (last.name != "<module>")
-    return RecipeError(f"{where}: {type(error).__name__}: {str(error) or 'no message'}")
-
-
-def _frames(error: Exception) -> list[traceback.FrameSummary]:
-    """The lines of an error's trace that are neither Python's, nor a library's, nor the kit's."""
-    return [each for each in traceback.extract_tb(error.__traceback__) if not of_library(each.filename)]
-
-
-def _is_module(value: Any) -> bool:
-    from torch import nn
-
-    return isinstance(value, nn.Module)
+def _is_name(name: Any) -> bool:
+    """Whether a control may be called so: it is part of the names of files."""
+    return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]*", str(name))) and name not in MAIN_NETS

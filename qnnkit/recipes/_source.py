@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import textwrap
 import tokenize
+import traceback
 from collections.abc import Mapping
 from modulefinder import ModuleFinder
 from pathlib import Path
@@ -26,60 +27,49 @@ class RecipeError(ValueError):
     """What went wrong in a user's recipe, and on which line."""
 
 
-def digest(texts: Mapping[str, str], preset: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) over the syntax of sources: comments and docstrings do not count."""
-    syntax = {name: _syntax(text) for name, text in texts.items()}
-    return digest_of({"syntax": syntax, "preset": {**preset}})
+def located(reference: str, error: Exception) -> RecipeError:
+    """What a recipe's code has raised, with the last line of the user's own that was run."""
+    where = f"Recipe `{reference}`"
+    if frames := user_frames(error):
+        file, last = Path(frames[-1].filename), frames[-1]
+        where += f", {file.name}" * (file.suffix == ".py" and file.name != Path(reference).name)
+        where += f", line {last.lineno}" + f", in {last.name}" * (last.name != "<module>")
+    return RecipeError(f"{where}: {type(error).__name__}: {str(error) or 'no message'}")
+
+
+def user_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """The lines of an error's trace that are neither Python's, nor a library's, nor the kit's."""
+    return [each for each in traceback.extract_tb(error.__traceback__) if not of_library(each.filename)]
+
+
+def digest(texts: Mapping[str, str]) -> str:
+    """SHA-256 (hex) over the syntax of sources, by name: comments and docstrings do not count.
+
+    Raises:
+        SyntaxError: One of them is not Python.
+    """
+    syntax = {name: _syntax(name, text) for name, text in texts.items()}
+    return digest_of({"syntax": syntax, "preset": {}})  # runs on record have the second key
 
 
 @functools.lru_cache(maxsize=64)
-def _syntax(text: str) -> Any:
-    return _plain(ast.parse(text))
+def _syntax(name: str, text: str) -> Any:
+    return _plain(ast.parse(text, name or "recipe"))
 
 
-def presets(text: str) -> dict[str, dict[str, Any]]:
-    """The literal `PRESETS = {...}` of a recipe's source: settings by name."""
-    found = _presets(text)
-    return {} if found is None else ast.literal_eval(found)
-
-
-def with_one_preset(text: str, settings: Mapping[str, Any]) -> str:
-    """A recipe's source with these settings as the only entry of `PRESETS`, if it has any."""
-    before = ast.get_source_segment(text, found) if (found := _presets(text)) else None
-    return text if before is None else text.replace(before, repr({"mine": dict(settings)}))
-
-
-def _presets(text: str) -> Any:
-    for node in ast.parse(text).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(each, ast.Name) and each.id == "PRESETS" for each in targets):
-            return node.value  # type: ignore[union-attr]
-    return None
-
-
-def texts_of(file: str) -> tuple[str, dict[str, str]]:
-    """Source of a file, and of those of its folder that it imports, and they in turn.
+def texts_of(path: Path) -> tuple[str, dict[str, str]]:
+    """Source of a file, and of those of its folder that it imports, and they in turn, by name.
 
     Raises:
-        ValueError: It cannot be read or parsed.
+        SyntaxError, ValueError: It is not Python, or in another encoding than it says.
     """
-    path = Path(file)
-    root = path.parent
-    try:
-        source = _read(path)
-        ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        told = f"it is not Python: {getattr(error, 'msg', error)}."
-        raise RecipeError(f"Recipe `{path}`{f', line {line}' if line else ''}: {told}") from None
-    finder = ModuleFinder([str(root)], excludes=["qnnkit"])  # the kit is no neighbour, wherever it lies
-    finder.run_script(file)
-    for name in finder.badmodules:
-        if (root / f"{name.replace('.', '/')}.py").is_file():  # no Python any more: its import says so
-            sys.modules.pop(name, None)
-    modules = {name: getattr(each, "__file__", None) for name, each in finder.modules.items()}
-    files = {Path(each or root / f"{name}.py") for name, each in modules.items()}
-    found = [each for each in sorted(files - {path}) if each.is_file()]  # one may have a built-in's name
+    root, source = path.parent, _read(path)
+    finder = ModuleFinder([str(root)], excludes=["qnnkit"])
+    finder.run_script(str(path))
+    names = {*finder.modules, *finder.badmodules} - {"qnnkit"}  # the kit is no neighbour, wherever it lies
+    stems = [name.replace(".", "/") for name in names]
+    files = {root / each for stem in stems for each in (f"{stem}.py", f"{stem}/__init__.py")}
+    found = [each for each in sorted(files - {path}) if each.is_file()]
     return source, {each.relative_to(root).as_posix(): _read(each) for each in found}
 
 
@@ -97,26 +87,25 @@ def source_of(code: Any) -> str:
     Raises:
         ValueError: Something has no source, so nobody could tell one experiment from another.
     """
-    texts: dict[str, str] = {}
     kind = code if inspect.isclass(code) else type(code)
-    parts = {name: getattr(code, name) for name in PARTS if hasattr(code, name)}
-    waiting = [*({kind.__name__: kind} if _is_yours(kind) else parts).items()]
+    texts: dict[str, str] = {}
+    waiting = [(kind.__name__, kind)]
     while waiting:
         name, value = waiting.pop()
         value = inspect.unwrap(getattr(value, "func", value) if type(value).__name__ == "QNode" else value)
         if isinstance(value, bool | int | float | str):
             texts[name] = f"{name} = {value!r}"
         elif name not in texts and (inspect.isclass(value) or inspect.isfunction(value)) and _is_yours(value):
-            texts[name] = _text(name, value)
-            used = getattr(value, "__globals__", vars(sys.modules[value.__module__]))
+            texts[name] = _text(value)
+            used = vars(sys.modules[value.__module__])
             named = {node.id for node in ast.walk(ast.parse(texts[name])) if isinstance(node, ast.Name)}
             waiting += [(word, used[word]) for word in named & used.keys()]
-    return "\n\n".join(texts[name] for name in sorted(texts)) + "\n"
+    return "\n\n".join(texts[name] for name in sorted(texts)) + "\n" if texts else _text(kind)
 
 
-def _is_yours(found: Any) -> bool:
+def _is_yours(value: Any) -> bool:
     """Whether a function or class is of a notebook, or of a file that is no library's."""
-    module = sys.modules.get(found.__module__ or "builtins")
+    module = sys.modules.get(value.__module__ or "builtins")
     return module is None or not of_library(getattr(module, "__file__", None) or f"<{module.__name__}>")
 
 
@@ -126,7 +115,7 @@ def of_library(file: str) -> bool:
     return file.startswith((*libraries, str(Path(__file__).parents[1]), "<frozen", "<string>", "<builtins>"))
 
 
-def _text(name: str, value: Any) -> str:
+def _text(value: Any) -> str:
     """Source of a function or class; Python before 3.13 finds no classes of a cell.
 
     Raises:
@@ -136,13 +125,11 @@ def _text(name: str, value: Any) -> str:
         return textwrap.dedent(inspect.getsource(value)).strip()
     cells = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython")]
     for text in ("".join(linecache.getlines(file)) for file in reversed(cells)):
-        with contextlib.suppress(SyntaxError, IndexError):
-            node: Any = ast.parse(text)
-            for part in value.__qualname__.split("."):
-                node = [each for each in node.body if getattr(each, "name", None) == part][-1]
-            return ast.get_source_segment(text, node) or ""
+        for node in ast.parse(text).body:
+            if getattr(node, "name", None) == value.__name__:
+                return ast.get_source_segment(text, node) or ""
     rule, step = "be written in a cell or a file", "Its source is part of what a run is: write it to a file."
-    raise ValueError(checks.message("recipe", rule, f"{name}: {value!r}"[:120], step))
+    raise ValueError(checks.message("recipe", rule, repr(value), step))
 
 
 def _plain(node: Any) -> Any:

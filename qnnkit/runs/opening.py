@@ -251,7 +251,7 @@ def require_usable(run: Run) -> None:
     if config.net_settings:
         controls = recipe.control_names(recipes.without_weights(config), run.splits, config.seed)
         for setting in config.net_settings:
-            names = (run.nets[0], *controls, *recipe.more_control_names())
+            names = (run.nets[0], *controls, *(() if own_controls else layers.MORE_CONTROLS))
             checks.choice("net in net_settings", setting.split(".")[0], names)
     if not recipe.shipped and "vocabulary" not in run.splits.sizes:  # language models have their own files
         try:
@@ -282,7 +282,7 @@ def _require_runs(run: Run, model: nn.Module) -> None:
         try:
             loss = run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
         except tasks.Refused as error:
-            raise recipe.wrong(str(error), "task") from None
+            raise recipe.wrong(str(error)) from None
         if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
             step = "Leave out what detaches it, such as .item()."
             raise recipe.refusal("task", "give a loss with a gradient", "without one", step)

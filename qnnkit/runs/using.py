@@ -14,7 +14,7 @@ from torch import nn
 
 from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
-from qnnkit.data import music_tokens, tokenizers, unsplit
+from qnnkit.data import pieces, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
@@ -185,7 +185,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
         model = adapters.load(model, folder)
     else:
         model = causal_lm(folder)
-    tokens: Any = music_tokens.of_folder(folder) or tokenizers.loaded(folder)
+    tokens: Any = pieces.of_folder(folder) or tokenizers.loaded(folder)
     longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
     length = settings.get("sequence_length") or min(LENGTH, longest)
     about = Data(folder.name, {"tokenizer": tokens, "vocabulary": len(tokens), "length": length})

@@ -78,15 +78,9 @@ class Classification:
         first = by_class.groupby(by_class).head(SHOWN)
         figure = plots.labelled_images(train.images.numpy()[first.index], [names[label] for label in first])
         counts = {name: splits.split(name).labels.bincount(minlength=len(names)).tolist() for name in SPLITS}
-        return [
-            Shown(
-                figure,
-                "01_classes",
-                "Images of each class",
-                "The first of the training split.",
-            ),
-            Shown(pd.DataFrame(counts, index=list(names)), "01_balance", "Images of each class and split"),
-        ]
+        table = pd.DataFrame(counts, index=list(names))
+        shown = Shown(figure, "01_classes", "Images of each class", "The first of the training split.")
+        return [shown, Shown(table, "01_balance", "Images of each class and split")]
 
     def mistakes(self, net: nn.Module, splits: Any, n: int = 12, seen: Any = None) -> list[Shown]:
         """The confusion matrix of the test split, and the samples whose true class seemed least likely."""
@@ -96,14 +90,12 @@ class Classification:
         names = splits.classes or tuple(map(str, range(found.class_probs.shape[1])))
         told = "Test samples, first seed; rows are the truth, and off the diagonal is wrong."
         shown = [Shown(plots.confusion(found.confusion(), names), "05_confusion", "Confusion matrix", told)]
-        worst = found.worst(n)
         if not hasattr(test, "images"):
             return shown + largest_losses(self, net, splits, n)
-        titles = [
-            f"{names[found.labels[i]]}, not {names[found.predicted[i]]}\n{test.sources[i]}" for i in worst
-        ]
-        if not titles:
+        if not len(worst := found.worst(n)):
             return shown
+        said = [f"{names[found.labels[i]]}, not {names[found.predicted[i]]}" for i in worst]
+        titles = [f"{each}\n{test.sources[i]}" for each, i in zip(said, worst, strict=True)]
         figure = plots.labelled_images(test.images.numpy()[worst], titles)
         return [*shown, Shown(figure, "06_worst", "Most wrong", "The truth, the net's answer, and the file.")]
 

@@ -177,10 +177,9 @@ def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size:
         images = [model.embed_images(some.to(device)).cpu() for some in part.images.split(batch_size)]
 
         def of_texts(texts: Sequence[str]) -> Tensor:
-            encoded = zip(
-                *(each.split(batch_size) for each in tokenizers.encode(splits.tokenizer, texts)), strict=True
-            )
-            return torch.cat([model.embed_texts(ids.to(device), m.to(device)).cpu() for ids, m in encoded])
+            ids, mask = (each.split(batch_size) for each in tokenizers.encode(splits.tokenizer, texts))
+            pairs = zip(ids, mask, strict=True)
+            return torch.cat([model.embed_texts(x.to(device), y.to(device)).cpu() for x, y in pairs])
 
         classes = [of_texts(prompts).mean(0) for prompts in splits.prompts]
         directions = nn.functional.normalize(torch.stack(classes), dim=-1) if classes else None

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, workspace
-from qnnkit.data import music_tokens
-from qnnkit.data.pieces import collect
+from qnnkit.data.pieces import collect, writing
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.tasks.language import Language, continuation, positions, spread
 from qnnkit.tasks.saving import adapted
@@ -100,7 +99,7 @@ class Music(Language):
                 speed = n / (time.perf_counter() - start)
                 workspace.write_bytes(target, score.dumps_midi())
                 row: dict[str, Any] = {"input": str(each), "file": str(target), "tokens_per_second": speed}
-                if (width := music_tokens.writing(about.tokenizer).width) > 1:
+                if (width := writing(about.tokenizer).width) > 1:
                     row["events_per_second"] = speed / width
                 yield row | ({"notes": notes} if notes else {})
 
@@ -118,7 +117,7 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n: int | None = None
     Raises:
         ValueError: A setting is out of range.
     """
-    written = music_tokens.writing(tokenizer)
+    written = writing(tokenizer)
     given = written.encode(prompt)[0][: -written.width]  # without its end
     n = min(NEW_TOKENS, positions(model) // 2) if n is None else n
     new = continuation(model, given, n, allowed=written.allowed, width=written.width, **settings)
@@ -127,7 +126,7 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n: int | None = None
 
 def _beginnings(splits: TokenSplits, split: str, n_tokens: int, n: int = PIECES) -> dict[str, Any]:
     """Composer and name -> the score of the first tokens, of some pieces of a split."""
-    part, written = splits.split(split), music_tokens.writing(splits.tokenizer)
+    part, written = splits.split(split), writing(splits.tokenizer)
     rows = (part.input_ids[:, 0] == written.bos).nonzero().flatten().tolist()
     ids = {row: part.input_ids[row, :n_tokens].tolist() for row in spread(rows, min(n, PIECES))}
     return {part.sources[row].replace("/", " ", 1): written.decode(each) for row, each in ids.items()}

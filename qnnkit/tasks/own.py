@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qnnkit import checks
-from qnnkit.data import music_tokens
+from qnnkit.data import pieces
 from qnnkit.layers import evaluating
 from qnnkit.stats import ACCURACY, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
@@ -73,13 +73,11 @@ class Own:
 
     def preview(self, splits: Any) -> Any:
         """As the task shows the data; without it as the kit's task of these data does."""
-        own = getattr(self.task, "preview", None)
-        return (own or usual(splits).preview)(splits)
+        return (getattr(self.task, "preview", None) or usual(splits).preview)(splits)
 
     def mistakes(self, net: nn.Module, splits: Any, **offered: Any) -> Any:
         """As the task shows them; without it the test samples of the largest loss."""
-        own = getattr(self.task, "mistakes", None)
-        if own:
+        if own := getattr(self.task, "mistakes", None):
             return asked(own, net, splits, **offered)
         return largest_losses(self, net, splits, offered.get("n", ROWS))
 
@@ -94,7 +92,7 @@ def usual(data: Any) -> Any:
     from qnnkit import tasks
 
     tokenizer = getattr(data, "tokenizer", None)
-    if music_tokens.are_music(tokenizer):
+    if pieces.writing(tokenizer):
         return tasks.Music()
     if "vocabulary" in data.sizes:
         return tasks.Language()

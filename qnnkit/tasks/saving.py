@@ -94,9 +94,8 @@ def _card(model: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
 
 
 def _method(model: Any) -> str:
-    return str(
-        getattr(model.active_peft_config.peft_type, "value", model.active_peft_config.peft_type)
-    ).lower()
+    kind = model.active_peft_config.peft_type
+    return str(getattr(kind, "value", kind)).lower()
 
 
 def merge(model: Any, *, in_place: bool = False) -> Any:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from qnnkit.data.splits import SPLITS
-from qnnkit.stats import Score
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,10 @@ class Task(Protocol):
     `preview` and `mistakes` give a figure, a table, a `Shown`, or a list of them.
     """
 
-    @property
-    def monitor(self) -> str:
-        """The reported number by which the best epoch is chosen; larger is better."""
-        ...
-
-    @property
-    def score(self) -> Score:
-        """The number that nets are compared by, and how people read it."""
-        ...
+    monitor: Any
+    """The reported number (str) by which the best epoch is chosen; larger is better."""
+    score: Any
+    """The number that nets are compared by, and how people read it; a `stats.Score`."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Step:
         """What a batch gives.

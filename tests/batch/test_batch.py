@@ -303,14 +303,13 @@ TEXTS = {
         "name: \x07", "name: a\n\trecipe: b", "name: 2024-13-45", "[" * 1000 + "]" * 1000,
         *(place.format(attack) for place in PLACES for attack in ATTACKS),
     ],
-    "must be plain YAML, but is not in line": ["name: ["],
-    "in line 2: `name` is given twice": ["name: a\nname: b"],
-    "in line 2: a key is no word": ["name: a\n? [1, 2]\n: b"],
+    "line 1, column 8": ["name: ["], "`name` is given twice": ["name: a\nname: b"],
+    "found unhashable key": ["name: a\n? [1, 2]\n: b"],
     "it links with `*`": ["a: &a [1, 2]\nb: *a"],
     "`name` must be given": ["recipe: digits_quanv"],
     "`recipe` must be given": ["name: a"],
     "must be a number, a text": ["name: a\nrecipe: digits_quanv\nsettings: {data_dir: 2024-01-01}"],
-    "Save it as UTF-8": [b"\xff\xfe\x00name"],
+    "in UTF-8": [b"\xff\xfe\x00name"],
 }  # fmt: skip
 
 

@@ -22,6 +22,9 @@ WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", 
 TEXTS = {f"{word}.png": [f"a {word}", f"The {word} on a mat."] for word in WORDS}
 
 
+ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
+
+
 def pictures(folder: Path, names=TEXTS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate(names):
@@ -30,40 +33,26 @@ def pictures(folder: Path, names=TEXTS) -> Path:
     return folder
 
 
-def with_json(folder: Path, content: object) -> Path:
-    (folder / "captions.json").write_text(json.dumps(content), encoding="utf-8")
+def written(folder: Path, content, name: str = "captions.json") -> Path:
+    """Writes a text, or by the name rows as JSON lines or anything as JSON."""
+    if name.endswith(".jsonl"):
+        content = "\n".join(map(json.dumps, content))
+    elif name.endswith(".json") and not isinstance(content, str):
+        content = json.dumps(content)
+    (folder / name).write_text(content, encoding="utf-8")
     return folder
-
-
-def records(**more):
-    return [{"image": name, "captions": texts, **more} for name, texts in TEXTS.items()]
 
 
 def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
     parts = [splits.split(name) for name in SPLITS]
-    return {
-        source: texts for part in parts for source, texts in zip(part.sources, part.captions, strict=True)
-    }
-
-
-ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
-
-
-def written(folder: Path, name: str, content: str | bytes | list) -> Path:
-    """Writes a text, rows as JSON lines, or, by the name, a table."""
-    if isinstance(content, list) and name.endswith(".jsonl"):
-        content = "\n".join(map(json.dumps, content)) + "\n"
-    elif isinstance(content, list):
-        mark = "\t" if name.endswith(".tsv") else ","
-        content = "".join(mark.join(f'"{each}"' for each in row) + "\n" for row in content)
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder
+    return {name: texts for part in parts for name, texts in zip(part.sources, part.captions, strict=True)}
 
 
 @pytest.mark.parametrize("where", ["", "images/", "elsewhere/deep/"])
 def test_captions_are_loaded_with_their_images_wherever_they_lie(tmp_path, where):
     pictures(tmp_path / "set" / where)
-    splits = captions(with_json(tmp_path / "set", records(license="CC BY 2.0")), image_size=8)
+    rows = [{"image": name, "captions": texts, "license": "CC BY 2.0"} for name, texts in TEXTS.items()]
+    splits = captions(written(tmp_path / "set", rows), image_size=8)
     assert of_all(splits) == {where + name: tuple(texts) for name, texts in TEXTS.items()}
     assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
     assert (splits.channels, splits.image_size) == (3, (8, 8))
@@ -74,62 +63,23 @@ def test_captions_are_loaded_with_their_images_wherever_they_lie(tmp_path, where
 
 
 def test_texts_beside_images_are_theirs_in_every_folder(tmp_path):
+    wanted = {}
     for folder in ("one", "a train"):
         pictures(tmp_path / folder)
         for name in TEXTS:
-            (tmp_path / folder / f"{name[:-4]}.txt").write_text(f"{name} of {folder}\n\n")
-    found = of_all(captions(tmp_path, image_size=8))
-    assert found == {
-        f"{folder}/{name}": (f"{name} of {folder}",) for folder in ("one", "a train") for name in TEXTS
-    }
-
-
-def test_images_inside_of_tables_are_those_beside_them(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
-    beside = captions(with_json(pictures(tmp_path / "files"), TEXTS), image_size=8)
-    rows = [
-        {"image": {"bytes": (tmp_path / "files" / name).read_bytes(), "path": name}, "text": texts}
-        for name, texts in TEXTS.items()
-    ]
-    (tmp_path / "tables").mkdir()
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "tables" / "data.parquet")
-    assert captions(tmp_path / "tables", image_size=8).fingerprint() == beside.fingerprint()
-    rows = [{**row, "image": {**row["image"], "path": "image.png"}} for row in rows]  # one name for all
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "tables" / "data.parquet")
-    found = captions(tmp_path / "tables", image_size=8)
-    assert sorted(of_all(found).values()) == sorted(of_all(beside).values())
+            written(tmp_path / folder, f"{name} of {folder}\n\n", f"{name[:-4]}.txt")
+            wanted[f"{folder}/{name}"] = (f"{name} of {folder}",)
+    assert of_all(captions(tmp_path, image_size=8)) == wanted
 
 
 @pytest.mark.parametrize("names", [("train", "val", "test"), ("restval", "dev", "TEST"), ("val",) * 3])
 def test_a_column_of_splits_decides_where_it_names_train(tmp_path, names):
-    sides = {name: names[number % 3] for number, name in enumerate(TEXTS)}
-    rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], sides[name]) for name in TEXTS)]
-    splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
+    rows = [{**row, "split": names[number % 3]} for number, row in enumerate(ROWS[::2])]
+    splits = captions(written(pictures(tmp_path), rows, "metadata.jsonl"), image_size=8)
     drawn = "Splits are drawn: train, or the split of some images, is not named."
-    assert (drawn in splits.notes) == (len(set(names)) == 1) and all(
-        len(splits.split(name)) for name in SPLITS
-    )
-    if len(set(names)) > 1:
+    assert (drawn in splits.notes) == (len({*names}) == 1) and all(len(splits.split(x)) for x in SPLITS)
+    if len({*names}) > 1:
         assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
-
-
-def test_a_file_without_sides_adds_captions_to_those_of_its_folders(tmp_path):
-    root = sided(tmp_path / "set", "train", "dev")  # dev/ is read before the file, train/ after it
-    more = [{"file_name": f"{side}/cat.png", "text": "one more"} for side in ("train", "dev")]
-    splits = captions(written(root, "metadata_more.jsonl", more), image_size=8)
-    assert of_all(splits)["dev/cat.png"] == (*TEXTS["cat.png"], "one more")
-    assert of_all(splits)["train/cat.png"] == ("one more", *TEXTS["cat.png"])
-    assert set(splits.validation.sources) == {f"dev/{name}" for name in TEXTS}
-
-
-def test_a_name_that_two_images_have_is_of_neither(tmp_path):
-    for folder, names in (("one", TEXTS), ("two", ["cat.png"])):
-        pictures(tmp_path / "set" / folder, names)
-    splits = captions(with_json(tmp_path / "set", TEXTS), image_size=8)
-    assert set(of_all(splits)) == {f"one/{name}" for name in TEXTS if name != "cat.png"}
-    assert "Left out 1 images of captions.json that are not there: cat.png." in splits.notes
 
 
 def sided(root: Path, *sides: str, together: bool = False) -> Path:
@@ -137,10 +87,10 @@ def sided(root: Path, *sides: str, together: bool = False) -> Path:
     for side in sides:
         pictures(root / side)
         if not together:
-            written(root / side, "metadata.jsonl", ROWS)
+            written(root / side, ROWS, "metadata.jsonl")
     if together:
         rows = [{**row, "file_name": f"{side}/{row['file_name']}"} for side in sides for row in ROWS]
-        written(root, "metadata.jsonl", rows)
+        written(root, rows, "metadata.jsonl")
     return root
 
 
@@ -152,43 +102,52 @@ def test_sides_are_kept_apart(tmp_path, sides, together):
     for side in sides[1:]:
         part = splits.split({"val": "validation"}.get(side, side))
         assert len(part) == 10 and all(source.startswith(f"{side}/") for source in part.sources)
-    told = [note for note in splits.notes if note.startswith("There is no test part")]
-    assert len(told) == ("test" not in sides)
+    assert any(note.startswith("There is no test part") for note in splits.notes) == ("test" not in sides)
+
+
+def test_a_file_without_sides_adds_captions_to_those_of_its_folders(tmp_path):
+    root = sided(tmp_path / "set", "train", "dev")  # dev/ is read before the file, train/ after it
+    more = [{"file_name": f"{side}/cat.png", "text": "one more"} for side in ("train", "dev")]
+    splits = captions(written(root, more, "metadata_more.jsonl"), image_size=8)
+    assert of_all(splits)["dev/cat.png"] == (*TEXTS["cat.png"], "one more")
+    assert of_all(splits)["train/cat.png"] == ("one more", *TEXTS["cat.png"])
+    assert {*splits.validation.sources} == {f"dev/{name}" for name in TEXTS}
 
 
 def test_splits_are_drawn_unless_every_image_has_one(tmp_path):
-    root = sided(tmp_path, "train", "test")
-    written(pictures(root / "more"), "metadata.jsonl", ROWS)
-    splits = captions(root, image_size=8, validation_fraction=0.1, test_fraction=0.1)
+    written(pictures(sided(tmp_path, "train", "test") / "more"), ROWS, "metadata.jsonl")
+    splits = captions(tmp_path, image_size=8, validation_fraction=0.1, test_fraction=0.1)
     assert len(of_all(splits)) == 30 and any(note.startswith("Splits are drawn") for note in splits.notes)
     assert {source.partition("/")[0] for source in splits.train.sources} == {"train", "test", "more"}
 
 
 def test_pairs_are_counted_in_numbers_where_these_are_given(tmp_path):
-    folder = with_json(
-        pictures(tmp_path, [f"{i}.png" for i in range(60)]), {f"{i}.png": "a" for i in range(60)}
-    )
-    numbers = {"validation_fraction": 24, "test_fraction": 6}
-    splits = load("captions", root=folder, image_size=8, **numbers, train_fraction=21)
+    texts = {f"{i}.png": "a" for i in range(60)}
+    given = {"root": written(pictures(tmp_path, texts), texts), "image_size": 8, "train_fraction": 21}
+    given |= {"validation_fraction": 24, "test_fraction": 6}
+    splits = load("captions", **given)
     assert [len(splits.split(name)) for name in SPLITS] == [21, 24, 6]
     for wrong in ({"test_fraction": 60}, {"train_fraction": 31}, {"validation_fraction": 2.5}):
         with refused(*wrong):
-            load("captions", root=folder, image_size=8, **(numbers | wrong))
+            load("captions", **(given | wrong))
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):
     folder = pictures(tmp_path / "set")
-    (folder / "boat.png").write_bytes(b"no image")
-    (folder / "cat.heic").write_text("no image")
+    for name in ("boat.png", "cat.heic"):
+        written(folder, "no image", name)
     pictures(folder, ["stranger.png"])
-    written(folder, "captions_more.csv", [("image", "caption"), ("cat.png", "a puss")])  # read too
+    for name in ("one", "two"):  # a name that two images have is of neither
+        pictures(folder / name, ["mouse.png"])
+    written(folder, "image,caption\ncat.png,a puss\n", "captions_more.csv")  # read too
     cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # one line, once
-    splits = captions(with_json(folder, TEXTS | {"gone.png": ["a ghost"], "cup.png": []} | cat), image_size=8)
-    told = "\n".join(splits.notes)
-    assert "Left out 1 images of captions.json, captions_more.csv that are not there: gone.png." in told
-    assert "Left out 2 of 11 images without a caption: cup.png, stranger.png." in told
+    more = {"gone.png": ["a ghost"], "cup.png": [], "mouse.png": "a mouse"}
+    splits = captions(written(folder, TEXTS | more | cat), image_size=8)
+    told, files = "\n".join(splits.notes), "captions.json, captions_more.csv"
+    assert f"Left out 2 images of {files} that are not there: gone.png, mouse.png." in told
+    assert "Left out 4 of 13 images without a caption: cup.png, one/mouse.png, stranger.png, two" in told
     assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
-    assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
+    assert {*of_all(splits)} == {*TEXTS} - {"boat.png", "cup.png"}
     assert of_all(splits)["cat.png"] == ("a cat", "é", "7", "a puss")
     assert "Left out 1 files that are no images: cat.heic." in told
     packed = captions(pack(folder, tmp_path / "set.zip", "set/"), image_size=8)
@@ -198,24 +157,22 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
 BAD = {
     "no file": ("notes.txt", ""),
     "no JSON": ("captions.json", '[{"image": "cat.png",]'),
-    "no JSON line": ("captions.jsonl", "\n".join([*map(json.dumps, records()), '{"image": '])),
     "a number": ("captions.json", "3"),
-    "a text as record": ("captions.json", json.dumps([*records(), "cat.png"])),
     "other images than COCO's": ("captions.json", '{"images": ["cat.png"], "annotations": [{}]}'),
     "an empty table": ("captions.tsv", ""),
     "no images": ("captions.json", '{"a.png": "a cat", "b.png": "a dog"}'),
-    "no captions": ("captions.json", json.dumps(dict.fromkeys(TEXTS, ""))),
-    "none readable": ("captions.json", json.dumps({"notes.png": "a", "other.png": "b"})),
-    "too few": ("captions.json", '{"cat.png": "a cat", "dog.png": "a dog"}'),
+    "no captions": ("captions.json", dict.fromkeys(TEXTS, "")),
+    "none readable": ("captions.json", {"notes.png": "a", "other.png": "b"}),
+    "too few": ("captions.json", {"cat.png": "a cat", "dog.png": "a dog"}),
 }
 
 
 @pytest.mark.parametrize(("name", "content"), BAD.values(), ids=BAD)
 def test_what_is_wrong_gets_one_sentence(tmp_path, name, content):
     for each in ("notes.png", "other.png"):
-        (tmp_path / each).write_text("no image")
+        written(tmp_path, "no image", each)
     with refused("root"):
-        captions(written(pictures(tmp_path), name, content), image_size=8)
+        captions(written(pictures(tmp_path), content, name), image_size=8)
 
 
 # --- splits and draws ------------------------------------------------------------------------------------
@@ -224,13 +181,13 @@ def test_what_is_wrong_gets_one_sentence(tmp_path, name, content):
 def test_images_are_kept_and_new_captions_are_seen(tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
     folder = pictures(tmp_path / "set")
-    before = captions(with_json(folder, TEXTS), image_size=8)
+    before = captions(written(folder, TEXTS), image_size=8)
     assert captions(folder, image_size=8).fingerprint() == before.fingerprint()
     other = captions(folder, image_size=8, split_seed=1)
     assert set(other.test.sources) != set(before.test.sources)
     assert list((tmp_path / "home" / "datasets").glob("*.safetensors"))
     monkeypatch.setattr(sys.modules["qnnkit.data.images"], "read", None)  # nothing is read anew
-    splits = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
+    splits = captions(written(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
     assert of_all(splits)["cat.png"] == ("a lion",) and splits.fingerprint() != before.fingerprint()
 
 

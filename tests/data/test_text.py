@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qnnkit.data import tokenizers
-from qnnkit.data.text import Document, documents, encoded, text
+from qnnkit.data.text import documents, text
 from qnnkit.data.tokens import IGNORED
 from tests.toys import real, refused
 
@@ -46,41 +46,38 @@ def written(splits, name: str) -> str:
 
 def test_a_single_file_is_cut_at_blank_lines_and_no_speech_is_lost(shakespeare):
     found, notes = documents(shakespeare)
-    assert "\n\n".join(document.text for document in found) == play()
+    assert "\n\n".join(document.text for document in found) == play() and notes == []
     sizes = [len(document.text) for document in found]
     assert max(sizes) <= 2000 and sum(sizes) / len(sizes) > 1000, "several speeches a document"
     assert all(document.text.startswith(SPEAKERS) for document in found)
-    second = found[0].text.count("\n\n") + 2
-    assert found[1].name == f"play.txt, paragraph {second}" and notes == []
+    assert found[1].name == f"play.txt, paragraph {found[0].text.count(chr(10) * 2) + 2}"
 
 
 def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
     lines = [str(i) * (1 + i % 7) for i in range(1000)]
     path = tmp_path / "long.txt"
-    path.write_text("\n".join(lines))
-    found, _ = documents(path)
-    assert "\n".join(document.text for document in found).split("\n") == lines
-    assert max(len(document.text) for document in found) <= 2000
-    path.write_text("x" * 10_000)
-    assert "".join(document.text for document in documents(path)[0]) == "x" * 10_000
+    for content in ("\n".join(lines), "x" * 10_000):
+        path.write_text(content)
+        found = [document.text for document in documents(path)[0]]
+        assert ("\n" if "\n" in content else "").join(found) == content and max(map(len, found)) <= 2000
     path.write_bytes("\ufeffOne\r\n\r\nTwo".encode())  # line ends and the mark of Windows
     assert documents(path)[0][0].text == "One\n\nTwo"
-    path = jsonl(tmp_path / "a.jsonl", [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)])
-    found, notes = documents(path, "a")
-    assert [document.text for document in found] == ["Number 0", "", "Number 2", "", "Number 4", ""]
-    assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
-def test_a_file_is_a_document_which_its_path_chooses(tmp_path):
+def test_a_file_is_a_document_which_its_path_chooses_and_a_record_its_source(tmp_path):
     (tmp_path / "austen").mkdir()
     for i in range(12):
         (tmp_path / "austen" / f"{i}.txt").write_text(f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9)
     (tmp_path / "empty.md").write_text(" \n")
     found, notes = documents(tmp_path)
     assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
-    assert notes == ["Empty documents left out: 1."]
+    assert notes == ["Left out 1 empty documents: empty.md."]
     kept = documents(tmp_path, "/1")[0]
     assert [document.name for document in kept if document.text] == [f"austen/{i}.txt" for i in (1, 10, 11)]
+    path = jsonl(tmp_path / "a.jsonl", [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)])
+    found, notes = documents(path, "a")
+    assert [document.text for document in found] == ["Number 0", "", "Number 2", "", "Number 4", ""]
+    assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
 @pytest.mark.parametrize(
@@ -109,18 +106,22 @@ def test_what_a_part_is_tested_on_stands_in_the_test_of_the_whole(shakespeare):
 # --- blocks ------------------------------------------------------------------------------------------------
 
 
-def test_no_token_is_lost_but_the_last_block_of_a_split(shakespeare):
+def test_no_token_is_lost_but_the_last_block_of_a_split_and_blocks_name_where_they_begin(shakespeare):
     """A byte is a token, and so is each document's end."""
     splits = text(shakespeare, **SMALL, validation_fraction=0.2, test_fraction=0.2)
-    found, kept = documents(shakespeare)[0], 0
-    for part in map(splits.split, SPLITS):
+    found, kept, whole = documents(shakespeare)[0], 0, 0
+    for name in SPLITS:
+        part, joined = splits.split(name), written(splits, name).replace(tokenizers.END, "\0")
         assert torch.equal(part.labels, part.input_ids) and part.n_predicted == 15 * len(part)
         kept += part.input_ids.numel()
+        for document in found:
+            if (begin := joined.find(f"{document.text}\0")) >= 0:
+                rows = range(-(-begin // 16), (begin + len(document.text)) // 16 + 1)
+                assert {part.sources[row] for row in rows if row < len(part)} == {document.name}
+                whole += 1
     lost = sum(len(document.text) + 1 for document in found) - kept
     assert splits.notes[-1] == f"Left out {lost} tokens at the ends of splits, which fill no block."
-    assert 0 < lost <= 45
-    whole = sum(document.text in written(splits, name) for document in found for name in SPLITS)
-    assert whole >= len(found) - 3, "but for the last of each split, they stand there as they are"
+    assert 0 < lost <= 45 and whole >= len(found) - 3, "but for the last of each split"
 
 
 def where(splits, marks: list[str]) -> dict[str, str]:
@@ -161,18 +162,6 @@ def test_equal_records_are_in_one_split(tmp_path):
     assert sorted(found) == [0] * 40 + [3] * 20
 
 
-def test_blocks_name_where_they_begin(shakespeare):
-    splits = text(shakespeare, **SMALL)
-    joined, start, expected = written(splits, "train"), 0, {}
-    for document in documents(shakespeare)[0]:
-        if document.text[:500] in joined:  # a byte is a token, and so is each document's end
-            stop = start + len(document.text) + 1
-            expected |= {place: document.name for place in range(start, stop) if place % 16 == 0}
-            start = stop
-    assert len(set(expected.values())) > 3
-    assert list(splits.train.sources) == [expected[16 * row] for row in range(len(splits.train))]
-
-
 # --- tokenizers --------------------------------------------------------------------------------------------
 
 
@@ -203,7 +192,7 @@ def test_the_same_texts_give_the_same_tokenizer_which_reads_anything_back():
 # --- chats and instructions --------------------------------------------------------------------------------
 
 ROLES = ("system", "user", "assistant", "user", "assistant", "user")
-HI, YO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
+HI = {"role": "user", "content": "hi"}
 CALL = {
     "role": "assistant",
     "content": None,
@@ -226,31 +215,37 @@ def chats(silent: str = "-") -> list[dict]:
     return found
 
 
-def saved(folder: Path, template: str | None = None, longest: int | None = None) -> Path:
+def saved(folder: Path, template: str | None = None) -> Path:
     """A tokenizer of transformers in a folder."""
     made = tokenizers.trained([play()], 300)
-    made.model_max_length, made.chat_template = longest or made.model_max_length, template
+    made.chat_template = template
     made.save_pretrained(folder)
     return folder
 
 
 SILENT = {"messages": [HI]}
+LINES = MARKED.replace("END", "{{ eos_token }}\n")
+LONG = [{"prompt": f"{i} why? " * 40, "completion": "So."} for i in range(90)]
 TOOLS = [{"messages": [HI, CALL, {"role": "tool", "content": str(i)}]} for i in range(40)]
 CHATS = {
     "answers": (
         [*chats(), SILENT], None,
         ("User: What is ", "System: Be short", f"Assistant: Yes.{tokenizers.END}System: Be short."),
         (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
-        "Left out 1 chats without an answer to predict."),
+        "Left out 1 chats without an answer to predict: a.jsonl, record 41."),
     "the last of weight 0": (chats("Yes."), None, (), ("It is",), ("Yes",), "no chat template"),
     "an empty answer": (
         [*chats(), {"prompt": "Why?", "completion": " "}], None, (), ("It is",), ("Why",),
-        "Left out 1 chats without an answer to predict."),
+        "Left out 1 chats without an answer to predict: a.jsonl, record 41."),
     "the first of weight 0": (chats("It is"), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
     "a template of its own": (
         chats(), MARKED.replace("END", "</s>"), ("<user>Sure?</s><assistant>Yes.</s>",), ("Yes.</s>",),
         ("<user>",), ""),
+    "a line after the end of an answer": (
+        chats(), LINES, (f"<assistant>Yes.{tokenizers.END}\n<system>",), (f"Yes.{tokenizers.END}\n",),
+        ("<user>", tokenizers.END * 2), ""),
+    "long questions": (LONG, None, (), ("So.",), ("why",), "blocks in which nothing is to be predicted"),
 }  # fmt: skip
 
 
@@ -262,25 +257,10 @@ def test_of_a_chat_only_answers_are_predicted(tmp_path, form):
     part = splits.train
     predicted = splits.tokenizer.decode(part.labels[part.labels != IGNORED].tolist())
     assert all(each in written(splits, "train") for each in wholly)
+    assert (part.labels[:, 1:] != IGNORED).any(dim=1).all()
     assert all(each in predicted for each in learned) and not any(each in predicted for each in not_learned)
     assert any(says in note for note in splits.notes)
     assert template is not None or splits.tokenizer.chat_template == tokenizers.PLAIN_CHAT
-
-
-def test_a_block_in_which_nothing_is_predicted_is_left_out(tmp_path):
-    records = [{"prompt": f"{i} why? " * 40, "completion": "So."} for i in range(30)]
-    splits = text(jsonl(tmp_path / "a.jsonl", records), **SMALL, **HALVES)
-    for name in SPLITS:
-        assert (splits.split(name).labels[:, 1:] != IGNORED).any(dim=1).all()
-    assert any("blocks in which nothing is to be predicted" in note for note in splits.notes)
-
-
-def test_a_line_after_the_end_of_an_answer_brings_no_second_end():
-    own = tokenizers.trained(["user assistant hello"] * 9, 300)
-    own.chat_template = MARKED.replace("END", "{{ eos_token }}\n")
-    ids, labels = encoded(Document("a", (), "a", (HI, YO)), own)
-    assert own.decode(ids) == f"<user>hi{own.eos_token}\n<assistant>yo{own.eos_token}\n"
-    assert own.decode(labels[labels != IGNORED]) == f"yo{own.eos_token}\n"
 
 
 # --- bad input ---------------------------------------------------------------------------------------------
@@ -292,8 +272,8 @@ BAD = {
     "too few documents": ("a.txt", "One.\n\nTwo."),
     "nothing": ("a.txt", "\n"),
     "another kind": ("a.pdf", "\n\n".join(["word " * 90] * 20)),
-    "no JSON": ("a.jsonl", '{"text": "cut sho'),
-    "a list": ("a.jsonl", '["a list"]'),
+    "no JSON": ("b.jsonl", '{"text": "cut sho'),
+    "a list": ("b.jsonl", '["a list"]\n["another"]'),
     "a number": ("a.jsonl", '{"text": 3}'),
     "no answer": ("a.jsonl", '{"prompt": "x", "completion": null}'),
     "history of texts": ("a.jsonl", '{"prompt": "x", "completion": "y", "history": ["z"]}'),
@@ -318,16 +298,14 @@ def test_text_that_is_refused(tmp_path, name, content):
     [
         ("part", {"part": "HAMLET"}),
         ("part", {"part": "("}),
-        ("sequence_length", {"sequence_length": 1}),
-        ("vocabulary", {"vocabulary": 256}),
+        ("sequence_length", {"sequence_length": 0}),
+        ("root", {"sequence_length": 1}),
         ("root", {"root": "{}/none"}),
         ("tokenizer", {"tokenizer": "{}/none"}),
-        ("sequence_length", {"tokenizer": "{}/short"}),
     ],
 )
 def test_options_that_are_refused(shakespeare, tmp_path, argument, options):
     (tmp_path / "none").mkdir()
-    saved(tmp_path / "short", longest=8)
     options = {key: each.format(tmp_path) if isinstance(each, str) else each for key, each in options.items()}
     with refused(argument, (FileNotFoundError, ValueError)):
         text(**({"root": shakespeare} | SMALL | options))
@@ -341,15 +319,15 @@ def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
 
 SAID = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
 TEMPLATES = {
-    "refuses": ("{{ raise_exception('System messages are not taken') }}", "root", "are not taken", chats()),
-    "rewrites": ("{{ messages | length }}" + SAID, "tokenizer", "only adds", chats()),
-    "drops calls": (SAID, "tokenizer", "writes tool calls", TOOLS),
+    "refuses": ("{{ raise_exception('System messages are not taken') }}", "are not taken", chats()),
+    "rewrites": ("{{ messages | length }}" + SAID, "what was written before, are not in it", chats()),
+    "drops calls": (SAID, "tool calls", TOOLS),
 }
 
 
-@pytest.mark.parametrize(("template", "argument", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
-def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, argument, says, records):
-    with refused(argument) as told:
+@pytest.mark.parametrize(("template", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, says, records):
+    with refused("tokenizer") as told:
         text(jsonl(tmp_path / "a.jsonl", records), **SMALL, tokenizer=saved(tmp_path / "own", template))
     assert says in str(told.value)
 

@@ -59,7 +59,7 @@ def planned(tmp_path_factory, digits):
     """The plan of a small recipe, times measured for a moment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("home")))
-        return measure.plan(**digits, deadline="8h", budget="10", seconds=0.1)
+        return measure.plan(**digits, deadline="8h", budget=10, seconds=0.1)
 
 
 # --- one net, on this machine ------------------------------------------------------------------------------
@@ -337,12 +337,10 @@ def test_the_command_prints_the_page_or_json(planned, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("plan",), "Argument `--recipe` must be named"),
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         ((*QUICK, "--samples", "0"), "`samples` must be above 0"),
         ((*QUICK, "--only", "classical"), "`--only` must name the run's own net"),
         ((*QUICK, "--deadline", "soon"), "Argument `deadline` must be a time, but is 'soon'"),
-        ((*QUICK, "--budget", "10 EUR"), "Argument `budget` must be an amount in US dollars"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
     ],
 )
@@ -354,12 +352,9 @@ def test_what_is_wrong_is_told_in_one_sentence(given, told, monkeypatch, capfd):
 # --- words -------------------------------------------------------------------------------------------------
 
 
-def test_times_and_money_are_read_or_refused():
+def test_times_are_read_or_refused():
     times = {"8h": 28_800, "90 min": 5400, "2d 4h": 187_200, "1.5 hours": 5400, " 30s ": 30, "1H30M": 5400}
     assert {text: words.parse_duration(text) for text in times} == times
     for text in ("", "8", "h", "0h", "-1h", "8 epochs", "8h later", "1e3h", "nan h", "8hh"):
         with refused("deadline"):
             words.parse_duration(text, "deadline")
-    for text in ("", "-1", "ten", "1e3", "nan", "1 0", "10 EUR"):
-        with refused("budget"):
-            words.parse_money(text)

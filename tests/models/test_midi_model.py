@@ -251,8 +251,8 @@ def test_a_name_on_the_hub_is_read_with_its_tokenizer(net, tmp_path):
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("abc")
     code = (
-        "from qnnkit.data.music_tokens import tokenizer; from qnnkit.models import causal_lm\n"
-        "print(tokenizer('someone/midi'), type(causal_lm('someone/midi')).__name__)"
+        "from qnnkit.data.pieces import tokenizer_of; from qnnkit.models import causal_lm\n"
+        "print(tokenizer_of('someone/midi'), type(causal_lm('someone/midi')).__name__)"
     )
     given = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     given.pop("HF_HUB_CACHE", None)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from torch import nn
 import qnnkit
 from qnnkit import RECIPES, data, layers, models, recipes, runs
 from qnnkit.settings import MAIN_NETS, Settings
-from tests import forked
 from tests.recipes.test_your_own import RECIPE, home  # noqa: F401  fixture
 from tests.toys import AsFloat, Digits, refused
 
@@ -91,31 +91,22 @@ def test_a_recipe_says_what_it_is_and_leaves_the_machine_alone(name):
     usual = recipe.settings()
     assert (recipe.name, recipe.reference, usual.recipe) == (name, name, name)
     assert recipe.shipped and recipes.of(usual) is recipe and RECIPES[name] is recipe
-    assert recipe.sentence.endswith(".") and len(recipe.sentence) < 200
     assert usual.device == usual.backend == "auto"  # placement is the machine's business
     assert usual.dataset in data.DATASETS and data.kind(usual.dataset) == usual.kind
-    for word in ("controls", "circuit", "width", "stride"):
-        known = recipe.Settings.model_fields
-        assert word not in known or len(recipe.Settings.describe(word)) > 10
+    assert usual.chosen() == {}, "a recipe is its own usual"
+    if name in OF_IMAGES:  # every hybrid result stands beside its control of equal size, with an interval
+        assert ("classical" in usual.controls) == hasattr(usual, "circuit") and usual.n_seeds >= 3
 
 
 def test_the_list_of_recipes_is_quick():
     """Names and sentences are read from the files: torch alone takes seconds to import."""
-    done = forked.run("qnnkit", "recipes")
-    assert all(name in done.stdout and RECIPES[name].sentence in done.stdout for name in RECIPES)
-    code = (
-        "import sys, typer.testing as t; from qnnkit import cli; t.CliRunner().invoke(cli.app, ['recipes']); "
-    )
-    done = subprocess.run([sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True)
-    assert done.stdout == b"False\n"
-
-
-@pytest.mark.parametrize("name", OF_IMAGES)
-def test_a_recipe_can_say_something_of_the_quantum_part(name):
-    """Every hybrid result stands beside its control of equal size, with an interval over seeds."""
-    usual = RECIPES[name].settings()
-    assert ("classical" in usual.controls) == hasattr(usual, "circuit")
-    assert usual.n_seeds >= 3
+    code = "import sys; from qnnkit import cli; sys.argv = ['qnnkit', 'recipes']\ntry: cli.main()\n"
+    code += "finally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    lines = [line.split(maxsplit=1) for line in done.stdout.partition("\n\n")[0].splitlines()]
+    assert [name for name, _ in lines] == [*RECIPES]
+    assert all(sentence.endswith(".") and len(sentence) < 200 for _, sentence in lines)
+    assert done.stdout.endswith("False\n"), done.stderr
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -136,14 +127,6 @@ def test_its_settings_come_back_from_a_folder(small):
     again = runs.open_run(run.folder)
     assert again.config == run.config and again.recipe is RECIPES[name]
     assert again.nets == run.nets and again.config.digest() == run.config.digest()
-
-
-def test_a_run_of_a_shipped_recipe_stays_one_where_somebody_has_named_a_copy_of_it(tmp_path):
-    run = runs.open_run(tmp_path / "run", "digits_quanv")
-    copy = recipes.find(recipes.new(tmp_path / "copy.py", like="digits_quanv"))
-    assert copy is not run.recipe and copy.digest == run.recipe.digest
-    again = runs.open_run(run.folder)
-    assert again.recipe is run.recipe and again.config == run.config
 
 
 def test_its_controls_differ_in_the_quantum_part_alone(small):
@@ -171,42 +154,21 @@ def test_a_recipe_loads_builds_and_trains_and_its_controls_do(small):
     assert run.nets == (own, *run.config.controls)
     counts = {net: layers.count_parameters(model) for net, model in nets.items()}
     for model in nets.values():
-        optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.1)
         with torch.random.fork_rng(devices=[]):  # augmentation and dropout draw
-            model.train()
-            step = run.task(model, batch)
+            step = run.task(model.train(), batch)
             step.loss.backward()
         assert step.loss.isfinite() and step.count > 0
         for weight in model.parameters():  # each weight that is trained gets a gradient
             assert (weight.grad is not None) == weight.requires_grad
-        before = [w.detach().clone() for w in model.parameters() if w.requires_grad]
-        optimizer.step()
-        after = [w for w in model.parameters() if w.requires_grad]
-        assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     groups = {net: recipes.parameter_groups(model, run.config) for net, model in nets.items()}
     for net in {"classical", "classical_trained"} & set(nets):  # trained as the circuit is, in every way
         for ours, theirs in zip(groups[net], groups[own], strict=True):
             assert sum(w.numel() for w in ours.parameters) == sum(w.numel() for w in theirs.parameters)
-            assert (ours.learning_rate, ours.clip_norm, ours.weight_decay) == (
-                theirs.learning_rate,
-                theirs.clip_norm,
-                theirs.weight_decay,
-            )
+            rules = "learning_rate", "clip_norm", "weight_decay"
+            assert [getattr(ours, rule) == getattr(theirs, rule) for rule in rules] == [True] * 3
         assert sum(counts[net].values()) == sum(counts[own].values())
     if own == "hybrid":
         assert (counts[own]["quantum"] > 0) == getattr(run.config, "trainable", True)
-
-
-def test_presets_stand_under_their_file():
-    """One file gives several: llama_mac and llama_t4."""
-    assert {"llama_mac", "llama_t4", "llama_a100"} < set(RECIPES) and "llama" not in RECIPES
-    mac, t4 = recipes.find("llama_mac"), recipes.find("llama_t4")
-    assert mac.source == t4.source and mac.digest != t4.digest
-    assert t4.settings().four_bit and not mac.settings().four_bit
-    assert mac.settings(four_bit=True).chosen() == {"four_bit": True}
-    for name in RECIPES:
-        for setting in RECIPES[name].preset:
-            assert RECIPES[name].settings().chosen() == {}, setting
 
 
 def test_the_digits_recipe_reaches_95_percent(tmp_path):
@@ -264,34 +226,25 @@ class OfPoints(Digits):
         return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, splits.n_classes))
 
 
-def test_find_by_name():
+def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
     found = recipes.find("digits_quanv")
     assert recipes.find("digits_quanv") is recipes.find(found) is RECIPES["digits_quanv"] is found
     for name in ("digit_quanv", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
         with refused("recipe", (ValueError, OSError)):
             recipes.find(name)
-
-
-def test_find_by_path(write):
     path = write("mine.py")
-    for told in (path, str(path), "mine.py"):
+    monkeypatch.syspath_prepend(str(path.parent))
+    for told in (path, str(path), "mine.py", importlib.import_module("mine")):
         found = recipes.find(told)
         assert (found.name, found.reference, found.shipped) == ("mine", str(path), False)
-    assert found.source == path.read_text() and found.sentence.startswith("The height of a wave")
+    assert found.source == path.read_text()
     assert found.settings(n_layers=4).n_layers == 4 and found.settings().recipe == str(path)
     with pytest.raises(ValueError, match=r"`setting` must be a known name, but is 'n_layer'\. Did you mean"):
         found.settings(n_layer=4)
-
-
-def test_find_by_module(write, monkeypatch):
-    monkeypatch.syspath_prepend(str(write("some_module.py").parent))
-    module = importlib.import_module("some_module")
-    found = recipes.find(module)
-    assert found.name == "some_module" and found.settings().n_layers == 2
     assert recipes.find(importlib.import_module("qnnkit.recipes.cnn")) is RECIPES["cnn"]
 
 
-def test_find_by_object(tmp_path):
+def test_a_recipe_is_found_by_its_object(tmp_path):
     found = recipes.find(OfPoints)
     assert found.name == "OfPoints" and recipes.find(OfPoints()).digest == found.digest
     assert "class AsFloat" in found.source, "what it uses is part of what a run is"
@@ -299,43 +252,25 @@ def test_find_by_object(tmp_path):
     [final] = runs.train_all(run)
     assert final["net"] == "reference" and run.nets == ("reference",)
     assert (run.folder / "recipe.py").read_text() == found.source
+    with refused("recipe"):
+        recipes.find(SimpleNamespace(load=data.of, build=OfPoints.build))
 
 
 # --- what makes another experiment -------------------------------------------------------------------------
 
-NEIGHBOUR = '"""Help."""\n\n\ndef scale():\n    return 2.0  # of angles\n'
-
-
-def test_code_makes_another_experiment_and_comments_do_not(write):
-    before = recipes.find(write("mine.py"))
-    assert recipes.find("mine.py") is before, "not run twice"
-    for old, new, same in (("# the larger", "# the more", True), ("= 2\n", "= 3\n", False)):
-        after = recipes.find(write("mine.py", old, new))
-        assert (before.digest == after.digest) == same
-        assert (before.settings().digest() == after.settings().digest()) == same
-    assert (before.settings().n_layers, after.settings().n_layers) == (2, 3), "what was found stays"
-
-
-def test_a_neighbour_counts_and_is_read_anew(write):
-    uses = ("import qnnkit\n", "import qnnkit\nimport helping\n", "= 2\n", "= int(helping.scale())\n")
-    write("helping.py", text=NEIGHBOUR)
-    path = write("mine.py", *uses)
-    before = recipes.find(path)
-    assert before.neighbours == {"helping.py": NEIGHBOUR} and before.settings().n_layers == 2
-    write("helping.py", "# of angles", "# of gates", text=NEIGHBOUR)
-    assert recipes.find(path).digest == before.digest
-    write("helping.py", "2.0", "4.0", text=NEIGHBOUR)
-    after = recipes.find(path)
-    assert after.digest != before.digest and after.settings().n_layers == 4
-
 
 def test_a_run_is_of_one_state_of_its_recipe(write, tmp_path):
+    """Code counts, comments do not; a neighbour's are tested in test_your_own_traps."""
     path = write("mine.py")
-    run = runs.open_run(tmp_path / "run", path, n_layers=3)
+    run, before = runs.open_run(tmp_path / "run", path, n_layers=3), recipes.find(path)
+    assert recipes.find("mine.py") is before, "not run twice"
     assert run.nets[0] == "hybrid" and "classical" in run.nets, "all controls, where it does not say"
     assert runs.open_run(tmp_path / "run").config == run.config, "known in this process"
     write("mine.py", "# the larger", "# the more")
     assert runs.open_run(tmp_path / "run", path).config == run.config
+    after = recipes.find(write("mine.py", "= 2\n", "= 3\n"))
+    assert before.digest != after.digest and before.settings().digest() != after.settings().digest()
+    assert (before.settings().n_layers, after.settings().n_layers) == (2, 3), "what was found stays"
     write("mine.py", "PauliZ", "PauliX")
     with pytest.raises(ValueError, match=r"holds another experiment.*the recipe has changed: .*PauliX"):
         runs.open_run(tmp_path / "run", path)
@@ -350,9 +285,7 @@ def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_
     assert run.config.n_layers == 1 and run.config.recipe and run.config.source is None
     assert run.nets[0] == "hybrid" and len(run.finals()) == len(run.nets) and run.score.name == "r2"
     for asked in (lambda: runs.trained(run), lambda: run.splits, lambda: run.task, lambda: run.recipe):
-        with pytest.raises(
-            ValueError, match=r"recipe `.*mine\.py` is yours, and runs only where you name it"
-        ):
+        with pytest.raises(ValueError, match=r"recipe `.*mine\.py` runs only where you name it"):
             asked()
     copy = write("copied.py", text=(run.folder / "recipe.py").read_text())
     assert runs.open_run(tmp_path / "run", copy).config == runs.open_run(tmp_path / "run", copy).config
@@ -362,50 +295,34 @@ def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_
 # --- settings of one's own ---------------------------------------------------------------------------------
 
 
-class Redeclared(data.Images, models.QuanvSettings, qnnkit.Settings):
-    epochs: int = 3
-    threads: int = 1
-    augmentation: str = "affine"
-    hidden: int = Field(default=4, le=8)
-    """Units, but few."""
-    data_dir: str | None = "here"
-
-
-class OfRedeclared(Digits):
-    Settings = Redeclared
-
-    @staticmethod
-    def build(settings, splits, seed):
-        return nn.Linear(1, 1)
+class OfRedeclared(OfPoints):
+    class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
+        threads: int = 1
+        hidden: int = Field(default=4, le=8)
+        """Units, but few."""
+        data_dir: str | None = "here"
 
 
 def test_a_field_that_is_declared_anew_keeps_the_kits_rule_and_sentence():
+    """For others see tests/test_settings.py, where shipped recipes do so."""
     kind = recipes.find(OfRedeclared).Settings
-    for name in ("epochs", "threads", "augmentation", "data_dir"):
-        known = data.Images if name in data.Images.model_fields else Settings
-        assert kind.describe(name) == (known.model_fields[name].description or "").replace("\n", " ")
+    assert kind.describe("threads") == Settings.describe("threads") and kind().hidden == 4
     assert kind.describe("hidden") == "Units, but few."
-    assert kind().flat() == recipes.find(OfRedeclared).settings().flat()
-    assert (kind().epochs, kind().augmentation, kind().hidden) == (3, "affine", 4)
     assert kind.places() == ["data_dir"] and kind.of({"threads": "auto"}).threads == "auto"
-    for name, value in (("epochs", 0), ("augmentation", "flip"), ("hidden", 0), ("hidden", 9)):
-        with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
+    for name, value in (("threads", 0), ("hidden", 0), ("hidden", 9)):
+        with refused(name):
             kind.of({name: value})
 
 
 def test_new_copies_one(tmp_path):
-    path = recipes.new(tmp_path / "own" / "mine.py", like="letters")
-    assert path.read_text() == RECIPES["letters"].source and recipes.find(path).settings().chosen() == {}
-    for like in ("llama_t4", "resnet_circuit_frozen"):  # with their own defaults
-        own = recipes.find(recipes.new(tmp_path / f"{like}.py", like=like)).settings()
+    for like in ("letters", "llama_t4", "resnet_circuit_frozen"):
+        path = recipes.new(tmp_path / "own" / f"{like}.py", like=like)
+        assert path.read_text() == RECIPES[like].source
+        own = recipes.find(path).settings()
         assert own.flat() | {"recipe": like} == RECIPES[like].settings().flat()
-    (tmp_path / "all.py").write_text(RECIPES["llama_t4"].source)
-    with refused("PRESETS"):
-        recipes.find(tmp_path / "all.py")
-    for place, like, argument in (
-        (path, "cnn", "path"),
-        ("mine.txt", "cnn", "path"),
-        ("a.py", "leters", "recipe"),
-    ):
+    run, copy = runs.open_run(tmp_path / "run", "digits_quanv"), recipes.new(tmp_path / "copy.py")
+    assert recipes.find(copy).digest == run.recipe.digest and runs.open_run(run.folder).recipe is run.recipe
+    bad = (path, "cnn", "path"), ("mine.txt", "cnn", "path"), ("a.py", "leters", "recipe")
+    for place, like, argument in bad:
         with refused(argument, (ValueError, OSError)):
             recipes.new(tmp_path / place, like)

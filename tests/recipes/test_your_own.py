@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,10 +15,8 @@ from tests import forked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
-RECIPE, CELL, *_ = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-BATCH = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL).group(1)  # type: ignore[union-attr]
+RECIPE, CELL, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 TINY = {"epochs": 2, "n_seeds": 1, "threads": 1}
-SHORT = "epochs=1, n_seeds=1, controls=['no_entanglement']"
 
 
 @pytest.fixture
@@ -30,10 +26,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(RECIPE)
     return tmp_path
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "qnnkit", *words]
 
 
 def test_the_recipe_is_one_short_file() -> None:
@@ -77,9 +69,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
 
 
 def test_what_is_fitted_on_the_training_split_goes_with_the_net(home: Path) -> None:
-    [block] = [
-        each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "Standardised" in each
-    ]
+    [block] = [each for each in BLOCKS if "Standardised" in each]
     (home / "mine.py").write_text(f"{RECIPE}\n\n{block}")
     run = runs.open_run("runs/one", "mine.py", **{**TINY, "n_seeds": 1}, controls=["classical"])
     list(runs.train_all(run))
@@ -90,56 +80,16 @@ def test_what_is_fitted_on_the_training_split_goes_with_the_net(home: Path) -> N
     assert net[0](inputs).std(0).sub(1).abs().max() < 1e-4
 
 
-@pytest.mark.slow
-def test_a_batch_of_it_runs_on_dask(home: Path) -> None:
-    (home / "waves.yaml").write_text(
-        BATCH.replace("epochs: 5", "epochs: 1, controls: []").replace(
-            "grid: {n_layers: [1, 2]}", "workers: 1"
-        )
-    )
-    done = subprocess.run(command("batch", "waves.yaml"), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads((home / "batches" / "waves" / "batch.json").read_text())["runs"]
-    assert [each["settings"] for each in found] == [{"seed": 0}, {"seed": 1}]
-    assert all((home / "runs" / f"mine-{each['id']}" / "result.json").exists() for each in found)
-    assert found[0]["id"] != found[1]["id"]
-
-
 def test_the_recipe_in_a_cell(home: Path) -> None:
-    script = f"""
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-shell.run_cell({_as_cell()!r}).raise_error()
-shell.run_cell({CELL.replace("epochs=5", SHORT)!r}).raise_error()
-"""
-    done = forked.python(script)
+    names = "Settings, load, build, task"
+    cells = f"{RECIPE}\nfrom qnnkit import runs\n\nclass Mine:\n    {names} = {names}\n", CELL
+    script = "from IPython.core.interactiveshell import InteractiveShell as Shell\n"
+    script += "for cell in %r: Shell.instance().run_cell(cell.replace('epochs=5', %r)).raise_error()"
+    done = forked.python(script % (cells, "epochs=1, n_seeds=1, controls=['no_entanglement']"))
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()][:2] == ["hybrid", "no_entanglement"]
     kept = (home / "runs" / "cell" / "recipe.py").read_text()
     assert all(f"def {name}(" in kept for name in ("load", "build", "task", "circuit"))
-
-
-def _as_cell() -> str:
-    """The recipe's file as a class: functions that a recipe has go into it, the others stay outside."""
-    imports, settings = RECIPE.split("class Settings", 1)
-    settings, functions = settings.split("\n\n\ndef load", 1)
-    functions = "def load" + functions
-    parts = functions.split("\n\n\n")
-    own = [part for part in parts if part.split("(")[0] in ("def load", "def build", "def task")]
-    others = [part for part in parts if part not in own]
-    inside = "\n\n".join(_indented(part) for part in [f"class Settings{settings}", *own])
-    return imports + "from qnnkit import runs\n\n" + "\n\n".join(others) + f"\n\nclass Mine:\n{inside}\n"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
-
-
-def test_a_task_may_count_tokens_of_data_that_do_not(home: Path) -> None:
-    text = RECIPE.replace('monitor = "r2"', 'monitor = "r2"\n    counted = "tokens"')
-    assert text != RECIPE
-    (home / "mine.py").write_text(text)
-    assert len(runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY))) == 1
 
 
 def test_a_path_of_its_own_is_meant_from_the_workspace_and_moves_with_it(

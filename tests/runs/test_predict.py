@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from qnnkit import cli, runs, tasks, workspace
-from qnnkit.data import music_tokens
+from qnnkit.data import pieces
 from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.runs import export
 from qnnkit.runs.using import line
@@ -125,8 +125,8 @@ def test_a_piece_is_gone_on_with(home, monkeypatch, tokens):
     assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
     assert round(after.tempos[0].qpm) == 87
     found = runs.evaluate("runs/one", begun)
-    tokenizer = music_tokens.tokenizer(home / "runs/one/model")
-    written = music_tokens.writing(tokenizer)
+    tokenizer = pieces.tokenizer_of(home / "runs/one/model")
+    written = pieces.writing(tokenizer)
     ids = written.encode(of_midi(begun.read_bytes()))[0]
     n = sum(token != written.pad for token in ids[written.width :])  # and the end, but no beginning
     assert n > 2 * 32 and (found["tokens"], found["score"]) == (n, "loss")

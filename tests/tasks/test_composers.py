@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qnnkit import adapters, report, runs, stats, tasks
-from qnnkit.data import music_tokens
+from qnnkit.data import pieces
 from qnnkit.data.pieces import collect, of_steps
 from qnnkit.models import causal_lm
 from tests.toys import by_composer
@@ -141,10 +141,10 @@ def test_nets_on_several_bases_stand_without_one(pair):
 
 def test_adapters_of_several_runs_play_in_turn(pair, base):
     prompt, model = of_steps([[60], [64], [67]] * 4), causal_lm(base.folder / "model")
-    tokens = music_tokens.tokenizer(base.folder / "model")
+    tokens = pieces.tokenizer_of(base.folder / "model")
 
     def played(net):
-        ids = torch.tensor([music_tokens.writing(tokens).encode(prompt)[0]])
+        ids = torch.tensor([pieces.writing(tokens).encode(prompt)[0]])
         with torch.no_grad():
             return net.eval()(ids).logits, tasks.continue_piece(net, tokens, prompt, seed=1)
 

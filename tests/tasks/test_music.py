@@ -7,8 +7,7 @@ import torch
 from symusic import Score
 from torch import nn
 
-from qnnkit.data.music_tokens import writing
-from qnnkit.data.pieces import collect, of_steps
+from qnnkit.data.pieces import collect, of_steps, writing
 from qnnkit.models.blocks import seeded
 from qnnkit.tasks import continue_piece
 from qnnkit.tasks.language import continuation

@@ -1,7 +1,4 @@
-"""Four qubits behind a ResNet18, which stays as it is (`resnet_circuit_frozen`) or is trained with them.
-
-A frozen one's features are computed once: an epoch then takes seconds.
-"""
+"""Four qubits behind a ResNet18 that is trained with them; in `resnet_circuit_frozen` it stays as it is."""
 
 import math
 
@@ -12,25 +9,6 @@ from torch import Tensor, nn
 import qnnkit
 from qnnkit import data, models, tasks
 from qnnkit.models.blocks import precise, seeded
-
-PRESETS = {
-    "frozen": {
-        "frozen_backbone": True,
-        "epochs": 50,
-        "batch_size": 256,
-        "learning_rate": 5e-3,
-        "warmup_epochs": 1.0,
-        "threads": 1,
-    },
-    "trained": {
-        "epochs": 4,
-        "batch_size": 128,
-        "learning_rate": 4e-3,
-        "optimizer": "adamw",
-        "weight_decay": 0.01,
-        "warmup_epochs": 0.5,
-    },
-}
 
 
 class Settings(data.Images, models.ResNetSettings, models.CircuitSettings, qnnkit.Settings):
@@ -45,7 +23,13 @@ class Settings(data.Images, models.ResNetSettings, models.CircuitSettings, qnnki
     """Units of the classical layer that reads the circuit's values."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the backbone's values that is dropped, in training only."""
+    epochs: int = 4
+    batch_size: int = 128
+    learning_rate: float = 4e-3
     quantum_learning_rate: float | None = 2e-2
+    optimizer: str = "adamw"
+    weight_decay: float = 0.01
+    warmup_epochs: float = 0.5
     n_seeds: int = 3
     controls: tuple[str, ...] = ("classical", "no_entanglement", "frozen_random", "no_quantum")
 
