@@ -92,7 +92,7 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "parquet of names and texts": ({"captions.parquet": parquet(records("path", "description"))}, SAID, ""),
     "parquet with images in it, in several parts": ({f"data/part-{n}.parquet": parquet([row])
         for n, row in enumerate(EMBEDDED)}, PAIR, ""),
-    "a `.txt` beside each image, a caption in each line": ({"a.txt": "one, two\nuno\n", "b.txt": "zwei",
+    "a `.txt` next to each image, a caption in each line": ({"a.txt": "one, two\nuno\n", "b.txt": "zwei",
         "read.md": ""}, PAIR, ""),
     "columns `caption_1`, `caption_2`": (
         {"captions.csv": table(",", "image", "caption_1", "caption_2",
