@@ -38,15 +38,15 @@ CANNOT = {
     r"accelerate launch": "several GPUs",
     r"python -m benchmarks\.": "takes minutes; tests/test_benchmarks.py runs the benchmarks at toy size",
     r".*meta-llama/": "the Hugging Face Hub and a model of 13 GB",
-    r".*download=true": "downloads MNIST",
+    r"qnnkit run --recipe resnet_circuit": "downloads MNIST",
 }
 """Commands of shell blocks that no test runs, each with its reason."""
 QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
 QUICK |= {"plateau_qubits": 2, "plateau_starts": 4, "hardware_images": 0}  # of notebooks
 """What a run is begun with here, where its command says nothing else: minutes become seconds."""
 RECIPE = "class Settings(qnnkit.Settings)"
-ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model")
-"""Marks of Python blocks that are recipes, or that test_your_own.py runs."""
+ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model", "load_dataset")
+"""Marks of Python blocks that are recipes, or that test_your_own.py or test_tensors.py runs."""
 COLAB = "'!cd' /content/qnnkit '&&' "
 
 

@@ -125,7 +125,7 @@ class Watch:
             self._pending = torch.cat([norms, *self._entries(gradients), *self._entries(self.parameters)])
 
     def after(self, step: int) -> None:
-        """Looks at the weights once more, which `step` (counted from 1 over the whole training) has moved."""
+        """Looks at the weights again, once `step` (counted from 1 over the training) has moved them."""
         with torch.no_grad():
             self.values.append(torch.cat([self._pending, *self._entries(self.parameters)]))
             self.steps.append(step)

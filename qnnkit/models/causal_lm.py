@@ -179,7 +179,7 @@ def without_weights(
     events: str | None = None,
     dtype: str = "float32",
 ) -> Any:
-    """As `causal_lm`, of which nothing but the configuration is read: its weights are on the meta device.
+    """As `causal_lm`, but only the configuration is read: all weights are on the meta device.
 
     Raises:
         ValueError: The configuration cannot be read.
