@@ -131,6 +131,7 @@ class _Program(NamedTuple):
         sys.path[:] = [*([] if sys.flags.safe_path else [self.folder]), *PATH]
         sys.argv[:] = self.words
         try:
+            sys.modules.pop(self.words[0], None)  # imported ahead of time; now it is the program
             runpy.run_module(self.words[0], run_name="__main__", alter_sys=True)
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else int(error.code is not None)

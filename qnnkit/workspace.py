@@ -143,15 +143,6 @@ def is_url(root: str) -> bool:
     return "://" in root
 
 
-def is_remote(path: Path) -> bool:
-    """Whether a path lies on a mounted Drive, where many small files are slow to read.
-
-    That is in `/content/drive`, or in `QNNKIT_HOME` while `QNNKIT_LOCAL` is set beside it.
-    """
-    remote = [DRIVE, home()] if _named("local") else [DRIVE]
-    return any(_flat(path).is_relative_to(_flat(each)) for each in remote)
-
-
 def local_home() -> Path | None:
     """The folder on fast local disk where runs are worked on; None where they are worked on in `home()`.
 

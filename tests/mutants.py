@@ -177,7 +177,7 @@ MUTANTS = (
         "models features",
     ),
     ("data/text.py", "group, size = [], 0", "group = []", "text"),
-    ("data/captions.py", 'side or sides.get(member, "any")', 'side or "any"', "captions"),
+    ("data/captions.py", 'side or sides.get(member.name, "any")', 'side or "any"', "captions"),
     ("data/captions.py", "if len(called[name]) == 1", "if called[name]", "captions"),
     ("data/records.py", 'message.get("weight") != 0', "True", "text"),
     ("data/pieces.py", "length - written.width):", "length):", "music_data"),
@@ -208,7 +208,7 @@ MUTANTS = (
         "measure_clock measure_placement",
     ),
     ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
-    ("runs/opening.py", "source.config.epochs + (len", "source.config.epochs + 0 * (len", "runs"),
+    ("runs/opening.py", "config.epochs > begun.epochs", "config.epochs != begun.epochs", "runs"),
 )
 
 
