@@ -225,19 +225,6 @@ def test_grid_runs_and_seeds_combine_in_order():
     assert found[1]["seed"] == 7 and found[-1] == {"epochs": 2, "hidden": 4, "seed": 7}
 
 
-def test_the_study_of_the_docs_is_twelve_runs(home, monkeypatch):
-    """Two hybrid nets and a reference at four fractions, ten seeds each in one run."""
-    monkeypatch.chdir(ROOT)
-    config = batch.read_config(ROOT / "docs" / "study.yaml")
-    place = home / config.settings["data_dir"]
-    place.mkdir(parents=True)
-    found = batch_file.plan(config)
-    assert len(found) == 12 and {run.config.n_seeds for run in found} == {10}
-    assert {run.config.train_fraction for run in found} == {0.1, 0.25, 0.5, 1.0}
-    assert {recipes.of(run.config).name for run in found} == {"ahcd_frozen", "ahcd_trained", "ahcd_cnn"}
-    assert {run.config.data_dir for run in found} == {str(place)}
-
-
 def test_identical_runs_are_planned_once(home):
     """Numbers that YAML reads as texts are numbers."""
     runs = planned(grid={"epochs": [12, 3, 3], "hidden": [24, 24], "learning_rate": ["1e-2", 0.01]})
@@ -620,7 +607,7 @@ def test_a_scheduler_that_does_not_answer_or_has_no_workers(home, monkeypatch):
 def test_a_run_and_a_batch_in_a_line():
     usual = {"id": "a", "folder": Path("/a"), "settings": {"hidden": 3, "rate": 0.1 + 0.2}}
     place = {"net": "hybrid", "seed": 0, "epoch": 3, "epochs": 5, "step": 2, "steps": 4}
-    now = State(**usual, state="running", **place, validation=0.5)
+    now = State(**usual, state="running", row=place, validation=0.5)
     words = "hidden=3 rate=0.3  a  running  hybrid, seed 0  epoch 3/5, step 2/4  validation accuracy 50.0 %"
     assert table.run_line(now) == words
     outcomes = [now, State(**usual, state="failed"), *[State(**usual)] * 30]

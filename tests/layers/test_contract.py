@@ -366,6 +366,12 @@ def test_every_call_agrees(name, ours, monkeypatch):
     agree(of(name, monkeypatch), CASES[name][0], ours)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "far" in name])
+def test_large_batches_keep_the_digits_of_large_angles(name, monkeypatch):
+    monkeypatch.setattr("qnnkit.simulator.fused.SMALL_BYTES", 0)
+    agree(of(name, monkeypatch), CASES[name][0], QuantumLayer)
+
+
 def test_most_cases_are_batched():
     assert 100 <= len(CASES) >= 10 * sum(where == "device" for where, *_ in CASES.values())
 

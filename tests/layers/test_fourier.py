@@ -60,14 +60,6 @@ def test_fitted_map_is_the_circuit(n_wires, seed):
     assert difference < AGREEMENT and not twin.is_sampled
 
 
-def test_fitted_map_takes_the_place_of_the_layer():
-    layer = random_circuit(2, 0)
-    twin, _ = fourier_fit(layer)
-    inputs = uniform(3, 7, 2, seed=9, top=6.0)
-    torch.testing.assert_close(twin(inputs), layer(inputs), rtol=0, atol=1e-5)
-    assert twin(inputs).dtype == torch.float32
-
-
 def test_without_a_feature_no_map_is_the_circuit():
     """The witness of the test above: leave out one frequency, and the difference is seen."""
     layer = random_circuit(2, 0)
@@ -127,16 +119,6 @@ def test_kinds_of_embeddings(kind):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     for copied in (copy.deepcopy(twin), pickle.loads(pickle.dumps(twin))):
         assert torch.equal(copied(rows), twin(rows))
-
-
-def test_noise_changes_the_map_not_the_features():
-    def circuit(inputs, weights):
-        qp.RX(inputs[..., 0], 0)
-        qp.DepolarizingChannel(0.1, 0)
-        qp.RY(weights[0], 0)
-        return [qp.expval(qp.Z(0))]
-
-    assert fourier_fit(layer_of(circuit, {"weights": (1,)}, 1, 1, "default.mixed"))[1] < AGREEMENT
 
 
 def test_shots_are_of_the_same_function():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import matplotlib.pyplot as plt
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
-from tests.forked import ROOT
 from tests.toys import linear, measured, refused, same, two_expvals, uniform
 
 TorchLayer = qp.qnn.TorchLayer
@@ -234,23 +231,6 @@ def test_copies_keep_what_a_module_has():
     assert twin[0].qnode is layer.qnode
 
 
-CALLED = """
-import pickle, sys
-layer, inputs = pickle.load(sys.stdin.buffer)
-sys.stdout.buffer.write(pickle.dumps(layer(inputs).numpy()))
-"""
-
-
-@pytest.mark.slow
-def test_a_fresh_process():
-    """Not by a pool of processes, which can wait for ever."""
-    layer = make(QuantumLayer, QNODES["built"]()).requires_grad_(False)
-    content, code = pickle.dumps((layer, INPUTS)), [sys.executable, "-c", CALLED]
-    done = subprocess.run(code, input=content, cwd=ROOT, capture_output=True, timeout=180)
-    assert done.returncode == 0, done.stderr.decode()
-    same([torch.from_numpy(pickle.loads(done.stdout))], [layer(INPUTS)])
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch hides it itself
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_compiled():
@@ -289,16 +269,10 @@ def test_exported(name, tmp_path):
 # --- bad input ----------------------------------------------------------------------------------------
 
 
-def reading(embedding: Callable, **options) -> Callable:
-    def circuit(inputs, weights):
-        embedding(inputs, wires=range(3), **options)
-        qp.RX(weights[0, 0, 0], wires=0)
-        return [qp.expval(qp.Z(0))]
-
-    return circuit
-
-
-by_angles, by_amplitudes = reading(qp.AngleEmbedding), reading(qp.AmplitudeEmbedding, normalize=True)
+def by_amplitudes(inputs, weights):
+    qp.AmplitudeEmbedding(inputs, wires=range(3), normalize=True)
+    qp.RX(weights[0, 0, 0], wires=0)
+    return [qp.expval(qp.Z(0))]
 
 
 def reads_three(inputs, weights):
@@ -311,7 +285,7 @@ def reads_three(inputs, weights):
 @pytest.mark.parametrize("leading", [(), (4, 5)])
 @pytest.mark.parametrize(
     ("function", "good", "bad"),
-    [(plain, 2, (3,)), (reads_three, 3, (2,)), (by_angles, 3, (4, 784)), (by_amplitudes, 8, (5, 784))],
+    [(plain, 2, (3,)), (reads_three, 3, (2,)), (by_amplitudes, 8, (5, 784))],
 )
 def test_wrong_numbers_of_features(function, good, bad, leading, backend):
     """TorchLayer's own error, the Python runs once; after a call that worked, a note names the number."""

@@ -48,32 +48,6 @@ def test_first_example():
     assert repr(layer) == repr(theirs)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5])
-def test_first_example_never_misreads_a_batch(batch):
-    """`inputs[0]` is the first sample there. Where TorchLayer stops, stopping is right, and so are rows."""
-    ours, theirs = (make(kind, first_example(list), FIRST_WEIGHTS) for kind in (QuantumLayer, TorchLayer))
-    inputs, errors = INPUTS[:batch], (RuntimeError, IndexError, ValueError)
-    try:
-        expected = theirs(inputs)
-    except errors:
-        expected = torch.stack([theirs(row) for row in inputs])
-        try:
-            found = ours(inputs)
-        except errors:
-            return
-    else:
-        found = ours(inputs)
-    same([found.detach()], [expected.detach()])
-
-
-@pytest.mark.parametrize("form", [list, tuple])
-def test_samples_of_the_page(form):
-    measure = lambda: form([qp.probs([0, 1]), qp.sample(wires=[0, 1])])  # noqa: E731
-    ours, theirs = (make(kind, qnode_of(measure, shots=100)) for kind in (QuantumLayer, TorchLayer))
-    values = ours(INPUTS)
-    assert values.shape == (5, 204) and (form is tuple or torch.equal(values, theirs(INPUTS)))
-
-
 def several_weights(inputs, weights_0, weights_1, weights_2, weight_3, weight_4):
     qp.AngleEmbedding(inputs, wires=range(2))
     qp.StronglyEntanglingLayers(weights_0, wires=range(2))

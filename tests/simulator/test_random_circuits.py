@@ -149,8 +149,23 @@ TEMPLATES: dict[str, Callable[..., Any]] = {
 }
 
 
+def amplitudes(inputs: Tensor, wires: Sequence[int], **options: Any) -> None:
+    qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True, **options)
+
+
+# (inputs, weights, wires, seed) -> a first state, and what else reads the inputs
+FIRST: dict[str, Callable[..., Any]] = {
+    "all": lambda x, v, w, s: amplitudes(torch.cat([x] * 43, -1)[..., : 2 ** len(w)], w),
+    "padded": lambda x, v, w, s: amplitudes(x, w, pad_with=0.5),
+    "function": lambda x, v, w, s: amplitudes(torch.sin(x) + 1.5, w, pad_with=0.3),
+    "some wires": lambda x, v, w, s: amplitudes(x[..., :2], w[1:2]),
+    "and angles": lambda x, v, w, s: (amplitudes(x, w, pad_with=0.5), qp.AngleEmbedding(x, wires=w)),
+    "bits": lambda x, v, w, s: (qp.BasisEmbedding([1] + [0] * (len(w) - 1), w), qp.AngleEmbedding(x, w)),
+}
+
+
 class Gate(NamedTuple):
-    """A gate of a circuit, or a template."""
+    """A gate of a circuit, a template or a first state."""
 
     name: str
     wires: tuple[int, ...]
@@ -194,8 +209,8 @@ def angle(kind: str, i: int, inputs: Tensor, weights: Tensor, *, alone: bool) ->
 
 
 def apply(gate: Gate, inputs: Tensor, weights: Tensor) -> None:
-    if gate.name in TEMPLATES:
-        TEMPLATES[gate.name](inputs, weights, list(gate.wires), gate.seed)
+    if template := (TEMPLATES | FIRST).get(gate.name):
+        template(inputs, weights, list(gate.wires), gate.seed)
         return
     alone = len(gate.sources) == 1
     values = [angle(*source, inputs, weights, alone=alone) for source in gate.sources]
@@ -425,45 +440,33 @@ def examples(n: int) -> settings:
     return settings(max_examples=n, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-def drawn_agree(circuit: Circuit) -> None:
+KINDS = {
+    "on one and two wires": (120, circuits((1, 4), [name for name in FUSED if GATES[name][0] < 3])),
+    "on any number of wires": (100, circuits((3, 6), FUSED)),
+    "controlled and adjoint": (90, circuits((2, 6), FUSED, WRAPS)),
+    "templates": (80, circuits((1, 6), [*TEMPLATES, "RX", "RY", "CNOT"], most=5)),
+    "wide": (110, circuits((7, 8), [*FUSED, *TEMPLATES], [(), (), *WRAPS], most=9)),
+    "states": (
+        40,
+        circuits((1, 8), [*FUSED, *TEMPLATES], most=6).map(
+            lambda circuit: circuit._replace(measurements=[("state", (), 0)], listed=False)
+        ),
+    ),
+}
+"""How many of each."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_circuits(kind: str) -> None:
     """In float32 only every other one: it is the same program."""
-    agree(circuit, (torch.float64, torch.float32)[: 1 + len(circuit.gates) % 2])
+    number, drawn = KINDS[kind]
 
+    @examples(number)
+    @given(drawn)
+    def agrees(circuit: Circuit) -> None:
+        agree(circuit, (torch.float64, torch.float32)[: 1 + len(circuit.gates) % 2])
 
-@examples(120)
-@given(circuits((1, 4), [name for name in FUSED if GATES[name][0] < 3]))
-def test_gates_on_one_and_two_wires(circuit: Circuit) -> None:
-    drawn_agree(circuit)
-
-
-@examples(100)
-@given(circuits((3, 6), FUSED))
-def test_gates_on_any_number_of_wires(circuit: Circuit) -> None:
-    drawn_agree(circuit)
-
-
-@examples(90)
-@given(circuits((2, 6), FUSED, WRAPS))
-def test_controlled_and_adjoint_gates(circuit: Circuit) -> None:
-    drawn_agree(circuit)
-
-
-@examples(80)
-@given(circuits((1, 6), [*TEMPLATES, "RX", "RY", "CNOT"], most=5))
-def test_templates(circuit: Circuit) -> None:
-    drawn_agree(circuit)
-
-
-@examples(110)
-@given(circuits((7, 8), [*FUSED, *TEMPLATES], [(), (), *WRAPS], most=9))
-def test_wide_circuits(circuit: Circuit) -> None:
-    drawn_agree(circuit)
-
-
-@examples(40)
-@given(circuits((1, 8), [*FUSED, *TEMPLATES], most=6))
-def test_states(circuit: Circuit) -> None:
-    drawn_agree(circuit._replace(measurements=[("state", (), 0)], listed=False))
+    agrees()
 
 
 # --- what may run by other means ----------------------------------------------------------------------
@@ -485,4 +488,13 @@ def test_gates_that_may_have_no_fused_form(name: str, wrap: tuple[str, ...]) -> 
     wires = (3, 1, 4, 0, 2, 5)[: n_wires + wrap.count("ctrl")]
     sources = (("weight", 2), ("weight", 1), ("function", 0))[:n_angles]
     circuit = after_a_layer(Gate(name, wires, sources, 3, wrap), n_wires=6)
+    layer_agrees(circuit.qnode(), *circuit.arguments())
+
+
+@pytest.mark.parametrize(("batch", "n_wires"), [(None, 3), (1, 3), (3, 3), (3, 7)])
+@pytest.mark.parametrize("name", FIRST)
+def test_every_first_state(name: str, n_wires: int, batch: int | None) -> None:
+    gates = [Gate(each, tuple(range(n_wires)), seed=2) for each in (name, "StronglyEntanglingLayers")]
+    measured = [("word", (0, n_wires - 1), 1), ("Z", (1,), 0), ("probs", (1, 0), 0)]
+    circuit = Circuit(n_wires, gates, measured, True, batch)
     layer_agrees(circuit.qnode(), *circuit.arguments())

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,42 +21,27 @@ from torch.autograd.functional import jacobian
 
 from qnnkit import QuantumLayer
 from qnnkit.simulator import fused
-from tests.toys import Fusion, mixed_gradients
+from tests.toys import Fusion
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 
 
-def layer_of(function: Callable, shape: tuple[int, ...] = (2,), device: str = "default.qubit", **options):
-    """A layer around `function(inputs, weights)` on two wires."""
-    qnode = qp.QNode(function, qp.device(device, wires=2, seed=None))
-    weights = torch.linspace(0.3, 1.7, int(np.prod(shape))).reshape(shape)
-    return QuantumLayer(qnode, {"weights": shape}, {"weights": weights}, **options)
-
-
-def rotations(inputs, weights):
-    for wire in range(2):
-        qp.RX(inputs[..., wire], wires=wire)
-        qp.RY(weights[wire], wires=wire)
-    qp.CNOT(wires=(0, 1))
-    return [qp.expval(qp.Z(0)), qp.expval(qp.X(1))]
-
-
-def noisy(inputs, weights):
-    qp.RX(inputs[..., 0], wires=0)
-    qp.RY(weights[0], wires=1)
-    qp.DepolarizingChannel(0.1, wires=0)
-    return [qp.expval(qp.Z(0)), qp.expval(qp.X(1))]
-
-
 def test_what_cannot_be_fused_runs_on_its_own_device() -> None:
     """More such circuits: test_contract.py."""
-    layer = layer_of(noisy, device="default.mixed")
-    plain = qp.qnn.TorchLayer(layer.qnode, {"weights": (2,)}, {"weights": layer.weights.detach().clone()})
-    inputs = torch.tensor([[0.3, 1.1], [2.0, 0.4], [1.0, 0.2]])
+
+    def noisy(inputs, weights):
+        qp.RX(inputs[..., 0], wires=0)
+        qp.RY(weights[0], wires=1)
+        qp.DepolarizingChannel(0.1, wires=0)
+        return [qp.expval(qp.Z(0)), qp.expval(qp.X(1))]
+
+    qnode = qp.QNode(noisy, qp.device("default.mixed", wires=2, seed=None))
+    inputs, given = torch.tensor([[0.3], [2.0], [1.0]]), ({"weights": (1,)}, torch.nn.init.ones_)
+    layer, plain = QuantumLayer(qnode, *given), qp.qnn.TorchLayer(qnode, *given)
     assert torch.allclose(layer(inputs), plain(inputs), atol=FLOAT32)
     assert layer.backend == "default.mixed" and "only that device" in layer.explain()
     with pytest.raises(NotImplementedError, match="use auto"):
-        layer_of(noisy, device="default.mixed", backend="batched")(inputs)
+        QuantumLayer(qnode, *given, backend="batched")(inputs)
 
 
 # --- derivatives ------------------------------------------------------------------------------------------
@@ -173,14 +158,6 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
     for other in found[1:]:
         for whole, cut in zip(found[0], other, strict=True):
             assert torch.allclose(whole, cut, rtol=0, atol=FLOAT64)
-
-
-@pytest.mark.parametrize(
-    ("samples", "threads", "n"),
-    [(8192, 2, 16), (4100, 2, 20), (4123, 2, 19), (4099, 2, 0), (8192, 16, 32), (200, 2, 0)],
-)
-def test_chunks_are_even_and_shared_out_to_all_threads(samples: int, threads: int, n: int) -> None:
-    assert fused.chunks(samples, max(16, 2 * threads), threads) == n
 
 
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,63 +284,3 @@ def test_many_wires(n_wires: int) -> None:
     for mine, true in zip(ours, (mixed(*given), *qp.grad(mixed)(*given)), strict=True):
         assert np.abs(true).max() > 0.01
         assert np.abs(mine.detach().numpy() - true).max() < FLOAT64
-
-
-# --- states that are given --------------------------------------------------------------------------------
-
-
-def exact(qnode: qp.QNode, inputs: Tensor, weights: Tensor) -> Tensor:
-    """What TorchLayer makes of a list, sample by sample."""
-    if inputs.ndim == 2:
-        return torch.stack([exact(qnode, row, weights) for row in inputs])
-    return torch.cat([value.reshape(-1) for value in qnode(inputs, weights)])
-
-
-def amplitudes(inputs: Tensor, wires: Sequence[int], **options) -> None:
-    qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True, **options)
-
-
-def amplitudes_and_angles(inputs: Tensor, wires: range) -> None:
-    amplitudes(inputs, wires)
-    qp.AngleEmbedding(inputs[..., : len(wires)], wires=wires)
-
-
-def fixed_bits(inputs: Tensor, wires: range) -> None:
-    qp.BasisEmbedding(features=[1, *(0 for _ in wires[1:])], wires=wires)
-    qp.AngleEmbedding(inputs[..., : len(wires)], wires=wires)
-
-
-EMBEDDINGS = {
-    "all": amplitudes,
-    "few": lambda x, w: amplitudes(x[..., :3], w, pad_with=0.5),  # 0.3 is padded in float32
-    "function": lambda x, w: amplitudes(torch.sin(x) + 1.5, w),
-    "some wires": lambda x, w: amplitudes(x[..., :2], w[1:2]),
-    "and angles": amplitudes_and_angles,
-    "bits": fixed_bits,
-}
-
-
-@pytest.mark.parametrize(("batch", "n_wires"), [(None, 3), (1, 3), (3, 3), (3, 7)])
-@pytest.mark.parametrize("embedding", EMBEDDINGS)
-def test_amplitude_and_basis_embeddings(embedding: str, n_wires: int, batch: int | None) -> None:
-    wires = range(n_wires)
-
-    def circuit(inputs: Tensor, weights: Tensor) -> list[Any]:
-        EMBEDDINGS[embedding](inputs, wires)
-        qp.StronglyEntanglingLayers(weights, wires=wires)
-        return [qp.expval(qp.Z(0) @ qp.X(n_wires - 1)), qp.expval(qp.Z(1)), qp.probs(wires=[1, 0])]
-
-    generator = torch.Generator().manual_seed(n_wires)
-    shape = (2**n_wires,) if batch is None else (batch, 2**n_wires)
-    inputs = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.05
-    weights = 6 * torch.rand((1, n_wires, 3), generator=generator, dtype=torch.float64)
-    qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_wires, seed=None))
-    layer = QuantumLayer(qnode, {"weights": (1, n_wires, 3)}, {"weights": weights.clone()}).double()
-    found = []
-    for run, w in ((layer, layer.weights), (lambda x: exact(qnode, x, weights), weights.requires_grad_())):
-        x = inputs.clone().requires_grad_()
-        values = run(x)
-        found.append((values, *mixed_gradients(values, [x, w])))
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.shape == theirs.shape
-        assert (ours - theirs).abs().max() < FLOAT64

@@ -228,31 +228,6 @@ def test_a_program_over_weights_is_exact_at_any_precision(restored):
     assert program(torch.zeros(2), weights).dtype == torch.float64
 
 
-@pytest.mark.parametrize("small", [2**19, 0], ids=["by NumPy", "by torch"])
-@pytest.mark.parametrize("top", [300.0, 1e4])
-@pytest.mark.parametrize(
-    ("ansatz", "embedding"),
-    [("strongly_entangling", "angle"), ("data_reuploading", "angle"), ("random", "iqp")],
-)
-def test_large_angles_keep_their_digits(ansatz, embedding, top, small, monkeypatch):
-    """Features that nobody has scaled: sums of such angles would have lost them."""
-    monkeypatch.setattr("qnnkit.simulator.fused.SMALL_BYTES", small)
-    qnode, shapes = circuits.build(ansatz, embedding=embedding)
-    generator = torch.Generator().manual_seed(0)
-    start = 6 * torch.rand(shapes["weights"], generator=generator)
-    inputs = top * torch.rand(50, 4, generator=generator)
-    if embedding == "iqp":  # products of features are rounded themselves
-        inputs = inputs.sqrt().round()
-    single = QuantumLayer(qnode, shapes, {"weights": start.clone()})
-    double = qp.qnn.TorchLayer(qnode, shapes, {"weights": start.clone()}).double()
-    found = []
-    for layer, given in ((single, inputs), (double, inputs.double())):
-        found.append(both_passes(layer, given.clone().requires_grad_()))
-    for one, true in zip(*found, strict=True):
-        assert (one - true).abs().max() < FLOAT32 * max(1, true.abs().max())
-    assert single.backend == "batched"
-
-
 # --- on a GPU -----------------------------------------------------------------------------------------
 
 
