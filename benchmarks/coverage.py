@@ -87,14 +87,14 @@ def simulate(studies: int, seed: int = 0) -> Iterator[dict[str, Any]]:
             for _ in range(studies):
                 (ours, theirs), truth = draw(generator, n, 0.0)
                 interval = score.interval(ours.tolist(), [SAMPLES] * n)
-                gap = stats.compare(ours.tolist(), theirs.tolist())
-                [alike] = stats.verdicts("a", ours.tolist(), {"b": theirs.tolist()}, score)
+                [alike] = stats.decide([{"values": ours.tolist(), "others": theirs.tolist()}], score)
                 (ours, theirs), _ = draw(generator, n, 0.05)
                 margin = 0.05 * score.factor  # just what they differ by
-                [apart] = stats.verdicts("a", ours.tolist(), {"b": theirs.tolist()}, score, margin)
+                both = {"values": ours.tolist(), "others": theirs.tolist()}
+                [apart] = stats.decide([both], score, margin)
                 found += [
-                    not interval.known or interval.low <= truth <= interval.high,
-                    gap.low <= 0 <= gap.high,
+                    not (truth < interval.low or truth > interval.high),  # NaN: not known
+                    not (alike["low"] > 0 or alike["high"] < 0),
                     alike["verdict"] in ("better", "worse"),
                     apart["verdict"] == "equivalent",
                 ]

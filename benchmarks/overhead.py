@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks import record
 from qnnkit import layers, measure, recipes, train
 from qnnkit.data import ImageSet, ImageSplits
-from qnnkit.data.batches import Batches
+from qnnkit.data.batches import DictBatches
 from qnnkit.recipes import parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.train.optimizer import optimizer_of
@@ -46,13 +46,13 @@ class Case:
     def model(self) -> nn.Module:
         return recipes.of(self.training).build(self.training, self.splits, 0)
 
-    def batches(self) -> Batches:
-        return Batches(self.images, self.labels, self.training.batch_size, shuffle=True)
+    def batches(self) -> DictBatches:
+        return self.splits.batches("train", self.training.batch_size, shuffle=True)
 
     def fit(self, model: nn.Module) -> list[float]:
         """Seconds of each epoch, by the kit's own loop."""
         groups, size = parameter_groups(model, self.training), self.training.batch_size
-        few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
+        few = DictBatches(lambda epoch: (self.images[:size], self.labels[:size]), size, shuffle=False)
         loaders: Any = {"train": self.batches(), "validation": few}
         return train.fit(model, self.task, loaders, self.training, groups=groups).seconds
 

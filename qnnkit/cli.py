@@ -35,13 +35,14 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+
+
 @app.callback(
     epilog="Start:  qnnkit run runs/first --recipe digits_quanv  ·  your own:  qnnkit new mine.py  ·  "
     "resume:  qnnkit run runs/first"
 )
-def start(
-    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-) -> None:
+def start(version: Version = False) -> None:
     """Train hybrid quantum-classical nets next to matched classical controls."""
 
 
@@ -75,7 +76,6 @@ def run(
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    fork: Annotated[Path | None, Option(metavar="NEW_DIR", help="Continue in a copy of it.")] = None,
     notebooks: Annotated[str | None, Option(metavar="NAMES", help="Only these: 03_train,04_analyze.")] = None,
     on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
     as_option: AsOption = None,
@@ -100,13 +100,9 @@ def run(
 
         names = runs.chain.chosen(notebooks)
         kind = recipes.find(recipe).Settings if recipe else type(runs.open_run(run_dir).config)
-        own = runs.chain.of_notebooks(asked, kind.model_fields, names)
+        own = runs.chain.of_notebooks(run_dir, asked, kind.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
-        if fork:
-            begun = runs.fork(run_dir, fork, recipe, **asked)
-        else:
-            begun = runs.open_run(run_dir, recipe, among=only and listed(only), **asked)
-        runs.chain.check_finished(begun, own)
+        begun = runs.open_run(run_dir, recipe, among=only and listed(only), **asked)
         result = runs.chain.finished(begun)
         chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
         if result is None or (chained and not all(begun.notebook(name).exists() for name in names)):
@@ -151,14 +147,14 @@ def train(
         tell = runs.chain.logged(begun, typer.echo)
 
         def show(row: dict[str, Any]) -> None:
-            if row["event"] in ("epoch", "test"):
-                tell(runs.epoch_line(begun, row))
+            if sentence := runs.epoch_line(begun, row):
+                tell(sentence)
 
         if is_main():
             for note in begun.splits.notes:
                 tell(f"Note: {note}")
             tell(runs.placed(begun).sentence)
-        runs.train_all(begun, on_row=show, on_warning=tell)
+        runs.train_all(begun, on_row=show)
         if is_main() and (begun.nets[0], begun.config.seed) in begun.tested():
             tell(f"The trained net is in {runs.export(begun)}.")
 
@@ -228,8 +224,8 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: RecipeName = None,
-    raw: Annotated[bool, Option("--raw", help="Use no chat template of the model.")] = False,
-    classical: Annotated[bool, Option("--classical", help="Replace circuits by their functions.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Send a text as it is, without chat template.")] = False,
+    classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -322,8 +318,6 @@ def sample(
     typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
     for note in record["notes"]:
         typer.echo(note)
-    if pattern is None and any("label_pattern" in note for note in record["notes"]):
-        typer.echo(r"Give --pattern for other names, such as --pattern 'label_(\d+)'.")
 
 
 @app.command(rich_help_panel=TRAIN)

@@ -18,7 +18,7 @@ Set = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set epochs=20. Repeatable."),
 ]
-Files = Annotated[list[Path] | None, Option("--settings", metavar="YAML", help="Of settings. Repeatable.")]
+Files = Annotated[list[Path] | None, Option("--settings", metavar="YAML", help="Settings file. Repeatable.")]
 Only = Annotated[str | None, Option(metavar="NETS", help="Train only these nets: hybrid,classical.")]
 Epochs = Annotated[int | None, Option(help="Passes over the data; may be raised when a run continues.")]
 

@@ -56,7 +56,7 @@ def robustness(
     or, above 8 wires, what one circuit takes; a fake device 5 ms per circuit of 4 wires and 1,000 shots.
 
     Args:
-        model: Classifies with `QuantumLayer`s in it, wherever they stand; left as it was.
+        model: Classifies with `QuantumLayer`s in it, wherever they are; left as it was.
         images: As the model takes them, of shape (n, ...); such that a circuit runs for them.
         labels: Of shape (n,).
         shots: Numbers of shots.
@@ -196,9 +196,8 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
 
 def fake_device(model: nn.Module) -> str | None:
     """A fake device of five qubits for a net's circuits; None without the extra, or where they are wider."""
-    known = importlib.util.find_spec("qiskit_ibm_runtime") is not None
-    wide = any(len(layer.qnode.device.wires or range(6)) > 5 for layer in _layers(model))
-    return "FakeManilaV2" if known and not wide else None
+    narrow = all(len(layer.qnode.device.wires or range(6)) <= 5 for layer in _layers(model))
+    return "FakeManilaV2" if narrow and importlib.util.find_spec("qiskit_ibm_runtime") else None
 
 
 def _backend(name: str) -> Any:

@@ -121,6 +121,8 @@ class Settings(Base):
     # --- the data: which samples are whose ---
     split_seed: int = Field(default=0, ge=0)
     """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
+    vary_split: bool = False
+    """Whether every seed has a split of its own (number split_seed + seed), for intervals over splits too."""
     validation_fraction: float = Field(default=0.2, gt=0)
     """Share (of files about) or number of samples that choose the epoch; of train/ beside a test part."""
     test_fraction: float = Field(default=0.2, gt=0)
@@ -133,7 +135,7 @@ class Settings(Base):
     """Fixes initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1, le=10_000)
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
-    controls: Literal["all"] | Words = "all"
+    controls: Words | Literal["all"] = "all"
     """Nets with the quantum part exchanged: "all" for the five standard ones, or names; () for none."""
     net_settings: Annotated[tuple[OfNet, ...], Split] = ()
     """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
@@ -316,7 +318,7 @@ BOUNDS = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "m
 CRITERIA = (*BOUNDS, "min_difference")
 """How a result is judged: they may be given to a finished run, whose report is then written again."""
 PLACEMENT = (
-    *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
+    *("device", "backend", "threads", "trackers", "price_per_hour"),
     *("micro_batch", "gradient_checkpointing", "gradient_samples"),
     *("save_every_steps", "save_every_minutes", "keep_checkpoints"),
     *CRITERIA,

@@ -9,7 +9,6 @@ elsewhere every process begins by itself.
 from __future__ import annotations
 
 import atexit
-import multiprocessing.util
 import os
 import pickle
 import runpy
@@ -19,10 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PARENT = "QNNKIT_STOP_WITH_PARENT"
 """Variable of a process that ends cleanly once the one whose id it holds has ended: see `wait_for_parent`."""
@@ -33,20 +31,17 @@ _starter: int | None = None
 """In a forked process: a file descriptor that is readable once the process that asked for it has ended."""
 
 
-def begin(*modules: str) -> None:
-    """Starts the fork server, once; it imports `qnnkit.kernel` and `modules`, and ends with this process."""
+def begin() -> None:
+    """Starts the fork server, once; it imports `qnnkit.kernel`, and ends with this process."""
     global _begun
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a kernel's debugger warns
     if sys.platform != "linux" or _begun:
         return
     _begun = True
-    forkserver.set_forkserver_preload(["qnnkit.kernel", *modules])
+    forkserver.set_forkserver_preload(["qnnkit.kernel"])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     forkserver.ensure_running()  # Ctrl-C, which a terminal sends to all, is for the others
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
-    end = os.kill, (server._forkserver_pid, signal.SIGKILL)  # it may still be importing
-    multiprocessing.util.Finalize(None, *end, exitpriority=0)
 
 
 def ready(command: Sequence[str]) -> bool:
@@ -79,10 +74,9 @@ class Forked(subprocess.Popen[bytes]):
         status, program = forkserver.connect_to_new_process([])
         self._status = connection.Connection(status, writable=False)
         self._alive = connection.Connection(program, readable=False)  # its end is seen by `wait_for_parent`
-        preparation: dict[str, Any] = {}  # of multiprocessing's own: there is no `__main__` to import
         made = _Program(list(command[2:]), dict(env), str(Path.cwd()), log and str(log))
-        with open(program, "wb", closefd=False) as file:
-            file.write(pickle.dumps(preparation) + pickle.dumps(made))
+        with open(program, "wb", closefd=False) as file:  # first what multiprocessing prepares: no `__main__`
+            file.write(pickle.dumps({}) + pickle.dumps(made))
         self.pid = forkserver.read_signed(status)
 
     def poll(self) -> int | None:
@@ -95,11 +89,7 @@ class Forked(subprocess.Popen[bytes]):
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: It goes on.
-        """
+        """Its exit status; raises subprocess.TimeoutExpired where it goes on."""
         if self.returncode is None and not self._status.poll(timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.poll()  # pyright: ignore[reportReturnType]
@@ -113,11 +103,7 @@ def wait_for_parent(parent: int) -> None:
         time.sleep(0.5)
 
 
-# --- in the process that is forked --------------------------------------------------------------------------
-
-
-@dataclass
-class _Program:
+class _Program(NamedTuple):
     """What `python -m WORDS` does, in a folder and with an environment."""
 
     words: list[str]
@@ -126,7 +112,7 @@ class _Program:
     log: str | None
 
     def _bootstrap(self, starter: int) -> int:
-        """Does it, and returns the exit status: called by the fork server, as of a `Process`."""
+        """Does it, and returns the exit status: called in the forked process, as of a `Process`."""
         global _begun, _starter
         _begun, _starter = True, starter
         server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
@@ -139,40 +125,33 @@ class _Program:
             os.dup2(file, 1)
             os.dup2(file, 2)
         os.chdir(self.folder)
-        self._take_environment()
+        _take(self.env)
         if PARENT not in self.env:  # else it ends by itself, cleanly
             threading.Thread(target=_end_with_parent, daemon=True).start()
         sys.path[:] = [*([] if sys.flags.safe_path else [self.folder]), *PATH]
         sys.argv[:] = self.words
-        Path("/proc/self/comm").write_text(" ".join(self.words[:2])[:15])  # its name in `top`
         try:
+            sys.modules.pop(self.words[0], None)  # imported ahead of time; now it is the program
             runpy.run_module(self.words[0], run_name="__main__", alter_sys=True)
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException as error:
-            sys.excepthook(type(error), error, error.__traceback__)
-            return 1
-        finally:
+        finally:  # the fork server prints any other error
             threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
             atexit._run_exitfuncs()
-            multiprocessing.util._flush_std_streams()  # pyright: ignore[reportAttributeAccessIssue]
+            sys.stdout.flush()
         return 0
 
-    def _take_environment(self) -> None:
-        """Also for those that have read theirs as they were imported."""
-        import threadpoolctl
-        import torch
 
-        if torch.cuda._is_in_bad_fork():  # an import has opened a GPU, which a fork cannot use
-            os.execve(sys.executable, [sys.executable, "-m", *self.words], self.env)
-        threads = self.env.get("OMP_NUM_THREADS", "")
-        if threads.isdigit() and threads != os.environ.get("OMP_NUM_THREADS"):
-            threadpoolctl.threadpool_limits(int(threads), user_api="blas")
-            torch.set_num_threads(int(threads))
-        os.environ.clear()
-        os.environ.update(self.env)
-        if backend := self.env.get("MPLBACKEND"):
-            sys.modules["matplotlib"].rcParams["backend"] = backend
+def _take(env: Mapping[str, str]) -> None:
+    """Makes `env` the environment, also for modules that have read theirs as they were imported."""
+    import threadpoolctl
+
+    if (threads := env.get("OMP_NUM_THREADS", "")).isdigit():
+        threadpoolctl.threadpool_limits(int(threads))
+    os.environ.clear()
+    os.environ.update(env)
+    if backend := env.get("MPLBACKEND"):
+        sys.modules["matplotlib"].rcParams["backend"] = backend
 
 
 def _end_with_parent() -> None:

@@ -6,8 +6,8 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
+import tempfile
 import unicodedata
 import uuid
 import warnings
@@ -22,7 +22,6 @@ FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 """Error numbers that mean: no more fits here."""
 DRIVE = Path("/content/drive")
 """Where Colab mounts Google Drive, if nobody has said otherwise."""
-VARIABLES = {"home": "QNNKIT_HOME", "local": "QNNKIT_LOCAL"}
 
 
 def home() -> Path:
@@ -33,10 +32,9 @@ def home() -> Path:
     - On Colab, a folder on Drive, if that is mounted.
     - The current folder; the one around it if it is a `notebooks/` with numbered notebooks in it.
     """
-    if (path := _named("QNNKIT_HOME")) is not None:
-        return path
     here = Path.cwd()
-    return here.parent if here.name == "notebooks" and any(here.glob("0[0-6]_*.ipynb")) else here
+    notebooks = here.name == "notebooks" and any(here.glob("0[0-6]_*.ipynb"))
+    return _named("home") or (here.parent if notebooks else here)
 
 
 def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> Path:
@@ -59,31 +57,41 @@ def _remembered_in() -> Path:
     return platformdirs.user_config_path("qnnkit") / "workspace.json"
 
 
-def _remembered() -> dict[str, str]:
-    """What `remember` wrote; nothing where the file is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        return dict(read_json(_remembered_in()) or {})
-    return {}
+def _known() -> dict[str, str]:
+    """Where `home`, `local` and `mount` are: as the environment says, else as this machine remembers."""
+    known = {name: os.environ.get(f"QNNKIT_{name.upper()}", "") for name in ("home", "local")}
+    if not any(known.values()):
+        with contextlib.suppress(OSError, ValueError):
+            known = dict(read_json(_remembered_in()) or {})
+        if not any(known.values()) and on_colab() and DRIVE.is_mount():
+            known = {"home": str(DRIVE / "MyDrive" / "qnnkit"), "local": "/content/qnnkit-local"}
+    return {"mount": str(DRIVE)} | known
+
+
+def _named(name: str) -> Path | None:
+    """A path of `_known`; None where it is not known, or an empty text."""
+    value = _known().get(name)
+    return Path(value).expanduser() if value else None
 
 
 def is_known() -> bool:
     """Whether the workspace can be used: on Colab, somebody has chosen it and its disk is mounted."""
-    return not on_colab() or (_named("QNNKIT_HOME") is not None and not is_away(home()))
+    return not on_colab() or (_named("home") is not None and not is_away(home()))
 
 
 def is_away(path: Path) -> bool:
     """Whether a path lies on Drive, and Drive is not mounted: a file there would bar its way back."""
-    mount = Path(_remembered().get("mount", DRIVE))
+    mount = Path(_known()["mount"])
     return _flat(path).is_relative_to(_flat(mount)) and on_colab() and not mount.is_mount()
 
 
 def require_mounted(path: Path) -> None:
     """Raises OSError where `is_away`."""
     if is_away(path):
-        mount = _remembered().get("mount", DRIVE)
+        mount = _known()["mount"]
         step = f"Mount it, by colab_setup.ipynb or `google.colab.drive.mount('{mount}')`"
-        told = f"Drive is not mounted at `{mount}`, where `{path}` would lie. {step}, and run this again"
-        raise OSError(errno.ENODEV, told)
+        where = f"Drive is not mounted at `{mount}`, where `{path}` would lie"
+        raise OSError(errno.ENODEV, f"{where}. {step}, and run this again")
 
 
 def shelf(name: str) -> Path | None:
@@ -93,7 +101,7 @@ def shelf(name: str) -> Path | None:
     is never in `QNNKIT_LOCAL`: a run that continues elsewhere must decide by the same measurements.
     """
     folder = home()
-    in_use = _named("QNNKIT_HOME") is not None or (folder / "runs").is_dir()
+    in_use = _named("home") is not None or (folder / "runs").is_dir()
     return folder / name if in_use and not is_away(folder) else None
 
 
@@ -102,12 +110,11 @@ def place(path: str | Path) -> Path:
 
     A Mac writes accents apart from their letters (NFD), Linux as one (NFC): the form that is there is taken.
     """
-    path = Path(path).expanduser()
-    path = path if path.is_absolute() else (home() / path).absolute()
-    if not str(path).isascii() and not path.exists():
-        forms = (Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))
-        return next((each for each in forms if each.exists()), path)
-    return path
+    path = home().absolute() / Path(path).expanduser()
+    if str(path).isascii():
+        return path
+    forms = [path, *(Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))]
+    return next((each for each in forms if each.exists()), path)
 
 
 def data_place(root: str) -> str:
@@ -133,17 +140,7 @@ def located(path: str) -> str:
 
 def is_url(root: str) -> bool:
     """Whether `root` names a filesystem of its own, as `gs://bucket/images` does."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", root) is not None
-
-
-def is_remote(path: Path) -> bool:
-    """Whether a path lies on a mounted Drive, where many small files are slow to read.
-
-    That is in `/content/drive`, or in `QNNKIT_HOME` while `QNNKIT_LOCAL` is set beside it.
-    """
-    kept = _named("QNNKIT_HOME") if _named("QNNKIT_LOCAL") else None
-    here = _flat(path)
-    return any(here.is_relative_to(_flat(each)) for each in (DRIVE, kept) if each is not None)
+    return "://" in root
 
 
 def local_home() -> Path | None:
@@ -152,13 +149,13 @@ def local_home() -> Path | None:
     Raises:
         ValueError: `QNNKIT_LOCAL` is not absolute, overlaps `QNNKIT_HOME`, or stands without it.
     """
-    local, kept = _named("QNNKIT_LOCAL"), _named("QNNKIT_HOME")
+    local, remote = _named("local"), _named("home")
     if local is None:
         return None
-    one, other = _flat(local), _flat(kept or local)  # by name alone: a Drive that hangs must not hang this
+    one, other = _flat(local), _flat(remote or local)  # by name alone: a Drive that hangs must not hang this
     if not local.is_absolute() or one.is_relative_to(other) or other.is_relative_to(one):
         rule = "be an absolute path outside QNNKIT_HOME, which must be set too"
-        step = f"QNNKIT_HOME is {kept or 'not set'}. Choose a folder on local disk, or unset it."
+        step = f"QNNKIT_HOME is {remote or 'not set'}. Choose a folder on local disk, or unset it."
         raise ValueError(checks.message("QNNKIT_LOCAL", rule, str(local), step))
     return local
 
@@ -172,7 +169,7 @@ def run_folder(run_dir: str | Path) -> Path:
     """
     path, local = place(run_dir), local_home()
     require_mounted(path)
-    inside = None if local is None else _inside(path, home())
+    inside = _inside(path, home()) if local else None
     if local is None or inside is None:
         return path
     checks.folder("QNNKIT_HOME", home(), "Mount Drive, or make the folder.")
@@ -181,21 +178,9 @@ def run_folder(run_dir: str | Path) -> Path:
 
 def remote_of(local: Path) -> Path | None:
     """Where the folder `local` is mirrored to; None where it is not. Asks nothing of `QNNKIT_HOME` itself."""
-    root, kept = local_home(), _named("QNNKIT_HOME")
-    inside = None if root is None else _inside(local, root)
-    return None if inside is None or kept is None else kept.absolute() / inside
-
-
-def _named(variable: str) -> Path | None:
-    """The path in an environment variable, or what this machine remembers where none of them is set."""
-    told = {name: os.environ.get(name) for name in VARIABLES.values()}  # an empty one counts as unset
-    if not any(told.values()):
-        known = _remembered()
-        if not known and on_colab() and DRIVE.is_mount():
-            known = {"home": str(DRIVE / "MyDrive" / "qnnkit"), "local": "/content/qnnkit-local"}
-        told = {VARIABLES[name]: value for name, value in known.items() if name in VARIABLES}
-    value = told.get(variable)
-    return Path(value).expanduser() if value else None
+    root = local_home()
+    inside = _inside(local, root) if root else None
+    return home().absolute() / inside if inside else None
 
 
 def _inside(path: Path, folder: Path) -> Path | None:
@@ -211,26 +196,35 @@ def _flat(path: Path) -> Path:
     return Path(os.path.normpath(path.absolute()))
 
 
-def make_folder(path: Path) -> Path:
-    """`path`, made if missing.
+# --- files --------------------------------------------------------------------------------------------------
 
-    Raises:
-        NotADirectoryError: A file is there, or on the way there.
-        PermissionError: Nothing may be written there; found by writing.
-        OSError: The disk is full, read-only or not mounted.
-    """
+
+def cannot_write(path: Path, error: OSError) -> OSError:
+    """The same error with a sentence: what could not be written, why, and the next step."""
+    step = "Free some space" if error.errno in FULL else "Choose a folder that you may write to"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        step = "A file is in its place: choose another name"
+    sentence = f"Cannot write `{path}` ({error.strerror}). {step} and run the same command again; what was "
+    return type(error)(error.errno, f"{sentence}written before is whole.")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside, an OSError gets a sentence on what could not be written; raises one where Drive is away."""
     require_mounted(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except (FileExistsError, NotADirectoryError):
-        raise NotADirectoryError(
-            f"Folder `{path}` must be a folder or free, but a file is in its place. Choose another run_dir."
-        ) from None
+        yield
     except OSError as error:
+        if not error.errno or str(error.strerror).startswith("Cannot write"):  # has its sentence
+            raise
         raise cannot_write(path, error) from None
+
+
+def make_folder(path: Path) -> Path:
+    """`path`, made if missing; raises OSError where nothing may be written there, found by writing."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     return path
 
 
@@ -245,17 +239,14 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
     """
-    require_mounted(path)
     draft = draft_of(path)
-    try:
+    with writing(path), contextlib.ExitStack() as last:
+        last.callback(draft.unlink, missing_ok=True)
         with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise cannot_write(path, error) from None
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -264,24 +255,16 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Adds one JSON line; what a full disk cut short is taken back, so every line in the file is whole.
+    """Adds one JSON line in place of half a line that a kill or a full disk has left.
 
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
     """
     line = (json.dumps(row, allow_nan=False) + "\n").encode()
-    try:
-        with path.open("a+b", buffering=0) as file:
-            end = whole_length(file)
-            file.truncate(end)  # a kill may have left half a line
-            try:
-                if file.write(line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                file.truncate(end)
-                raise
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    with writing(path), path.open("a+b", buffering=0) as file:
+        file.truncate(whole_length(file))
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -335,16 +318,6 @@ def whole_length(file: BinaryIO) -> int:
     return file.read(end).rfind(b"\n") + 1
 
 
-def cannot_write(path: Path, error: OSError) -> OSError:
-    """The same error with a sentence: what could not be written, why, and the next step."""
-    step = "Free some space" if error.errno in FULL else "Choose a folder that you may write to"
-    return type(error)(
-        error.errno,
-        f"Cannot write `{path}` ({error.strerror}). {step} and run the same command again; what was written "
-        "before is whole.",
-    )
-
-
 @contextlib.contextmanager
 def whole_folder(folder: str | Path) -> Iterator[Path]:
     """A hidden folder next to `folder`, which takes its place in the end; nothing is left of it otherwise.
@@ -360,7 +333,6 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
 
     folder = Path(folder).expanduser().absolute()
     draft, old, lock = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old", "lock"))
-    require_mounted(folder)
 
     def tidy() -> None:
         if old.exists() and not folder.exists():  # between the two renames below
@@ -368,23 +340,17 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
-    try:
-        with FileLock(lock), contextlib.ExitStack() as last:
-            tidy()
-            last.callback(lock.unlink, missing_ok=True)
-            last.callback(tidy)
-            draft.mkdir(parents=True)
-            yield draft
-            there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-            others = [name for name in there if not (draft / name).exists()]
-            if others or folder.is_file():
-                rule = "be absent, empty or of an earlier save"
-                step = f"It {f'holds {others[0]} too' if others else 'is a file'}: choose another name."
-                raise FileExistsError(checks.message("folder", rule, str(folder), step))
-            if there:
-                folder.rename(old)
-            draft.rename(folder)
-    except OSError as error:
-        if not error.errno:  # has its sentence
-            raise
-        raise cannot_write(folder, error) from None
+    with writing(folder), FileLock(lock), contextlib.ExitStack() as last:
+        tidy()
+        last.callback(lock.unlink, missing_ok=True)
+        last.callback(tidy)
+        draft.mkdir(parents=True)
+        yield draft
+        before = [path.name for path in folder.iterdir()] if folder.exists() else []
+        if others := [name for name in before if not (draft / name).exists()]:
+            step = f"It holds {others[0]} too: choose another name."
+            rule = "be absent, empty or of an earlier save"
+            raise FileExistsError(checks.message("folder", rule, str(folder), step))
+        if folder.exists():
+            folder.rename(old)
+        draft.rename(folder)

@@ -26,9 +26,9 @@ OPTIONS += ("-o", "faulthandler_timeout=120")  # a test that waits for ever has 
 # file of the kit, old text (which stands there once), new text, files of tests
 MUTANTS = (
     ("stats/intervals.py", "(1 + level) / 2, n - 1", "(1 + level) / 2, n", "stats"),
-    ("stats/intervals.py", "2 * float(t.sf(", "float(t.sf(", "stats"),
+    ("stats/verdicts.py", "2 * float(t.sf(", "float(t.sf(", "stats"),
     ("stats/intervals.py", "right + 1, n - right)", "right, n - right)", "stats"),
-    ("stats/intervals.py", "margin - abs(found.difference)", "margin + abs(found.difference)", "stats"),
+    ("stats/verdicts.py", "margin - abs(mean)", "margin + abs(mean)", "stats"),
     (
         "stats/intervals.py",
         "middle = statistics.fmean(logs) + variance / 2",
@@ -176,7 +176,7 @@ MUTANTS = (
         "models features",
     ),
     ("data/text.py", "group, size = [], 0", "group = []", "text"),
-    ("data/captions.py", 'side or sides.get(member, "any")', 'side or "any"', "captions"),
+    ("data/captions.py", 'side or sides.get(member.name, "any")', 'side or "any"', "captions"),
     ("data/captions.py", "if len(called[name]) == 1", "if called[name]", "captions"),
     ("data/records.py", 'message.get("weight") != 0', "True", "text"),
     ("data/pieces.py", "length - written.width):", "length):", "music_data"),
@@ -207,7 +207,7 @@ MUTANTS = (
         "measure_clock measure_placement",
     ),
     ("measure/predict.py", "traced.held - kept)", "traced.held)", "measure_plan"),
-    ("runs/opening.py", "source.config.epochs + (len", "source.config.epochs + 0 * (len", "runs"),
+    ("runs/opening.py", "config.epochs > begun.epochs", "config.epochs != begun.epochs", "runs"),
 )
 
 

@@ -12,14 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from qnnkit import RECIPES, __version__, cli, cli_settings, device, recipes, report, runs
 from qnnkit.runs import chain
 from tests import forked
-from tests.toys import room_for
+from tests.toys import fill, room_for
 
 HERE = Path(sys.executable).parent
 
@@ -52,12 +50,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def pictures(tmp_path):
     """Six 6x6 images in each of two class folders."""
-    root, generator = tmp_path / "pictures", np.random.default_rng(0)
-    for name in ("a", "b"):
-        (root / name).mkdir(parents=True)
-        for i in range(6):
-            Image.fromarray(generator.integers(0, 256, (6, 6), dtype=np.uint8)).save(root / name / f"{i}.png")
-    return root
+    return fill(tmp_path / "pictures", [f"{name}/{i}.png" for name in "ab" for i in range(6)], size=(6, 6))
 
 
 def refused(answer, *told):
@@ -176,7 +169,6 @@ REFUSED = {
     "run --recipe digits_quanv": "`RUN_DIR` must be given once, but is []",
     "train a --recipe digits_quanv --run-dir b": "`RUN_DIR` must be given once",
     "run a --recipe folder_quanv --set data_dir=no.zip": "`data_dir` must be an existing folder",
-    "run a --recipe digits_quanv --set dataset=mnist": "set download to true",
     "run a --recipe cnn --set epochs": "must be KEY=VALUE, but is 'epochs'",
     "run a --recipe cnn --set epochs=null": "`epochs` must be a setting with a value",
     "run a --recipe cnn --set run_dir=b": "`run_dir` must be a setting",
@@ -251,16 +243,13 @@ def test_a_finished_run_is_only_printed(qnnkit, pictures):
 
 def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeypatch):
     asked = []
-    monkeypatch.setattr(chain, "launch", lambda source, output, parameters: asked.append(parameters))
-    monkeypatch.setattr(chain, "finished", lambda run: None)
+    monkeypatch.setattr(chain, "launch", lambda source, output, parameters, _: asked.append(parameters))
     begin = "run", "--run-dir", "run", "--recipe", "folder_quanv", "--set", "data_dir=pictures"
     own = "--set", "plateau_qubits=4", "--set", "hardware_images=8", "--set", "n_seeds=1"
-    with pytest.raises(RuntimeError, match=r"must write result\.json"):
-        qnnkit(*begin, *own)
-    shared = {"recipe", "run_dir", "device", "backend", "data_dir"}
-    assert [
-        {name: value for name, value in given.items() if name not in shared | {"n_seeds"}} for given in asked
-    ] == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
+    status, _, err = qnnkit(*begin, *own)
+    assert status == 2 and "must have trained a net" in err
+    of_each = [{name: given[name] for name in given if name not in ("recipe", "run_dir")} for given in asked]
+    assert of_each == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
     status, _, err = qnnkit(*begin, "--set", "plateau_qubits=four", "--set", "n_seeds=1")
     assert status == 2 and "`plateau_qubits` must be of type int, but is 'four'" in err
     status, _, err = qnnkit(*begin, "--set", "plateau_qubit=4", "--set", "n_seeds=1")
@@ -362,10 +351,7 @@ def test_a_plan_takes_the_words_of_the_run_that_it_is_of(qnnkit, home):
     assert status == 0 and "7 epochs of" in out and "seeds: 2," in out, err
 
 
-def test_a_script_for_colab_holds_the_command_and_is_refused_where_colab_could_not_fetch_it(
-    tmp_path, monkeypatch, qnnkit
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_script_for_colab_is_written_where_colab_can_fetch_what_it_needs(qnnkit, home, tmp_path):
     run = "run", "--recipe", "digits_quanv", "--run-dir"
     refused(qnnkit(*run, "runs/a", "--on", "colab"), "--on", "have a git remote `origin`")
     for words in (["init", "-q"], ["remote", "add", "origin", "https://me:secret@example.org/a/b"]):
@@ -382,17 +368,13 @@ def test_a_script_for_colab_holds_the_command_and_is_refused_where_colab_could_n
         address, _, words, run_dir = ast.literal_eval(re.search(r"RUN_DIR = (\(.*\))\n", script)[1])
         assert (address, run_dir) == ("https://example.org/a/b", "runs/a")
         assert words == [word for word in command if word not in ("--on", "--on=colab", "colab")]
-    content = tmp_path / "content"
+    content, package = tmp_path / "content", str(Path(cli.__file__).parents[1])
     for place in ("qnnkit", "workspace/runs/a"):
         (content / place).mkdir(parents=True)
     (content / "qnnkit" / "requirements-colab.txt").touch()
     (tmp_path / "job.py").write_text(script.replace(repr(words), repr(["--version"])))
-    variables = os.environ | {
-        "QNNKIT_CONTENT": str(content),
-        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
-    }
-    done = subprocess.run(
-        [sys.executable, "job.py"], env=variables, capture_output=True, text=True, check=True
-    )
-    assert f"-m qnnkit --version\nqnnkit {__version__}\n" in done.stdout
+    variables = os.environ | {"QNNKIT_CONTENT": str(content), "PYTHONPATH": package}
+    command = [sys.executable, "job.py"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert f"-m qnnkit --version\nqnnkit {__version__}\n" in done.stdout, done.stderr
     assert done.stdout.endswith(f"colab download {content / 'runs_a.zip'} .\n") and done.stderr == ""

@@ -23,7 +23,6 @@ from PIL import Image
 import qnnkit
 from benchmarks import adapting, noisy, plateau, results, run, torchlayer
 from qnnkit import cli, recipes, report, runs
-from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,15 +38,15 @@ CANNOT = {
     r"accelerate launch": "several GPUs",
     r"python -m benchmarks\.": "takes minutes; tests/test_benchmarks.py runs the benchmarks at toy size",
     r".*meta-llama/": "the Hugging Face Hub and a model of 13 GB",
-    r".*download=true": "downloads MNIST",
+    r"qnnkit run --recipe resnet_circuit": "downloads MNIST",
 }
 """Commands of shell blocks that no test runs, each with its reason."""
 QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
 QUICK |= {"plateau_qubits": 2, "plateau_starts": 4, "hardware_images": 0}  # of notebooks
 """What a run is begun with here, where its command says nothing else: minutes become seconds."""
 RECIPE = "class Settings(qnnkit.Settings)"
-ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model")
-"""Marks of Python blocks that are recipes, or that test_your_own.py runs."""
+ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model", "load_dataset")
+"""Marks of Python blocks that are recipes, or that test_your_own.py or test_tensors.py runs."""
 COLAB = "'!cd' /content/qnnkit '&&' "
 
 
@@ -279,15 +278,6 @@ def test_the_recipe_of_the_readme_trains_with_every_control(home: Path) -> None:
     np.random.set_state(state)  # noqa: NPY002
     nets = [final["net"] for final in runs.train_all(run)]
     assert sorted(nets) == ["classical", "frozen_random", "hybrid", "no_entanglement", "no_quantum"]
-
-
-def test_short_programs_and_commands_of_the_pages(home: Path) -> None:
-    both = [programs(ROOT / "docs" / name) for name in ("hardware.md", "your_own.md")]
-    both += ["assert quanvolution(torch.rand(8, 1, 28, 28)).shape == (8, 4, 14, 14)"]
-    sampled = forked.run("qnnkit", "sample", "my_images", "few", "--per-class", 20)
-    for done in (forked.python("\n".join(both)), sampled):
-        assert done.returncode == 0, done.stdout
-    assert len(list((home / "few").rglob("*.png"))) == 60
 
 
 @pytest.mark.slow

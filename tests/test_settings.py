@@ -61,7 +61,7 @@ def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
 
 
 def test_placement_and_criteria_are_settings_of_every_recipe():
-    assert set(PLACEMENT) - {"download"} <= set(Settings.model_fields)
+    assert set(PLACEMENT) <= set(Settings.model_fields)
     assert set(CRITERIA) < set(PLACEMENT) and all(name[:4] in ("max_", "min_") for name in CRITERIA)
     assert not set(MAIN_NETS) & {"classical", "no_quantum"}
 

@@ -16,26 +16,21 @@ from tests import forked
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
 SPOILS = """
-import builtins, os, random, sys
-os.environ["SPOILT"] = "1"
-import numpy, torch, pandas, matplotlib
-mine = builtins.mine = torch.mine = 1
-torch.set_default_dtype(torch.float64); torch.manual_seed(5); torch.set_grad_enabled(False)
-torch.nn.Linear.forward = None
-numpy.random.seed(5); pandas.set_option("display.max_rows", 3); matplotlib.rcParams["lines.linewidth"] = 9
+import os, matplotlib, torch
+os.environ["SPOILT"] = torch.mine = "1"
+torch.set_default_dtype(torch.float64); torch.manual_seed(5); torch.nn.Linear.forward = None
+matplotlib.rcParams["lines.linewidth"] = 9
 """
 LOOKS = """
 import json, os, sys
 there = "torch" in sys.modules
-import builtins, numpy, torch, pandas, matplotlib
-left = [name for name, where in {"mine": globals(), "torch": vars(torch)}.items() if "mine" in where]
-left += ["builtins"] * hasattr(builtins, "mine") + ["environment"] * ("SPOILT" in os.environ)
-left += ["forward"] * (torch.nn.Linear.forward is None) + ["gradients"] * (not torch.is_grad_enabled())
-left += ["dtype"] * (torch.get_default_dtype() is not torch.float32)
-left += ["seed"] * (torch.initial_seed() == 5) + ["pandas"] * (pandas.get_option("display.max_rows") == 3)
-left += ["matplotlib"] * (matplotlib.rcParams["lines.linewidth"] == 9)
+import matplotlib, torch
+left = {"environment": "SPOILT" in os.environ, "module": hasattr(torch, "mine")}
+left |= {"forward": torch.nn.Linear.forward is None, "seed": torch.initial_seed() == 5}
+left |= {"dtype": torch.get_default_dtype() is not torch.float32}
+left |= {"matplotlib": matplotlib.rcParams["lines.linewidth"] == 9}
 torch.ones(200, 200) @ torch.ones(200, 200)
-print(json.dumps({"imported": there, "left": left, "cwd": os.getcwd(), "path": sys.path[:2]}))
+print(json.dumps({"imported": there, "left": [name for name in left if left[name]], "cwd": os.getcwd()}))
 """
 DRAWS = "from matplotlib import pyplot; pyplot.plot([1, 2]); pyplot.show()"
 ENDS = """
@@ -138,7 +133,7 @@ def python(code, folder, modules=("torch", "threadpoolctl")):
     preload = folder / "preload.py"
     preload.write_text("".join(f"import {name}\n" for name in modules))
     first = "import multiprocessing.forkserver as server; usual = server.set_forkserver_preload\n"
-    first += "server.set_forkserver_preload = lambda names: usual(['preload', *names[1:]])\n"
+    first += "server.set_forkserver_preload = lambda names: usual(['preload'])\n"
     first += "import os, signal, subprocess, sys, time\nfrom pathlib import Path\nfrom qnnkit import warm\n"
     words = [sys.executable, "-c", first + "warm.begin()\n" + textwrap.dedent(code)]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
@@ -179,22 +174,14 @@ def test_a_forked_process_is_as_one_of_its_own(tmp_path):
 
 def test_what_a_process_has_done_reaches_none_that_it_starts(tmp_path):
     """Nor does one that is forked, which starts another by the same server, import anything again."""
-    (tmp_path / "starts.py").write_text(
-        "import os, sys\nfrom pathlib import Path\nfrom qnnkit import warm\nwarm.begin()\n"
-        "warm.start([sys.executable, '-m', 'says'], os.environ, Path('log')).wait(60)\n"
-    )
-    (tmp_path / "says.py").write_text(
-        "import sys; there = 'torch' in sys.modules; import torch; print(there, torch.initial_seed() == 5)"
-    )
-    code = """
-    import torch
-    torch.manual_seed(5)
-    torch.ones(500, 500) @ torch.ones(500, 500)
-    print(warm.start([sys.executable, "-m", "starts"], os.environ, Path("log")).wait(60))
-    """
-    done = python(code, tmp_path)
-    assert done.stdout == "0\n", done.stderr
-    assert (tmp_path / "log").read_text() == "True False\n"
+    starts = "warm.start([sys.executable, '-m', {!r}], os.environ, Path('log')).wait(60)\n"
+    head = "import os, sys\nfrom pathlib import Path\nfrom qnnkit import warm\nwarm.begin()\n"
+    (tmp_path / "starts.py").write_text(head + starts.format("says"))
+    says = "import sys; there = 'torch' in sys.modules; import torch; print(there, torch.initial_seed() == 5)"
+    (tmp_path / "says.py").write_text(says)
+    spoils = "import torch; torch.manual_seed(5); torch.ones(500, 500) @ torch.ones(500, 500)\n"
+    done = python(spoils + starts.format("starts"), tmp_path)
+    assert (tmp_path / "log").read_text() == "True False\n", done.stderr
 
 
 KILLED = """
@@ -216,12 +203,3 @@ def test_all_that_is_forked_ends_with_who_began_it(tmp_path, how):
     while any(map(psutil.pid_exists, left)) and time.monotonic() < end:
         time.sleep(0.02)
     assert len(left) == 2 and not any(map(psutil.pid_exists, left))
-
-
-def test_where_an_import_has_opened_a_gpu_a_process_begins_anew(tmp_path):
-    (tmp_path / "opens.py").write_text("import torch; torch.cuda._is_in_bad_fork = lambda: True")
-    (tmp_path / "says.py").write_text("import sys; print('torch' in sys.modules, sys.argv[1:])")
-    code = "print(warm.start([sys.executable, '-m', 'says', 'x'], os.environ, Path('log')).wait(60))"
-    done = python(code, tmp_path, ("torch", "threadpoolctl", "opens"))
-    assert done.stdout == "0\n", done.stderr
-    assert (tmp_path / "log").read_text() == "False ['x']\n"

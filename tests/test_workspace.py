@@ -3,6 +3,7 @@
 import errno
 import json
 import signal
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,22 +44,31 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_no_space_left_on_the_device(tmp_path, monkeypatch):
-    path = tmp_path / "result.json"
+    path, draft = tmp_path / "result.json", tmp_path / ".draft"
     path.write_bytes(b"old")
-    draft = tmp_path / ".draft"
     draft.symlink_to("/dev/full")
     monkeypatch.setattr(workspace, "draft_of", lambda path: draft)
-    with pytest.raises(OSError, match="No space left") as caught:
+    with pytest.raises(OSError, match="No space left"):
         workspace.write_bytes(path, b"new")
-    assert caught.value.errno == errno.ENOSPC
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["result.json"]
+    assert path.read_bytes() == b"old" and names(tmp_path) == ["result.json"]
 
 
-def test_a_closed_folder_keeps_its_file(closed):
+BELOW = ("", "new/er", "private/home/run")  # the last may not even be looked at
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: workspace.write_bytes(folder / "old.json", b"new"),
+        lambda folder: workspace.append_line(folder / "metrics.jsonl", {"epoch": 1}),
+        *(lambda folder, below=below: workspace.make_folder(folder / below) for below in BELOW),
+    ],
+    ids=["a file", "a line", *BELOW],
+)
+def test_nothing_is_written_into_a_closed_folder(closed, write):
     with pytest.raises(PermissionError, match="Choose a folder that you may write to"):
-        workspace.write_bytes(closed / "old.json", b"new")
-    assert (closed / "old.json").read_text() == "{}\n"
+        write(closed)
+    assert (closed / "old.json").read_text() == "{}\n" and names(closed) == ["old.json", "private"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -124,15 +134,6 @@ def test_a_folder_is_written_by_one_call_at_a_time(tmp_path):
 # --- lines -------------------------------------------------------------------------------------------------
 
 
-def test_lines_come_back_in_order(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert workspace.read_lines(path) == []
-    rows = [{"epoch": epoch, "loss": 0.1 * epoch} for epoch in range(5)]
-    for row in rows:
-        workspace.append_line(path, row)
-    assert workspace.read_lines(path) == rows
-
-
 def test_damaged_lines_are_left_out_and_counted(tmp_path):
     path = tmp_path / "rows.jsonl"
     for number in range(4):
@@ -169,20 +170,14 @@ def test_a_line_that_a_kill_cut_is_not_read_and_then_replaced(tmp_path, half, fi
 
 
 @pytest.mark.parametrize("left", [0, 7])
-def test_a_full_disk_takes_a_half_written_line_back(tmp_path, left):
-    path = tmp_path / "metrics.jsonl"
-    workspace.append_line(path, {"note": "x" * 1000})
-    before = path.read_bytes()
-    with room_for(len(before) + left), pytest.raises(OSError, match="Free some space"):
+def test_what_a_full_disk_leaves_of_a_line_is_not_read_and_then_replaced(tmp_path, left):
+    path, first = tmp_path / "metrics.jsonl", {"note": "x" * 1000}
+    workspace.append_line(path, first)
+    with room_for(path.stat().st_size + left), pytest.raises(OSError, match="Free some space"):
         workspace.append_line(path, {"note": "y" * 1000})
-    assert path.read_bytes() == before
+    assert workspace.read_lines(path) == [first]
     workspace.append_line(path, {"epoch": 2})
-    assert workspace.read_lines(path)[-1] == {"epoch": 2}
-
-
-def test_a_line_in_a_closed_folder(closed):
-    with pytest.raises(PermissionError, match="Cannot write"):
-        workspace.append_line(closed / "metrics.jsonl", {"epoch": 1})
+    assert workspace.read_lines(path) == [first, {"epoch": 2}]
 
 
 # --- places ------------------------------------------------------------------------------------------------
@@ -202,24 +197,18 @@ def test_home_is_the_current_folder_or_the_one_around_its_notebooks(tmp_path, mo
 
 
 def test_home_is_what_the_environment_names(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "not there yet"))
-    assert workspace.home() == tmp_path / "not there yet"
-    assert workspace.place("runs") == tmp_path / "not there yet" / "runs"
-    monkeypatch.setenv("QNNKIT_HOME", "~/drive")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert workspace.home() == tmp_path / "drive"
+    for named, path in ((f"{tmp_path}/not there", "not there"), ("~/drive", "drive"), (__file__, __file__)):
+        monkeypatch.setenv("QNNKIT_HOME", named)
+        assert workspace.home() == tmp_path / path and workspace.place("runs") == tmp_path / path / "runs"
+        assert workspace.place(tmp_path / "run") == tmp_path / "run", "an absolute place stays"
 
 
-@pytest.mark.parametrize("home", ["/elsewhere", __file__])  # a home that cannot be is not asked
-def test_an_absolute_place_stays(tmp_path, monkeypatch, home):
-    monkeypatch.setenv("QNNKIT_HOME", home)
-    assert workspace.place(tmp_path / "run") == tmp_path / "run"
-
-
-def test_a_home_that_may_not_be_read_is_told_when_a_folder_is_made(closed, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(closed / "private" / "home"))
-    with pytest.raises(PermissionError, match="Cannot write"):
-        workspace.make_folder(workspace.place("run"))
+@pytest.mark.parametrize("there", ["NFC", "NFD"])
+def test_accents_are_found_as_a_mac_or_linux_writes_them(tmp_path, there):
+    (tmp_path / unicodedata.normalize(there, "Zähler")).mkdir()
+    for form in ("NFC", "NFD"):
+        assert workspace.place(tmp_path / unicodedata.normalize(form, "Zähler")).is_dir()
 
 
 def test_make_folder_makes_it_or_says_why_not(tmp_path):
@@ -228,16 +217,9 @@ def test_make_folder_makes_it_or_says_why_not(tmp_path):
     for _ in range(2):  # again does no harm
         assert workspace.make_folder(folder) == folder and names(folder) == []
     for path in (tmp_path / "file", tmp_path / "file" / "b", tmp_path / "file" / "b" / "c"):
-        with pytest.raises(NotADirectoryError, match=r"a file is in its place\. Choose another run_dir"):
+        with pytest.raises(OSError, match="A file is in its place: choose another name"):
             workspace.make_folder(path)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("below", ["", "new", "new/er"])
-def test_make_folder_where_one_may_not_write(closed, below):
-    with pytest.raises(PermissionError, match="Cannot write"):
-        workspace.make_folder(closed / below)
-    assert names(closed) == ["old.json", "private"]
 
 
 # --- a fast local disk before a slow home ------------------------------------------------------------------
@@ -252,16 +234,6 @@ def both(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_without_a_local_folder_runs_are_where_they_were(tmp_path, monkeypatch, value):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
-    monkeypatch.delenv("QNNKIT_LOCAL", raising=False)
-    if value is not None:
-        monkeypatch.setenv("QNNKIT_LOCAL", value)
-    assert workspace.run_folder("runs/x") == workspace.place("runs/x") == tmp_path / "drive" / "runs" / "x"
-    assert workspace.remote_of(tmp_path / "drive" / "runs" / "x") is None
-
-
 @pytest.mark.parametrize("asked", ["runs/x", "runs/../runs/x", "{}/drive/runs/x", "{}/drive/a/../runs/x"])
 def test_runs_are_worked_on_in_the_local_folder(both, asked):
     folder = workspace.run_folder(asked.format(both))
@@ -273,10 +245,13 @@ def test_runs_are_worked_on_in_the_local_folder(both, asked):
 
 
 @pytest.mark.parametrize("asked", ["{}/elsewhere/x", "{}/drive", "{}/drive2/x", "{}/drive/../x"])
-def test_runs_elsewhere_stay_there(both, asked):
-    folder = workspace.run_folder(asked.format(both))
-    assert folder == Path(asked.format(both))
-    assert workspace.remote_of(folder) is None
+def test_runs_elsewhere_stay_there(both, monkeypatch, asked):
+    folder = Path(asked.format(both))
+    assert workspace.run_folder(folder) == folder and workspace.remote_of(folder) is None
+    for value in ("", None):  # nor do runs leave a home alone
+        monkeypatch.setenv("QNNKIT_LOCAL", "") if value == "" else monkeypatch.delenv("QNNKIT_LOCAL")
+        assert workspace.run_folder("runs/x") == workspace.place("runs/x") == both / "drive" / "runs" / "x"
+        assert workspace.remote_of(both / "drive" / "runs" / "x") is None
 
 
 def test_a_home_behind_a_link(both, monkeypatch):

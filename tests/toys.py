@@ -24,6 +24,7 @@ from PIL import Image
 
 import qnnkit
 from qnnkit import data, tasks
+from qnnkit.data.batches import DictBatches
 from qnnkit.data.splits import SPLITS
 from qnnkit.simulator import Fused, Programs
 from qnnkit.simulator.programs import arguments
@@ -155,6 +156,13 @@ def mixed_gradients(values: torch.Tensor, leaves: Any) -> tuple[torch.Tensor, ..
 # --- data ---------------------------------------------------------------------------------------------------
 
 
+class Batches(DictBatches):
+    """Batches of pairs, the same samples in every epoch."""
+
+    def __init__(self, inputs: Any, targets: Any, batch_size: int, **options: Any) -> None:
+        super().__init__(lambda epoch: (inputs, targets), batch_size, **options)
+
+
 def real(*names: str) -> Path:
     """A file or folder of the real datasets; the test is skipped without it."""
     path = Path(os.environ.get("QNNKIT_TEST_DATA", ""), *names)
@@ -239,13 +247,24 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def idx_files(n: int = 40, size: tuple[int, int] = (6, 6), suffix: str = "") -> dict[str, bytes]:
-    """The four files of MNIST by name: `n` images of ten classes in either part; gzipped as `suffix` says."""
+def idx_files(
+    counts: tuple[int, int] = (40, 40), size: tuple[int, int] = (6, 6), suffix: str = ""
+) -> dict[str, bytes]:
+    """The four files of MNIST by name: so many images of ten classes in each part; gzipped for ".gz"."""
     files = {}
-    for seed, stem in enumerate(("train", "t10k")):
+    for seed, (stem, n) in enumerate(zip(("train", "t10k"), counts, strict=True)):
         files[f"{stem}-images-idx3-ubyte{suffix}"] = idx_bytes(noise(n, *size, seed=seed))
         files[f"{stem}-labels-idx1-ubyte{suffix}"] = idx_bytes(np.arange(n) % 10)
     return {name: gzip.compress(each) if suffix else each for name, each in files.items()}
+
+
+def ahcd_files(folder: Path) -> Path:
+    """The four CSV files of AHCD, with 112 and 56 letters of its 28 classes."""
+    folder.mkdir(parents=True)
+    for side, n in (("Train", 112), ("Test", 56)):
+        np.savetxt(folder / f"csv{side}Images {n}x1024.csv", noise(n, 1024, seed=n), "%d", ",")
+        np.savetxt(folder / f"csv{side}Label {n}x1.csv", np.arange(n) % 28 + 1, "%d")
+    return folder
 
 
 def places_of(splits: Any) -> dict[str, str]:

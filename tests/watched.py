@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, circuits, gradients, train
-from qnnkit.data.batches import Batches
 from qnnkit.gradients import Watch
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
+from tests.toys import Batches
 
 TASK = Classification()
 

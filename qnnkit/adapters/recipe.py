@@ -67,5 +67,5 @@ def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
 
 
 def controls(settings: Any, splits: Any, seed: int) -> dict[str, Callable[[], nn.Module]]:
-    """What makes each control anew; never are two of them in memory."""
+    """Functions that make each control; two of them are never in memory at once."""
     return {net: partial(build, settings, splits, seed, net) for net in CONTROLS}

@@ -200,7 +200,7 @@ def combinations(config: BatchConfig) -> Iterator[dict[str, Any]]:
 
 
 def _joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of several sections of the file, of which each may stand in one."""
+    """Settings of several sections of the file, each of which may be in one alone."""
     for name, n in Counter(name for part in parts for name in part).items():
         if n > 1:
             values = [part[name] for part in parts if name in part]

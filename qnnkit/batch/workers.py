@@ -171,7 +171,7 @@ def execute(job: Job) -> tuple[str, str]:
     if not Path(job.batch).is_dir():
         step = "Set QNNKIT_HOME to a folder that all share."
         raise ConnectionError(f"A worker does not see `{job.batch}`. {step}")
-    error, result = "", folder / "result.json"  # on Drive, if a run is worked on elsewhere
+    error, result = "", folder / "result.json"  # on Drive, if a run runs elsewhere
     while not job.unwanted() and not result.exists():
         if error and IN_USE not in error:
             return "failed", error

@@ -38,7 +38,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the state back; a device that is not here is passed over."""
+    """Puts the state back; a device that this machine lacks is skipped."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     numpy = numpy | {"key": numpy["key"].numpy().astype(np.uint32)}

@@ -77,7 +77,7 @@ class Store:
     def restore(self, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any] | None:
         """The newest whole state, or None where there is none; a warning names what was skipped.
 
-        If the file of its best epoch is lost, `best_lost` is True, and its own weights stand for the best.
+        If the file of its best epoch is lost, `best_lost` is True, and its own weights count as the best.
 
         Args:
             load: Takes up a state; where it raises one of MISFIT, it is given an older one. What it was given

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 FROZEN = "(frozen)"
-"""Name under which samples of the omitted weights stand among the others."""
+"""Name under which samples of the omitted weights are among the others."""
 LEAST = 4096
 """Bytes of the smallest weight that is omitted: circuits' angles never are."""
 SAMPLES = 64
@@ -59,7 +59,7 @@ def _sampled(omitted: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without(model: nn.Module, omitted: dict[str, Tensor]) -> dict[str, Tensor]:
-    # What a weight in 4 bits is unpacked by stands next to it, under names that begin with its own.
+    # What a weight in 4 bits is unpacked by is next to it, under names that begin with its own.
     return {
         name: value
         for name, value in model.state_dict().items()
@@ -68,7 +68,7 @@ def _without(model: nn.Module, omitted: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _frozen(model: nn.Module) -> dict[str, Tensor]:
-    every = model.named_parameters(remove_duplicate=False)  # tied ones stand in the state under each name
+    every = model.named_parameters(remove_duplicate=False)  # tied ones are in the state under each name
     return {name: weight for name, weight in every if not weight.requires_grad and weight.nbytes >= LEAST}
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
+from qnnkit.data.arrays import TensorSplits, arrays, digits
 from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.folders import class_folder, flat_folder, sample_files
-from qnnkit.data.hub import hub_images
 from qnnkit.data.kinds import Captions, Images, Music, Text, of
 from qnnkit.data.pieces import music
 from qnnkit.data.public import ahcd, fashion_mnist, kmnist, mnist
@@ -20,14 +18,11 @@ from qnnkit.data.text import text
 from qnnkit.settings import SPLITTING
 
 _LOADERS: tuple[Callable[..., Splits], ...] = (
-    *(digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd, npz),
+    *(digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd),
     *(captions, digit_captions, text, music),
 )
 DATASETS = {loader.__name__: loader for loader in _LOADERS}
 """Name of a dataset -> what loads it."""
-
-HUB = "hub:"
-"""Before the name of a dataset on the Hugging Face Hub."""
 
 _KINDS = {"captions": "captions", "digit_captions": "captions", "text": "tokens", "music": "tokens"}
 """Of those that hold no labelled images."""
@@ -37,11 +32,11 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     """The dataset called `name` in `DATASETS`, with that function's own options.
 
     Args:
-        name: Which dataset; "hub:NAME" takes labelled images from the Hugging Face Hub.
+        name: Which dataset.
         train_fraction: Share of the training images that is kept, class by class, chosen by `split_seed`: a
             smaller share lies inside a larger one. Validation, test and notes are those of the whole.
-        options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and what
-            else the dataset takes: `label_pattern`, `download`.
+        options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and the
+            dataset's own, such as `label_pattern`.
 
     Raises:
         ValueError: The name is unknown, the dataset does not take an option, or its files are wrong.
@@ -53,11 +48,11 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         (180, 126)
     """
     options = {option: value for option, value in options.items() if option != "root" or value}
-    own = _options(name)
-    if unknown := [option for option in options if option not in own]:
-        step = f"Leave it out; the options are {', '.join(sorted(own))}."
+    known = _options(name)
+    if unknown := [option for option in options if option not in known]:
+        step = f"Leave it out; the options are {', '.join(sorted(known))}."
         raise ValueError(checks.message(unknown[0], f"be left out for {name!r}", options[unknown[0]], step))
-    return _loader(name)(**options).keep(train_fraction, options.get("split_seed", 0))
+    return DATASETS[name](**options).keep(train_fraction, options.get("split_seed", 0))
 
 
 def kind(name: str) -> str:
@@ -67,8 +62,7 @@ def kind(name: str) -> str:
         >>> kind("digits")
         'images'
     """
-    _loader(name)
-    return _KINDS.get(name, "images")
+    return _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
 
 
 def takes(name: str, option: str) -> bool:
@@ -81,14 +75,9 @@ def takes(name: str, option: str) -> bool:
     return option in _options(name)
 
 
-def _loader(name: str) -> Callable[..., Splits]:
-    if name.startswith(HUB):
-        return functools.partial(hub_images, name.removeprefix(HUB))
-    return DATASETS[checks.choice("dataset", name, DATASETS)]
-
-
 def _options(name: str) -> set[str]:
-    names = {*inspect.signature(_loader(name)).parameters, "train_fraction"}  # which `load` sees to itself
+    loader = DATASETS[checks.choice("dataset", name, DATASETS)]
+    names = {*inspect.signature(loader).parameters, "train_fraction"}  # which `load` sees to itself
     if "options" in names:  # those of all images, handed on
         names |= {"image_size", "grey", *SPLITTING}
     return names - {"options"}
@@ -97,5 +86,5 @@ def _options(name: str) -> set[str]:
 __all__ = [
     "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
     "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "fashion_mnist", "flat_folder",
-    "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files", "takes", "text",
+    "kind", "kmnist", "load", "mnist", "music", "of", "sample_files", "takes", "text",
 ]  # fmt: skip

@@ -1,26 +1,23 @@
-"""Datasets that are arrays already: scikit-learn's digits, `.npz` files, and your own tensors or arrays."""
+"""Datasets that are arrays already: scikit-learn's digits, and your own tensors or arrays."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
 from qnnkit import checks, words
-from qnnkit.data.folders import SIDES
-from qnnkit.data.images import Parts, split_arrays
-from qnnkit.data.places import MAX_BYTES, first, left_out, local, refusal
-from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
+from qnnkit.data.images import Picture, Stack, one_form, split_stack
+from qnnkit.data.places import first, refusal
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Splits, split_rows
 from qnnkit.settings import SPLITTING
 
-NAMES = {"images": 0, "x": 0, "inputs": 0, "labels": 1, "y": 1, "targets": 1}
-"""What samples (0) and labels (1) may be called in a file, in small or capital letters; with train, test or
-the like before or behind them (`test_images`, `y_train`), they are of that split."""
+Names = Sequence[str] | None
+"""Of splits, for each sample; or of classes."""
 
 
 def digits(**options: Any) -> ImageSplits:
@@ -34,110 +31,69 @@ def digits(**options: Any) -> ImageSplits:
     from sklearn.datasets import load_digits
 
     levels, labels = map(np.asarray, load_digits(return_X_y=True))
-    pixels = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)  # (1797, 64) -> (1797, 8, 8)
-    return split_arrays("digits", {"any": (pixels, labels)}, tuple("0123456789"), "digits/", **options)
+    images = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)  # (1797, 64) -> (1797, 8, 8)
+    return split_arrays("digits", images, labels, **options)
 
 
-def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
-    """Your own arrays in one NumPy file: images and labels, with a test part or without.
-
-    The names are `images`, `labels`, `test_images` and `test_labels`, or x_train, y_train, x_test, y_test and
-    the like (`NAMES`). `classes` may name labels 0, 1, 2, ...; without it the classes are the labels that
-    occur. Objects (pickles) are refused; a note names other arrays.
+def split_arrays(
+    name: str,
+    images: np.ndarray,
+    labels: np.ndarray,
+    classes: Any = None,
+    sides: Names = None,
+    **options: Any,
+) -> ImageSplits:
+    """The dataset called `name`, of labelled images in arrays.
 
     Args:
-        root: The file. Images have shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3,
-            height, width), with whole numbers 0..255, or real ones 0..1. Labels have shape (n,): whole
-            numbers or names.
-        options: As in `class_folder`; a test part in the file is the test split, and then validation_fraction
-            is that of the rest.
+        name: Of the dataset.
+        images: Bytes, of shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3, height, width).
+        labels: Whole numbers, of shape (n,).
+        classes: As in `numbered`.
+        sides: The split of each image, if the dataset brings its own.
+        options: `image_size` and `grey` as in `class_folder`, and those of `images.split`.
 
     Raises:
-        ValueError: It is not there or damaged, or what is in it does not fit together.
+        ValueError: There is not one label an image, or one has no class.
     """
-    sides, classes, notes = from_file(local(root))
-    names, labels = numbered([y for _, y in sides.values()], classes)
-    parts = {side: (pixels(x), y) for (side, (x, _)), y in zip(sides.items(), labels, strict=True)}
-    parts = parts if len(parts) > 1 else {"any": next(iter(parts.values()))}
-    return split_arrays("npz", parts, names, notes=notes, **options)
-
-
-def from_file(path: Path) -> tuple[Parts, np.ndarray | None, list[str]]:
-    """Split -> samples and labels of an .npz file, its array `classes`, and a note on other arrays.
-
-    Nothing in it is unpickled.
-
-    Raises:
-        ValueError: It is not there, damaged or too large, or has no samples with labels.
-    """
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            if sum(info.file_size for info in file.zip.infolist()) > MAX_BYTES:
-                raise ValueError("it unpacks to more than 4 GiB")
-            arrays = dict(file)
-    except Exception as error:  # a damaged file makes NumPy raise almost anything
-        step = f"It cannot be read ({words.first_line(error)}): save it again with np.savez, without objects."
-        raise refusal("be a whole .npz file", str(path), step) from None
-    classes, names = arrays.pop("classes", None), {side: {} for side in SPLITS}
-    for name in arrays:
-        parts = name.lower().split("_")
-        side = next((SIDES[each] for each in parts if each in SIDES), "train")
-        names[side].setdefault(NAMES.get("_".join(each for each in parts if each not in SIDES)), name)
-    pairs = {side: (arrays[each[0]], arrays[each[1]]) for side, each in names.items() if {0, 1} <= {*each}}
-    if not pairs:
-        step = "Name the arrays images and labels (and test_images and test_labels)."
-        raise refusal("hold arrays of images and labels", [*arrays], step)
-    used = [names[side][kind] for side in pairs for kind in (0, 1)]
-    notes = left_out({"arrays of other names": [name for name in arrays if name not in used]})
-    return pairs, classes, notes
-
-
-def pixels(images: np.ndarray) -> np.ndarray:
-    """Images as uint8, (n, height, width) or (n, height, width, 3).
-
-    Raises:
-        ValueError: They have another shape, or values out of range.
-    """
-    shape, highest = images.shape, 1 if images.dtype.kind in "bf" else 255
-    if images.ndim == 4 and shape[3] not in (1, 3):
+    names, numbers = numbered(labels, classes)
+    if len(images) != len(numbers):
+        value = f"{len(images):,} images, {len(numbers):,} labels"
+        raise refusal("hold a label for each image", value, "Get both from the same place.")
+    if images.ndim == 4 and images.shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
-    if images.ndim == 4 and images.shape[3] == 1:
-        images = images[..., 0]
-    fits = images.size and images.dtype.kind in "biuf" and images.shape[3:] in ((), (3,)) and images.ndim > 2
-    if not fits or not (images.min() >= 0 and images.max() <= highest):
-        rule = "hold images of shape (n, height, width[, 3]), of whole numbers in 0..255 or real ones in 0..1"
-        raise refusal(rule, f"{images.dtype} of shape {shape}", "Reshape and rescale them first.")
-    return np.rint(images * np.float32(255)).astype(np.uint8) if highest == 1 else images.astype(np.uint8)
+    images = images[..., 0] if images.shape[3:] == (1,) else images
+    mode = "L" if images.ndim == 3 else "RGB"
+    pictures = [Picture(each, images.shape[1:3], mode) for each in images]
+    sources = tuple(f"{name}/{row}" for row in range(len(images)))
+    form = (options.pop(option, None) for option in ("image_size", "grey"))
+    whole, notes = one_form(pictures, sources, *form)
+    stack = Stack(ImageSet(whole, torch.from_numpy(numbers), sources), sides, notes)
+    return split_stack(name, stack, names, **options)
 
 
-def numbered(labels: Sequence[np.ndarray], classes: Any) -> tuple[tuple[str, ...], list[np.ndarray]]:
+def numbered(labels: np.ndarray, classes: Any = None) -> tuple[tuple[str, ...], np.ndarray]:
     """The names of the classes, and labels that index them, int64 (n,).
 
     Args:
-        labels: Whole numbers or names, of shape (n,) or (n, 1), of each side.
-        classes: What labels 0, 1, 2, ... are called, or the order of names; None takes those that occur.
+        labels: Whole numbers, of shape (n,).
+        classes: What labels 0, 1, 2, ... are called; None takes those that occur.
 
     Raises:
-        ValueError: The labels have another shape or kind, or one is of no class.
+        ValueError: Two classes have one name, or a label has none.
     """
-    import pandas as pd
-
-    labels = [each[:, 0] if each.shape[1:] == (1,) else each for each in labels]
-    if any(each.ndim != 1 or each.dtype.kind not in "biuU" for each in labels):
-        forms = [f"{each.dtype} of shape {each.shape}" for each in labels]
-        raise refusal("hold labels of shape (n,), whole numbers or names", forms, "Convert them first.")
-    known = occurring = np.unique(np.concatenate(labels)).tolist()
-    if classes is not None:
-        classes = list(map(str, classes)) if isinstance(classes, str) or np.ndim(classes) == 1 else []
-        known = classes if isinstance(occurring[0], str) else list(range(len(classes)))
-    names = tuple(map(str, known if classes is None else classes))
-    if not names or len({*names}) < len(names):
-        step = 'Give a list such as ["cat", "dog"].'
-        raise ValueError(checks.message("classes", "be a list of different names", classes, step))
-    if wrong := [str(x) for x in occurring if x not in known or (not isinstance(x, str) and x < 0)]:
-        step = "Correct these labels, or leave their samples out."
-        raise refusal("hold labels of 0 or above that classes name", first(wrong), step)
-    return names, [pd.Index(known).get_indexer(each.tolist()).astype(np.int64) for each in labels]
+    known, numbers = np.unique(labels, return_inverse=True)
+    if classes is None:
+        return tuple(map(str, known.tolist())), numbers.astype(np.int64)
+    names = tuple(map(str, np.atleast_1d(classes)))
+    if len({*names}) < len(names):
+        raise ValueError(
+            checks.message("classes", "be different names", classes, 'Use such as ["cat", "dog"].')
+        )
+    if wrong := [str(each) for each in known.tolist() if not 0 <= each < len(names)]:
+        rule = f"hold labels from 0 to {len(names) - 1}, the number of a class"
+        raise refusal(rule, first(wrong), "Correct these labels, name their classes, or drop the samples.")
+    return names, labels.astype(np.int64)
 
 
 # --- your own, in memory ------------------------------------------------------------------------------------
@@ -194,13 +150,14 @@ class TensorSplits(Splits[TensorSet]):
             >>> scaled.train.inputs.mean().abs().item() < 1e-6, scaled.test.inputs.mean().abs().item() < 1e-6
             (True, False)
         """
-        parts = {name: self.split(name) for name in SPLITS}
-        changed = {name: _tensor("change", change(part.inputs)) for name, part in parts.items()}
-        for name, part in parts.items():
-            if len(changed[name]) != len(part):
+        changed = {}
+        for name, part in ((name, self.split(name)) for name in SPLITS):
+            inputs = tensor_of("change", change(part.inputs))
+            if len(inputs) != len(part):
                 rule, step = f"return a row for each of the {len(part):,} of {name}", "Change values alone."
-                raise ValueError(checks.message("change", rule, tuple(changed[name].shape), step))
-        return replace(self, **{name: replace(part, inputs=changed[name]) for name, part in parts.items()})
+                raise ValueError(checks.message("change", rule, tuple(inputs.shape), step))
+            changed[name] = replace(part, inputs=inputs)
+        return replace(self, **changed)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over numbers, their shapes and who is in which split."""
@@ -216,74 +173,81 @@ class TensorSplits(Splits[TensorSet]):
 
 
 def arrays(
-    settings: Any, inputs: Any, targets: Any, *, classes: Sequence[str] | None = None, name: str = "arrays"
+    settings: Any,
+    inputs: Any,
+    targets: Any,
+    *,
+    sides: Names = None,
+    classes: Names = None,
+    name: str = "arrays",
 ) -> TensorSplits | ImageSplits:
     """Splits of your own samples, by `split_seed` and the fractions of the settings.
 
-    Whole numbers as targets, one a sample, are classes: they are split class by class. With bytes (uint8) of
-    shape (n, height, width), or (n, 1 or 3, height, width), as inputs they make labelled images. What is
-    fitted on data, such as a scaler, is fitted on the training samples and applied by `TensorSplits.map`.
+    Whole numbers as targets, one a sample, are classes: they are split class by class. With bytes (uint8) in
+    the shape of images as inputs they make labelled images. What is fitted on data, such as a scaler, is
+    fitted on the training samples and applied by `TensorSplits.map`.
 
     Args:
         settings: Of a recipe.
-        inputs: Of shape (n, ...): a tensor, an array, or a list of arrays of one shape. All numbers become
-            float32, whole ones too (`splits.map(torch.Tensor.long)` makes ids of them again); bytes of the
-            shape of images stay bytes.
+        inputs: Of shape (n, ...): a tensor, or whatever NumPy makes an array of, such as a list of arrays of
+            one shape. All numbers become float32, whole ones too (`splits.map(torch.Tensor.long)` makes ids
+            of them again). Images, of shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3,
+            height, width), stay bytes.
         targets: Of shape (n, ...) or (n,).
+        sides: "train", "validation" or "test" for each sample, if the data bring splits of their own; one
+            that is missing is drawn from train. None draws all.
         classes: What labels 0, 1, 2, ... are called; None takes the labels that occur.
         name: Of the dataset, for tables.
 
     Raises:
         ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
     """
-    x, y = _tensor("inputs", inputs, 3), _tensor("targets", targets, 3)
-    if len(x) != len(y):
-        rule, step = f"have as many rows as inputs ({len(x):,})", "Give one target a sample."
-        raise ValueError(checks.message("targets", rule, len(y), step))
+    x, y = tensor_of("inputs", inputs, 3), tensor_of("targets", targets, 3)
+    for argument, n in (("targets", len(y)), ("sides", len(x if sides is None else sides))):
+        if n != len(x):
+            rule = f"have as many rows as inputs ({len(x):,})"
+            raise ValueError(checks.message(argument, rule, n, "Give one a sample."))
+    for side in {*(sides or ())}:
+        checks.choice("sides", side, SPLITS)
     labelled = y.ndim == 1 and not y.is_floating_point()
     if classes is not None and not labelled:
         step = "Leave it out, or give whole numbers as targets, one a sample."
         raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
     shares: dict[str, Any] = {option: getattr(settings, option) for option in SPLITTING[:3]}
-    is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3)))
+    is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and {1, 3} & {x.shape[1], x.shape[3]}))
     with checks.renamed({"root": "targets" if labelled else "inputs"}):
-        names, labels = ("",), np.zeros(len(y), np.int64)
-        if labelled:
-            names, [labels] = numbered([y.numpy()], classes)
-            y = torch.from_numpy(labels)
         if labelled and is_image:
-            splits: Any = split_arrays(
-                name, {"any": (pixels(x.numpy()), labels)}, names, f"{name}/", **shares
-            )
+            splits: Any = split_arrays(name, x.numpy(), y.numpy(), classes, sides=sides, **shares)
         else:
+            names, labels = numbered(y.numpy(), classes) if labelled else (None, np.zeros(len(y), np.int64))
+            y = torch.from_numpy(labels) if labelled else y
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
             whole = TensorSet(x if is_image else x.float(), y, sources)
-            sets = [whole.at(torch.from_numpy(part)) for part in split_rows(labels, names, **shares)]
-            splits = TensorSplits(name, *sets, classes=names if labelled else None)
+            rows = split_rows(labels, names or ("",), sides=sides, **shares)
+            splits = TensorSplits(name, *(whole.at(torch.from_numpy(part)) for part in rows), classes=names)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
-def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
-    """Numbers of shape (n, ...): float32, uint8 or int64."""
+def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
+    """Numbers of shape (n, ...): float32, uint8 or int64.
+
+    Raises:
+        ValueError: They are none, of several shapes, complex or not finite, or have fewer rows than `least`.
+    """
     try:
-        if isinstance(values, list | tuple):
-            values = np.stack([np.asarray(each) for each in values])
         if not isinstance(values, torch.Tensor):
-            values = np.require(values, requirements=["C", "W"])
-        tensor = torch.as_tensor(values).detach().cpu()
+            values = torch.tensor(np.ascontiguousarray(values))
+        tensor = values.detach().cpu()
+        if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
+            raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)}")
+        if not tensor.is_floating_point():
+            return tensor if tensor.dtype == torch.uint8 else tensor.long()
+        tensor = tensor.float()
+        if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
+            raise ValueError(f"NaN or infinite in {bad:,} of its rows")
     except (ValueError, TypeError, RuntimeError) as error:
+        rule = f"be finite real numbers of one shape, with a row for each of {least} samples or more"
         how = "pandas.factorize(targets, sort=True), or pandas.get_dummies(inputs, dtype=float)"
-        step = f"It says: {words.first_line(error)}. Words become numbers by {how}."
-        rule = "be numbers of one shape a sample"
-        raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
-    if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
-        step = "Give three samples or more, one for each split; of complex ones, both parts as numbers."
-        value = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise ValueError(checks.message(name, "be real, with a row for each sample", value, step))
-    if not tensor.is_floating_point():
-        return tensor if tensor.dtype == torch.uint8 else tensor.long()
-    tensor = tensor.float()
-    if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
-        step = "Drop these rows, or fill the gaps, as table.fillna(table.median(numeric_only=True)) does."
-        raise ValueError(checks.message(name, "be finite", f"NaN or infinite in {bad:,} of its rows", step))
+        step = f"Words become numbers by {how}; gaps are filled by table.fillna(table.median())."
+        raise ValueError(checks.message(name, rule, words.first_line(error), step)) from None
     return tensor

@@ -29,13 +29,9 @@ def affine(images: Tensor) -> Tensor:
     turn, shear = math.radians(DEGREES) * turn, torch.tan(math.radians(SHEAR) * shear)
     cos, sin = torch.cos(turn), torch.sin(turn)
     x, y = 1 + SCALE * width, 1 + SCALE * height
-    rows = torch.stack(
-        [
-            torch.stack([x * cos, x * (shear * cos - sin), 2 * SHIFT * across], 1),  # sides are 2 long
-            torch.stack([y * sin, y * (shear * sin + cos), 2 * SHIFT * down], 1),
-        ],
-        1,
-    )  # (batch, 2, 3)
-    grid = affine_grid(rows, list(images.shape), align_corners=False)
+    first = [x * cos, x * (shear * cos - sin), 2 * SHIFT * across]  # sides are 2 long
+    second = [y * sin, y * (shear * sin + cos), 2 * SHIFT * down]
+    matrices = torch.stack([*first, *second], 1).reshape(n, 2, 3)
+    grid = affine_grid(matrices, list(images.shape), align_corners=False)
     moved = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
     return moved.round().to(torch.uint8)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -28,30 +28,14 @@ class DictBatches(DataLoader):
         seed: With the epoch, all that the order depends on.
     """
 
-    def __init__(
-        self,
-        draw: Callable[[int], Mapping[str, Tensor] | tuple[Tensor, ...]],
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, draw: Callable[[int], Any], batch_size: int, *, shuffle: bool, seed: int = 0) -> None:
         self.rows = _Rows(draw, seed if shuffle else None)
         own = keyed_generator(seed)  # each pass draws one number, which would else move the global state
-        super().__init__(self.rows, batch_size, collate_fn=_as_it_is, generator=own)
+        super().__init__(self.rows, batch_size, collate_fn=lambda batch: batch, generator=own)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses samples and order of the next pass; the same name as on a loader of Accelerate."""
         self.rows.set_epoch(epoch)
-
-
-class Batches(DictBatches):
-    """Pairs (images, labels), the same in every epoch."""
-
-    def __init__(
-        self, images: Tensor, labels: Tensor, batch_size: int, *, shuffle: bool, seed: int = 0
-    ) -> None:
-        super().__init__(lambda epoch: (images, labels), batch_size, shuffle=shuffle, seed=seed)
 
 
 class _Rows(Dataset):
@@ -72,16 +56,9 @@ class _Rows(Dataset):
             self.order = torch.randperm(len(self), generator=keyed_generator(self.seed, epoch))
 
     def __len__(self) -> int:
-        named = isinstance(self.tensors, Mapping)
-        return len(next(iter(self.tensors.values() if named else self.tensors)))
+        return len(tree_leaves(self.tensors)[0])
 
-    def __getitems__(self, indices: list[int]) -> dict[str, Tensor] | tuple[Tensor, ...]:
+    def __getitems__(self, indices: list[int]) -> Any:
         """A whole batch by one indexing; a DataLoader prefers it to `__getitem__`."""
         rows = self.order[indices]
-        if isinstance(self.tensors, Mapping):
-            return {name: tensor[rows] for name, tensor in self.tensors.items()}
-        return tuple(tensor[rows] for tensor in self.tensors)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+        return tree_map(lambda tensor: tensor[rows], self.tensors)

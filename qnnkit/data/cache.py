@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable
 
 from safetensors import SafetensorError
@@ -16,8 +15,8 @@ from qnnkit import workspace
 def kept(shelf: str, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """What `make` gives, read from `<shelf>/<key>.safetensors` of the workspace once it has been made.
 
-    A file that cannot be read is made again. Nothing is kept without a workspace, or, with a warning,
-    where its disk is full.
+    A file that cannot be read is made again. Nothing is kept without a workspace, or where it cannot be
+    written.
 
     Args:
         shelf: "datasets" or "features".
@@ -31,10 +30,7 @@ def kept(shelf: str, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[st
     with contextlib.suppress(SafetensorError, OSError):
         return load_file(path)
     tensors = make()
-    try:
+    with contextlib.suppress(OSError):  # a full disk: they are made again next time
         workspace.make_folder(folder)
         workspace.write_bytes(path, save(tensors))
-    except OSError as error:
-        step = f"Not kept: `{path}` ({error.strerror or error}). What it would hold is made again next time."
-        warnings.warn(step, stacklevel=3)
     return tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from qnnkit import checks, workspace
 from qnnkit.data import places
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.images import File, split_stack, stack_files
-from qnnkit.data.places import LINKS, Member, Place, around, first, natural, open_place
+from qnnkit.data.places import LINKS, Member, Place, around, first, natural, open_place, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits
 
 SIDES = {
@@ -43,29 +44,17 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     images = [each for each in place.members if each.is_image]
     label, depth = (label_in(label_pattern), 0) if label_pattern else (_folder, 1)
     bases, top = _bases(images, depth)
-    labelled: list[tuple[str, str, Member]] = []
-    unfit, outside = [], []
-    for member in images:
-        base = next(filter(member.name.startswith, bases), None)
-        name = None if base is None else label(member.name[len(base) :])
-        if base is not None and name:
-            labelled.append((bases[base], name, member))
-        else:
-            (outside if base is None else unfit).append(member.name)
+    based = [(next(filter(each.name.startswith, bases), None), each) for each in images]
+    outside = [each.name for base, each in based if base is None]
+    named = [(base, label(each.name.removeprefix(base)), each) for base, each in based if base is not None]
+    unfit = [each.name for _, name, each in named if not name]
+    labelled = [(bases[base], name, each) for base, name, each in named if name]
     fit = f"whose names do not fit label_pattern {label_pattern}"
     why = {fit if label_pattern else "that lie in no class folder": unfit}
     notes = left_out(place, why | {f"that lie outside of {', '.join(sorted(bases))}": outside})
-    if not labelled and top and not label_pattern:
-        step = f"All images lie in {top}: put each class into a folder of its own next to it."
-        raise ValueError(checks.message("root", "hold two or more classes", str(place.path), step))
     if not labelled:
         step = "Put them in <class>/, or train/<class>/ and test/<class>/, or give a pattern for their names."
-        rule, argument = (
-            "lead to images with a label",
-            "label_pattern" if images and label_pattern else "root",
-        )
-        value = label_pattern if argument == "label_pattern" else str(place.path)
-        raise ValueError(checks.message(argument, rule, value, " ".join([step, *notes])))
+        raise refusal("hold images with a label", str(place.path), " ".join([step, *notes]))
     classes = {name: row for row, name in enumerate(sorted({each[1] for each in labelled}, key=natural))}
     files = [(side, classes[name], member) for side, name, member in labelled]
     files.sort(key=lambda each: (("any", *SPLITS).index(each[0]), each[1]))
@@ -97,17 +86,14 @@ def label_in(label_pattern: str) -> Callable[[str], str | None]:
     """A function that gives the label in a file's name, or None.
 
     Raises:
-        ValueError: The pattern is none, or has no group.
+        ValueError: The pattern is none.
     """
     pattern = places.pattern("label_pattern", label_pattern)
-    if not pattern.groups:
-        step = r"Put the label in parentheses, as in label_(\d+)."
-        raise ValueError(checks.message("label_pattern", "have a group", label_pattern, step))
 
     def label(name: str) -> str | None:
         base = name.rpartition("/")[2]
         fit = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
-        return fit[1] if fit else None
+        return fit[min(1, pattern.groups)] if fit else None
 
     return label
 
@@ -189,8 +175,7 @@ def sample_files(
         folder: Where the sample goes; absent or empty, and not inside `source`.
         per_class: How many files of each class; a class that has fewer gives all it has.
         seed: Chooses which.
-        pattern: The label in a file's name, as `label_pattern` of `flat_folder`. None takes class folders, or
-            the last number of the name where all images lie in one folder (or in those of the sides).
+        pattern: The label in a file's name, as `label_pattern` of `flat_folder`; None takes class folders.
 
     Raises:
         FileExistsError: Something is in `folder`.
@@ -202,16 +187,10 @@ def sample_files(
     if place.path.is_dir() and place.path.resolve() in folder.resolve().parents:
         rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
         raise ValueError(checks.message("folder", rule, str(folder), "Choose a place next to it."))
-    images = [each for each in place.members if each.is_image]
-    bases, top = _bases(images, 0)
-    if pattern is None and {each.name.removesuffix(each.base) for each in images} <= {top, *bases}:
-        pattern = LAST_NUMBER
     found, classes, _, notes = layout(place, pattern)
-    groups: dict[tuple[str, str], list[str]] = {}
-    for side, label, member in found:
-        groups.setdefault((side, classes[label]), []).append(member.name)
-    files, fewer, counts = [], [], {side: {} for side, _ in groups}
-    for (side, name), members in groups.items():
+    files, fewer, counts = [], [], {side: {} for side, *_ in found}
+    for (side, label), group in itertools.groupby(found, key=lambda each: each[:2]):
+        members, name = [member.name for *_, member in group], classes[label]
         order = torch.randperm(len(members), generator=keyed_generator("files", seed, side, name))
         files += [members[row] for row in order[:per_class].sort().values.tolist()]
         counts[side][name] = min(per_class, len(members))

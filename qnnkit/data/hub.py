@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: what transformers reads by name, and labelled images through `datasets`."""
+"""The Hugging Face Hub: what transformers reads by name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, words
-from qnnkit.data.folders import SIDES
-from qnnkit.data.images import split_stack, stack_files
-from qnnkit.data.places import Member, first, left_out
-from qnnkit.data.splits import ImageSplits
+from qnnkit import words
 
 
 def read(reader: Any, name: str | Path, **options: Any) -> Any:
@@ -52,56 +48,3 @@ class Described:
         if Path(name).is_dir():
             return Path(name)
         return Path(snapshot_download(name, allow_patterns=["*.json"], local_files_only=local_files_only))
-
-
-def hub_images(name: str, **options: Any) -> ImageSplits:
-    """The images and class labels of a dataset on the Hub, in its first columns of these kinds.
-
-    Splits called train, validation (or val) and test are kept; of a single one they are drawn. Other columns,
-    and other splits, are named in a note. `datasets` keeps what it has fetched in its own cache.
-
-    Args:
-        name: As on the Hub; with a configuration as "name:configuration".
-        options: As in `class_folder`.
-
-    Raises:
-        ValueError: The dataset cannot be read, or holds no labelled images.
-    """
-    import datasets
-
-    path, _, configuration = name.partition(":")
-    try:
-        loaded: Any = datasets.load_dataset(path, configuration or None)
-    except Exception as error:  # missing, gated, offline, made by a script: each has an error of its own
-        rule, reason = "be a dataset of the Hub that can be read", words.first_line(error)
-        raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {reason}.")) from None
-    features = next(iter(loaded.values())).features
-    image, label = (
-        next((key for key, feature in features.items() if isinstance(feature, kind)), None)
-        for kind in (datasets.Image, datasets.ClassLabel)
-    )
-    if image is None or label is None:
-        step = "Of text, write `to_json('a.jsonl')` and use the dataset text."
-        rule = "hold a column of images and one of class labels"
-        raise ValueError(checks.message("dataset", rule, f"hub:{name} with {first(list(features))}", step))
-    sides = [side for side in loaded if side in SIDES] or [*loaded][:1]
-    parts = {side: loaded[side].cast_column(image, datasets.Image(decode=False)) for side in sides}
-    files = [
-        (SIDES[side] if len(sides) > 1 else "any", number, Member(f"{side}/{row}", 0, part._fingerprint))
-        for side, part in parts.items()
-        for row, number in enumerate(part[label])
-        if number is not None and number >= 0
-    ]
-
-    def content(source: str) -> bytes:
-        side, _, row = source.rpartition("/")
-        each = parts[side][int(row)][image]
-        return each["bytes"] or Path(each["path"]).read_bytes()
-
-    why = {"splits": [side for side in loaded if side not in parts]}
-    why["columns"] = [key for key in features if key not in (image, label)]
-    notes = left_out(why)
-    if n := sum(map(len, parts.values())) - len(files):
-        notes.append(f"Left out {n:,} images without a label.")
-    stack = stack_files(content, files, options.pop("image_size", None), options.pop("grey", None))
-    return split_stack(f"hub:{name}", stack, tuple(features[label].names), notes=notes, **options)

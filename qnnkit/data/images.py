@@ -8,7 +8,6 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,6 @@ from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, duplicates, split_
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
-MOST_PIXELS = 2**27
-"""A picture of more is not decoded, even where someone has lifted Pillow's own limit, which is lower."""
 Size = int | tuple[int, int] | None
 """A side in pixels, or (height, width); None takes the most common size."""
 
@@ -45,8 +42,6 @@ def read(content: bytes, image_size: Size = None) -> Picture:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         # Given a path, Pillow would map the file into memory, and 13.0 then loses the orientation of a TIFF.
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise ValueError(f"{opened.width:,} x {opened.height:,} pixels are too many to decode")
             mode, n_frames = opened.mode, getattr(opened, "n_frames", 1)
             ImageOps.exif_transpose(opened, in_place=True)
             pixels = _eight_bit(opened)  # (height, width[, 3])
@@ -83,18 +78,15 @@ FORMAT = 4
 """Of what is kept; another number when the same key is to mean other values."""
 File = tuple[str, int, Member]
 """Side, label and file of an image."""
-Parts = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Stack:
+class Stack(NamedTuple):
     """Images of one size and mode, not split yet."""
 
     whole: ImageSet
-    sides: Sequence[str]
-    """Of each image; "any" where the dataset has no sides of its own."""
-    notes: tuple[str, ...]
+    sides: Sequence[str] | None
+    """Of each image; "any", or None, where the dataset has none of its own."""
+    notes: Sequence[str]
 
 
 def stack_files(
@@ -140,13 +132,7 @@ def stack_files(
     tensors = cache.kept("datasets", hashlib.sha256(repr(about).encode(errors="replace")).hexdigest(), make)
     sides, labels, members = zip(*(files[row] for row in tensors["rows"].tolist()), strict=True)
     whole = ImageSet(tensors["images"], torch.tensor(labels), tuple(member.name for member in members))
-    return Stack(whole, sides, tuple(json.loads(bytes(tensors["notes"].tolist()))))
-
-
-def as_pictures(pixels: np.ndarray) -> list[Picture]:
-    """Images out of an array, uint8 (n, height, width) or (n, height, width, 3)."""
-    mode = "L" if pixels.ndim == 3 else "RGB"
-    return [Picture(each, (pixels.shape[1], pixels.shape[2]), mode) for each in pixels]
+    return Stack(whole, sides, json.loads(bytes(tensors["notes"].tolist())))
 
 
 def one_form(
@@ -172,37 +158,6 @@ def one_form(
     return torch.from_numpy(images), notes
 
 
-def split_arrays(
-    name: str, parts: Parts, classes: tuple[str, ...], prefix: str = "", **options: Any
-) -> ImageSplits:
-    """The dataset called `name`, of images that are of one size already, as arrays.
-
-    Args:
-        name: Of the dataset.
-        parts: The arrays.
-        classes: The name of each label.
-        prefix: Of the sources, `<prefix><side>/<row>`; without the side where there is only one.
-        options: As in `class_folder`, and `notes`.
-
-    Raises:
-        ValueError: A part has not as many labels as images, or other sizes than the next.
-    """
-    if uneven := [f"{len(x):,} images, {len(y):,} labels" for x, y in parts.values() if len(x) != len(y)]:
-        raise refusal("hold a label for each image", uneven, "Get both from the same place.")
-    if len(shapes := {images.shape[1:] for images, _ in parts.values()}) > 1:
-        raise refusal("hold images of one size", sorted(shapes), "Resize them first.")
-    sides, sources, pictures, labels = [], [], [], []
-    for side, (images, numbers) in parts.items():
-        before = prefix if len(parts) == 1 else f"{prefix}{side}/"
-        sources += [f"{before}{row}" for row in range(len(images))]
-        sides += [side] * len(images)
-        pictures += as_pictures(images)
-        labels += numbers.tolist()
-    images, notes = one_form(pictures, sources, options.pop("image_size", None), options.pop("grey", None))
-    whole = ImageSet(images, torch.tensor(labels, dtype=torch.int64), tuple(sources))
-    return split_stack(name, Stack(whole, sides, tuple(notes)), classes, **options)
-
-
 def split_stack(name: str, stack: Stack, classes: tuple[str, ...], **options: Any) -> ImageSplits:
     """The dataset called `name`, split by `split` with its options."""
     if len(classes) < 2:
@@ -225,15 +180,13 @@ def split(
         notes: Sentences that come first.
         options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
     """
-    whole, notes, labels = stack.whole, [*notes, *stack.notes], stack.whole.labels.numpy()
+    whole, notes = stack.whole, [*notes, *stack.notes]
     names = None if top is None else [source.removeprefix(top) for source in whole.sources]
-    rows = split_rows(labels, classes, names=names, sides=stack.sides, **options)
-    if "train" in stack.sides and "test" not in stack.sides:
+    rows = split_rows(whole.labels.numpy(), classes, names=names, sides=stack.sides, **options)
+    if {"train", "test"} & {*(stack.sides or ())} == {"train"}:
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
-    every = whole.images.numpy()
-    same = {
-        side: ((every[i].data, whole.sources[i], int(labels[i])) for i in chosen)
-        for side, chosen in zip(SPLITS, rows, strict=True)
-    }
+    parts = [whole.at(torch.from_numpy(chosen)) for chosen in rows]
+    contents = [zip(part.images.numpy(), part.sources, strict=True) for part in parts]
+    same: dict[str, Any] = dict(zip(SPLITS, contents, strict=True))
     notes += duplicates(same, "images", "pixel for pixel")
-    return [whole.at(torch.from_numpy(chosen)) for chosen in rows], tuple(notes)
+    return parts, tuple(notes)

@@ -26,11 +26,9 @@ class Images(Pictures):
 
     kind: ClassVar[str] = "images"
     dataset: str = "digits"
-    """Which: digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd, npz."""
+    """Which: digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd."""
     label_pattern: str | None = None
     """Regular expression whose first group is the label in a file's name; for the dataset flat_folder."""
-    download: bool = False
-    """Fetch a public dataset that is missing, and check it. May differ later."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes."""
     augmentation: Literal["none", "affine"] = "none"

@@ -100,9 +100,8 @@ def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
         return [(name.rpartition(".")[0], of_midi(content), "any")]
     text = places.gunzipped(content) if name.lower().endswith(".gz") else content
     try:
-        parts = TypeAdapter(dict[str, list]).validate_python(
-            json.loads(text, object_pairs_hook=without_duplicates)
-        )
+        whole = json.loads(text, object_pairs_hook=without_duplicates)
+        parts = TypeAdapter(dict[str, list]).validate_python(whole)
         rows = [(key, parts[key], "any") for key in sorted(parts, key=places.natural)]
         if parts.keys() <= SIDES.keys():
             rows = [(f"{SIDES[k]}-{i:03d}", each, SIDES[k]) for k, v, _ in rows for i, each in enumerate(v)]
@@ -349,7 +348,7 @@ def music(
         for name, part in zip(SPLITS, parts, strict=True):
             placed[name] += [written_of[row] for row in part]
     notes += lost + places.left_out({"composers of fewer than three pieces": few})
-    same = {name: [(str(ids).encode(), source, 0) for source, ids in placed[name]] for name in SPLITS}
+    same = {name: [(str(ids).encode(), source) for source, ids in placed[name]] for name in SPLITS}
     notes += duplicates(same, "pieces", "note for note")
     sets = {name: blocks(placed[name], written, sequence_length) for name in SPLITS}
     augment = partial(transposed, most=transpose, tokens=written, seed=split_seed) if transpose > 0 else None

@@ -13,7 +13,6 @@ import shutil
 import tarfile
 import unicodedata
 import urllib.parse
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -35,8 +34,6 @@ DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImpleme
 """What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LINKS = "links, devices or empty folders"
-VOLATILE = ("time", "atime", "ino", "nlink", "mode", "uid", "gid")
-"""What filesystems say of a file that may change while it does not; `time` is SFTP's last reading."""
 
 
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
@@ -159,62 +156,38 @@ def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
 def local(root: str | Path | None) -> Path:
     """Where `root` can be read on local disk.
 
-    What is at a URL (`gs://`, `memory://`, `https://`, ...) is copied to `store()` once, and again
-    when what is said of its files there has changed: names, sizes, times, etags. If the URL cannot be
-    reached, the copy from before is used, with a warning. Paths are returned as they are.
+    What is at a URL (`gs://`, `memory://`, `https://`, ...) is copied once, to a folder in `copies/` of
+    `store()`; delete that folder to copy it again. Paths are returned as they are.
 
     Raises:
         ValueError: Nothing is given.
         OSError: The URL cannot be reached, or nothing is there.
     """
     if not root:
-        raise refusal("say where the data lies", root, "Pass the path of its folder, archive or file.")
+        raise refusal("say where the data are", root, "Pass the path of the folder, archive or file.")
     url = str(root)
     if not workspace.is_url(url):
         return Path(root).expanduser()
     folder = shelf_of("copies", url)
     target = folder / (Path(urllib.parse.urlsplit(url).path).name or "files")
     try:
-        version, copy = (_on_web if url.lower().startswith("http") else _on_filesystem)(url)
-        kept(folder, version, lambda draft: copy(draft / target.name))
+        kept(folder, url, lambda draft: _copy(url, draft / target.name))
     except Exception as error:  # each filesystem has errors of its own
-        reason = words.first_line(error)
-        if not target.exists():
-            step = f"It says: {reason}. Check the address, the connection and your rights."
-            raise OSError(checks.message("root", "be within reach", url, step)) from None
-        warnings.warn(f"`{url}` cannot be reached ({reason}); the copy from before is used.", stacklevel=3)
+        step = f"It says: {words.first_line(error)}. Check the address, the connection and your rights."
+        raise OSError(checks.message("root", "be within reach", url, step)) from None
     return target
 
 
-Copied = tuple[Any, Callable[[Path], Any]]
-"""What an address says of its files, as plain values, and what copies them to a path."""
-
-
-def _on_web(url: str) -> Copied:
-    import requests
-
-    with requests.get(url, stream=True, timeout=30) as reply:
-        reply.raise_for_status()
-        said = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified", "Content-Length")}
-    return said, lambda path: fetch(url, path, None)
-
-
-def _on_filesystem(url: str) -> Copied:
+def _copy(url: str, path: Path) -> None:
+    """Copies the file, or all files of the folder, at an address."""
+    if url.lower().startswith("http"):
+        return fetch(url, path, None)
     import fsspec
 
     filesystem, root = fsspec.url_to_fs(url)
-    filesystem.invalidate_cache()  # what was listed before in this process may have changed
-    infos = {root: filesystem.info(root)} if filesystem.isfile(root) else filesystem.find(root, detail=True)
-    if not infos or any(".." in name.split("/") for name in infos):
-        raise ValueError("nothing is there" if not infos else "a name leads out of it")
-
-    def copy(path: Path) -> None:
-        for name in infos:
-            target = path / name.removeprefix(root).lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            filesystem.get_file(name, str(target))
-
-    return [[f"{key}={info[key]}" for key in info if key not in VOLATILE] for info in infos.values()], copy
+    if any(".." in name.split("/") for name in filesystem.find(root)):
+        raise ValueError("a name leads out of it")
+    filesystem.get(root, str(path), recursive=True)
 
 
 def fetch(url: str, path: Path, checksum: str | None) -> None:
@@ -238,16 +211,10 @@ def fetch(url: str, path: Path, checksum: str | None) -> None:
 
 
 def store() -> Path:
-    """The folder on local disk for what can be fetched or unpacked again.
-
-    `datasets/` of the workspace; that of the user's cache without a workspace, or if it is on Drive.
-    """
+    """The folder of the user's cache for what can be fetched or unpacked again."""
     import platformdirs
 
-    shelf = workspace.shelf("datasets")
-    if shelf is None or workspace.is_remote(shelf):
-        return platformdirs.user_cache_path("qnnkit") / "datasets"
-    return shelf
+    return platformdirs.user_cache_path("qnnkit") / "datasets"
 
 
 def shelf_of(kind: str, name: str) -> Path:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import urllib.parse
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 import yaml
 
 from qnnkit import checks, words
-from qnnkit.data.images import split_arrays
-from qnnkit.data.places import ARCHIVES, fetch, gunzipped, left_out, local, open_place, refusal, store
+from qnnkit.data.arrays import split_arrays
+from qnnkit.data.places import fetch, gunzipped, left_out, open_place, refusal, store
 from qnnkit.data.splits import ImageSplits
 
 _TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
@@ -29,67 +29,48 @@ SIDE = 32
 """Of a letter of AHCD, in pixels."""
 
 
-def _load(
-    name: str,
-    root: str | Path | None,
-    download: bool,
-    pattern: str,
-    read: Callable[[bytes, bool], np.ndarray],
-    lowest: int = 0,
-    **options: Any,
-) -> ImageSplits:
-    """Images and labels out of four files, by `read(content, are_images)`; labels count from `lowest`.
-
-    With `download`, what a folder lacks is fetched into it.
+def _load(name: str, root: str | Path | None, **options: Any) -> ImageSplits:
+    """Images and labels out of four files, which are fetched where no root is given.
 
     Raises:
-        FileNotFoundError: A file is missing; the message says where to get it and how to ask.
-        OSError: It cannot be fetched.
-        ValueError: One is damaged, or holds other numbers.
+        OSError: They cannot be fetched, or nothing is at the root.
+        ValueError: A file is missing or damaged, or holds other numbers.
     """
-    path, about = local(root) if root else store() / name, PUBLIC[name]
-    classes = tuple(about["classes"])
-    if download and not path.name.lower().endswith(ARCHIVES):
-        _download(path, about)
-    packed = path / next(iter(about["files"]))  # an archive that is all of a dataset
-    path = packed if packed.is_file() and packed.name.endswith(ARCHIVES) else path
-    place: Any = open_place(path) if path.exists() else None
-    arrays, others = {}, []
-    for member in place.members if place else ():
-        fit = re.fullmatch(pattern, member.base, re.IGNORECASE)
-        part = fit and ("train" if fit[1].lower() == "train" else "test", f"{fit[2].lower()}s")
-        if not part or part in arrays:
-            others.append(member.name)
-            continue
-        low, high = (lowest, lowest + len(classes) - 1) if part[1] == "labels" else (0, 255)
+    about, files = PUBLIC[name], {}
+    pattern, read = (CSV, _csv) if name == "ahcd" else (IDX, _idx)
+    place = open_place(root or _fetched(name))
+    for member in place.members:
+        if fit := re.fullmatch(pattern, member.base.lower()):
+            files.setdefault(("train" if fit[1] == "train" else "test", f"{fit[2]}s"), member.name)
+    contents: dict[str, list[np.ndarray]] = {"images": [], "labels": []}
+    for side, kind in itertools.product(("train", "test"), contents):
         try:
-            values = read(place.read(member.name), part[1] == "images")
-            if values.min() < low or values.max() > high:
-                raise ValueError(f"{values.min()} to {values.max()} instead of {low} to {high}")
-            arrays[part] = (values - low).astype(np.uint8)
-        except ValueError as error:
-            step = f"It holds {words.first_line(error)[:80]}: get it again."
-            raise refusal(f"hold whole files of {name}", member.name, step) from None
-    parts = [(side, kind) for side in ("train", "test") for kind in ("images", "labels")]
-    if missing := [" ".join(part) for part in parts if part not in arrays]:
-        step = f"Missing: {', '.join(missing)}. Get it from {about['page']}, or set download to true."
-        rule = f"name a folder or an archive with {about['needs']}"
-        raise FileNotFoundError(checks.message("root", rule, root and str(root), step))
-    pairs = {side: (arrays[side, "images"], arrays[side, "labels"]) for side in ("train", "test")}
+            content = place.read(files.get((side, kind), "no file"))
+            contents[kind].append(read(content, kind == "images"))
+        except (ValueError, KeyError) as error:
+            reason = f"Its {side} {kind}: {words.first_line(error)[:80]}"
+            step = f"{reason}. Get them from {about['page']}, or name no place, and they are fetched."
+            raise refusal(f"hold {about['needs']}", str(place.path), step) from None
+    if len(shapes := {each.shape[1:] for each in contents["images"]}) > 1:
+        raise refusal("hold images of one size", sorted(shapes), "Get its files from the same place.")
+    images, labels = map(np.concatenate, contents.values())
+    sides = ["train"] * len(contents["labels"][0]) + ["test"] * len(contents["labels"][1])
+    others = [each.name for each in place.members if each.name not in files.values()]
     notes = left_out({f"files that are not of {name}": others})
-    return split_arrays(name, pairs, classes, notes=notes, **options)
+    return split_arrays(name, images, labels, about["classes"], sides, notes=notes, **options)
 
 
-def _download(folder: Path, about: dict[str, Any]) -> None:
-    """Fetches the files that a folder lacks; those that are there are taken as they are."""
-    for file in about["files"]:
-        if not any(folder.rglob(f"{file.removesuffix('.gz')}*")):
-            try:
-                fetch(about["address"] + urllib.parse.quote(file), folder / file, about["files"][file])
-            except (OSError, ValueError) as error:  # of requests; of a wrong checksum
-                step = f"Check the connection and try again, or put the file at {folder / file} yourself."
-                reason = f"{about['address']} ({words.first_line(error)})"
-                raise OSError(checks.message("download", "be within reach", reason, step)) from None
+def _fetched(name: str) -> Path:
+    """The folder or the archive that is a dataset, in `store()`, fetched once and checked."""
+    about, folder = PUBLIC[name], store() / name
+    for file, checksum in about["files"].items():
+        try:
+            fetch(about["address"] + urllib.parse.quote(file), folder / file, checksum)
+        except (OSError, ValueError) as error:  # of requests; of a wrong checksum
+            step = f"Check the connection, or get it from {about['page']} and name its folder."
+            reason = f"{about['address']} ({words.first_line(error)})"
+            raise OSError(checks.message("root", "be given, or within reach", reason, step)) from None
+    return folder if len(about["files"]) > 1 else folder / next(iter(about["files"]))
 
 
 def _idx(content: bytes, are_images: bool) -> np.ndarray:
@@ -98,72 +79,68 @@ def _idx(content: bytes, are_images: bool) -> np.ndarray:
     axes = 3 if are_images else 1
     magic, *shape = np.frombuffer(content, ">u4", 1 + axes).tolist()
     n = len(content) - 4 - 4 * axes
-    if magic != 0x800 + axes:  # bytes (08), and the number of axes
-        raise ValueError(f"magic number {magic} instead of {0x800 + axes}")
-    if n != math.prod(shape) or not n:
-        raise ValueError(f"{n:,} bytes instead of {math.prod(shape):,}")
+    if magic != 0x800 + axes or n != math.prod(shape) or not n:  # bytes (08), and the number of axes
+        raise ValueError(f"{n:,} bytes of shape {tuple(shape)}, under the magic number {magic}")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def _csv(content: bytes, are_images: bool) -> np.ndarray:
-    """Labels, (n,), or images, (n, 32, 32), from a CSV without a header; ValueError with the reason."""
+    """Labels from 0, (n,), or images, (n, 32, 32), of a CSV without a header; ValueError with the reason."""
     table = np.loadtxt(io.BytesIO(content), np.int32, delimiter=",", ndmin=2)
     columns = SIDE * SIDE if are_images else 1
-    if table.shape[1] != columns:
-        raise ValueError(f"{table.shape[1]:,} columns instead of {columns:,}")
-    return table.reshape(-1, SIDE, SIDE).transpose(0, 2, 1) if are_images else table[:, 0]  # by columns
+    if table.shape[1] != columns or table.min() < 0 or table.max() > 255:
+        raise ValueError(f"{table.shape[1]:,} columns of {table.min()} to {table.max()}")
+    return table.reshape(-1, SIDE, SIDE).transpose(0, 2, 1) if are_images else table[:, 0] - 1  # by columns
 
 
-def mnist(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
+def mnist(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """MNIST: 70,000 handwritten digits, 28x28 grey; its 10,000 test images are the test split.
 
     Args:
         root: A folder or archive (or a URL of one) with the four idx files, gzipped or not, of any depth and
-            size; None looks where downloads go.
-        download: Whether to fetch what is missing, 11 MB, with checksums, into the root or `datasets/mnist`
-            of the workspace (without one: the user's cache).
+            size; None fetches them once, 11 MB, with checksums, into the user's cache.
         options: As in `class_folder`; test_fraction is unused.
 
     Raises:
-        FileNotFoundError: The files are not there; the message says where to get them.
-        ValueError: One is cut short, of another kind, or does not fit the others.
+        OSError: They cannot be fetched, or nothing is at the root.
+        ValueError: One is missing (the message says where to get it), cut short, of another kind, or does not
+            fit the others.
 
     Reference:
         Y. LeCun, C. Cortes and C. J. C. Burges, "The MNIST database of handwritten digits" (1998).
     """
-    return _load("mnist", root, download, IDX, _idx, **options)
+    return _load("mnist", root, **options)
 
 
-def fashion_mnist(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
+def fashion_mnist(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """Fashion-MNIST: 70,000 photographs of clothes in 10 classes, 28x28 grey; arguments as for `mnist`.
 
     Reference:
         H. Xiao, K. Rasul and R. Vollgraf, arXiv:1708.07747 (2017).
     """
-    return _load("fashion_mnist", root, download, IDX, _idx, **options)
+    return _load("fashion_mnist", root, **options)
 
 
-def kmnist(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
+def kmnist(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """Kuzushiji-MNIST: 70,000 Japanese characters in 10 classes, 28x28 grey; arguments as for `mnist`.
 
     Reference:
         T. Clanuwat et al., arXiv:1812.01718 (2018).
     """
-    return _load("kmnist", root, download, IDX, _idx, **options)
+    return _load("kmnist", root, **options)
 
 
-def ahcd(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
+def ahcd(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """AHCD: 16,800 Arabic characters in 28 classes, 32x32 grey, ink light on black.
 
     Its own test part of 3,360 images, by other writers, is the test split.
 
     Args:
-        root: The zip of four CSV files as it comes, or a folder with them; None looks where downloads go.
-        download: Whether to fetch it where it is missing, 3 MB, as in `mnist`.
+        root: The zip of four CSV files as it comes, or a folder with them; None fetches it, 3 MB, as `mnist`.
         options: As in `class_folder`; test_fraction is unused.
 
     Reference:
         A. El-Sawy, M. Loey and H. EL-Bakry, "Arabic Handwritten Characters Recognition using Convolutional
         Neural Network", WSEAS Transactions on Computer Research 5 (2017).
     """
-    return _load("ahcd", root, download, CSV, _csv, lowest=1, **options)
+    return _load("ahcd", root, **options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -292,24 +291,6 @@ def split_rows(
     return parts["train"], parts["validation"], parts["test"]
 
 
-def split_names(names: Sequence[str], holder: str = "", **options: Any) -> list[str]:
-    """The split of each document or piece, by the hash of its name; equal names are numbered.
-
-    Args:
-        names: One each.
-        holder: Whose they are, for messages.
-        options: `split_seed`, both fractions, and `what`, as in `split_rows`.
-    """
-    seen: Counter[str] = Counter()
-    keys = []
-    for name in names:
-        keys.append(f"{name}/{seen[name]}" if seen[name] else name)
-        seen[name] += 1
-    parts = split_rows(np.zeros(len(keys), np.int64), (holder,), names=keys, **options)
-    sides = {row: side for side, rows in zip(SPLITS, parts, strict=True) for row in rows.tolist()}
-    return [sides[row] for row in range(len(keys))]
-
-
 def _drawn(labels: np.ndarray, shares: list[float], n_classes: int, split_seed: int) -> np.ndarray:
     """Which share each sample is in, in exact numbers, class by class; `len(shares)` stands for none."""
     from sklearn.model_selection import train_test_split
@@ -345,12 +326,12 @@ def _hashed(labels: np.ndarray, keys: list[str], shares: dict[str, float], exact
 
 # --- what is in two splits ---------------------------------------------------------------------------------
 
-Content = tuple[bytes | memoryview, str, int]
-"""What is compared, byte by byte; what it is called; and its label, where there are any."""
+Content = tuple[Any, str]
+"""What is compared, byte by byte (bytes, or an array), and where it comes from."""
 
 
 def duplicates(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> list[str]:
-    """A sentence on what stands in an earlier split too; none where nothing does.
+    """A sentence on what is in an earlier split too; none where nothing is.
 
     Args:
         parts: Split -> all that is in it, in the order train, validation, test.
@@ -358,25 +339,22 @@ def duplicates(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> l
         how: How equal: pixel for pixel, word for word.
 
     Example:
-        >>> parts = {"train": [(b"to be", "a.txt", 0)], "test": [(b"to be", "b.txt", 0)]}
+        >>> parts = {"train": [(b"to be", "a.txt")], "test": [(b"to be", "b.txt")]}
         >>> duplicates(parts, "documents", "letter for letter")[0].partition(", letter")[0]
         'Duplicates: 1 of 1 documents of test stand in an earlier split too'
     """
-    seen: dict[bytes, tuple[str, str, int]] = {}  # digest -> the split, source and label that had it first
-    pairs, otherwise, n = [], 0, 0
-    later = list(parts)[1:]
+    seen: dict[bytes, tuple[str, str]] = {}  # digest -> the split and the source that had it first
+    pairs, n, later = [], 0, list(parts)[1:]
     for name, contents in parts.items():
-        for content, source, label in contents:
+        for content, source in contents:
             n += name in later
             digest = hashlib.blake2b(content, digest_size=16).digest()
-            where, earlier, its_label = seen.setdefault(digest, (name, source, label))
+            where, earlier = seen.setdefault(digest, (name, source))
             if where != name:
                 pairs.append(f"{earlier} ({where}) = {source} ({name})")
-                otherwise += its_label != label
     if not pairs:
         return []
-    labelled = f", {otherwise:,} of them under another label" if otherwise else ""
-    return [
-        f"Duplicates: {len(pairs):,} of {n:,} {what} of {' and '.join(later)} stand in an earlier split too, "
-        f"{how}{labelled}: {first(pairs, 3)}."
-    ]
+    told = (
+        f"Duplicates: {len(pairs):,} of {n:,} {what} of {' and '.join(later)} stand in an earlier split too"
+    )
+    return [f"{told}, {how}: {first(pairs, 3)}."]

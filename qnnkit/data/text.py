@@ -52,6 +52,11 @@ class Document:
         """All of it."""
         return "\n\n".join(self.pieces)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is a chat without an answer to predict."""
+        return bool(self.messages) and not any(map(records.is_answer, self.messages))
+
 
 def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Document], list[str]]:
     """The documents at `root`, in natural order, and sentences on what was left out.
@@ -76,8 +81,8 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     top, reader = around(each.name for each in place.members), Reader(place)
     every = [each for name in files for each in _of_file(reader, name, top)]
     empty = [each.name for each in every if not each.text.strip()]
-    silent = [each.name for each in every if each.messages and not any(map(records.is_answer, each.messages))]
-    whole = [each for each in every if each.name not in {*empty, *silent}]
+    silent = [each.name for each in every if each.is_silent]
+    whole = [each for each in every if each.text.strip() and not each.is_silent]
     lacks = left_out({"empty documents": empty, "chats without an answer to predict": silent})
     if not whole:
         step = f"Put {', '.join(SUFFIXES)} files there; in chats, call the one who answers assistant."
@@ -205,7 +210,7 @@ def text(
             notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
     checks.positive("sequence_length", sequence_length, "Use 128 or 256.")
     notes += tokenizers.with_chat_template(made, found)
-    texts = {name: [(each.text.encode(), each.name, 0) for each in parts[name]] for name in SPLITS}
+    texts = {name: [(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS}
     notes += duplicates(texts, "documents", "letter for letter")
     packs = [packed(parts[name], made, sequence_length) for name in SPLITS]
     sets = [part for part, _ in packs]

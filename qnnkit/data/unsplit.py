@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.data import places, tokenizers
-from qnnkit.data.arrays import TensorSet, TensorSplits, from_file, numbered, pixels
+from qnnkit.data.arrays import TensorSet, TensorSplits, tensor_of
 from qnnkit.data.folders import label_in, left_out
-from qnnkit.data.images import as_pictures, one_form, stack_files
+from qnnkit.data.images import stack_files
 from qnnkit.data.pieces import blocks, collect, encoded, writing
 from qnnkit.data.splits import ImageSet, ImageSplits
 from qnnkit.data.text import documents, not_packed, packed
@@ -50,11 +50,11 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
     """All labelled images of a place, or all samples of an .npz file, as a trained net takes them.
 
     An image is of the class whose name a folder around it has, the outermost first; or, with a pattern, that
-    the pattern finds in its own name. Of a file a test part comes first, and labels are names of classes, or
-    indices into its `classes`.
+    the pattern finds in its own name.
 
     Args:
-        root: A folder, archive or address of images, or an .npz file, as `data.npz` takes them.
+        root: A folder, archive or address of images; of a net of arrays an .npz file with the arrays `inputs`
+            and `targets`, such as names of classes, or their numbers.
         about: What the run keeps of its data: `classes`, `sizes` and `shapes`.
         pattern: Regular expression whose first group is the label in a file's name.
 
@@ -62,57 +62,55 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
         ValueError, OSError: A class is none of the net's, a shape is another, or nothing can be read.
     """
     path, classes = places.local(root), about.classes
-    size, grey = about.sizes.get("image_size"), about.sizes.get("channels") == 1
-    if path.suffix == ".npz":
-        sides, names, notes = from_file(path)
-        samples, labels = sides.get("test") or next(iter(sides.values()))
-        dtype, *shape = about.shapes[""]
-        if classes:
-            names, [labels] = numbered([labels], names)
-            labels = _matched(names, classes, notes)[labels]
-        targets = torch.as_tensor(labels if classes else np.asarray(labels, np.float32))
-        sources = tuple(f"{path.name}/{row}" for row in range(len(samples)))
-        if size is None:
-            inputs, changed = torch.as_tensor(samples).to(getattr(torch, dtype)), []
-        else:
-            inputs, changed = one_form(as_pictures(pixels(samples)), sources, size, grey)
-        if list(inputs.shape[1:]) != shape or len(inputs) != len(targets):
-            rule = f"hold samples of shape {tuple(shape)}, and a label for each"
-            value = f"{tuple(inputs.shape)}, {len(targets):,} labels"
-            raise places.refusal(rule, value, "The net was trained on such.")
-        part = (TensorSet if size is None else ImageSet)(inputs, targets, sources)
-    else:
-        place = places.open_place(path)
-        names, notes = _names(place, classes, pattern), left_out(place, {})
-        labels = _matched([*names.values()], classes, notes).tolist()
-        files = [("any", label, member) for label, member in zip(labels, names, strict=True)]
-        stack = stack_files(place.read, files, size, grey)
-        part, changed = stack.whole, stack.notes
+    part, notes = _images(path, about, pattern) if "image_size" in about.sizes else _arrays(path, about)
     kind: Any = ImageSplits if isinstance(part, ImageSet) else TensorSplits
-    return kind(path.name, part, part, part, classes=classes or None, notes=(*changed, *notes))
+    return kind(path.name, part, part, part, classes=classes or None, notes=tuple(notes))
+
+
+def _images(path: Path, about: Any, pattern: str | None) -> tuple[ImageSet, Sequence[str]]:
+    place = places.open_place(path)
+    images, notes = [each for each in place.members if each.is_image], left_out(place, {})
+
+    def folder(name: str) -> str:
+        parts = name.split("/")
+        return next((each for each in parts[:-1] if each in about.classes), parts[-2:][0])
+
+    label = label_in(pattern) if pattern else folder
+    labels = _matched([label(each.name) or each.base for each in images], about.classes, notes).tolist()
+    files = [("any", number, each) for number, each in zip(labels, images, strict=True)]
+    stack = stack_files(place.read, files, about.sizes["image_size"], about.sizes["channels"] == 1)
+    return stack.whole, (*stack.notes, *notes)
+
+
+def _arrays(path: Path, about: Any) -> tuple[TensorSet, Sequence[str]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            inputs, targets = file["inputs"], file["targets"]
+            others = [name for name in file if name not in ("inputs", "targets")]
+    except Exception as error:  # a damaged file makes NumPy raise almost anything
+        step = f"It says: {words.first_line(error)}. Save such by np.savez, without objects."
+        raise places.refusal("be an .npz file with the arrays inputs and targets", str(path), step) from None
+    notes, (dtype, *shape) = places.left_out({"arrays of other names": others}), about.shapes[""]
+    if about.classes:
+        names, numbers = [str(each) for each in targets.tolist()], map(str, range(len(about.classes)))
+        targets = _matched(names, about.classes if {*names} & {*about.classes} else [*numbers], notes)
+    inputs, targets = tensor_of("root", inputs), tensor_of("root", targets)
+    if [*inputs.shape[1:]] != shape or len(inputs) != len(targets):
+        value = f"{tuple(inputs.shape)}, with {len(targets):,} targets"
+        raise places.refusal(
+            f"hold samples of shape {tuple(shape)}, each with its target", value, "Reshape them."
+        )
+    sources = tuple(f"{path.name}/{row}" for row in range(len(inputs)))
+    targets = targets if about.classes else targets.float()
+    return TensorSet(inputs.to(getattr(torch, dtype)), targets, sources), notes
 
 
 def _matched(names: Sequence[str], classes: Sequence[str], notes: list[str]) -> np.ndarray:
-    """The net's label of each class name."""
+    """The net's label of each class name, and a note on classes without a sample."""
     if unknown := sorted({*names} - {*classes}, key=places.natural):
         rule = f"hold samples of the net's classes alone: {places.first(list(classes), 10)}"
         step = "Rename these, or take them away."
         raise ValueError(checks.message("data", rule, places.first(unknown), step))
     if missing := [name for name in classes if name not in names]:
         notes.append(f"No sample is of class {places.first(missing)}.")
-    number = {name: label for label, name in enumerate(classes)}
-    return np.array([number[name] for name in names], np.int64)
-
-
-def _names(place: places.Place, classes: Sequence[str], pattern: str | None) -> dict[places.Member, str]:
-    """Image -> its class: by a folder around it, or by its name."""
-    label, names = label_in(pattern) if pattern else lambda name: None, {}
-    for member in [member for member in place.members if member.is_image]:
-        *above, base = member.name.split("/")
-        names[member] = next(
-            (each for each in above if each in classes), label(base) or [*above, base][-2:][0]
-        )
-    if not names:
-        step = "Put images in folders named by class."
-        raise places.refusal("hold labelled samples", str(place.path), step)
-    return names
+    return np.array([classes.index(name) for name in names], np.int64)

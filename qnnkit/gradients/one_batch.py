@@ -135,13 +135,13 @@ def of_inputs(name: str, layer: QuantumLayer, rows: Tensor) -> Iterator[Fault]:
 def _of_loss(
     name: str, layer: QuantumLayer, row: Mapping[str, Any], dead: set[int], rows: Tensor
 ) -> Iterator[Fault]:
-    """Weights with no gradient of the loss, or next to none, though no reason lies in the circuit.
+    """Weights with no gradient of the loss, or next to none, for no reason in the circuit itself.
 
     Args:
         name: Of the layer.
         layer: A circuit that trains.
         row: Of the batch, as `Watch` makes it.
-        dead: Weights of which the reason is known.
+        dead: Weights whose reason is known.
         rows: What the circuit meets.
     """
     classical = [each for each in row["layers"] if "step" not in each]

@@ -63,8 +63,8 @@ def scan(
     Returns:
         One row per size, observable and initialisation, with the columns
         n_qubits, depth (as it was given, such as "10n"), n_layers, initialisation, n;
-        observable: "local" is Z on the middle wire, "global" the projector on |0...0>, of which the local and
-        the global cost of Cerezo et al. are made (eqs. 10 and 11; a sign and a constant apart);
+        observable: "local" is Z on the middle wire, "global" the projector on |0...0>; the local and the
+        global cost of Cerezo et al. (eqs. 10 and 11) are sums of these, up to a sign and a constant;
         variance: of the derivative of the expectation value by an angle, per radian squared, mean over the
         weights; 0 if all are dead;
         low, high: its 95 % percentile bootstrap over initialisations. Where few initialisations carry the
@@ -147,7 +147,7 @@ def fit(table: pd.DataFrame) -> pd.DataFrame:
         qubits: the numbers that were fitted;
         reference: the same line through the values of random circuits, `random_circuit`, at these qubits;
         verdict: "does not vanish", or "as", "slower than" or "faster than in random circuits". It is "as"
-        where the reference lies within the interval or within 10 % of the rate.
+        where the reference is within the interval or within 10 % of the rate.
     """
     import pandas as pd
 
@@ -217,7 +217,7 @@ def _of_size(circuit, n_qubits, depth, initialisations, n, embedding, seed) -> I
 
 
 def _program(circuit, measure, n_qubits, n_layers, embedding=None, seed=0, mirrored=False) -> OverWeights:
-    """A circuit of `CIRCUITS` of which each row has weights of its own, and inputs where it embeds any.
+    """A circuit of `CIRCUITS` in which each row has its own weights, and its own inputs where it embeds any.
 
     Args:
         circuit: Name of an ansatz.

@@ -34,7 +34,7 @@ class Gate:
     features: tuple[int, ...]
     """Inputs that its angle depends on, counted from 0."""
     reaches: bool
-    """Whether a measured wire lies in its light cone: whether gates after it lead from its wires to one."""
+    """Whether a measured wire is in its light cone: whether gates after it lead from its wires to one."""
 
     def __str__(self) -> str:
         where = " and ".join(map(str, self.wires)) if len(self.wires) < 3 else ", ".join(map(str, self.wires))

@@ -125,7 +125,7 @@ class Watch:
             self._pending = torch.cat([norms, *self._entries(gradients), *self._entries(self.parameters)])
 
     def after(self, step: int) -> None:
-        """Looks at the weights once more, which `step` (counted from 1 over the whole training) has moved."""
+        """Looks at the weights again, once `step` (counted from 1 over the training) has moved them."""
         with torch.no_grad():
             self.values.append(torch.cat([self._pending, *self._entries(self.parameters)]))
             self.steps.append(step)
@@ -224,7 +224,7 @@ def on_batch(model: nn.Module, task: Task, batch: Any) -> Training:
 
 
 def signal_to_noise(products: np.ndarray) -> np.ndarray:
-    """How far the mean gradient stands above the scatter of single steps, with a 95 % interval.
+    """How far the mean gradient is above the scatter of single steps, with a 95 % interval.
 
     |E g| / sqrt(tr Cov g): its square without the bias that the mean of B noisy gradients has (1 / B), and at
     least 0. The interval is a bootstrap over the B steps, its squares moved by the 1 / B more by which means

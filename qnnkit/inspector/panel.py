@@ -19,7 +19,7 @@ from qnnkit.runs import Run
 
 
 class Inspector:
-    """Looks into a run, be it finished, under way or only begun: gradients, circuit, images, what if.
+    """Shows a run, whether finished or not: gradients, circuit, images, and what one weight does.
 
     A notebook shows it as widgets, and the same figures as a picture where nobody can move a slider. The
     run's folder is only read. A program may set the single widgets (`net`, `weight`, `shift`, ...) as a

@@ -29,7 +29,7 @@ image_figure, what_if_figure = last(plots.ImageSeen), last(plots.WhatIfFigure)
 
 @dataclass(frozen=True)
 class Choice:
-    """What is looked at."""
+    """What is shown."""
 
     net: str
     seed: int

@@ -34,8 +34,9 @@ def figures(
         seconds: For all of it, about.
 
     Returns:
-        `device` and, in the units of machines.yaml, `bandwidth_gb_s`, `overhead_us` and `tflops` by
-        precision; a precision that the device does not compute in is left out.
+        `device`; `bandwidth_gb_s` in 10^9 bytes per second; `overhead_us`, the microseconds that launching a
+        small operation takes; and `tflops`, 10^12 operations per second by precision, without the precisions
+        in which the device does not compute.
     """
     share, tflops = seconds / (2 + len(precisions)), dict[str, float]()
     with threads(number):

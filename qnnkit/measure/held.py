@@ -26,7 +26,10 @@ def free(device: torch.device) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begins anew to look for the most that is held: on Linux, and of a GPU; elsewhere nothing forgets."""
+    """Restarts the peak that `peak` and `peak_on` report, on Linux and of a CUDA GPU.
+
+    Other systems keep the peak of the whole process.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError):  # the kernel may forbid it, and other systems have no such file
@@ -34,7 +37,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak() -> int:
-    """The most RAM, in bytes, that this process has held since `reset_peak`; ever, where it does nothing."""
+    """The most RAM, in bytes, that this process has held since `reset_peak`, or since it began."""
     with contextlib.suppress(OSError):
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -4,7 +4,7 @@ Every operation of forward, backward and optimizer runs in torch's FakeTensorMod
 dtypes alone; a ledger notes which tensors are alive at the same time. So a net of any size is traced in
 seconds, at any batch size, on any machine.
 
-The ledger stands in for torch.distributed._tools.mem_tracker.MemTracker, whose peak it reproduces: that one
+The ledger replaces torch.distributed._tools.mem_tracker.MemTracker, whose peak it reproduces: that one
 raises an error where weights are frozen, and took 24 s for a step of a Llama of 3 billion weights that takes
 3 s here.
 """

@@ -54,7 +54,7 @@ def step_parts(
     Args:
         model: Left as it was; a copy is trained.
         task: Gives the loss.
-        loader: Batches for the task; begun anew where it ends.
+        loader: Batches for the task; started again where it ends.
         config: Optimizer, learning rate, micro_batch and precision; the defaults without one.
         device: Where to compute.
         steps: Steps that are timed, at least.

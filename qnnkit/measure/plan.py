@@ -42,7 +42,7 @@ class Plan:
     """A row for this machine, then one for each of the table. It has `machine`, the bytes that it `needs` of
     those `usable`, seconds of an `epoch` of one net and `in_all`, and the US dollars that all `cost`. Both
     may be off by `factor`, both ways; `basis` and `device` say where they come from. The `verdict` is
-    "comfortable", "marginal" or "not here", and `why`. None stands for what is not known."""
+    "comfortable", "marginal" or "not here", and `why`. None is what is not known."""
     answer: str
     """Where to run it, in a sentence."""
     remedies: list[dict[str, Any]]

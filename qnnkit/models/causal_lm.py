@@ -93,7 +93,7 @@ def causal_lm(
     Args:
         size_or_folder: "tiny", "small", "medium" or "3b"; else a local folder, or a name on the Hugging Face
             Hub, of a model that transformers knows or of SkyTNT's midi_model. Only safetensors are read, and
-            no code that lies next to them is run.
+            no code next to them is run.
         vocabulary: Tokens of the tokenizer: that many are built, or must be known by the loaded model.
         length: Tokens of a sequence: the most that a new model sees at once; a loaded one must take as many.
         events: For a new midi_model, whose sizes are "tiny", "small", "medium" and "large" (the last two as
@@ -179,7 +179,7 @@ def without_weights(
     events: str | None = None,
     dtype: str = "float32",
 ) -> Any:
-    """As `causal_lm`, of which nothing but the configuration is read: its weights are on the meta device.
+    """As `causal_lm`, but only the configuration is read: all weights are on the meta device.
 
     Raises:
         ValueError: The configuration cannot be read.

@@ -21,7 +21,7 @@ FORMAT = 3
 """Of the file; another number when the same key is to mean other values."""
 BATCH = 256
 MOST_BYTES = 4 * 2**30
-"""More than this would crowd the memory: such a part runs anew in every epoch."""
+"""More than this would crowd the memory: such a part runs in every epoch."""
 
 
 def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") -> ImageSplits:

@@ -2,7 +2,7 @@
 
 `net` reads events, each the sum of its tokens' embeddings. From what it makes of the events so far the
 smaller `net_token` writes the next one, token by token. Weights have the published names and shapes
-(github.com/SkyTNT/midi-model), so a folder loads and saves in that form. Here tokens stand in one line, eight
+(github.com/SkyTNT/midi-model), so a folder loads and saves in that form. Here tokens are in one line, eight
 to an event, and the model is asked for the next one as any causal language model of transformers is.
 """
 
@@ -120,8 +120,8 @@ class MidiModel(PreTrainedModel, GenerationMixin):
             input_ids: Tokens from the beginning of an event on; the last event may lack some. (batch, n)
             labels: As `input_ids`, or -100 where nothing is predicted: then `loss` is the mean cross-entropy.
             past_key_values: What `generate` has seen of them; then the logits are those after the last token.
-            attention_mask: Passed over: each token sees all before it, as at the model's training.
-            use_cache: Passed over, as `generate` alone keeps anything.
+            attention_mask: Ignored: each token sees all before it, as at the model's training.
+            use_cache: Ignored, as `generate` alone keeps anything.
 
         Returns:
             `logits`, (batch, n, vocabulary). Those after the first seven are 0: no event is before theirs.

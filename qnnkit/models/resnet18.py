@@ -95,7 +95,7 @@ class Backbone(nn.Module):
 
 
 class OnBackbone(nn.Module):
-    """A net whose backbone's features may stand for images."""
+    """A net whose backbone's features may replace the images."""
 
     backbone: Backbone
 

@@ -23,7 +23,7 @@ def forest(
         names: What each is a difference from.
         differences: In the unit of `label`.
         ends: Of each interval; NaN where it is not known.
-        notes: What stands after each name, such as the numbers.
+        notes: Text after each name, such as the numbers.
         margin: Half the width of the grey band around zero, in which no difference matters.
         label: Of the axis.
     """

@@ -50,7 +50,7 @@ class Live:
     As a context it is drawn at the beginning, and again at the end, also of what was stopped.
 
     Args:
-        draw: Makes the figure anew.
+        draw: Makes the figure.
     """
 
     def __init__(self, draw: Callable[[], Picture]):

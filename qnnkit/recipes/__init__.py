@@ -54,8 +54,8 @@ def find(recipe: Any) -> Recipe:
     if isinstance(recipe, str | Path):
         return _named(str(recipe))
     if isinstance(recipe, ModuleType) and recipe.__file__:  # read from its file, as it is now
-        shipped = recipe.__name__.removeprefix(f"{__name__}.")
-        return RECIPES.get(shipped) or _of_file(Path(recipe.__file__).resolve())
+        shipped = {each.home: each for each in RECIPES.values()}
+        return shipped.get(recipe.__name__) or _of_file(Path(recipe.__file__).resolve())
     name = getattr(recipe, "__name__", type(recipe).__name__)
     return _kept(Recipe(name, name, recipe, source_of(recipe)))
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from qnnkit import workspace
 from qnnkit.report import page
 from qnnkit.report.study import Study, read_study
-from qnnkit.report.tables import comparisons, means, show, verdict
+from qnnkit.report.tables import comparisons, has_splits, means, show, verdict
 from qnnkit.runs import launch, state
 from qnnkit.runs import rows as files
 from qnnkit.runs.chain import find_notebook
@@ -80,6 +80,7 @@ def write_batch_page(folder: str | Path) -> Path:
         table=table,
         links=_links(study),
         verdict="No run has finished yet." if compared is None else verdict(compared),
+        splits=has_splits(study.frame),
         failed=[f"{n} run{'s' * (n > 1)}: {why}" for why, n in failed.items()],
         study=study,
         copy=notebook and f"{NOTEBOOK}.ipynb",

@@ -84,14 +84,10 @@ def figures(paths: Iterable[Path]) -> Body:
 
     shown = []
     for path in paths:
-        try:
-            with Image.open(path) as image:
-                title, description = (escape(image.info.get(name, "")) for name in ("Title", "Description"))
-            picture = f'<img src="{embedded(path.read_bytes())}" alt="{title}">'
-        except OSError:
-            title, description, picture = escape(path.name), "This figure is damaged.", ""
-        caption = f"<figcaption><b>{title}.</b> {description}</figcaption>"
-        shown.append(f"<figure>{picture}{caption}</figure>")
+        with Image.open(path) as image:
+            title, description = (escape(image.info.get(name, "")) for name in ("Title", "Description"))
+        picture = f'<img src="{embedded(path.read_bytes())}" alt="{title}">'
+        shown.append(f"<figure>{picture}<figcaption><b>{title}.</b> {description}</figcaption></figure>")
     return Body("\n".join(shown), [])
 
 

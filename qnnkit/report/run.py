@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import gradients, layers, plots, stats, tasks, workspace
@@ -28,8 +27,8 @@ MOST_FEATURES = 1000
 SAME = 1e-5
 """Largest difference between a circuit and a classical function that is called the same."""
 COSTS_BOUND = {
-    "max_memory_gb": ("peak_memory", max, 1e9, "GB of memory"),
-    "max_epoch_seconds": ("seconds_per_epoch", fmean, 1, "s an epoch"),
+    "max_memory_gb": ("peak_memory", "max", 1e9, "GB of memory"),
+    "max_epoch_seconds": ("seconds_per_epoch", "mean", 1, "s an epoch"),
 }
 """Bound of success on a cost -> its column, what counts over seeds, and the factor and unit for people."""
 
@@ -47,22 +46,16 @@ def summary(run: Run, frame: pd.DataFrame | None = None) -> list[dict[str, Any]]
     frame = frame_of(run) if frame is None else frame
     if not len(frame):
         raise FileNotFoundError(f"Run `{run.folder}` must have trained a net, but has not: run 03_train.")
+    name, kinds = run.score.name, ["quantum", "classical", "frozen"]
     # Only of a classifier the loss is a likelihood of each sample.
     likely = run.score.name != "accuracy" or "ece" in frame.dropna(axis="columns", how="all")
     more = [each.name for each in metrics(run.score)[1:] if each.name != "loss" or likely]
-    return [
-        {
-            "net": row["net"],
-            "scores": frame.loc[frame["net"] == row["net"], run.score.name].tolist(),
-            "score": row[run.score.name],
-            "low": _known(row[f"{run.score.name}_low"]),
-            "high": _known(row[f"{run.score.name}_high"]),
-            **{kind: int(row[kind]) for kind in ("quantum", "classical", "frozen")},
-            "seconds_per_epoch": row["seconds_per_epoch"],
-            **{name: _known(row[name]) for name in more},
-        }
-        for row in means(frame, run.score).to_dict("records")
-    ]
+    found: Any = means(frame, run.score).set_index("net").astype(dict.fromkeys(kinds, int))
+    found = found[[name, f"{name}_low", f"{name}_high", *kinds, "seconds_per_epoch", *more]]
+    found.columns = ["score", "low", "high", *found.columns[3:]]
+    found.insert(0, "scores", frame.groupby("net")[name].agg(list))
+    rows = found.reset_index().to_dict("records")
+    return [{name: _known(value) for name, value in row.items()} for row in rows]
 
 
 def _known(number: Any) -> Any:
@@ -70,8 +63,10 @@ def _known(number: Any) -> Any:
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def table(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
-    """The rows of `summary` as people read them."""
+def table(
+    rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY, *, others: bool = False
+) -> pd.DataFrame:
+    """The rows of `summary` as people read them; with what else was computed of the test, if `others`."""
     import pandas as pd
 
     def cell(row: Mapping[str, Any]) -> str:
@@ -80,23 +75,14 @@ def table(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY
             return f"{score.tell(row['score'])} ({why})"
         return score.with_interval(row["score"], row["low"], row["high"])
 
-    kinds = ("quantum", "classical", "frozen")
     columns = {"net": [row["net"] for row in rows], score.column: [cell(row) for row in rows]}
-    columns |= {kind: [row[kind] for row in rows] for kind in kinds}
+    columns |= {kind: [row[kind] for row in rows] for kind in ("quantum", "classical", "frozen")}
     columns["s / epoch"] = [f"{row['seconds_per_epoch']:.2f}" for row in rows]
+    for each in metrics(score)[1:] if others else ():
+        values = [row.get(each.name) for row in rows]
+        if any(value is not None for value in values):
+            columns[each.column] = ["" if value is None else each.tell(value) for value in values]
     return pd.DataFrame(columns).set_index("net")
-
-
-def scores(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
-    """What `table` omits, of the rows of `summary`: what is computed next to the score of the nets."""
-    import pandas as pd
-
-    columns = {
-        each.column: ["" if row.get(each.name) is None else each.tell(row[each.name]) for row in rows]
-        for each in metrics(score)[1:]
-        if any(row.get(each.name) is not None for row in rows)
-    }
-    return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
 
 
 def judge(run: Run) -> list[dict[str, Any]]:
@@ -106,33 +92,31 @@ def judge(run: Run) -> list[dict[str, Any]]:
         Rows of `criterion`, `bound`, `measured` (over seeds: the mean, of memory the largest), `low` and
         `high` of a score (its 95 % interval), `met` (None where it cannot be judged) and `sentence`.
     """
-    frame, score, rows = frame_of(run), run.score, []
-    own: Any = frame[frame["net"] == run.nets[0]]
-    for name in BOUNDS:
-        bound, of_score = getattr(run.config, name), name == score.criterion
-        if bound is None:
-            continue
-        column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, fmean, 1, ""))
-        values = own[column].dropna().tolist()
-        row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
-        if not of_score and name not in COSTS_BOUND:
-            rows.append(row | {"sentence": f"not judged: nets are compared by {score.word}."})
-            continue
-        if not values or len(values) < len(own):
-            rows.append(row | {"sentence": f"not judged: {column.replace('_', ' ')} is not recorded."})
-            continue
-        row["measured"] = measured = of_seeds(values) / factor
-        reached, limit = f"{measured:.3g} {unit}", f"at most {bound:g} {unit.split()[0] if unit else ''}"
-        row["met"] = score.reaches(measured, bound) if of_score else measured <= bound
-        if of_score:
-            found = score.interval(values, own["n_test"])
-            row |= {"low": _known(found.low), "high": _known(found.high)}
-            ends = f"{score.tell(found.low)} to {score.tell(found.high)}"
-            interval = f" (95 % interval {ends})" if found.known else ""
-            reached = f"test {score.word} {score.with_unit(measured, beside=bound)}{interval}"
-            limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
-        rows.append(row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {reached}, {limit} wanted."})
-    return rows
+    frame = frame_of(run)
+    own, bounds = frame[frame["net"] == run.nets[0]], {name: getattr(run.config, name) for name in BOUNDS}
+    return [_judged(name, bound, own, run.score) for name, bound in bounds.items() if bound is not None]
+
+
+def _judged(name: str, bound: float, own: Any, score: stats.Score) -> dict[str, Any]:
+    """One row of `judge`, of the rows of the run's own net."""
+    row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
+    column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, "mean", 1, ""))
+    if name not in (score.criterion, *COSTS_BOUND):
+        return row | {"sentence": f"not judged: nets are compared by {score.word}."}
+    if not len(own) or own[column].isna().any():
+        return row | {"sentence": f"not judged: {column.replace('_', ' ')} is not recorded."}
+    row["measured"] = measured = float(own[column].agg(of_seeds)) / factor
+    if name in COSTS_BOUND:
+        row["met"], reached = measured <= bound, f"{measured:.3g} {unit}"
+        limit = f"at most {bound:g} {unit.split()[0]}"
+    else:
+        [found] = means(own, score).to_dict("records")
+        low, high = (_known(found[f"{score.name}_{end}"]) for end in ("low", "high"))
+        interval = "" if low is None else f" (95 % interval {score.tell(low)} to {score.tell(high)})"
+        reached = f"test {score.word} {score.with_unit(measured, beside=bound)}{interval}"
+        limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
+        row |= {"met": score.reaches(measured, bound), "low": low, "high": high}
+    return row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {reached}, {limit} wanted."}
 
 
 def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -152,44 +136,40 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
     rows = summary(run, frame)
     missing = set(run.nets) - {row["net"] for row in rows if len(row["scores"]) == len(run.seeds)}
     if missing:
-        told = f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}"
-        raise FileNotFoundError(f"{told}. Run 03_train on it.")
-    with mirrored(run.folder):
-        return _finish(run, frame, rows, list(robustness))
-
-
-def _finish(run: Run, frame: pd.DataFrame, rows: list[dict[str, Any]], hardened: list[Any]) -> dict[str, Any]:
-    shown = _shown(run)
+        what = f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}"
+        raise FileNotFoundError(f"{what}. Run 03_train on it.")
     before = run.result or {}  # a report that is written again keeps what was measured where the run ran
-    if not before:
-        run.note_provenance(**_spent(run, frame))
-        with contextlib.suppress(FileNotFoundError):  # rows without checkpoints are reported all the same
-            export(run)
-    compared = comparisons(frame, run.score, run.config.min_difference)[0].to_dict("records")
-    result = {
-        "recipe": run.config.title,
-        "seeds": list(run.seeds),
-        "nets": rows,
-        "score": run.score.name,
-        "min_difference": run.config.min_difference,
-        "verdict": headline(compared, run.score),
-        "verdicts": [stats.sentence(row, run.score) for row in compared],
-        "comparisons": [{str(name): _known(value) for name, value in row.items()} for row in compared],
-        "robustness": hardened or before.get("robustness", []),
-        "adapter": before.get("adapter") or _against_base(run),
-        "criteria": judge(run),
-        "test_images": len(run.splits.test),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config_digest": run.asked.digest(),
-    }
-    picture = plots.as_png(forest(compared, run.score)) if compared else b""
-    page_ = without_places(render(run, result, shown, picture))
-    workspace.write_bytes(run.report, page_.encode())
-    # What was trained keeps the hashes it had: they would say nothing if every report took them again.
-    fresh, kept = hashes(run.folder), files.read_hashes(run.folder) if before else {}
-    drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
-    files.write_hashes(run.folder, kept | drawn if kept else fresh)
-    workspace.write_json(run.folder / "result.json", result)
+    with mirrored(run.folder):
+        if not before:
+            run.note_provenance(**_spent(run, frame))
+            with contextlib.suppress(FileNotFoundError):  # rows without checkpoints are reported all the same
+                export(run)
+        compared = comparisons(frame, run.score, run.config.min_difference)[0].to_dict("records")
+        result = {
+            "recipe": run.config.title,
+            "seeds": list(run.seeds),
+            "nets": rows,
+            "score": run.score.name,
+            "min_difference": run.config.min_difference,
+            "verdict": headline(compared, run.score),
+            "verdicts": [stats.sentence(row, run.score) for row in compared],
+            "comparisons": [{str(name): _known(value) for name, value in row.items()} for row in compared],
+            "robustness": list(robustness) or before.get("robustness", []),
+            "adapter": before.get("adapter") or _against_base(run),
+            "criteria": judge(run),
+            "test_images": len(run.splits.test),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "config_digest": run.asked.digest(),
+        }
+        picture = plots.as_png(forest(compared, run.score)) if compared else b""
+        content = without_places(render(run, result, _shown(run), picture))
+        workspace.write_bytes(run.report, content.encode())
+        # What was trained keeps the hashes it had: they would say nothing if every report took them again.
+        fresh, kept = hashes(run.folder), files.read_hashes(run.folder) if before else {}
+        shown = ("report.html", "figures/")
+        drawn = {name: digest for name, digest in fresh.items() if name.startswith(shown)}
+        files.write_hashes(run.folder, kept | drawn if kept else fresh)
+        workspace.write_json(run.folder / "result.json", result)
     return result
 
 
@@ -235,11 +215,11 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
         run=run,
         result=result,
         forest=page.embedded(picture) if picture else "",
-        table=table(result["nets"], run.score).rename(columns=weights),
-        scores=scores(result["nets"], run.score),
+        table=table(result["nets"], run.score, others=True).rename(columns=weights),
         controls={net: CONTROLS.get(net, "a control of the recipe's own") for net in controls},
         smoothing=getattr(run.task, "label_smoothing", 0),
         facts=_facts(run),
+        splits=run.config.vary_split,
         notes=_notes(run),
         notebooks=_notebooks(run),
         body=shown,

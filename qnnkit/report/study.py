@@ -6,7 +6,6 @@ import copy
 import hashlib
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class Study:
     stamp: str
     """Start of a SHA-256 over the settings and results of the runs in the table."""
     notes: tuple[str, ...] = ()
-    """Notes on the data, with how many runs have them; which runs have left the batch's plan."""
+    """Notes on the data, with how many runs have them."""
     score: stats.Score = stats.ACCURACY
     """What its nets are compared by."""
     min_difference: float | None = None
@@ -126,7 +125,7 @@ def read_study(folder: str | Path) -> Study:
     listed, planned = state.batch_file(folder), state.of_batch(folder)
     name, score = str(listed.get("name", folder.name)), state.score_of(listed)
     same = _within_models([each.settings for each in planned])
-    frames, curves, behind, moved, margins = [], [], [], [], []
+    frames, curves, behind, margins = [], [], [], []
     left_out: dict[str, str] = {}
     notes: Counter[str] = Counter()
     for each in planned:
@@ -137,15 +136,10 @@ def read_study(folder: str | Path) -> Study:
             continue
         settings = run.config.model_dump(mode="json")
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
-        left = [key for key, value in each.settings.items() if now[key] != value]
-        if left:
-            changes = [f"{key} {show(now[key])} instead of {show(each.settings[key])}" for key in left]
-            moved.append(f"Run {run.folder.name} has left the batch's plan: {', '.join(changes)}.")
         varied = {key: value for key, value in now.items() if key not in same}
         about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}
-        about["split_seed"] = run.config.split_seed
         frames.append(rows.assign(**about))
-        curves.append(run.epochs().assign(**about))
+        curves.append(run.epochs().assign(**about, split_seed=run.config.split_seed))
         margins.append(run.config.min_difference or 0)
         behind.append(identity)
         notes.update(own)
@@ -163,7 +157,7 @@ def read_study(folder: str | Path) -> Study:
         len(planned),
         left_out,
         hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12],
-        (*of_data, *moved),
+        tuple(of_data),
         score,
         max(margins, default=0) or None,
     )
@@ -190,9 +184,9 @@ def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, l
     identity = json.dumps([*said, files.read(folder)], sort_keys=True)
     notes = provenance.get("notes")
     notes = list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
-    n_train = float(dict(provenance.get("samples") or {}).get("train") or math.nan)
-    rows = rows.assign(data=provenance.get("data"), run=folder.name, n_train=n_train)
-    return run, rows, identity, notes
+    if provenance.get("data") is None:  # no name stands for what the run was trained on
+        rows["data"] = None
+    return run, rows.assign(run=folder.name), identity, notes
 
 
 def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:

@@ -25,7 +25,7 @@ BESIDE = {
         stats.Score("zero_shot", "zero-shot accuracy", larger=True),
         stats.Score("loss", "loss", "nats / pair", 1, "nats", 3, larger=False),
     ),
-    "loss": (stats.Score("perplexity", "perplexity", "", 1, "", 2, larger=False),),
+    "loss": (stats.Score("perplexity", "perplexity", "", 1, "", 2, larger=False, least=1.0),),
 }
 """Score that nets are compared by -> what is computed as well."""
 MOST_HYBRIDS = 7
@@ -66,13 +66,16 @@ def frame_of(run: runs.Run) -> pd.DataFrame:
     """
     import pandas as pd
 
-    numbers = [*(each.name for each in metrics(run.score)), *COSTS, "n_test", "hours", "peak_memory"]
-    found: Any = runs.frame(run, settings=["train_fraction"])
+    numbers = [*(each.name for each in metrics(run.score)), *COSTS, "n_train", "n_test", "hours"]
+    numbers += ["peak_memory"]
+    found: Any = runs.frame(run, settings=["train_fraction", "split_seed"])
     found = found.rename(columns=lambda name: name.removeprefix("test_"))
     found = found.reindex(columns=[*dict.fromkeys([*KEYS, "seed", *found, *numbers])])
     found[numbers] = found[numbers].apply(pd.to_numeric, errors="coerce")
     found = found[found["net"].isin(run.nets) & found["seed"].isin(run.seeds)]
-    found = found.assign(model=run.config.title, data=run.folder.name, place=found["net"].map(run.nets.index))
+    found = found.assign(model=run.config.title, place=found["net"].map(run.nets.index))
+    samples = dict(run.provenance.get("samples") or {})
+    found = found.fillna({"n_train": float(samples.get("train") or math.nan), "data": run.folder.name})
     return found.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
 
 
@@ -85,15 +88,15 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
     """
     import pandas as pd
 
-    rows = []
+    rows, several = [], has_splits(frame)
     for key, group in _groups(_units(frame)).items():
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
         for metric in metrics(score):
-            names = [metric.name, f"{metric.name}_low", f"{metric.name}_high"]
             values, numbers = group[metric.name].tolist(), [math.nan] * 3
             if all(map(math.isfinite, values)):
-                found = metric.interval(values, group["n_test"] if metric == score else ())
-                numbers = [found.mean, *((found.low, found.high) if found.known else numbers[1:])]
+                n_test, ratio = group["n_test"] if metric == score else (), _ratio(group) if several else 0.0
+                numbers = metric.interval(values, n_test, ratio)
+            names = [metric.name, f"{metric.name}_low", f"{metric.name}_high"]
             row |= zip(names, numbers, strict=True)
         rows.append(row | {name: group[name].median() for name in COSTS})
     return pd.DataFrame(rows)
@@ -120,7 +123,7 @@ def comparisons(
     """
     import pandas as pd
 
-    rows, notes, n_splits = [], [], _n_splits(frame)
+    rows, notes, several = [], [], has_splits(frame)
     frame = _units(frame)
     groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
     hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
@@ -140,8 +143,8 @@ def comparisons(
         compared = [each.loc[seeds] for each in (ours, theirs)]
         one, other = (each["data"].tolist() for each in compared)
         known = all(isinstance(each, str) for each in one + other)
-        ratio = float((compared[0]["n_test"] / compared[0]["n_train"]).mean()) if n_splits > 1 else 0.0
-        if one != other or len({*one}) > n_splits or not known or math.isnan(ratio):
+        ratio = _ratio(compared[0]) if several else 0.0
+        if one != other or not (several or len({*one}) == 1) or not known or math.isnan(ratio):
             why = "they saw different data" if known else "a run keeps no fingerprint of its data"
             notes.append(f"{pair}: not compared, for {why}.")
             continue
@@ -149,20 +152,23 @@ def comparisons(
             notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
         values, others = (each[score.name].tolist() for each in compared)
         names = {"model": model, "net": net, "other_model": other_model, "other_net": other_net}
-        rows.append(
-            {**names, "train_fraction": share, "found": score.compare(values, others, ratio)}
-            | {"margin": score.margin(min_difference, others)}
-        )
-    return pd.DataFrame(stats.decide(rows, score), columns=None if rows else pd.Index(["verdict"])), notes
+        rows.append({**names, "train_fraction": share, "values": values, "others": others, "ratio": ratio})
+    decided = stats.decide(rows, score, min_difference)
+    return pd.DataFrame(decided, columns=None if rows else pd.Index(["verdict"])), notes
 
 
-def _n_splits(frame: pd.DataFrame) -> int:
-    return max(1, len({*frame["split_seed"]})) if "split_seed" in frame else 1
+def has_splits(frame: Any) -> bool:
+    """Whether seeds, or runs, have splits of their own: by `vary_split`, or by a batch over `split_seed`."""
+    return "split_seed" in frame and frame["split_seed"].nunique() > 1
+
+
+def _ratio(rows: Any) -> float:
+    return float((rows["n_test"] / rows["n_train"]).mean())
 
 
 def _units(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a seed; where runs have splits of their own one a split, which has the mean over its seeds."""
-    if _n_splits(frame) == 1:
+    if not has_splits(frame):
         return frame
     keys = [*KEYS, "split_seed"]
     numbers = {*frame.select_dtypes("number")}
@@ -197,7 +203,7 @@ def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCUR
     Controls that still hold a circuit count where there are no others.
 
     Args:
-        rows: Of `comparisons` or `stats.verdicts`.
+        rows: Of `comparisons` or `stats.decide`.
         score: What they compare.
     """
     classical = [row for row in rows if row["other_net"] not in WITH_CIRCUIT]
@@ -211,51 +217,47 @@ def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCUR
         "undecided": "The circuit is not shown to help.",
     }[strongest["verdict"]]
     kind = "classical control" if classical else "control"
-    return f"{said} Against its strongest {kind}: {stats.sentence(strongest, score)}"
+    sentence, power = stats.sentence(strongest, score), stats.detectable(strongest, score)
+    more = f" {power}" if power and power not in sentence else ""
+    return f"{said} Against its strongest {kind}: {sentence}{more}"
 
 
 def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> plots.Picture:
     """The comparisons of a run as a picture: a difference with its interval and corrected p for each control.
 
     Args:
-        rows: Of `comparisons` or `stats.verdicts`, at least one.
+        rows: Of `comparisons` or `stats.decide`, at least one.
         score: What they compare.
     """
-
-    def note(row: Mapping[str, Any]) -> str:
-        p = f", {stats.format_p(row['p_holm'])}" if row["detectable"] > 0 else ""
-        return f"{score.signed(row['difference'])}{p}"
-
+    unit = f" ({score.unit})" if score.unit else ""
     return plots.forest(
         [row["other_net"] for row in rows],
         [score.factor * row["difference"] for row in rows],
         [(score.factor * row["low"], score.factor * row["high"]) for row in rows],
-        [note(row) for row in rows],
+        [f"{score.signed(row['difference'])}, {stats.format_p(row['p_holm'])}" for row in rows],
         margin=score.factor * max(row["min_difference"] for row in rows),
-        label=f"{rows[0]['net']} minus the other: test {score.word}"
-        + (f" ({score.unit})" if score.unit else ""),
+        label=f"{rows[0]['net']} minus the other: test {score.word}{unit}",
     )
 
 
-def verdict(compared: pd.DataFrame) -> str:
+def verdict(compared: Any) -> str:
     """What a table of `comparisons` shows: its verdicts, counted, in all and for each kind of rival."""
     if not len(compared):
         return "No two nets could be compared, so nothing can be said of any difference."
     alike = (compared["model"] == compared["other_model"]) | (compared["other_net"] == "reference")
     kinds: Any = compared["other_net"].where(alike, "hybrid nets of other models")
-    first = "All comparisons"
-    counted = {first: compared["verdict"], **dict(list(compared["verdict"].groupby(kinds, sort=False)))}
+    groups = {f"Against {CONTROLS.get(kind, kind)}": kinds == kind for kind in kinds.unique()}
     lines = []
-    for name, found in counted.items():
-        numbers = [f"{(found == each).sum()} {each}" for each in VERDICTS]
-        against = name if name == first else f"Against {CONTROLS.get(name, name)}"
-        lines.append(f"{against}: {', '.join(numbers)} of {len(found)}.")
-    rule = (
-        f"Paired by {compared['unit'].iloc[0].removesuffix('s')}; t-tests, and two one-sided ones for "
-        f"equivalence, p < {stats.ALPHA} after Holm's correction for all of them. What is shown holds for "
-        "these data, settings and seeds."
-    )
-    return "\n".join([lines[0], rule, *lines[1:]])
+    for name, chosen in {"All comparisons": kinds.notna(), **groups}.items():
+        counts = compared["verdict"][chosen].value_counts().reindex(VERDICTS, fill_value=0)
+        lines.append(f"{name}: {', '.join(f'{n} {each}' for each, n in counts.items())} of {chosen.sum()}.")
+    unit = compared["unit"].iloc[0].removesuffix("s")
+    tests = "corrected resampled t-tests" if unit == "split" else "t-tests"
+    lines[1:1] = [
+        f"Paired by {unit}; {tests}, and two one-sided ones for equivalence, p < {stats.ALPHA} after Holm's "
+        "correction for all of them. What is shown holds for these data, settings and seeds."
+    ]
+    return "\n".join(lines)
 
 
 def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -283,12 +285,13 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
 
     def half_width(values: pd.Series) -> float:
         known = values.dropna().tolist()
-        return stats.mean_interval(known).half_width if known else math.nan
+        mean, _, high = stats.mean_interval(known) if known else [math.nan] * 3
+        return high - mean
 
     if not of(OF_NET).shape[1]:
         return pd.DataFrame(), pd.DataFrame()
     grouped = of(OF_NET).groupby(rows[list(named)].map(show).agg(", ".join, axis=1), sort=False)
-    losses, halves, base = grouped.mean(), grouped.agg(half_width).replace(math.inf, math.nan), of(OF_BASE)
+    losses, halves, base = grouped.mean(), grouped.agg(half_width), of(OF_BASE)
     if base.shape[1] and (base.max() - base.min() <= SAME * base.min()).all():  # nets on one base
         losses = pd.concat([base.mean().rename("base").to_frame().T, losses])
         halves = halves.reindex(losses.index)

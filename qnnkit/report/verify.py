@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qnnkit import checks
+from qnnkit.checkpoint.file import hash_of
 from qnnkit.runs import Run, rows
 
 _LATER = ("result.json", rows.SUMS, "failed.json", "notebooks/04_analyze.ipynb")
@@ -26,7 +27,7 @@ def hashes(folder: Path) -> dict[str, str]:
     """
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {
-        name: rows.hash_of(folder / name)
+        name: hash_of(folder / name)
         for name in sorted(names)
         if not any(part.startswith(".") for part in name.split("/"))
         if name not in _LATER and not name.startswith(_BENCHMARK) and not name.endswith(_PASSING)

@@ -10,20 +10,16 @@ import contextlib
 import json
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from traitlets.config import Config
-
 import qnnkit
-from qnnkit import checks, warm, words, workspace
+from qnnkit import checks, warm, workspace
 from qnnkit.runs.folder import Run, now, without_places
-from qnnkit.runs.lock import alone, mirrored
-from qnnkit.runs.rows import Followed
+from qnnkit.runs.lock import alone, bring, mirrored
 from qnnkit.runs.trainings import stopping
 
 ANALYZE, INSIDE = "04_analyze", "04b_inside"
@@ -34,6 +30,8 @@ START_TIMEOUT = 300
 """Seconds that a kernel has to start; papermill's own 60 are too few where many start at once."""
 ANNOUNCED = "QNNKIT_NOTEBOOK"
 """Environment variable of a kernel: the file to which the executed copy of its notebook is written."""
+LOOK = 0.5
+"""Seconds between two looks at the rows that a kernel writes."""
 STOP_TIMEOUT = 60.0
 """Seconds that a kernel has to finish its step and save it; Jupyter's own 5 are too few."""
 
@@ -58,41 +56,35 @@ def chosen(names: str | None) -> tuple[str, ...]:
 
 
 def of_notebooks(
-    given: Mapping[str, Any], settings: Collection[str], names: Collection[str] = NOTEBOOKS
+    run_dir: str | Path, given: Mapping[str, Any], settings: Collection[str], names: Collection[str]
 ) -> dict[str, Any]:
     """Those of the given values that are no settings of a run, but parameters of its notebooks.
 
     Args:
+        run_dir: The run's folder, in which some of the notebooks may have finished.
         given: By name.
         settings: Names of the settings of the run's recipe.
         names: Of the notebooks.
 
     Raises:
         TypeError: A value has another type than the notebook declares.
+        ValueError: A notebook that has finished had another value, and would not be executed again.
     """
     others, parameters = {name: given[name] for name in given if name not in settings}, {}
-    for notebook in map(find_notebook, names if others else ()):
-        declares = declared(notebook)
-        parameters |= (own := {name: value for name, value in others.items() if name in declares})
-        check_parameters(notebook, own)
-    return parameters
-
-
-def check_finished(run: Run, parameters: Mapping[str, Any]) -> None:
-    """Refuses values with which a notebook of the run, executed with others, would not be run again.
-
-    Raises:
-        ValueError: There is one.
-    """
-    given = json.loads(without_places(json.dumps(dict(parameters))))  # as executed copies have them
-    for name in NOTEBOOKS if given else ():
-        copy, known = workspace.read_json(run.notebook(name)), declared(find_notebook(name))
-        used = copy["metadata"]["papermill"]["parameters"] if copy else given
-        for each in given.keys() & known.keys():
-            if used.get(each, ast.literal_eval(known[each]["default"])) != given[each]:
+    bring(folder := workspace.run_folder(run_dir))
+    for name in names if others else ():
+        known, used = declared(find_notebook(name)), _used(folder, name)
+        own = {each: others[each] for each in others if each in known}
+        check_parameters(find_notebook(name), own)
+        as_kept = json.loads(without_places(json.dumps(own)))
+        for each in own:
+            default = ast.literal_eval(known[each]["default"])
+            if used is not None and used.get(each, default) != as_kept[each]:
                 rule = f"be what {name} of this run has finished with"
                 step = "Begin another run_dir, or run that notebook alone, by papermill."
-                raise ValueError(checks.message(each, rule, given[each], step))
+                raise ValueError(checks.message(each, rule, own[each], step))
+        parameters |= own
+    return parameters
 
 
 def run_notebooks(
@@ -121,11 +113,10 @@ def run_notebooks(
         BlockingIOError: Another process runs the notebooks of this run.
         Stopped: A person has stopped it (Ctrl-C); the message says where.
     """
-    with alone(run.folder, "chain"), mirrored(run.folder, echo):
-        if mine := replaced(names):
+    with alone(run.folder, "chain"), mirrored(run.folder):
+        kits = _folders()[1:]
+        if mine := [name for name in names if find_notebook(name).parent not in kits]:
             echo(f"Taken from notebooks/ of the workspace, in place of the kit's: {', '.join(mine)}.")
-        if len(names) > 1:
-            warm.begin()
         for index, name in enumerate(names, start=1):
             label = f"[{index}/{len(names)}] {name}"
             due = name == ANALYZE and run.result is None  # it is its result that says that it has finished
@@ -134,37 +125,36 @@ def run_notebooks(
                 continue
             start = time.perf_counter()
             echo(f"{label} ...")
-            with stopping(run, name), _followed(run, echo):
-                _execute(run, name, parameters or {})
+            with stopping(run, name):
+                _execute(run, name, parameters or {}, _following(run, echo))
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
-        if run.result is None and ANALYZE in names:
-            raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
         if run.result is None and "03_train" in names and finish is not None:
             finish(run)
     return run.result
 
 
-def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:
+def analyze(run: Run) -> Any:
     """Executes 04_analyze of a trained run again, with the parameters it had: report, figures and result.
 
     Raises:
         NotebookError: The notebook stopped; the earlier page stays.
-        BlockingIOError: Another process runs the notebooks of this run.
     """
-    before = workspace.read_json(run.notebook(ANALYZE)) or {"metadata": {"papermill": {"parameters": {}}}}
-    with alone(run.folder, "chain"), mirrored(run.folder, echo):
-        _execute(run, ANALYZE, before["metadata"]["papermill"]["parameters"])
+    with alone(run.folder, "chain"), mirrored(run.folder):
+        _execute(run, ANALYZE, _used(run.folder, ANALYZE) or {})
     return run.result
 
 
-def _execute(run: Run, name: str, own: Mapping[str, Any]) -> None:
-    """Launches a notebook with what it declares of its own parameters and of the run's settings."""
-    source, config = find_notebook(name), run.config
-    values = {**own, "recipe": config.recipe, "run_dir": str(run.folder), "device": config.device}
-    values |= {"backend": config.backend, "data_dir": getattr(config, "data_dir", None)}
-    known = declared(source)
-    given = {name: value for name, value in values.items() if name in known and value is not None}
-    launch(source, run.notebook(name), given)
+def _used(folder: Path, name: str) -> Any:
+    """The parameters that a notebook of a run has finished with; None where it has not."""
+    copy = workspace.read_json(folder / "notebooks" / f"{name}.ipynb")
+    return copy and copy["metadata"]["papermill"]["parameters"]
+
+
+def _execute(run: Run, name: str, own: Mapping[str, Any], follow: Callable[[], None] = lambda: None) -> None:
+    """Launches a notebook with what it declares of its own parameters; settings are in config.json."""
+    source = find_notebook(name)
+    known, values = declared(source), {**own, "recipe": run.config.recipe, "run_dir": str(run.folder)}
+    launch(source, run.notebook(name), {each: values[each] for each in values if each in known}, follow)
 
 
 def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
@@ -188,15 +178,16 @@ def finished(run: Run) -> dict[str, Any] | None:
     return run.result
 
 
-def epoch_line(run: Run, row: dict[str, Any]) -> str:
+def epoch_line(run: Run, row: Mapping[str, Any]) -> str:
     """A row of metrics.jsonl for people; of the beginning, where the nets are trained."""
     score, whose = run.score, f"{row['net']:<17} seed {row['seed']}"
     if row["event"] == "begin":
         return run.provenance.get("trained", {}).get("sentence", "")
+    if row["event"] == "warning":
+        return f"{whose}  {row['sentence']}"
     if row["event"] == "test":
-        reached = f"{score.column}: {score.tell(row[f'test_{score.name}'])}"
-        peak = words.size(row["peak_memory"])
-        return f"{whose}  {reached}, best epoch {row['best_epoch']}, peak memory {peak}"
+        reached = score.tell(row[f"test_{score.name}"])
+        return f"{whose}  {score.column}: {reached}, best epoch {row['best_epoch']}"
     if row["event"] != "epoch":
         return ""
     name = score.on_validation
@@ -207,51 +198,34 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
     )
 
 
-@contextlib.contextmanager
-def _followed(run: Run, echo: Callable[[str], None]) -> Iterator[None]:
-    """Echoes where a run is trained, and each of its epochs, while a kernel writes rows."""
-    rows, done = Followed(run.folder), threading.Event()
-    rows.look()
+def _following(run: Run, echo: Callable[[str], None]) -> Callable[[], None]:
+    """A function that echoes what another process has trained since it was last called."""
+    echoed, seen = {""}, len(run.rows("metrics"))
 
     def follow() -> None:
-        told, over = {""}, False
-        while not over:
-            over = done.wait(0.5)
-            for line in [epoch_line(run, row) for row in rows.look()]:
-                if line not in told:
-                    told.add(line)
-                    echo(f"      {line}")
+        nonlocal seen
+        rows = run.rows("metrics")
+        for line in [epoch_line(run, row) for row in rows[seen:]]:
+            if line not in echoed:
+                echoed.add(line)
+                echo(f"      {line}")
+        seen = len(rows)
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return follow
 
 
 # --- one notebook -------------------------------------------------------------------------------------------
 
 
 def declared(notebook: Path) -> dict[str, dict[str, Any]]:
-    """The parameters that a notebook's `parameters` cell declares, by name.
-
-    Raises:
-        FileNotFoundError: There is no such notebook.
-    """
+    """The parameters that a notebook's `parameters` cell declares, by name."""
     import papermill
 
-    if not notebook.is_file():
-        step = "Give the path of one of the files in notebooks/."
-        raise FileNotFoundError(checks.message("notebook", "be a file", str(notebook), step))
     return papermill.inspect_notebook(str(notebook))
 
 
 def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Refuses parameters that the notebook does not declare, or declares with another type.
-
-    papermill itself only warns of an unknown name and enforces no type.
+    """Refuses what papermill does not: a parameter that the notebook lacks, or declares with another type.
 
     Raises:
         ValueError: A name is unknown; the nearest one is offered.
@@ -265,11 +239,16 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
         optional |= value == "auto" and '"auto"' in meaning  # a word that its own line offers
         wrong_bool = isinstance(value, bool) and kind != "bool"  # True is an int to Python, not to a person
         if not optional and (wrong_bool or not isinstance(value, TYPES.get(kind, object))):
-            step = f"Its meaning: {meaning}"
+            step = f"It means: {meaning}."
             raise TypeError(checks.message(name, f"be of type {kind}", value, step))
 
 
-def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, Any]) -> Path:
+def launch(
+    notebook: str | Path,
+    output: str | Path,
+    parameters: Mapping[str, Any],
+    follow: Callable[[], None] = lambda: None,
+) -> Path:
     """Executes a notebook with checked parameters in a fresh kernel, and keeps the executed copy.
 
     The kernel works in the current folder, so a relative path means the same in both.
@@ -280,6 +259,7 @@ def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, An
         notebook: Source, left unchanged.
         output: Where the executed copy goes.
         parameters: Values by name.
+        follow: Called twice a second meanwhile, and in the end.
 
     Raises:
         ValueError: A parameter is unknown.
@@ -295,15 +275,15 @@ def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, An
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     try:
-        _in_a_kernel(notebook, running, parameters)
+        _in_a_kernel(notebook, running, parameters, follow)
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
     except papermill.PapermillExecutionError as error:
         why = f"stopped: {error.evalue} The cell and the whole trace are in {failed}."
     except RuntimeError as error:  # of Jupyter
         why = f"stopped: its kernel died or did not start, as where memory runs out ({error}). Free memory, "
-        why += "raise the number of open files (`ulimit -n 1024`), or go on with --set "
-        why += f"gradient_checkpointing=true. The cells before are in {failed}."
+        why += "raise the number of open files (`ulimit -n 1024`), or use --set gradient_checkpointing=true. "
+        why += f"The cells before are in {failed}."
     else:
         failed.unlink(missing_ok=True)
         return _share(running).replace(output)
@@ -318,7 +298,9 @@ def _share(notebook: Path) -> Path:
     return notebook
 
 
-def _in_a_kernel(notebook: Path, running: Path, parameters: Mapping[str, Any]) -> None:
+def _in_a_kernel(
+    notebook: Path, running: Path, parameters: Mapping[str, Any], follow: Callable[[], None]
+) -> None:
     """Executes a notebook in a thread, so that a signal here cuts nothing of Jupyter's; no kernel is left.
 
     Kernels speak over files in a folder of their own: two launches at once cannot take each other's.
@@ -329,9 +311,8 @@ def _in_a_kernel(notebook: Path, running: Path, parameters: Mapping[str, Any]) -
     from jupyter_core.utils import ensure_event_loop
 
     kernels: list[Any] = []
-    options: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
 
-    def execute(config: Config) -> None:
+    def execute(manager: type) -> None:
         with contextlib.closing(ensure_event_loop()):  # of this thread
             papermill.execute_notebook(
                 str(notebook),
@@ -341,25 +322,25 @@ def _in_a_kernel(notebook: Path, running: Path, parameters: Mapping[str, Any]) -
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
-                config=config,
-                kernel_manager_class=_manager({ANNOUNCED: str(running.absolute())}, kernels),
+                kernel_manager_class=manager,
             )
 
     with (
         tempfile.TemporaryDirectory(prefix="qnnkit-", ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor(1) as thread,
     ):
-        if os.name == "posix":
-            options |= {"transport": "ipc", "ip": f"{folder}/kernel"}
-        executed = thread.submit(execute, Config({"KernelManager": options}))
+        executed = thread.submit(execute, _manager(folder, running, kernels))
         try:
+            while not wait([executed], LOOK).done:
+                follow()
+            follow()
             executed.result()
         except (KeyboardInterrupt, SystemExit):
-            told, end = 0, time.monotonic() + STOP_TIMEOUT
+            asked, end = 0, time.monotonic() + STOP_TIMEOUT
             while not executed.done() and time.monotonic() < end:
-                for kernel in kernels[told:]:  # one that trains saves its state, any other ends at once
+                for kernel in kernels[asked:]:  # one that trains saves its state, any other ends at once
                     kernel.terminate()
-                    told += 1
+                    asked += 1
                 wait([executed], 0.1)
             raise
         finally:
@@ -368,25 +349,29 @@ def _in_a_kernel(notebook: Path, running: Path, parameters: Mapping[str, Any]) -
                 kernel.wait()
 
 
-def _manager(variables: Mapping[str, str], kernels: list[Any]) -> type:
-    """Jupyter's manager of kernels, which get these variables; they are forked where that is possible.
-
-    Their processes are added to `kernels`.
-    """
+def _manager(folder: str, running: Path, kernels: list[Any]) -> type:
+    """Jupyter's manager of kernels, which are forked where that is possible; they are added to `kernels`."""
     from jupyter_client.manager import AsyncKernelManager
 
+    options: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
+    if os.name == "posix":
+        options |= {"transport": "ipc", "ip": f"{folder}/kernel"}
+
     class Manager(AsyncKernelManager):
-        async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
-            env = {**options.pop("env"), **variables}
+        def __init__(self, **known: Any):
+            super().__init__(**known, **options)
+
+        async def _async_launch_kernel(self, kernel_cmd: list[str], **known: Any) -> None:
+            env = {**known.pop("env"), ANNOUNCED: str(running.absolute())}
             kernel_cmd = ["qnnkit.kernel" if word == "ipykernel_launcher" else word for word in kernel_cmd]
             there: Any = self.provisioner
             if warm.ready(kernel_cmd):
-                known = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+                inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
                 alone = "--IPKernelApp.parent_handle=0"  # it ends with this process by itself
-                there.process = warm.Forked([*kernel_cmd, alone], known | env)
+                there.process = warm.Forked([*kernel_cmd, alone], inline | env)
                 there.pid = there.pgid = there.process.pid  # its session is its own
             else:
-                await super()._async_launch_kernel(kernel_cmd, env=env, **options)
+                await super()._async_launch_kernel(kernel_cmd, env=env, **known)
             kernels.append(there.process)
 
     return Manager
@@ -395,8 +380,7 @@ def _manager(variables: Mapping[str, str], kernels: list[Any]) -> type:
 def find_notebook(name: str) -> Path:
     """The numbered notebook `name`, such as "03_train".
 
-    A copy in `notebooks/` of the workspace comes first, then that of the checkout that qnnkit was imported
-    from, then the one that its wheel brought: `share/qnnkit/notebooks` of the environment.
+    A copy in `notebooks/` of the workspace comes first, then that of the checkout or wheel of qnnkit.
 
     Raises:
         FileNotFoundError: There is none.
@@ -414,9 +398,3 @@ def _folders() -> list[Path]:
     package = Path(qnnkit.__file__).parent
     folders = [workspace.home() / "notebooks", package.parent / "notebooks"]
     return folders + [parent / "share/qnnkit/notebooks" for parent in package.parents]
-
-
-def replaced(names: Iterable[str]) -> list[str]:
-    """Those of the notebooks that the workspace has in place of the kit's."""
-    mine, *others = _folders()  # which are one in a checkout of the kit
-    return [name for name in names if mine.absolute() not in others and (mine / f"{name}.ipynb").is_file()]

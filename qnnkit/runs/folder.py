@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -17,21 +16,12 @@ from qnnkit.recipes import Recipe
 from qnnkit.runs import rows
 from qnnkit.runs.lock import keep_mirrored
 from qnnkit.runs.rows import content, trainings
-from qnnkit.settings import MAIN_NETS, PLACEMENT, SETTINGS, SPLITTING, Recorded, Settings, digest_of
+from qnnkit.settings import MAIN_NETS, PLACEMENT, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from qnnkit.data import Splits
-
-
-OF_NETS = ("seed", "n_seeds", "controls")
-"""Which nets there are; each is made alike, whatever these say."""
-TRAINING = (
-    *(name for name in Settings.model_fields if name not in (*SPLITTING, *OF_NETS)),
-    *("label_smoothing", "augmentation"),  # of kinds of data
-)
-"""Settings of the training and of the machine: any other makes other nets, or other data."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +55,8 @@ class Run:
         return {"net": net, "seed": seed, "made of": made_of}
 
     def made_of(self) -> str:
-        """Hash of the recipe and of the settings that make nets and data."""
-        own = self.asked.chosen(without=(*TRAINING, *OF_NETS))
+        """Hash of the recipe and of the settings that a run begins with, but how long it trains."""
+        own = self.asked.chosen(without=("epochs",))
         return digest_of({"recipe": self.recipe.digest, "settings": own})[:16]
 
     @property
@@ -99,14 +89,31 @@ class Run:
             return (main, *config.controls)
         return (main, *self.recipe.control_names(recipes.without_weights(config), self.splits, seed))
 
+    def split_seed(self, seed: int) -> int:
+        """Which split of the data the nets of a seed see: one for all, but for the setting `vary_split`."""
+        return self.config.split_seed + seed * self.config.vary_split
+
+    def splits_of(self, seed: int) -> Splits:
+        """The data as the nets of a seed see them."""
+        if not self.config.vary_split or seed == self.config.seed:
+            return self.splits
+        if seed not in (loaded := self.__dict__.setdefault("_varied", {})):
+            loaded.clear()  # seeds come one after the other
+            loaded[seed] = self._load(seed)
+        return loaded[seed]
+
+    def _load(self, seed: int) -> Splits:
+        config, number = self.config, self.split_seed(seed)
+        return self.recipe.load(config.override(split_seed=number) if config.vary_split else config)
+
     @cached_property
     def splits(self) -> Splits:
-        """The data, if they are those that the run was trained on.
+        """The data (of the first seed), if they are those that the run was trained on.
 
         Raises:
             ValueError, OSError: They cannot be used, or are others.
         """
-        splits, trained_on = self.recipe.load(self.config), self.provenance.get("data")
+        splits, trained_on = self._load(self.config.seed), self.provenance.get("data")
         if trained_on not in (None, splits.fingerprint()):
             place = getattr(self.config, "data_dir", None) or splits.name
             raise ValueError(
@@ -124,7 +131,7 @@ class Run:
     def score(self) -> stats.Score:
         """The number that its nets are compared by."""
         kept = self.provenance.get("score")
-        return stats.Score(**kept) if isinstance(kept, dict) else self.task.score
+        return self.task.score if kept is None else stats.Score(**kept)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -186,26 +193,27 @@ def kept_settings(run: Run) -> dict[str, Any]:
     return {"recipe_digest": run.recipe.digest, **run.asked.flat(), **place}
 
 
-def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
-    """The settings that a run began with; None where none has begun.
+def read_config(folder: Path, recipe: Recipe | None = None) -> Settings | None:
+    """The settings that the run in a folder began with; None where none has begun.
 
     Args:
-        path: Of config.json.
+        folder: Of the run.
         recipe: The one that is named; without it, the run's own where it is shipped or known here. Settings
-            whose recipe is not at hand, or is not the one that is named, can be read alone.
+            whose recipe is not at hand can be read alone.
 
     Raises:
-        ValueError: The file is damaged, or of a version that had no recipes.
+        ValueError: config.json is damaged, of a version that had no recipes, or of another recipe.
     """
+    path = folder / "config.json"
     try:
         values = workspace.read_json(path)
-        return None if values is None and not path.exists() else settings_of(values, recipe)
+        return None if values is None and not path.exists() else settings_of(values, recipe, folder)
     except ValueError as error:
         raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
 
 
-def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
-    """Settings as config.json has them; see `read_config`."""
+def settings_of(values: Any, recipe: Recipe | None = None, folder: Path | None = None) -> Settings:
+    """Settings as config.json has them; see `read_config`. The folder has the source of their recipe."""
     if not isinstance(values, dict) or not {"recipe_digest", "recipe"} <= set(values):
         step = "Read its report and rows as they are, and begin another run_dir to train."
         raise ValueError(f"it was begun by an earlier version of qnnkit, or is damaged. {step}")
@@ -214,6 +222,15 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
         if found is not None and found.digest == digest:  # others are of earlier versions
             known = found.Settings.model_fields
             return found.Settings.of({name: value for name, value in values.items() if name in known})
+    if recipe is not None:
+        difference = f"recipe: {name!r} there, {recipe.reference!r} now"
+        if Path(name).name == Path(recipe.reference).name:
+            before = rows.content(folder or Path(), "recipe.py") or b""
+            changed = recipes.difference(before.decode(), recipe.source) or "in what it imports"
+            difference = f"the recipe has changed: {changed}"
+        raise ValueError(
+            f"it holds another experiment ({difference}). Name its own recipe, or a new run_dir."
+        )
     others = {name: value for name, value in values.items() if name not in ("recipe_digest", "recipe")}
     return type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__}).of(others)
 
@@ -231,8 +248,6 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
             `checks.Message`, which has the parts: `name`, `rule`, `value`, `next_step`.
     """
     kind: Any = recipe.Settings if begun is None and recipe is not None else type(begun)
-    for name in given:
-        checks.choice("setting", name, kind.model_fields, SETTINGS)
     asked = dict(given)
     for name in kind.places():
         path = asked.get(name, kind.model_fields[name].default if begun is None else None)
@@ -253,13 +268,6 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
 
             checks.choice("tracker", name, LOGGER_TYPE_TO_CLASS)
     return config
-
-
-def changed_recipe(folder: Path, recipe: Recipe) -> str:
-    """The lines in which a recipe differs from the one that `folder` keeps."""
-    with contextlib.suppress(OSError):
-        return recipes.difference((folder / "recipe.py").read_text(), recipe.source) or "in what it imports"
-    return "its recipe.py is lost"
 
 
 def without_places(text: str) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from qnnkit import workspace
-
-if TYPE_CHECKING:
-    from qnnkit.checkpoint.mirror import Mirror
+from qnnkit.checkpoint.mirror import Mirror, restore, settle
 
 WAIT = 10.0
 """Seconds that a newcomer waits: a killed parent's notebook needs a moment to notice."""
@@ -27,24 +26,16 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
     Raises:
         BlockingIOError: Another process holds it.
     """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder / f".{work}.lock", timeout=wait)
     try:
-        lock.acquire()
+        with FileLock(folder / f".{work}.lock", timeout=wait):
+            yield
     except Timeout:
         sentence = f"Run folder `{folder}` is in use by another process. Wait for it, or stop it, and run "
         raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}the same command again.") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def held(folder: Path, work: str) -> bool | None:
     """Whether a living process holds the folder for that work; None where none ever has, or none can tell."""
-    from filelock import FileLock, Timeout
-
     path = folder / f".{work}.lock"
     if not path.exists():
         return None
@@ -67,8 +58,6 @@ def keep_mirrored(folder: Path) -> None:
     """
     if folder in _MIRRORS:
         return
-    from qnnkit.checkpoint.mirror import Mirror, settle
-
     remote = workspace.remote_of(folder)
     if remote is None:
         settle(folder)
@@ -79,15 +68,13 @@ def keep_mirrored(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def mirrored(folder: Path, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+def mirrored(folder: Path) -> Iterator[None]:
     """Keeps the folder's copy on Drive up to date, and sees in the end that all of it is there.
 
     Raises:
         OSError: It is not.
     """
     keep_mirrored(folder)
-    if folder in _MIRRORS and tell is not None:
-        _MIRRORS[folder].tell = tell
     with contextlib.ExitStack() as last:
         last.push(lambda *error: _end(folder, *error))
         yield
@@ -101,10 +88,7 @@ def _end(folder: Path, *error: Any) -> None:
 
 def _close() -> None:
     for folder in [folder for folder in _MIRRORS if folder.exists()]:
-        try:
-            _end(folder, None, None, None)
-        except OSError as error:
-            print(error, file=sys.stderr)
+        _MIRRORS.pop(folder).__exit__(None, SystemExit(), None)  # which tells of trouble, and raises nothing
 
 
 def bring(folder: Path) -> None:
@@ -112,7 +96,5 @@ def bring(folder: Path) -> None:
     remote = workspace.remote_of(folder)
     if remote is None:
         return
-    from qnnkit.checkpoint.mirror import restore
-
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)

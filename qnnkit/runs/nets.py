@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
         ValueError: The run has no such net.
     """
     checks.choice("net", net, run.nets)
-    return recipes.made(run.config, run.splits, net, seed, bare=bare)
+    return recipes.made(run.config, run.splits_of(seed), net, seed, bare=bare)
 
 
 def count_parameters(run: Run) -> dict[str, dict[str, int]]:
@@ -57,14 +56,13 @@ def first_batch(
     return send_to_device(next(iter(batches)), place)
 
 
-def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
+def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu", seed: int | None = None) -> Splits:
     """What a net of the run is given: the data, or what its frozen part made of the images once."""
-    if not isinstance(run.splits, ImageSplits):
-        return run.splits
-    changes = run.config.of_kit("augmentation", "none") != "none" or run.config.shots
-    if changes or run.config.noise:  # other images or other shots, other features
-        return run.splits
-    return features.of(model, run.splits, place)
+    splits = run.splits_of(run.config.seed if seed is None else seed)
+    changes = run.config.of_kit("augmentation", "none") != "none" or run.config.shots or run.config.noise
+    if changes or not isinstance(splits, ImageSplits):  # other images or other shots, other features
+        return splits
+    return features.of(model, splits, place)
 
 
 def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
@@ -93,17 +91,23 @@ def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
 def placed(run: Run) -> Placement:
     """Where the nets of a run are trained, as its provenance.json has it for this machine.
 
-    Decided by the run's own net, for its controls too. A run that resumes is trained where it was; on another
-    machine, or asked for another placement, it is measured again. What has finished, and a run of several
-    processes, measures nothing.
+    Decided once by the run's own net, for its controls too: when the run begins, for a batch size of "auto",
+    or when it is first trained. A run that resumes is trained where it was; on another machine, or asked for
+    another placement, it is measured again. A run of several processes measures nothing.
     """
+    kept, config = run.provenance.get("placement") or {}, run.config
+    asked = {"asked": {name: getattr(config, name) for name in ("device", "backend", "threads")}}
+    asked["machine"] = placement.machine_facts()
     if n_processes() > 1:
         return _unmeasured(run, f"{n_processes()} processes take equal shares, so nothing was measured.")
-    kept, finished = run.provenance.get("placement"), len(run.tested()) == len(run.nets) * len(run.seeds)
-    if kept and (finished or _asked(run).items() <= kept.items()):
+    if kept and (len(run.tested()) == len(run.nets) * len(run.seeds) or asked.items() <= kept.items()):
         known: Any = {name: kept[name] for name in Placement.__dataclass_fields__}
-        return replace(Placement(**known), batch_size=run.config.batch_size)
-    return _unmeasured(run, "it was trained before, so nothing was measured.") if finished else decide(run)
+        size = known["batch_size"] if config.batch_size == "auto" else config.batch_size
+        return replace(Placement(**known), batch_size=size)
+    found = _measured(run)
+    if run.folder.exists():
+        run.note_provenance(placement=asdict(found) | asked)
+    return found
 
 
 def _unmeasured(run: Run, why: str) -> Placement:
@@ -114,29 +118,20 @@ def _unmeasured(run: Run, why: str) -> Placement:
     return Placement(place, config.backend, threads, size, f"{place}: {why}")
 
 
-def decide(run: Run) -> Placement:
-    """Measures where the run is trained, and writes the decision to its provenance.json."""
+def _measured(run: Run) -> Placement:
+    """Where a run is trained fastest here; of large language models, unmeasured."""
     config, where = run.config, run.config.device
     bare = recipes.made(config, run.splits, "", config.seed, bare=True)
     twice, free = 2 * sum(weight.nbytes for weight in bare.parameters()), machine.memory()[1]
     if twice > SHARE * free and any(weight.is_meta for weight in bare.parameters()):
         sizes = f"{twice / 1e9:.1f} GB of weights, of {free / 1e9:.1f} GB of free memory"
-        found = _unmeasured(run, f"a trial would hold {sizes}, so nothing was measured.")
-    else:
-        if config.of_kit("four_bit", False):
-            chosen = device.choose(where)
-            if in_four_bits(str(config.of_kit("pretrained")), chosen)[0] is not None:
-                where = str(chosen)  # such weights are where they were read to, and stay there
-        workload, nets = measure.of_recipe(config, run.splits), len(run.nets) * len(run.seeds)
-        found = placement.place(workload, device=where, threads=config.threads, trainings=nets)
-    run.note_provenance(placement=asdict(found) | _asked(run))
-    return found
-
-
-def _asked(run: Run) -> dict[str, Any]:
-    """What a decision answers."""
-    asked = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
-    return {"asked": asked, "machine": placement.machine_facts()}
+        return _unmeasured(run, f"a trial would hold {sizes}, so nothing was measured.")
+    if config.of_kit("four_bit", False):
+        chosen = device.choose(where)
+        if in_four_bits(str(config.of_kit("pretrained")), chosen)[0] is not None:
+            where = str(chosen)  # such weights are where they were read to, and stay there
+    workload, nets = measure.of_recipe(config, run.splits), len(run.nets) * len(run.seeds)
+    return placement.place(workload, device=where, threads=config.threads, trainings=nets)
 
 
 # --- what that takes ----------------------------------------------------------------------------------------
@@ -163,9 +158,8 @@ def to_plan(
         ValueError: A name or value is wrong; the batch size is "auto".
         OSError, ValueError: The data cannot be used.
     """
-    with tempfile.TemporaryDirectory() as folder:  # a plan leaves nothing behind
-        run = run if isinstance(run, Run) else _unsaved(Path(folder), run, settings)
-        workload, where = measure.of_recipe(run.config, run.splits), placed(run) if timed else run.config
+    run = run if isinstance(run, Run) else _unsaved(run, settings or {})
+    workload, where = measure.of_recipe(run.config, run.splits), placed(run) if timed else run.config
     return {
         "workload": workload if samples is None else workload.of_samples(samples),
         "device": where.device,
@@ -176,13 +170,13 @@ def to_plan(
     }
 
 
-def _unsaved(folder: Path, recipe: Any, settings: Mapping[str, Any] | None) -> Run:
+def _unsaved(recipe: Any, settings: Mapping[str, Any]) -> Run:
     """A run of a recipe whose folder is not begun.
 
     Raises:
         ValueError: A name or value is wrong; the batch size is "auto".
     """
-    run = Run(folder, resolve(recipes.find(recipe), settings or {}))
+    run = Run(workspace.home() / "none", resolve(recipes.find(recipe), settings))
     if run.config.batch_size == "auto":
         step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
         raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
@@ -206,8 +200,7 @@ def measure_machine(
     Raises:
         ValueError, OSError: A name or value is wrong, data cannot be used, or the file cannot be written.
     """
-    checks.positive("seconds", options.get("seconds", 1.0))
-    run = _unsaved(workspace.home() / "none", recipe, settings)
+    run = _unsaved(recipe, settings)
     place = survey.default_place(survey.facts()) if out is None else workspace.place(out)
     workspace.make_folder(place.parent)  # before minutes are spent
     found = survey.take(run.config, run.splits, **options)

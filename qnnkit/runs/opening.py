@@ -1,13 +1,12 @@
-"""How a run begins, by settings, data and nets that go together; how it resumes, grows longer, is forked."""
+"""How a run begins, by settings, data and nets that go together; how it resumes and grows longer."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
-import shutil
 import subprocess
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,15 @@ from torch import nn
 
 import qnnkit
 from qnnkit import checks, layers, recipes, tasks, words, workspace
+from qnnkit.checkpoint.file import hash_of
 from qnnkit.device import machine
 from qnnkit.measure import placement, survey
 from qnnkit.models import causal_lm
-from qnnkit.recipes import Recipe, RecipeError
+from qnnkit.recipes import RecipeError
 from qnnkit.runs import rows
-from qnnkit.runs.folder import TRAINING, Run, changed_recipe, now, read_config, resolve, write_config
+from qnnkit.runs.folder import Run, now, read_config, resolve, write_config
 from qnnkit.runs.lock import alone, bring, keep_mirrored
-from qnnkit.runs.nets import decide
+from qnnkit.runs.nets import placed
 from qnnkit.runs.using import data_of
 from qnnkit.settings import PLACEMENT, FlatValue, Settings
 
@@ -59,58 +59,41 @@ def open_run(
     bring(folder)
     named = None if recipe is None else recipes.find(recipe)
     given = {name: value for name, value in settings.items() if value is not None}
-    begun = read_config(folder / "config.json", named)
-    if begun is not None:
-        _require_own(Run(folder, begun), among)  # before anything is changed
-        return _resume(folder, named, begun.with_paths(workspace.located), given)
-    if named is None:
+    begun = read_config(folder, named)
+    if begun is None and named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
-    if folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
+    if begun is None and folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
         rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
         raise ValueError(checks.message("run_dir", rule, str(folder), step))
+    run = Run(folder, begun or resolve(named, given))
+    if among is not None and run.nets[0] not in among:  # before anything is changed
+        net, step = run.nets[0], f"Write --only {run.nets[0]}."
+        raise ValueError(checks.message("--only", f"name {net}, as its net is", ",".join(among), step))
+    if begun is not None:
+        return _resume(folder, begun.with_paths(workspace.located), given)
     if not workspace.is_known():
         lost = "This run will vanish with this Colab machine: no folder is known that outlasts it. Run "
         step = "colab_setup.ipynb first, which mounts Drive, or set QNNKIT_HOME to a folder of your own."
         warnings.warn(lost + step, stacklevel=2)
-    run = Run(folder, resolve(named, given))
     require_usable(run)
-    _require_own(run, among)
     workspace.make_folder(folder)
     with alone(folder, "begin", wait=BEGIN):
         if not (folder / "config.json").exists():
             facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
             facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # for who has not the recipe
-            return _begin(run, facts)
+            run.note_provenance(**origin(), **facts)
+            if run.config.batch_size == "auto":
+                size = placed(run).batch_size
+                run.note_provenance(batch_size=size)
+                run = Run(folder, run.config.override(batch_size=size))
+            write_config(run)  # now it is a run
+            return run
     return open_run(run_dir, recipe, among=among, **settings)  # another process has just begun it
 
 
-def _require_own(run: Run, among: Collection[str] | None) -> None:
-    """Raises ValueError where the run's own net, with a circuit or without one, is called otherwise."""
-    if among is not None and run.nets[0] not in among:
-        net, step = run.nets[0], f"Write --only {run.nets[0]}."
-        raise ValueError(checks.message("--only", f"name {net}, as its net is", ",".join(among), step))
-
-
-def _begin(run: Run, facts: Mapping[str, Any]) -> Run:
-    """The run, begun in its folder: its provenance, its batch size where that is "auto", its settings."""
-    run.note_provenance(**origin(), **facts)
-    if run.config.batch_size == "auto":
-        size = decide(run).batch_size
-        run.note_provenance(batch_size=size)
-        run = Run(run.folder, run.config.override(batch_size=size))
-    write_config(run)  # now it is a run
-    return run
-
-
-def _resume(folder: Path, named: Recipe | None, begun: Settings, given: dict[str, Any]) -> Run:
+def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
     """A run that has begun, with the placement that is asked for now, and more epochs."""
-    if named is not None and begun.source is None:
-        recorded = getattr(begun, "recorded", "")
-        difference = f"recipe: {recorded!r} there, {named.reference!r} now"
-        if Path(recorded).name == Path(named.reference).name:
-            difference = f"the recipe has changed: {changed_recipe(folder, named)}"
-        raise _other_experiment(folder, difference)
     if given.get("batch_size") == "auto" and "batch_size" in rows.facts(folder, "provenance.json"):
         del given["batch_size"]  # it was measured when the run began
     config, where = resolve(None, given, begun), set(PLACEMENT) & given.keys()
@@ -122,17 +105,11 @@ def _resume(folder: Path, named: Recipe | None, begun: Settings, given: dict[str
         extend(Run(folder, begun), config.epochs)
     elif difference:
         pairs = [f"{name}: {ours!r} there, {theirs!r} now" for name, (ours, theirs) in difference.items()]
-        raise _other_experiment(folder, ", ".join(pairs))
+        told = f"Run folder `{folder}` holds another experiment ({', '.join(pairs)})."
+        raise ValueError(f"{told} Choose another run_dir, or the settings it began with.")
     workspace.make_folder(folder)
     _keep(Run(folder, config), where)
     return Run(folder, config)
-
-
-def _other_experiment(folder: Path, difference: str) -> ValueError:
-    return ValueError(
-        f"Run folder `{folder}` holds another experiment ({difference}). Choose another run_dir, "
-        "or the settings it began with; --fork NEW_DIR continues from it with other training settings."
-    )
 
 
 def _keep(run: Run, names: Collection[str]) -> None:
@@ -142,7 +119,7 @@ def _keep(run: Run, names: Collection[str]) -> None:
     if (after := before | {name: flat[name] for name in names}) != before:
         workspace.write_json(path, after)
         if path.name in hashes:
-            rows.write_hashes(run.folder, hashes | {path.name: rows.hash_of(path)})
+            rows.write_hashes(run.folder, hashes | {path.name: hash_of(path)})
         keep_mirrored(run.folder)
 
 
@@ -165,59 +142,18 @@ def extend(run: Run, epochs: int) -> None:
         write_config(Run(folder, run.config.override(epochs=epochs)))
 
 
-def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
-    """A new run that begins as a copy of another's checkpoints, with other training settings.
-
-    Its rows, hours and costs are counted from the fork.
-
-    Args:
-        run_dir: What is copied.
-        new_dir: Folder of the new run.
-        recipe: The run's.
-        settings: Of the training, changed.
-
-    Raises:
-        ValueError: A setting would change the nets or their data; nothing would be left to train; or
-            `new_dir` holds something else.
-        FileNotFoundError: There is no run in `run_dir`.
-    """
-    source, folder = open_run(run_dir, recipe), workspace.run_folder(new_dir)
-    bring(folder)
-    changed = {name: value for name, value in settings.items() if value is not None}
-    config, given = resolve(None, changed, source.config), source.config.chosen() | changed
-    of, known = rows.facts(folder, "provenance.json").get("forked", {}).get("of"), source.provenance
-    if of is not None and of == known.get("begun") and (folder / "config.json").exists():
-        return open_run(new_dir, source.recipe, **given)
-    for name in source.config.difference(config).keys() - set(TRAINING):
-        rule = f"change how a run trains, and {name} makes other nets or data"
-        step = "Begin a new run_dir with it, without --fork."
-        raise ValueError(checks.message("--fork", rule, str(new_dir), step))
-    least = source.config.epochs + (len(source.tested()) == len(source.nets) * len(source.seeds))
-    if config.epochs < least:
-        rule = f"be {least} or more: `{source.folder}` is trained for {source.config.epochs}"
-        raise ValueError(checks.message("epochs", rule, config.epochs, "Add --epochs with more."))
-    require_usable(Run(source.folder, config))
-    theirs = workspace.make_folder(source.folder / "checkpoints")
-    with alone(source.folder, "train"), workspace.whole_folder(folder) as draft:
-        shutil.copytree(theirs, draft / "checkpoints", ignore=shutil.ignore_patterns(".*"))
-    run = open_run(new_dir, source.recipe, **given)
-    forked = {"from": workspace.portable(str(source.folder)), "of": known.get("begun"), "changed": changed}
-    run.note_provenance(made_of=known.get("made_of"), forked=forked)  # whose checkpoints they are
-    return run
-
-
 def origin() -> dict[str, Any]:
     """Code, packages, machine and time of a beginning, for provenance.json; None: it cannot be found out.
 
     Nothing of it names a person or a host.
     """
     package = Path(qnnkit.__file__).parent
-    tracked = _git(package, "ls-files", "--error-unmatch", "--", "__init__.py") is not None
-    changed = _git(package, "status", "--porcelain", "--", ".") if tracked else None
+    commit = _git(package, "log", "-1", "--format=%H", "--", ".") or None  # none of another project's
+    changed = commit and _git(package, "status", "--porcelain", "--", ".")
     return {
         "begun": now(),
         "qnnkit": qnnkit.__version__,
-        "commit": _git(package, "rev-parse", "HEAD") if tracked else None,
+        "commit": commit,
         "commit_changed": None if changed is None else bool(changed),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -241,6 +177,10 @@ def _git(folder: Path, *words: str) -> str | None:
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
     config, recipe, own_controls = run.config, run.recipe, hasattr(run.recipe.code, "controls")
+    if config.vary_split and run.splits_of(config.seed + 1).test.sources == run.splits.test.sources:
+        rule = f"be false, as `{run.splits.name}` has a test split of its own"
+        raise ValueError(checks.message("vary_split", rule, True, "Join its parts in one folder."))
+    placement.devices(config.device, config.precision)  # refused where none has it
     for name in run.nets if own_controls or config.controls != "all" else run.nets[:1]:
         try:
             net = recipes.made(config, run.splits, name, config.seed, bare=True)
@@ -248,18 +188,14 @@ def require_usable(run: Run) -> None:
             raise ValueError(str(error)) from None
         if own_controls or name == run.nets[0]:
             _require_runs(run, net)
-    if config.net_settings:
-        controls = recipe.control_names(recipes.without_weights(config), run.splits, config.seed)
-        for setting in config.net_settings:
-            names = (run.nets[0], *controls, *(() if own_controls else layers.MORE_CONTROLS))
-            checks.choice("net in net_settings", setting.split(".")[0], names)
+    for setting in config.net_settings:
+        checks.choice("net in net_settings", setting.split(".")[0], run.nets)
     if not recipe.shipped and "vocabulary" not in run.splits.sizes:  # language models have their own files
         try:
             recipe.build(config, data_of(run.splits), config.seed)
         except RecipeError as error:
             lost = "`qnnkit predict` builds the trained net without its data, and will not be able to"
             warnings.warn(f"{lost}. {error}", stacklevel=4)
-    placement.devices(config.device, config.precision)  # refused where none has it
 
 
 def _require_runs(run: Run, model: nn.Module) -> None:
@@ -269,30 +205,21 @@ def _require_runs(run: Run, model: nn.Module) -> None:
         if name := run.config.of_kit("pretrained"):  # every weight is there, though none is read
             causal_lm(name, device="meta", **splits.sizes)
         return
-    with _taken(recipe, splits), recipe.located_errors():
-        shape = (n, getattr(splits, "n_classes", None))
-        if shape[1] is not None and not isinstance(run.task, tasks.Own):
-            outputs: Any = layers.called(model.eval(), splits.example(n))
-            found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            if found != shape:
-                step = "One number for each class, for each image."
-                raise recipe.refusal("build", f"give a net that returns shape {shape}", found, step)
-        if recipe.shipped:
-            return
-        try:
-            loss = run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
-        except tasks.Refused as error:
-            raise recipe.wrong(str(error)) from None
-        if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
-            step = "Leave out what detaches it, such as .item()."
-            raise recipe.refusal("task", "give a loss with a gradient", "without one", step)
-
-
-@contextlib.contextmanager
-def _taken(recipe: Recipe, splits: Any) -> Iterator[None]:
-    """Reports in a sentence what a library says of a user's net that does not take the data, or its task."""
+    shape = (n, getattr(splits, "n_classes", None))
     try:
-        yield
+        with recipe.located_errors():
+            if shape[1] is not None and not isinstance(run.task, tasks.Own):
+                outputs: Any = layers.called(model.eval(), splits.example(n))
+                found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+                if found != shape:
+                    step = "One number for each class, for each image."
+                    raise recipe.refusal("build", f"give a net that returns shape {shape}", found, step)
+            loss = run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
+            if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
+                step = "Leave out what detaches it, such as .item()."
+                raise recipe.refusal("task", "give a loss with a gradient", "without one", step)
+    except tasks.Refused as error:
+        raise recipe.wrong(str(error)) from None
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if recipe.shipped or isinstance(error, RecipeError):
             raise

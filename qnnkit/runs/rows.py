@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
+import os
+import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -37,10 +39,10 @@ def content(folder: Path, name: str, read: Callable[[Path], Any] = Path.read_byt
     Raises:
         OSError: It cannot be read.
     """
-    for place in dict.fromkeys((work(folder), folder)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = (place / name).stat()
-            return _read(read, place / name, (found.st_ino, found.st_mtime_ns, found.st_size))
+    path = work(folder) / name
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        status = path.stat()
+        return _read(read, path, (status.st_ino, status.st_mtime_ns, status.st_size))
     return None
 
 
@@ -60,60 +62,50 @@ def facts(folder: Path, name: str) -> dict[str, Any]:
 def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
     """The rows of `<kind>.jsonl`, oldest first, but for those that are damaged (see `is_whole`).
 
-    Of a file that cannot be read there are none.
+    Of a file that cannot be read there are none; of one that has grown, what is new is read.
     """
-    with contextlib.suppress(OSError):
-        lines = content(folder, f"{kind}.jsonl", workspace.read_lines) or []
-        return [row for row in lines if (is_whole(row) if kind == "metrics" else "event" in row)]
+    lines = _lines(work(folder) / f"{kind}.jsonl")
+    with contextlib.suppress(OSError), _LOOKING:
+        lines.look()
+        return [row for row in lines.rows if kind != "metrics" or is_whole(row)]
     return []
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Whether a row of metrics.jsonl has what every row has, and the numbers of its event."""
-    named = {"event", "net", "seed"} <= row.keys()
+    named = {"net", "seed"} <= row.keys()
     return named and all(number(row, name) is not None for name in NUMBERS.get(str(row["event"]), ()))
 
 
-class Followed:
-    """metrics.jsonl of a run that is being written: a look reads only what has been added since the last one.
+class _Lines:
+    """The rows of a file that may grow: a look reads what has been added since the last one."""
 
-    Args:
-        folder: Of the run.
+    def __init__(self, path: Path):
+        self.path, self.rows, self.end, self.last = path, list[dict[str, Any]](), 0, b""
+        self.state = 0, 0, 0
 
-    Example:
-        >>> Followed(Path("no/such/run")).look()
-        []
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.rows: list[dict[str, Any]] = []
-        self.end, self.last = 0, b""
-
-    def look(self) -> list[dict[str, Any]]:
-        """The rows that are new; all are in `rows`. A file that was replaced is read from its beginning."""
-        try:
-            with (work(self.folder) / "metrics.jsonl").open("rb") as file:
-                file.seek(self.end - len(self.last))
-                if file.read(len(self.last)) != self.last:
-                    self.rows, self.end = [], file.seek(0)
-                added = file.read()
-        except OSError:
-            return []
-        added = added[: added.rfind(b"\n") + 1]
-        if not added:
-            return []
-        self.end += len(added)
-        self.last = added.splitlines(keepends=True)[-1]
-        new = [row for row in workspace.parse_lines(added)[0] if is_whole(row)]
-        self.rows += new
-        return new
+    def look(self) -> None:
+        with self.path.open("rb") as file:
+            status, before = os.fstat(file.fileno()), self.state
+            self.state = status.st_ino, status.st_size, status.st_mtime_ns
+            if self.state == before:
+                return
+            file.seek(self.end - len(self.last))
+            has_grown = self.state[0] == before[0] and self.state[1] > before[1]
+            if not has_grown or file.read(len(self.last)) != self.last:  # it was changed or replaced
+                self.rows, self.end = [], file.seek(0)
+            added = file.read()
+        if whole := added[: added.rfind(b"\n") + 1]:
+            self.end, self.last = self.end + len(whole), whole.splitlines(keepends=True)[-1]
+            rows, damaged = workspace.parse_lines(whole)
+            self.rows += [row for row in rows if "event" in row]
+            if damaged:
+                warnings.warn(
+                    f"File `{self.path}` has {damaged} damaged lines, which are left out.", stacklevel=4
+                )
 
 
-@functools.lru_cache(maxsize=256)
-def followed(folder: Path) -> Followed:
-    """The same `Followed` for every look of this process at a run."""
-    return Followed(folder)
+_lines, _LOOKING = functools.lru_cache(maxsize=256)(_Lines), threading.Lock()
 
 
 def number(row: Mapping[str, Any], name: str) -> Any:
@@ -177,18 +169,12 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
         for row in trainings(rows, "epoch", None):
             hours[row["net"], row["seed"]] += (number(row, "seconds") or 0) / 3600
         for row in trainings(rows, event, config.get("epochs")):
-            row["data"] = provenance.get("data")
+            row.setdefault("data", provenance.get("data"))
             if event == "test":
                 row["hours"] = hours.get((row["net"], row["seed"]), math.nan)
                 row["cost"] = row["hours"] * (math.nan if price is None else price)
             table.append({**about, **row})
     return pd.DataFrame(table)
-
-
-def hash_of(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_hashes(folder: Path, hashes: Mapping[str, str]) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
 from qnnkit.runs.lock import held
-from qnnkit.runs.rows import content, facts, followed, number, trainings, work
+from qnnkit.runs.rows import content, facts, number, read, trainings, work
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
 from qnnkit.words import duration
@@ -25,7 +25,6 @@ STATES = ("running", "failed", "stopped", "trained", "waiting", "pruned", "finis
 STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
 FILES = ("provenance", "config", "failed")
-NUMBERS = ("epoch", "epochs", "step", "steps", "loss", "per_second")
 SESSION = "session.json"
 """In a batch's folder: the command that it belongs to now, and the runs that it has pruned."""
 
@@ -48,22 +47,11 @@ class State:
     score: Score = ACCURACY
     validation: float | None = None
     """The best that the run's own net came to on the validation split, by `score`."""
-    net: str | None = None
-    seed: int | None = None
-    number: int | None = None
-    """Which training of the run's it is, counted from 1."""
-    of: int | None = None
-    epoch: int | None = None
-    epochs: int | None = None
-    step: int | None = None
-    steps: int | None = None
-    loss: float | None = None
-    per_second: float | None = None
-    """Samples."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """Of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`, samples
+    `per_second`; nothing where none did."""
     seconds_left: float | None = None
     """Until all nets are trained, each as long as this one, if none stops early."""
-    warnings: tuple[str, ...] = ()
-    """Of this net's training, since it last began."""
 
 
 def of_run(run_dir: str | Path) -> State:
@@ -124,15 +112,14 @@ def score_of(listed: Mapping[str, Any]) -> Score:
 def look(folder: Path, score: Score | None = None) -> State:
     """The state of the run in a folder; "waiting" if nothing is there yet."""
     provenance, settings, failure = (facts(folder, f"{name}.json") for name in FILES)
-    score, lines = score or score_of(provenance), followed(folder)
-    lines.look()
-    seeds = range(settings.get("seed", 0), settings.get("seed", 0) + settings.get("n_seeds", 1))
-    order = [(net, seed) for seed in seeds for net in provenance.get("nets") or ()]
-    tested = {(row["net"], row["seed"]) for row in trainings(lines.rows, "test", settings.get("epochs"))}
-    own = [number(row, f"validation_{score.on_validation}") for row in lines.rows if row["net"] in MAIN_NETS]
+    score, rows, first = score or score_of(provenance), read(folder), settings.get("seed", 0)
+    seeds = range(first, first + settings.get("n_seeds", 1))
+    wanted = {(net, seed) for seed in seeds for net in provenance.get("nets") or ()}
+    tested = {(row["net"], row["seed"]) for row in trainings(rows, "test", settings.get("epochs"))}
+    own = [number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS]
     reached = [value for value in own if value is not None]
-    known = _training(lines.rows, order, tested)
-    known |= {"id": folder.name, "score": score, "validation": score.best(reached) if reached else None}
+    known: dict[str, Any] = {"id": folder.name, "score": score, **_latest(rows, wanted - tested)}
+    known["validation"] = score.best(reached) if reached else None
     locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if finished(folder):
         state = "finished"
@@ -141,15 +128,12 @@ def look(folder: Path, score: Score | None = None) -> State:
     elif failure:
         state, notebook = str(failure.get("state", "failed")), failure.get("notebook")
         known |= {"error": failure.get("error"), "notebook": folder / notebook if notebook else None}
-    elif order and set(order) <= tested:
+    elif wanted and wanted <= tested:
         state = "trained"
-    elif (
-        locks[-1] is None
-        and time.time() - max((number(row, "time") or 0 for row in lines.rows), default=0) < STALE
-    ):
+    elif locks[-1] is None and any((number(row, "time") or 0) > time.time() - STALE for row in rows):
         state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
     else:
-        state = "stopped" if lines.rows else "waiting"
+        state = "stopped" if rows else "waiting"
     return State(folder, state, **known)
 
 
@@ -180,34 +164,26 @@ def frame(states: Iterable[State]) -> pd.DataFrame:
     return pd.DataFrame(table).set_index("run") if table else pd.DataFrame()
 
 
-def _training(rows: Sequence[Mapping[str, Any]], order: list[Any], tested: set[Any]) -> dict[str, Any]:
-    """What the rows of metrics.jsonl say of the training that began last; nothing where none did.
+def _latest(rows: Sequence[Mapping[str, Any]], left: Collection[Any]) -> dict[str, Any]:
+    """`row` and `seconds_left` of a `State`.
 
     Args:
-        rows: Oldest first.
-        order: (net, seed) of all trainings of the run; may be empty, where no file lists them.
-        tested: Those of them that have ended.
+        rows: Of metrics.jsonl, oldest first.
+        left: (net, seed) of the trainings that have not ended.
     """
-    begun = [i for i, row in enumerate(rows) if row["event"] == "begin"]
-    if not begun:
-        return {}
-    begin, *lately = rows[begun[-1] :]
-    pair, steps = (begin["net"], begin["seed"]), [row for row in lately if row["event"] == "step"]
-    last = dict(steps[-1] if steps else begin)
-    for row in lately:
-        if row["event"] == "epoch" and row["epoch"] >= last.get("epoch", 0):
-            last |= {"epoch": row["epoch"], "step": last.get("steps"), "loss": row.get("train_loss")}
-    seconds_left = None
-    if steps and (updates := steps[-1]["updates"] - steps[0]["updates"]) > 0:
-        each = (steps[-1]["time"] - steps[0]["time"]) / updates  # validation and checkpoints are part of it
-        others = len({*order} - tested - {pair})
-        seconds_left = each * ((1 + others) * last["epochs"] * last["steps"] - steps[-1]["updates"])
-    return {name: number(last, name) for name in NUMBERS} | {
-        **{"net": begin["net"], "seed": begin["seed"], "of": len(order) or None},
-        "number": order.index(pair) + 1 if pair in order else None,
-        "seconds_left": seconds_left,
-        "warnings": tuple(str(row.get("sentence")) for row in lately if row["event"] == "warning"),
-    }
+    row, steps = dict[str, Any](), list[Mapping[str, Any]]()
+    for each in rows:
+        if each["event"] in ("begin", "step"):
+            row, steps = dict(each), [] if each["event"] == "begin" else [*steps[:1], each]
+        elif each["event"] == "epoch" and row:
+            row |= {"epoch": each["epoch"], "step": row.get("steps"), "loss": each.get("train_loss")}
+    if len(steps) < 2:
+        return {"row": row}
+    first, last = steps  # validation and checkpoints are part of their time
+    each = (last["time"] - first["time"]) / max(1, last["updates"] - first["updates"])
+    others = len({*left} - {(row["net"], row["seed"])})
+    updates = (1 + others) * last["epochs"] * last["steps"] - last["updates"]
+    return {"row": row, "seconds_left": each * updates}
 
 
 # --- looking on ---------------------------------------------------------------------------------------------
@@ -239,10 +215,9 @@ def watch(
             begun = [run for run in runs if run.state != "waiting"] or runs
             # Of a batch another run may be proposed, or one tried again.
             going_on = any(run.state == "running" for run in runs) or (folder / SESSION).exists()
-            for text in [text for run in begun for text in (line(run), *(f"  ! {w}" for w in run.warnings))]:
-                if text not in echoed:
-                    echoed.add(text)
-                    echo(text)
+            for text in [text for text in map(line, begun) if text not in echoed]:
+                echoed.add(text)
+                echo(text)
             if once or not going_on:
                 break
             time.sleep(every)
@@ -251,15 +226,15 @@ def watch(
 
 def line(run: State) -> str:
     """A run in one line of words."""
-    words = [run.folder.name, run.state + (f": {run.error}" if run.error else "")]
-    if run.net is not None:
-        words.append(f"{run.net}, seed {run.seed}" + (f" ({run.number} of {run.of})" if run.number else ""))
-    if run.epoch is not None:
-        words.append(f"epoch {run.epoch}/{run.epochs}, step {run.step}/{run.steps}")
-    if run.loss is not None:
-        words.append(f"loss {run.loss:.4f}")
-    if run.state == "running" and run.per_second is not None:
-        words.append(f"{run.per_second:,.0f} samples/s")
+    row, words = run.row, [run.folder.name, run.state + (f": {run.error}" if run.error else "")]
+    if row:
+        words.append(f"{row['net']}, seed {row['seed']}")
+    if "epoch" in row:
+        words.append(f"epoch {row['epoch']}/{row.get('epochs')}, step {row.get('step')}/{row.get('steps')}")
+    if (loss := number(row, "loss")) is not None:
+        words.append(f"loss {loss:.4f}")
+    if run.state == "running" and (speed := number(row, "per_second")) is not None:
+        words.append(f"{speed:,.0f} samples/s")
     if run.state == "running" and run.seconds_left is not None:
         words.append(f"{duration(run.seconds_left)} left")
     return "  ".join(words)

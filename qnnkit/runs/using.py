@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import nn
 
 from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
@@ -18,13 +19,14 @@ from qnnkit.data import pieces, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
-from qnnkit.runs.folder import Run, changed_recipe, kept_settings, settings_of
+from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
 from qnnkit.runs.state import look
 from qnnkit.runs.trainings import tested
-from qnnkit.tasks import pictures
 
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
+FILES = (ABOUT, CONFIG, "generation_config.json")
+"""One is in every trained net; the last two in language models, as transformers and PEFT write them."""
 LENGTH, BATCH = 256, 32
 """Tokens of a block where a net's files name no number, and samples of a batch that is evaluated."""
 MOST_CAPTIONS = 1000
@@ -41,6 +43,10 @@ class Data:
     """Of what a net takes: name -> dtype and shape without the batch; "" for one tensor."""
     classes: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
+
+    def __post_init__(self):  # as JSON has them, lists
+        sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in self.sizes.items()}
+        vars(self).update(sizes=sizes, classes=tuple(self.classes), captions=tuple(self.captions))
 
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
@@ -152,19 +158,13 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
         run = folder.parent if folder.name in ("model", "adapter") else folder
         step = f"It is {look(run).state}. Finish the run: its 04_analyze writes model/."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
-    named = None if recipe is None else recipes.find(recipe)
-    config = settings_of(about["settings"], named)
-    if named is not None and config.source is None:
-        other = f"`{folder}` was trained by another recipe than `{named.reference}`"
-        raise ValueError(f"{other} ({changed_recipe(folder, named)}). Name the one that it was.")
-    config = config.with_paths(workspace.located)
-    used, values = recipes.of(config), dict(about["data"])
-    values["sizes"] = {name: _tuple(value) for name, value in values["sizes"].items()}
+    config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
+    used, values = recipes.of(config), {**about["data"], "sizes": dict(about["data"]["sizes"])}
     if (folder / "tokenizer").is_dir():
         values["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
     known = values.keys() & Data.__dataclass_fields__.keys()  # a run of an earlier version says more
-    data = Data(**{name: _tuple(values[name]) for name in known})
-    net = used.build(config.override(backend="auto"), data, about["seed"])
+    data = Data(**{name: values[name] for name in known})
+    net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
     net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
     return net.eval(), data, used
 
@@ -195,7 +195,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
 def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
     """The trained net of a run, what it knows of its data, its task, and its settings where it has any."""
     folder = _folder(run_dir)
-    if _of_tokens(folder):
+    if any((folder / name).exists() for name in FILES[1:]):
         if recipe is not None:
             step = "It is read from its own files."
             raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
@@ -238,41 +238,12 @@ def predict(
     if classical:
         layers.called(net, about.example())  # once, so that shapes are known
         net = layers.as_classical(net)[0]
-    own = hasattr(getattr(task, "task", None), "predict")  # which reads what it likes
-    if "" in about.shapes and "image_size" not in about.sizes and not own:
-        inputs = [_rows_of(each, about) if str(each).endswith((".csv", ".tsv")) else each for each in inputs]
     if raw and "raw" not in inspect.signature(task.predict).parameters:
         step = "Leave it out: only texts have a chat template."
         raise ValueError(checks.message("raw", "be given with a text", raw, step))
     with torch.no_grad():
         rows = tasks.asked(task.predict, net, inputs, about=about, raw=raw)
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])
-
-
-def _rows_of(file: str | Path, about: Data) -> np.ndarray:
-    """The samples in a table, a row each, with the columns of numbers that the net was trained on.
-
-    Raises:
-        ValueError: It has other columns, or cells without a number.
-    """
-    import pandas as pd
-
-    path = pictures.place(file)
-    with path.open(errors="replace") as lines:
-        mark = max(",;\t", key=lines.readline().count)
-    try:
-        table: Any = pd.read_csv(path, sep=mark, header=None).apply(pd.to_numeric, errors="coerce")
-    except ValueError:  # it is empty, or its rows differ in length
-        table = pd.DataFrame()
-    n, shape = table.shape[1], about.shapes[""][1:]
-    numbers = table[int(table.head(1).isna().any(axis=None)) :]  # a first line that names the columns
-    if shape != [n] or numbers.isna().any(axis=None):
-        rule = f"hold {shape[0] if len(shape) == 1 else 'no'} columns of numbers, as the net was trained on"
-        step = "Leave out other columns, such as the targets, and rows without a number."
-        words = numbers.columns[numbers.isna().any()] + 1  # a decimal comma is none of them
-        other = f", without a number in columns {', '.join(map(str, words[:5]))}" if len(words) else ""
-        raise ValueError(checks.message("inputs", rule, f"{file} with {n}{other}", step))
-    return numbers.to_numpy(np.float32, copy=True)
 
 
 def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> dict[str, Any]:
@@ -283,8 +254,8 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     Args:
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
         data: Of a language model text, chats or music, as the recipe's `data_dir`; of a classifier a folder
-            or archive of images in class folders (or with the label in their names, if it was trained so), or
-            an .npz file of samples and labels.
+            or archive of images in class folders (or with the label in their names, if it was trained so); of
+            a recipe on arrays an .npz file with `inputs` and `targets`.
         recipe: The run's, where it is a user's own.
 
     Returns:
@@ -320,37 +291,12 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row of `predict` or `evaluate` for people, a line a sample; of probabilities the three largest."""
-    several = row.get("output")
-    if isinstance(several, list) and isinstance(several[0], dict):
-        rows = ({"input": f"{row['input']}, row {i}", **each} for i, each in enumerate(several, 1))
-        return "\n".join(map(line, rows))
-    words = [f"{name}: {_short(value)}" for name, value in row.items() if name != "notes"]
-    return "\n  Note: ".join(["  ".join(words), *row.get("notes", ())])
-
-
-def _short(value: Any) -> str:
-    """Numbers with few digits; anything else as it is."""
-    if isinstance(value, dict):
-        largest = sorted(value.items(), key=lambda pair: -pair[1])[:3]
-        return ", ".join(f"{name} {share:.3g}" for name, share in largest)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_short, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A row of `predict` or `evaluate` for people."""
+    return yaml.safe_dump(dict(row), sort_keys=False, allow_unicode=True)
 
 
 def _folder(run_dir: str | Path) -> Path:
     """The folder that holds the trained net: the one that is named, or one in it."""
     place = workspace.run_folder(run_dir)
     places = (place, place / "model", place / "adapter")
-    return next((each for each in places if (each / ABOUT).exists() or _of_tokens(each)), places[1])
-
-
-def _of_tokens(folder: Path) -> bool:
-    """Whether a folder holds a language model, or an adapter of one, as transformers and PEFT write them."""
-    names = ("generation_config.json", "adapter_config.json")
-    return any((folder / name).exists() for name in names)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return next((each for each in places if any((each / name).exists() for name in FILES)), places[1])

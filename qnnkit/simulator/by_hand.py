@@ -94,7 +94,7 @@ class Run(torch.autograd.Function):
 
 
 _is_mapped: Any = vars(torch._C)["_functorch"].is_legacy_batchedtensor
-"""Whether a gradient stands for many, as under `is_grads_batched`."""
+"""Whether a gradient represents many, as under `is_grads_batched`."""
 
 
 # --- parts of a batch -----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Fused:
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
         self.methods = Methods(circuit.kinds)
-        """Of what it was made of: if one was exchanged, it no longer stands for the QNode."""
+        """What it was made of: if one of these was replaced, it no longer represents the QNode."""
         self.as_list = True
         """Whether the QNode returns a list, not a tuple, where the program is all of it."""
         self.prepared = circuit.prepared

@@ -357,7 +357,7 @@ def start_of_cell(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A product state in terms of real features: cosines, then sines, of sums and differences of angles.
 
-    Entry b of a turned wire is u_b exp(-+i h). In a product of k of them stand exp(-i s @ h) for all signs s,
+    Entry b of a turned wire is u_b exp(-+i h). A product of k of them has exp(-i s @ h) for all signs s,
     of which s and -s have the same cosine and, but for its sign, the same sine: 2**(k-1) of each are enough.
 
     Args:

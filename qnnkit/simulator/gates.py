@@ -24,7 +24,7 @@ ROUNDED = 1e-6
 
 
 is_wrapped: Any = vars(torch._C)["_functorch"].is_functorch_wrapped_tensor
-"""Whether a tensor stands for many, or belongs to a transform of torch.func."""
+"""Whether a tensor represents many, or belongs to a transform of torch.func."""
 
 
 class NotFusable(Exception):

@@ -75,7 +75,7 @@ def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) ->
     if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):  # its own square
         outcome = int("".join(str(int(bit)) for bit in observable.data[0]), 2)
         return {0: (local_states(observable.wires, wires) == outcome) + 0j}  # words would be too many
-    # anew, as PennyLane keeps this form when a coefficient changes in place
+    # again, as PennyLane keeps this form when a coefficient changes in place
     observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
     sentence: Any = observable.pauli_rep
     if sentence is None:

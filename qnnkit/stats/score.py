@@ -1,4 +1,4 @@
-"""The number that nets are compared by: its direction, its unit, its bounds, and how people read it."""
+"""The number that nets are compared by: its direction, its unit, its intervals, and how people read it."""
 
 from __future__ import annotations
 
@@ -6,29 +6,15 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from qnnkit import checks
-from qnnkit.stats.intervals import Comparison, Interval, compare, mean_interval
+from qnnkit.stats.intervals import Interval, loss_interval, mean_interval, share_interval
 
-_RISING = {
-    "accuracy", "acc", "precision", "recall", "specificity", "f1", "auc", "auroc", "auprc", "ap", "map",
-    "r2", "iou", "miou", "dice", "jaccard", "mcc", "kappa", "ndcg", "mrr", "bleu", "rouge", "meteor",
-    "cider", "psnr", "ssim", "fidelity", "likelihood", "hits", "correlation", "pearson", "spearman",
-}  # fmt: skip
-_FALLING = {
-    "loss", "error", "err", "cost", "mse", "mae", "rmse", "nmse", "mape", "msle", "nll", "ece", "bce",
-    "brier", "crossentropy", "perplexity", "ppl", "hinge", "huber", "wer", "cer", "kl", "kld",
-    "divergence", "fid", "regret", "residual", "infidelity",
-}  # fmt: skip
-_FILLERS = {
-    "train", "test", "validation", "val", "valid", "mean", "avg", "average", "median", "total", "sum",
-    "macro", "micro", "weighted", "balanced", "top", "at", "per", "token", "sample", "step", "batch",
-    "epoch", "score", "rate", "k",
-}  # fmt: skip
-"""Words, and numbers, that change nothing of a name's direction."""
-_NEGATIONS = {"minus", "neg", "negative", "inverse", "inv", "one", "1", "anti"}
-_TERMS = {"negative_log_likelihood": "nll", "neg_log_likelihood": "nll", "cross_entropy": "crossentropy"}
+_RISING = "accuracy|acc|precision|recall|f1|auc|auroc|r2|iou|miou|dice|mcc|kappa|bleu|psnr|ssim|fidelity"
+_FALLING = "loss|error|mse|mae|rmse|mape|nll|ece|bce|brier|cross entropy|perplexity|hinge|wer|divergence|fid"
+_FILLER = r"score|rate|total|mean|sum|at|per|token|sample|batch|epoch|k|(?:top|k)?\d+"
+_NEGATION = r"^(?:1|one) |\b(?:minus|neg|negative|inverse|inv|anti)\b"
 
 
 def direction(name: str) -> bool:
@@ -42,22 +28,16 @@ def direction(name: str) -> bool:
     Example:
         >>> direction("top_5_accuracy"), direction("word_error_rate"), direction("minus_loss")
         (True, False, True)
-        >>> direction("negative_log_likelihood"), direction("mse_total")
-        (False, False)
     """
-    plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    for term, word in _TERMS.items():
-        plain = plain.replace(term, word)
-    words = plain.split("_")
-    if words[0] == "minus" and len(words) > 1:
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
+    if words.startswith("minus "):
         return True
-    telling = [word for word in words if word not in _FILLERS and not re.fullmatch(r"(top|k)?\d+", word)]
-    last = telling[-1] if telling and not _NEGATIONS.intersection(words[:1] + telling) else ""
-    if last in _RISING or last in _FALLING:
-        return last in _RISING
-    rule = "say whether more is better, as its name does not"
-    step = f"Write score = Score({name!r}, {name!r}, larger=False), or larger=True."
-    raise ValueError(checks.message("score", rule, name, step))
+    last = re.search(rf"\b(?:({_RISING})|{_FALLING})(?: (?:{_FILLER}))*$", words)
+    if last is None or re.search(_NEGATION, words):
+        rule = "say whether more is better, as its name does not"
+        step = f"Write score = Score({name!r}, {name!r}, larger=False), or larger=True."
+        raise ValueError(checks.message("score", rule, name, step))
+    return last[1] is not None
 
 
 @dataclass(frozen=True)
@@ -69,7 +49,7 @@ class Score:
     word: str
     """As people call it."""
     per: str = "%"
-    """Unit in which it is told."""
+    """Unit in which it is told; "%" is that of a share, between 0 and 1."""
     factor: float = 100.0
     """From what is kept to what is told: 100 where shares are told in percent."""
     unit: str = "points"
@@ -82,23 +62,12 @@ class Score:
     """What of the validation split stands for it while it trains, where that is another number."""
     criterion: str = "min_accuracy"
     """The setting that bounds it: what a run must reach to be a success."""
+    least: float = 0.0
+    """The best that a loss can be."""
 
     def __post_init__(self) -> None:
         if self.larger is None:
             object.__setattr__(self, "larger", direction(self.name))
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Between which it always lies.
-
-        Example:
-            >>> ACCURACY.bounds, LOSS.bounds
-            ((0.0, 1.0), (0.0, inf))
-        """
-        if self.per == "%":
-            return 0.0, 1.0
-        kind = "nats" if self.per.startswith("nats") else self.name.split("_")[-1]
-        return _BOUNDS.get(kind, (-math.inf, math.inf))
 
     @property
     def column(self) -> str:
@@ -120,14 +89,28 @@ class Score:
         """
         return f"validation {self.watched or self.word}"
 
-    def tell(self, value: float) -> str:
-        """A value without its unit.
+    def tell(self, value: float, beside: float | None = None) -> str:
+        """A value without its unit; with as many digits as tell it from another one `beside` it.
 
         Example:
-            >>> ACCURACY.tell(0.9741)
-            '97.4'
+            >>> ACCURACY.tell(0.9741), ACCURACY.tell(0.89996, beside=0.9)
+            ('97.4', '89.996')
         """
-        return f"{self.factor * value:z.{self.digits}f}"
+        text = ""
+        for digits in range(self.digits, 13):
+            text = f"{self.factor * value:z.{digits}f}"
+            if beside in (None, value) or text != f"{self.factor * beside:z.{digits}f}":
+                break
+        return text
+
+    def with_unit(self, value: float, beside: float | None = None) -> str:
+        """As `tell`, with its unit.
+
+        Example:
+            >>> LOSS.with_unit(3.2146)
+            '3.215 nats / token'
+        """
+        return f"{self.tell(value, beside)} {self.per}".rstrip()
 
     def signed(self, difference: float) -> str:
         """A difference with its sign, without its unit.
@@ -137,6 +120,17 @@ class Score:
             ('+1.5', '+0.0')
         """
         return f"{self.factor * difference:+z.{self.digits}f}"
+
+    def with_interval(self, mean: float, low: float | None, high: float | None) -> str:
+        """A mean with the ends of its interval, where they are known, without its unit.
+
+        Example:
+            >>> ACCURACY.with_interval(0.989, 0.962, 0.997), LOSS.with_interval(0.5, 0.5, 0.5000001)
+            ('98.9 (96.2 to 99.7)', '0.500 (0.5000000 to 0.5000001)')
+        """
+        if low is None or high is None or not math.isfinite(high - low):
+            return "" if math.isnan(mean) else self.tell(mean)
+        return f"{self.tell(mean)} ({self.tell(low, high)} to {self.tell(high, low)})"
 
     def margin(self, min_difference: float | None, others: Sequence[float]) -> float:
         """The least difference that matters, in the unit that scores are kept in.
@@ -154,63 +148,30 @@ class Score:
             return min_difference / self.factor
         return 0.01 if self.per == "%" else 0.01 * abs(statistics.fmean(others))
 
-    def with_unit(self, value: float, beside: float | None = None) -> str:
-        """A value as it stands in a sentence; with as many digits as tell it from another one `beside` it.
+    def interval(
+        self, values: Sequence[float], n_test: Iterable[float | None] = (), ratio: float = 0.0
+    ) -> Interval:
+        """The 95 % interval of values over seeds, for this kind of number.
 
-        Example:
-            >>> LOSS.with_unit(3.2146), ACCURACY.with_unit(0.89996, beside=0.9)
-            ('3.215 nats / token', '89.996 %')
-        """
-        digits = self.digits
-        while beside is not None and value != beside and digits < 12:
-            if f"{self.factor * value:.{digits}f}" != f"{self.factor * beside:.{digits}f}":
-                break
-            digits += 1
-        return f"{self.factor * value:.{digits}f} {self.per}".rstrip()
-
-    def interval(self, values: Sequence[float], n_test: Iterable[float | None]) -> Interval:
-        """The 95 % interval of values over seeds, as `mean_interval` has it for this kind of number.
+        That of shares stays within 0 and 1, and covers the test samples too, if they are known. That of a
+        loss is of log-normal values, if all are positive, and stays above `least`.
 
         Args:
             values: One number per seed.
             n_test: Samples of the test split, by seed; None or NaN where a run did not record them.
+            ratio: As `mean_interval` has it.
         """
         sizes = [int(n) for n in n_test if n is not None and n > 0]  # NaN is not
-        if not self._holds(values):
-            return mean_interval(values)
-        samples = min(sizes) if self.per == "%" and len(sizes) == len(values) else None
-        least, most = self.bounds
-        positive = least >= 0 and math.isinf(most) and min(values) > 0
-        found = mean_interval(values, samples=samples, logarithmic=positive)
-        return replace(found, low=max(least, found.low), high=min(most, found.high)) if found.known else found
-
-    def compare(self, values: Sequence[float], others: Sequence[float], ratio: float = 0.0) -> Comparison:
-        """As `compare`; of shares the interval ends at a difference of 1, which none exceeds.
-
-        Example:
-            >>> ACCURACY.compare([1.0, 0.6], [0.4, 0.5]).high
-            1.0
-        """
-        found, most = compare(values, others, ratio), self.bounds[1] - self.bounds[0]
-        if not math.isfinite(found.low) or not self._holds([*values, *others]):
-            return found
-        return replace(found, low=max(-most, found.low), high=min(most, found.high))
-
-    def _holds(self, values: Sequence[float]) -> bool:
-        """Whether the bounds hold for these values, which a user's task may have named otherwise."""
-        return all(self.bounds[0] <= value <= self.bounds[1] for value in values)
-
-    def with_interval(self, mean: float, low: float | None, high: float | None) -> str:
-        """A mean with the ends of its interval, where they are known, without its unit.
-
-        Example:
-            >>> ACCURACY.with_interval(0.989, 0.962, 0.997), LOSS.with_interval(0.5, 0.5, 0.5000001)
-            ('98.9 (96.2 to 99.7)', '0.500 (0.5000000 to 0.5000001)')
-        """
-        if low is None or high is None or not math.isfinite(high - low):
-            return "" if math.isnan(mean) else self.tell(mean)
-        ends = (self.with_unit(end, beside=other) for end, other in ((low, high), (high, low)))
-        return f"{self.tell(mean)} ({' to '.join(end.removesuffix(self.per).rstrip() for end in ends)})"
+        mean, low, high = mean_interval(values, ratio=ratio)
+        if self.per == "%" and 0 <= min(values) <= max(values) <= 1:
+            if sizes and len(sizes) == len(values):
+                return share_interval(values, min(sizes), ratio=ratio)
+            return Interval(mean, max(low, 0.0), min(high, 1.0))  # NaN stays
+        if self.larger or min(values) < self.least:
+            return Interval(mean, low, high)
+        if min(values) > 0:
+            mean, low, high = loss_interval(values, ratio=ratio)
+        return Interval(mean, max(low, self.least), high)
 
     def best(self, values: Iterable[float]) -> float:
         """The best of some values, at least one.
@@ -226,13 +187,6 @@ class Score:
         return value >= bound if self.larger else value <= bound
 
 
-_BOUNDS = {
-    "perplexity": (1.0, math.inf),
-    "r2": (-math.inf, 1.0),
-    **dict.fromkeys(("nats", "mse", "mae", "rmse"), (0.0, math.inf)),
-    **dict.fromkeys(("accuracy", "precision", "recall", "f1", "auc"), (0.0, 1.0)),
-}
-"""A score's unit, or the last word of its name -> between which it always lies."""
 ACCURACY = Score("accuracy", "accuracy")
 RECALL = Score("recall_1", "recall@1", watched="accuracy", criterion="min_recall")
 LOSS = Score(

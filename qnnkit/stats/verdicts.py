@@ -2,51 +2,163 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qnnkit.stats.intervals import ALPHA, holm, judge
+from qnnkit import checks
+from qnnkit.stats.intervals import mean_interval, quantile
 from qnnkit.stats.score import Score
 
+ALPHA = 0.05
+"""A difference, or an equivalence, is shown where its corrected p is below this."""
+POWER = 0.8
+"""How often seeds must find a difference that is there, to be called enough for it."""
+MOST_SEEDS = 10_000
 
-def verdicts(
-    name: str,
+
+def compare(
     values: Sequence[float],
-    nets: Mapping[str, Sequence[float]],
-    score: Score,
-    min_difference: float | None = None,
-) -> list[dict[str, Any]]:
-    """One net next to each of several that share its seeds: a row of numbers and a verdict for each.
+    others: Sequence[float],
+    ratio: float = 0.0,
+    margin: float = 0.0,
+    family: int = 1,
+) -> dict[str, Any]:
+    """First minus second, seed by seed: a paired t-test, equivalence within a margin, and power.
+
+    Where every seed has a split of its own, the splits share most of their samples, so that the differences
+    spread less than fresh data would make them. Nadeau and Bengio's corrected t-test takes
+    s sqrt(1 / n + n_test / n_train) for the standard error in place of s / sqrt(n).
+
+    The effect size is g_z = J d_z, with d_z = mean / standard deviation of the differences and
+    J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1 (Hedges 1981): d_z is too large for few seeds.
+    It is NaN for fewer than three. Where all differences are the same number, as happens with a handful of
+    test images, nothing is known of how seeds differ (p is 1, and the effect 0, if that number is zero).
 
     Args:
-        name: The net.
-        values: Its scores.
-        nets: The others by name, each with the scores of the same seeds in the same order.
-        score: What they are.
-        min_difference: The least difference that matters; see `Score.margin`.
+        values: One number per seed.
+        others: Those of the other net, by the same seeds in the same order.
+        ratio: Test samples by training samples of a split; 0 where all seeds share one split.
+        margin: The least difference that matters, in the unit of the scores.
+        family: How many comparisons are made: a corrected p must pass `ALPHA / family` to be sure to count.
 
     Returns:
-        See `decide`.
+        `seeds`, how many; `unit`, what they are: seeds, or splits; `difference`, the mean, with `low` and
+        `high`, its 95 % t-interval; `effect_size`; two-sided `p`; `min_difference`, the margin;
+        `p_equivalent`, the larger p of the two one-sided t-tests that the difference lies within it;
+        `detectable`, the smallest true difference that as many seeds of this spread find in 80 of 100
+        studies; `seeds_needed`, how many seeds find one of `margin` as often, infinite where 10,000 are not
+        enough. What is not known is NaN.
 
     Raises:
-        ValueError: Two nets have not as many values as one another, or none, or one is not finite.
+        ValueError: The two have not as many values as one another, or none, or one is not finite.
 
     Example:
-        >>> from qnnkit.stats import ACCURACY
-        >>> rows = verdicts("net", [0.93, 0.95, 0.97], {"a": [0.90, 0.91, 0.92], "b": [0.90] * 3}, ACCURACY)
-        >>> [(row["other_net"], row["verdict"], round(row["p_holm"], 3)) for row in rows]
-        [('a', 'better', 0.04), ('b', 'better', 0.049)]
+        >>> row = compare([0.93, 0.95, 0.97], [0.90, 0.91, 0.92], margin=0.01)
+        >>> round(row["difference"], 4), round(row["effect_size"], 3), round(row["p"], 4)
+        (0.04, 2.257, 0.0202)
+        >>> round(row["detectable"], 3), row["seeds_needed"]
+        (0.033, 10)
+
+    Reference:
+        Lakens 2013, doi:10.3389/fpsyg.2013.00863 (d_z and its correction); Student 1908; Nadeau and Bengio
+        2003, doi:10.1023/A:1024068626366 (splits that share samples); Schuirmann 1987,
+        doi:10.1007/BF01068419 (two one-sided tests); Cohen 1988 (power).
     """
-    rows = [
-        {"net": name, "other_net": other, "found": score.compare(values, others)}
-        | {"margin": score.margin(min_difference, others)}
-        for other, others in nets.items()
-    ]
-    return decide(rows, score)
+    if len(values) != len(others):
+        rule = f"have one value per seed, as `values` has {len(values)}"
+        raise ValueError(checks.message("others", rule, list(others), "Train both nets on the same seeds."))
+    differences, n = [float(a - b) for a, b in zip(values, others, strict=True)], len(values)
+    mean, low, high = mean_interval(differences, ratio=ratio)
+    row: dict[str, Any] = {"seeds": n, "unit": "splits" if ratio else "seeds", "difference": mean}
+    row |= dict.fromkeys(("low", "high", "effect_size", "p", "p_holm"), math.nan)
+    row |= {"min_difference": margin, "p_equivalent": math.nan, "detectable": math.nan}
+    row |= {"seeds_needed": math.nan, "family": family}
+    spread, m, alpha = statistics.stdev(differences) if n > 1 else 0.0, n - 1, ALPHA / family
+    if spread <= 1e-12 * max(map(abs, [*values, *others])):  # nothing but rounding, or one seed
+        return row | ({"effect_size": 0.0, "p": 1.0} if n > 1 and abs(mean) <= spread else {})
+    from scipy.stats import t
+
+    error = spread * math.sqrt(1 / n + ratio)
+    if m > 1:
+        shrink = math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) / math.sqrt(m / 2)
+        row["effect_size"] = shrink * mean / spread
+    row |= {"low": low, "high": high, "p": 2 * float(t.sf(abs(mean) / error, m))}
+    row["p_equivalent"] = float(t.sf((margin - abs(mean)) / error, m))
+    row["detectable"] = spread * detectable_effect(n, alpha, ratio)
+    numbers = range(1, MOST_SEEDS + 1)
+    needed = 1 + bisect.bisect_left(numbers, POWER, key=lambda n: power(margin / spread, n, alpha, ratio))
+    return row | {"seeds_needed": needed if needed <= MOST_SEEDS else math.inf}
 
 
-def decide(rows: Sequence[Mapping[str, Any]], score: Score) -> list[dict[str, Any]]:
+def detectable_effect(n: int, alpha: float = ALPHA, ratio: float = 0.0) -> float:
+    """The effect, in standard deviations of a difference, that `n` seeds find in 80 of 100 studies.
+
+    Example:
+        >>> round(detectable_effect(10), 2)
+        1.0
+    """
+    from scipy.optimize import brentq
+
+    most = 4 * (quantile(n, 1 - alpha) + 1) * math.sqrt(1 / n + ratio)
+    found: Any = brentq(lambda effect: power(effect, n, alpha, ratio) - POWER, 0, most)
+    return found
+
+
+def power(effect: float, n: int, alpha: float = ALPHA, ratio: float = 0.0) -> float:
+    """How often a paired t-test of `n` seeds finds a difference of `effect` standard deviations.
+
+    `ratio` as in `compare`: with splits of their own, no number of seeds finds every difference.
+
+    The noncentral t-distribution, as a mean over 128 quantiles of the spread that is measured.
+
+    Example:
+        >>> round(power(1.0, 10), 3)  # tables of Cohen: 0.80
+        0.803
+    """
+    from scipy.special import ndtr
+
+    bound, shift = _bounds(n, alpha), effect / math.sqrt(1 / n + ratio)
+    return float((ndtr(shift - bound) + ndtr(-bound - shift)).mean())
+
+
+@functools.lru_cache(maxsize=1024)
+def _bounds(n: int, alpha: float) -> Any:
+    """What a mean must exceed to be found, in standard errors, at 128 quantiles of the measured spread."""
+    import numpy as np
+    from scipy.stats import chi2
+
+    squares = chi2.ppf((np.arange(128) + 0.5) / 128, n - 1) / (n - 1)
+    return quantile(n, 1 - alpha) * np.sqrt(squares)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of a family, corrected so that none is called shown by chance in 19 of 20 families.
+
+    The k-th smallest of m is multiplied by m - k + 1, and is no smaller than those before it. A NaN, of a
+    comparison that could not be tested, stays NaN and still counts in m: it was asked as well.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+
+    Reference:
+        Holm 1979, Scandinavian Journal of Statistics 6(2), 65-70.
+    """
+    import numpy as np
+
+    p = np.array(p_values, dtype=float)
+    order = np.argsort(p)  # NaN comes last
+    p[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    return p.tolist()
+
+
+def decide(
+    rows: Sequence[Mapping[str, Any]], score: Score, min_difference: float | None = None
+) -> list[dict[str, Any]]:
     """The verdicts of a family of comparisons, corrected for how many they are (Holm 1979).
 
     A verdict is `better` or `worse` where the corrected p of the paired t-test shows a difference; else
@@ -54,34 +166,40 @@ def decide(rows: Sequence[Mapping[str, Any]], score: Score) -> list[dict[str, An
     `undecided`.
 
     Args:
-        rows: Whatever names the nets, with `found`, a `Comparison`, and `margin`.
+        rows: Whatever names the nets, with `values` and `others`, their scores by the same seeds, and `ratio`
+            where each seed has a split of its own: see `compare`.
         score: What is compared.
+        min_difference: The least difference that matters; see `Score.margin`.
 
     Returns:
-        The rows, with these in place of `found` and `margin`: seeds, unit (what they are: seeds, or splits),
-        difference, low, high, effect_size, p, p_holm, p_equivalent (corrected), min_difference, detectable,
-        seeds_needed (see `judge`), family and verdict. Numbers that are not known are NaN.
+        The rows, with those of `compare` in place of the scores; p_holm and p_equivalent are corrected.
+
+    Raises:
+        ValueError: Two nets have not as many values as one another, or none, or one is not finite.
+
+    Example:
+        >>> from qnnkit.stats import ACCURACY
+        >>> nets = {"a": [0.90, 0.91, 0.92], "b": [0.90, 0.90, 0.90]}
+        >>> rows = [{"other_net": name, "values": [0.93, 0.95, 0.97], "others": nets[name]} for name in nets]
+        >>> rows = decide(rows, ACCURACY)
+        >>> [(row["other_net"], row["verdict"], round(row["p_holm"], 3)) for row in rows]
+        [('a', 'better', 0.04), ('b', 'better', 0.049)]
     """
-    judged = [judge(row["found"], row["margin"], len(rows)) for row in rows]
-    different = holm([row["found"].p for row in rows])
-    equivalent = holm([each["p_equivalent"] for each in judged])
-    made = []
-    for row, each, p, same in zip(rows, judged, different, equivalent, strict=True):
-        found = row["found"]
-        verdict = "equivalent" if same < ALPHA else "undecided"
+    decided, scores = [], ("values", "others", "ratio")
+    for given in rows:
+        margin = score.margin(min_difference, given["others"])
+        row = compare(given["values"], given["others"], given.get("ratio", 0.0), margin, len(rows))
+        if score.per == "%":  # no two shares differ by more than 1; NaN stays
+            row |= {"low": max(row["low"], -1.0), "high": min(row["high"], 1.0)}
+        decided.append({name: given[name] for name in given if name not in scores} | row)
+    different, same = (holm([row[name] for row in decided]) for name in ("p", "p_equivalent"))
+    for row, p, p_same in zip(decided, different, same, strict=True):
+        row |= {"p_holm": p, "p_equivalent": p_same, "verdict": "undecided"}
+        if p_same < ALPHA:
+            row["verdict"] = "equivalent"
         if p < ALPHA:
-            verdict = "better" if (found.difference > 0) is score.larger else "worse"
-        ends = (end if math.isfinite(end) else math.nan for end in (found.low, found.high))
-        numbers = {
-            "seeds": found.n,
-            "unit": "splits" if found.ratio else "seeds",
-            "difference": found.difference,
-            **dict(zip(("low", "high"), ends, strict=True)),
-        }
-        numbers |= {"effect_size": found.effect, "p": found.p, "p_holm": p, **each, "p_equivalent": same}
-        about = {name: value for name, value in row.items() if name not in ("found", "margin")}
-        made.append(about | numbers | {"family": len(rows), "verdict": verdict})
-    return made
+            row["verdict"] = "better" if (row["difference"] > 0) is score.larger else "worse"
+    return decided
 
 
 def sentence(row: Mapping[str, Any], score: Score) -> str:
@@ -89,41 +207,57 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
 
     Example:
         >>> from qnnkit.stats import ACCURACY
-        >>> [row] = verdicts("hybrid", [0.95, 0.96, 0.94], {"classical": [0.98, 0.98, 0.97]}, ACCURACY)
+        >>> nets = {"net": "hybrid", "other_net": "classical"}
+        >>> scores = {"values": [0.95, 0.96, 0.94], "others": [0.98, 0.98, 0.97]}
+        >>> [row] = decide([nets | scores], ACCURACY)
         >>> print(sentence(row, ACCURACY))
         hybrid did worse than classical: -2.7 points (95 % interval -4.1 to -1.2, p = 0.015, 3 seeds).
     """
-    name, other, n = row["net"], row["other_net"], row["seeds"]
-    gap, unit = score.signed(row["difference"]), score.unit and f" {score.unit}"
-    if n == 1:
-        return f"{name} minus {other}: {gap}{unit} on one seed, which shows nothing; train more seeds."
-    if not row["detectable"] > 0:  # unknown, or NaN
-        same = "nothing" if row["p"] == 1 else f"{gap}{unit}"
-        return (
-            f"{name} and {other} differ by {same} on each of {n} seeds, which says nothing of how seeds "
-            "differ; train more seeds."
-        )
-    margin, several = f"{score.factor * row['min_difference']:.3g}", row["family"] > 1
-    margin += unit.removesuffix("s") if margin == "1" else unit
-    p = format_p(row["p_holm"]) + " after Holm's correction" * several
-    ends = (
-        f"{'uncorrected ' * several}95 % interval {score.signed(row['low'])} to {score.signed(row['high'])}"
-    )
-    many = f"{n} {row['unit']}"
-    numbers = f"{gap}{unit} ({ends}, {p}, {many})."
-    within = row["p_equivalent"] < ALPHA
+    name, other, many = row["net"], row["other_net"], f"{row['seeds']} {row['unit']}"
+    unit = score.unit and f" {score.unit}"
+    gap = f"{score.signed(row['difference'])}{unit}"
+    if row["seeds"] == 1:
+        return f"{name} minus {other}: {gap} on one seed, which shows nothing; train more seeds."
+    if math.isnan(row["detectable"]):
+        same = "nothing" if row["p"] == 1 else gap
+        why = "which says nothing of how seeds differ; train more seeds."
+        return f"{name} and {other} differ by {same} on each of {many}, {why}"
+    alone, corrected = ("uncorrected ", " after Holm's correction") if row["family"] > 1 else ("", "")
+    ends = f"{score.signed(row['low'])} to {score.signed(row['high'])}"
+    p = format_p(row["p_holm"]) + corrected
+    numbers = f"{gap} ({alone}95 % interval {ends}, {p}, {many})."
+    margin = _margin(row, score)
     if row["verdict"] == "equivalent":
-        same = f"p {format_p(row['p_equivalent'])[2:]} of the two one-sided tests"
-        return f"{name} and {other} are equivalent within {margin}, {same}: {numbers}"
+        p = f"{format_p(row['p_equivalent'])} of the two one-sided tests"
+        return f"{name} and {other} are equivalent within {margin}, {p}: {numbers}"
     if row["verdict"] == "undecided":
-        least, needed = f"{score.factor * row['detectable']:.{score.digits}f}{unit}", row["seeds_needed"]
-        more = f"{needed:,.0f}" if math.isfinite(needed) else "more than 10,000"
-        return (
-            f"No significant difference between {name} and {other}: {numbers} Detectable with 80 % "
-            f"power: {least} by {many}, {margin} by {more}."
-        )
+        return f"No significant difference between {name} and {other}: {numbers} {detectable(row, score)}"
+    within = row["p_equivalent"] < ALPHA
     less = f" It is less than the {margin} that would matter." if within else ""
     return f"{name} did {row['verdict']} than {other}: {numbers}{less}"
+
+
+def detectable(row: Mapping[str, Any], score: Score) -> str:
+    """What the seeds of a comparison could have shown, and how many show the margin; "" if unknown.
+
+    Example:
+        >>> row = {"detectable": 0.034, "seeds": 10, "unit": "seeds", "min_difference": 0.01}
+        >>> from qnnkit.stats import ACCURACY
+        >>> detectable(row | {"seeds_needed": 95}, ACCURACY)
+        'Detectable with 80 % power: 3.4 points by 10 seeds, 1 point by 95.'
+    """
+    if math.isnan(row["detectable"]):
+        return ""
+    least, needed = f"{score.factor * row['detectable']:.{score.digits}f}", row["seeds_needed"]
+    most = f"{needed:,.0f}" if math.isfinite(needed) else f"more than {MOST_SEEDS:,}"
+    unit = score.unit and f" {score.unit}"
+    many = f"{least}{unit} by {row['seeds']} {row['unit']}, {_margin(row, score)} by {most}"
+    return f"Detectable with 80 % power: {many}."
+
+
+def _margin(row: Mapping[str, Any], score: Score) -> str:
+    number = f"{score.factor * row['min_difference']:.3g}"
+    return f"{number} {score.unit.removesuffix('s') if number == '1' else score.unit}".rstrip()
 
 
 def format_p(p: float) -> str:

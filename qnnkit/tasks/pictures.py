@@ -49,7 +49,11 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
 
 
 def array(given: Any, about: Any) -> tuple[Tensor, bool]:
-    """A .npy file or an array as the net takes it, and whether it is one sample without a batch.
+    """A file or an array as the net takes it, and whether it is one sample without a batch.
+
+    Args:
+        given: An array, a .npy file, or a table (.csv, .tsv) with a row of numbers for each sample.
+        about: What the run keeps of its data.
 
     Raises:
         ValueError: There is no such file, or its shape is another.
@@ -57,10 +61,14 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
     if isinstance(given, str | Path):
         path = place(given)
         try:
-            given = np.load(path, allow_pickle=False)
+            is_table = path.suffix in (".csv", ".tsv")
+            given = _numbers(path) if is_table else np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
-            step = "Write one by numpy.save, with shape (n, ...) or of one sample."
-            raise ValueError(checks.message("inputs", "be .npy files", str(given), step)) from None
+            step = (
+                "Write one by numpy.save, with shape (n, ...) or of one sample, or leave out other columns."
+            )
+            rule = "be .npy files, or tables of numbers"
+            raise ValueError(checks.message("inputs", rule, str(given), step)) from None
     dtype, *shape = about.shapes[""]
     values = torch.as_tensor(np.asarray(given)).to(getattr(torch, dtype))
     if list(values.shape) == shape:
@@ -69,6 +77,23 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
         return values, False
     rule, step = f"have shape {tuple(shape)}, or (n, ...) of it", "That is what the net was trained on."
     raise ValueError(checks.message("inputs", rule, tuple(values.shape), step))
+
+
+def _numbers(table: Path) -> np.ndarray:
+    """The rows of a table; a first line without numbers names the columns.
+
+    Raises:
+        ValueError: A cell has no number, rows differ in length, or there are none.
+    """
+    import pandas as pd
+
+    with table.open(errors="replace") as lines:
+        mark = max(",;\t", key=lines.readline().count)
+    numbers: Any = pd.read_csv(table, sep=mark, header=None).apply(pd.to_numeric, errors="coerce")
+    rows = numbers[int(numbers.head(1).isna().any(axis=None)) :]
+    if rows.empty or rows.isna().any(axis=None):
+        raise ValueError
+    return rows.to_numpy(copy=True)
 
 
 def named(given: Any) -> str:

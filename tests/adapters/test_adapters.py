@@ -173,21 +173,15 @@ def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path)
 # --- controls --------------------------------------------------------------------------------------
 
 
-def test_without_entanglement_nothing_else_differs():
-    one, other = adapted(), adapted(entangled=False)
-    assert same(one.state_dict(), other.state_dict())
-    assert adapters.count(one) == adapters.count(other)
-    assert gap(logits(stirred(one)), logits(stirred(other))) > 1e-4
-
-
 def test_with_a_frozen_circuit_only_the_angles_stay(tmp_path):
-    model, frozen = adapted(), adapted(train_circuit=False)
+    model, frozen, free = adapted(), adapted(train_circuit=False), adapted(entangled=False)
     counts, mine = adapters.count(model), model.state_dict()
+    assert same(mine, free.state_dict()) and adapters.count(free) == counts
+    assert gap(logits(stirred(model)), logits(stirred(free))) > 1e-4
     assert adapters.count(frozen) == {"weights": counts["weights"] - counts["angles"], "angles": 0}
     before = {key: value.clone() for key, value in frozen.state_dict().items() if "angles" in key}
     assert sum(map(torch.numel, before.values())) == counts["angles"] > 0
-    assert frozen.state_dict().keys() == mine.keys()
-    assert all(torch.equal(mine[key], value) for key, value in before.items())
+    assert same(frozen.state_dict(), adapted().state_dict())
     frozen.set_adapter("default")  # which turns gradients on, of parameters
     optimizer = torch.optim.SGD([w for w in frozen.parameters() if w.requires_grad], lr=0.1)
     loss_of(stirred(frozen)).backward()

@@ -48,13 +48,8 @@ def test_matrices_are_pennylanes(n, entangled):
         assert (one - expected.real).abs().max() < EXACT
 
 
-def test_fewer_columns_are_the_first_of_more():
+def test_fewer_columns_are_the_first_of_more_and_no_two_circuits_share_angles():
     angles = angles_of(2, 4, 6)
-    assert torch.equal(orthogonal.columns(angles, 64)[..., :3], orthogonal.columns(angles, 3))
-
-
-def test_entanglers_make_a_difference_and_no_two_circuits_share_angles():
-    angles = angles_of(2, 3, 4)
-    bound, free = orthogonal.columns(angles, 4), orthogonal.columns(angles, 4, entangled=False)
-    assert (bound - free).abs().max() > 0.1
-    assert torch.equal(bound[1:], orthogonal.columns(angles[1:], 4))
+    whole, few, free = (orthogonal.columns(angles, n, entangled=n != 4) for n in (64, 3, 4))
+    assert torch.equal(whole[..., :3], few) and (whole[..., :4] - free).abs().max() > 0.1
+    assert torch.equal(few[1:], orthogonal.columns(angles[1:], 3))

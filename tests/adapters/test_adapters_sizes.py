@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -112,23 +111,16 @@ def saved(folder, name):
     return model
 
 
-@pytest.mark.parametrize("name", ["lora", "vera", "quantum_peft"])
-def test_an_adapter_loads_onto_its_model_and_beside_another(tmp_path, name):
-    model = saved(tmp_path, name)
-    again = adapters.load(llama(32, 2), tmp_path, trainable=True)
-    assert adapters.count(again) == adapters.count(model)
-    both = adapters.load(again, tmp_path, name="second")
-    assert set(both.peft_config) == {"default", "second"} and isinstance(both, PeftModel)
-    with refused("name"):
-        adapters.load(both, tmp_path, name="second")
-
-
 @pytest.mark.parametrize(
     ("name", "hidden", "n_layers"),
     [("lora", 32, 1), ("vera", 80, 2), ("quantum_peft", 32, 3)],
 )
-def test_an_adapter_of_another_model_is_refused_before_anything_is_changed(tmp_path, name, hidden, n_layers):
-    saved(tmp_path, name)
+def test_an_adapter_loads_onto_its_model_alone_and_is_else_refused_before(tmp_path, name, hidden, n_layers):
+    model = saved(tmp_path, name)
+    again = adapters.load(llama(32, 2), tmp_path, trainable=True)
+    assert adapters.count(again) == adapters.count(model)
+    with refused("name"):
+        adapters.load(again, tmp_path)
     other = llama(hidden, n_layers)
     before = {key: weight.requires_grad for key, weight in other.named_parameters()}
     with refused("folder"):
@@ -142,17 +134,14 @@ def test_the_model_it_was_made_for_is_named(tmp_path):
     config = json.loads((tmp_path / attach.CONFIG).read_text())
     config["base_model_name_or_path"] = "meta-llama/Llama-3.2-3B"
     (tmp_path / attach.CONFIG).write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"was made for meta-llama/Llama-3\.2-3B.*size mismatch"):
-        adapters.load(llama(64, 2), tmp_path)
-    with pytest.raises(ValueError, match=r"was made for meta-llama.*not found in the base"):
-        adapters.load(nn.Sequential(nn.Linear(32, 32, device="meta")), tmp_path)
+    linear = nn.Sequential(nn.Linear(32, 32, device="meta"))
+    for base, told in ((llama(64, 2), "size mismatch"), (linear, "not found in the base")):
+        with pytest.raises(ValueError, match=rf"was made for meta-llama/Llama-3\.2-3B.*{told}"):
+            adapters.load(base, tmp_path)
     same = llama(32, 2)
     same.name_or_path = "somewhere/else"
     with pytest.warns(UserWarning, match="was made for meta-llama/Llama-3.2-3B, the model is somewhere/else"):
         adapters.load(same, tmp_path)
-
-
-NO_CONFIGS = "{", "[]", '{"peft_type": "LORRA"}'
 
 
 def test_folders_that_hold_no_adapter(tmp_path):
@@ -161,7 +150,8 @@ def test_folders_that_hold_no_adapter(tmp_path):
         with refused("folder", FileNotFoundError):
             adapters.load(base, folder)
     saved(tmp_path, "lora")
-    for file, content in ((attach.WEIGHTS, "damaged"), *((attach.CONFIG, each) for each in NO_CONFIGS)):
+    contents = ("{", "[]", '{"peft_type": "LORRA"}')
+    for file, content in ((attach.WEIGHTS, "damaged"), *((attach.CONFIG, each) for each in contents)):
         (tmp_path / file).write_text(content)
         with refused("folder"):
             adapters.load(base, tmp_path)

@@ -607,7 +607,7 @@ def test_a_scheduler_that_does_not_answer_or_has_no_workers(home, monkeypatch):
 def test_a_run_and_a_batch_in_a_line():
     usual = {"id": "a", "folder": Path("/a"), "settings": {"hidden": 3, "rate": 0.1 + 0.2}}
     place = {"net": "hybrid", "seed": 0, "epoch": 3, "epochs": 5, "step": 2, "steps": 4}
-    now = State(**usual, state="running", **place, validation=0.5)
+    now = State(**usual, state="running", row=place, validation=0.5)
     words = "hidden=3 rate=0.3  a  running  hybrid, seed 0  epoch 3/5, step 2/4  validation accuracy 50.0 %"
     assert table.run_line(now) == words
     outcomes = [now, State(**usual, state="failed"), *[State(**usual)] * 30]

@@ -99,6 +99,16 @@ def test_the_table_says_what_the_runs_say(four):
     assert text.count("the choice of test samples") == 1
 
 
+def test_a_run_that_was_extended_is_listed_as_it_is_now(four):
+    """It was planned with one epoch."""
+    path = four.root / "runs" / "digits-good" / "config.json"
+    assert json.loads(path.read_text())["epochs"] == 12
+    content = json.loads((four.folder / "batch.json").read_text())
+    content["runs"][0]["settings"]["epochs"] = 1
+    (four.folder / "batch.json").write_text(json.dumps(content))
+    assert rows(four)["digits-good"]["epochs"] == "12"
+
+
 def test_links_lead_to_files_that_are_there_and_nothing_is_fetched(four):
     _, page = read(four)
     assert [tag for tag, found in page.tags if "src" in found or tag in ("link", "iframe", "object")] == []

@@ -20,22 +20,16 @@ def moved(images, seed=0):
         return augment.affine(images)
 
 
-def test_shape_type_and_seed():
+def test_every_image_changes_by_the_seed_alone_and_an_even_one_stays_even(monkeypatch):
+    """What comes in from outside repeats the border: no black corners on white paper."""
     images = moved(NOISE)
     assert images.shape == NOISE.shape and images.dtype == torch.uint8
     assert torch.equal(images, moved(NOISE)) and not torch.equal(images, moved(NOISE, seed=1))
     assert all(not torch.equal(new, old) for new, old in zip(images, NOISE, strict=True))
-
-
-def test_without_amounts_nothing_changes(monkeypatch):
+    assert (moved(torch.full((20, 1, 8, 8), 200, dtype=torch.uint8)) == 200).all()
     for name in ("DEGREES", "SHIFT", "SCALE", "SHEAR"):
         monkeypatch.setattr(augment, name, 0.0)
     assert torch.equal(moved(NOISE), NOISE)
-
-
-def test_an_even_image_stays_even():
-    """What comes in from outside repeats the border: no black corners on white paper."""
-    assert (moved(torch.full((20, 1, 8, 8), 200, dtype=torch.uint8)) == 200).all()
 
 
 def blob(x, y, side=41):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,15 +13,15 @@ from qnnkit import data, measure, runs
 from qnnkit.data import ImageSplits, TensorSplits
 from qnnkit.data.splits import SPLITS
 from qnnkit.settings import Settings
-from tests.toys import refused
+from tests.toys import fill, refused
 
 N = 40
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = torch.arange(N) % 4
 
 
-def split(inputs=X, targets=LABELS, classes=None, **settings):
-    return data.arrays(Settings(**settings), inputs, targets, classes=classes)
+def split(inputs=X, targets=LABELS, classes=None, sides=None, **settings):
+    return data.arrays(Settings(**settings), inputs, targets, classes=classes, sides=sides)
 
 
 def rows(splits: TensorSplits, name: str) -> list[int]:
@@ -43,6 +45,9 @@ def test_every_row_is_in_one_split_with_its_own_target(targets):
     assert splits.sizes["input_shape"] == (3,) and splits.sizes["target_shape"] == tuple(targets.shape[1:])
     assert splits.sizes.get("n_classes") == splits.n_classes == (4 if targets is LABELS else None)
     assert torch.equal(splits.example(2), splits.train.inputs[:2])
+    assert split(targets=targets, seed=1).fingerprint() == split(targets=targets).fingerprint()
+    some = split(targets=targets, train_fraction=0.5)
+    assert some.fingerprint() == split(targets=targets).keep(0.5).fingerprint()
 
 
 def test_labels_are_split_class_by_class():
@@ -53,15 +58,29 @@ def test_labels_are_split_class_by_class():
     few = split(targets=uneven, train_fraction=0.1)
     assert few.train.labels.unique().tolist() == [0, 1], "no class is lost from a small share"
     assert split(classes=np.array(["a", "b", "c", "d"])).classes == tuple("abcd")
-    gaps = split(targets=2 * LABELS + 1)
-    assert gaps.classes == ("1", "3", "5", "7") and torch.equal(gaps.train.labels, split().train.labels)
+    for values, names in ((2 * LABELS + 1, "1 3 5 7"), (LABELS - 1, "-1 0 1 2")):
+        gaps = split(targets=values)
+        assert gaps.classes == tuple(names.split()) and torch.equal(gaps.train.labels, split().train.labels)
+
+
+@pytest.mark.parametrize("shape", [(3,), (6, 5)], ids=["numbers", "images"])
+def test_splits_that_the_data_bring_are_kept(shape):
+    inputs = torch.randint(256, (N, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    sides = ["train"] * 24 + ["test"] * 8 + ["validation"] * 8
+    kept = split(inputs, sides=sides)
+    drawn = split(inputs[:32], LABELS[:32], sides=sides[:32])
+    assert [rows(kept, name) for name in SPLITS] == [[*range(24)], [*range(32, 40)], [*range(24, 32)]]
+    assert rows(drawn, "test") == [*range(24, 32)] and len(drawn.validation) == 5
+    for wrong in (sides[1:], ["train"] * (N - 1) + ["valid"]):
+        with refused("sides"):
+            split(inputs, sides=wrong)
 
 
 LIKE = {
     "array": lambda x: x.numpy(),
     "numbers": lambda x: x.numpy().tolist(),
     "tensors": list,
-    "arrays": lambda x: tuple(x.numpy()),
+    "a frame": lambda x: pd.DataFrame(x.numpy()).squeeze(),
     "a graph": lambda x: x.clone().requires_grad_(),
     "backwards": lambda x: x.numpy()[::-1].copy()[::-1],
     "read only": lambda x: np.broadcast_to(x.numpy(), x.shape),
@@ -86,35 +105,31 @@ def test_whole_numbers_of_any_kind_are_labels_and_features_of_a_linear_layer(dty
     assert torch.equal(features.train.inputs, counts[rows(features, "train")].float())
 
 
-@pytest.mark.parametrize("shape", [(6, 5), (1, 6, 5), (3, 6, 5)], ids=["grey", "a channel", "colour"])
+@pytest.mark.parametrize("shape", [(6, 5), (1, 6, 5), (3, 6, 5), (6, 5, 1), (6, 5, 3)])
 def test_bytes_are_images(shape):
-    found = (1, *shape)[-3:]
     images = torch.randint(256, (N, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    splits = split(images, classes="abcd")
+    splits = split(images, classes=list("abcd"))
     assert isinstance(splits, ImageSplits) and splits.classes == tuple("abcd")
-    assert splits.sizes == {"channels": found[0], "image_size": (6, 5), "n_classes": 4}
+    assert splits.sizes == {"channels": 3 if 3 in shape else 1, "image_size": (6, 5), "n_classes": 4}
     for name in SPLITS:
         part, own = splits.split(name), rows(splits, name)
-        assert torch.equal(part.images, images[own].reshape(-1, *found))
+        expected = images[own].movedim(-1, 1) if shape[2:] and shape[2] < 4 else images[own]
+        assert torch.equal(part.images, expected.reshape(part.images.shape))
         assert torch.equal(part.labels, LABELS[own])
     assert isinstance(split(images, X[:, 0]), TensorSplits), "they have no labels"
 
 
-# --- who is in which split ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("targets", [LABELS, X[:, 0]], ids=["labels", "numbers"])
-def test_the_split_is_that_of_its_own_seed_and_a_smaller_share_lies_inside(targets):
-    whole, before = split(targets=targets), set()
-    assert split(targets=targets, seed=1).fingerprint() == whole.fingerprint()
-    assert rows(split(targets=targets, split_seed=1), "test") != rows(whole, "test")
-    for share in (0.2, 0.5, 0.75, 1.0):
-        some = split(targets=targets, train_fraction=share)
-        assert len(some.train) == round(share * len(whole.train)) and before <= {*rows(some, "train")}
-        assert rows(some, "test") == rows(whole, "test")
-        assert some.fingerprint() == whole.keep(share).fingerprint()
-        before = {*rows(some, "train")}
-    assert some.fingerprint() == whole.fingerprint()
+def test_a_change_is_of_the_inputs_of_every_split_alone():
+    splits = split()
+    scaled = splits.map(lambda x: (x - 3) / 2)
+    for part, before in ((scaled.split(name), splits.split(name)) for name in SPLITS):
+        torch.testing.assert_close(part.inputs, (before.inputs - 3) / 2, rtol=0, atol=1e-6)
+        assert part.sources == before.sources and part.targets.equal(before.targets)
+    assert scaled.fingerprint() != splits.fingerprint()
+    assert splits.map(lambda x: x[:, :2]).sizes["input_shape"] == (2,)
+    for wrong in (lambda x: x[:5], lambda x: x / 0, lambda x: "x"):
+        with refused("change"):
+            splits.map(wrong)
 
 
 def test_the_fingerprint_is_over_numbers_targets_and_splits():
@@ -127,28 +142,34 @@ def test_the_fingerprint_is_over_numbers_targets_and_splits():
     assert len(set(prints)) == len(prints) and prints[0] == split(X.clone()).fingerprint()
 
 
+def test_images_of_the_hub_come_by_the_lines_of_the_docs(tmp_path, monkeypatch):
+    """`datasets` reads a local folder offline as it reads the Hub's."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    both = (("train", 10), ("test", 4))
+    names = [f"{side}/{name}/{i}.png" for side, n in both for name in ("cat", "dog") for i in range(n)]
+    folder = fill(tmp_path / "pets", names)
+    page = (Path(__file__).parents[2] / "docs" / "your_own.md").read_text()
+    [lines] = [block for block in page.split("```python\n") if "load_dataset" in block]
+    scope: dict = {}
+    exec(lines.partition("```")[0].replace("ylecun/mnist", str(folder)), scope)
+    splits, direct = scope["load"](Settings()), data.load("class_folder", root=folder)
+    assert sorted(map(bytes, splits.test.images.numpy())) == sorted(map(bytes, direct.test.images.numpy()))
+    assert len(splits.train) + len(splits.validation) == 20 and splits.classes == ("0", "1")
+
+
 # --- what is refused ----------------------------------------------------------------------------------------
 
 
 def broken(value: float) -> torch.Tensor:
-    inputs = X.clone()
-    inputs[[3, 5], 1] = value
-    return inputs
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
-def test_numbers_that_are_not_finite(value):
     """1e300 is finite in float64, and is not in float32, in which nets compute."""
-    bad = broken(value)
-    for argument, *given in (("inputs", bad), ("targets", X, bad), ("targets", X, bad[:, 1])):
-        with refused(argument) as told:
-            split(*given)
-        assert "in 2 of its rows" in str(told.value)
+    return X.clone().index_fill_(0, torch.tensor([3, 5]), value)
 
 
 @pytest.mark.parametrize(
     ("argument", "inputs", "targets", "classes"),
     [
+        *(("inputs", broken(value), LABELS, None) for value in (float("nan"), float("inf"), 1e300)),
+        ("targets", X, broken(float("nan")), None),
         ("inputs", [[1.0, 2.0], [3.0], [4.0, 5.0]], LABELS, None),
         ("inputs", [], LABELS, None),
         ("inputs", X.to(torch.complex64), LABELS, None),
@@ -157,11 +178,11 @@ def test_numbers_that_are_not_finite(value):
         ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
         ("targets", X, None, None),
         ("targets", X, LABELS[:-1], None),
-        ("targets", X, LABELS - 1, None),
         ("targets", X, torch.arange(N), None),
         ("targets", X, LABELS, ["a", "b"]),
-        ("classes", X, LABELS, np.array("abcd")),
-        ("classes", X, LABELS, 4),
+        ("targets", X, LABELS - 1, list("abcd")),
+        ("targets", X, LABELS, "abcd"),
+        ("targets", X.byte().reshape(N, 1, 3), LABELS * 0, None),
         ("classes", X, LABELS, ["a", "b", "b", "c"]),
         ("classes", X, X[:, 0], ["a", "b"]),
     ],

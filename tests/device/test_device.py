@@ -208,15 +208,11 @@ def test_colab_is_seen_by_its_package(tmp_path):
 
 
 def test_importing_it_loads_and_sets_nothing():
-    code = """
-        import os, sys
-        before = dict(os.environ)
-        from qnnkit import device
-        assert device.launch_environment("Darwin") == {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}
-        assert device.launch_environment("Linux") == {} and dict(os.environ) == before
-        print([name for name in ("torch", "pennylane", "psutil", "numpy") if name in sys.modules])
-        """
-    assert python(code) == "[]"
+    assert device.launch_environment("Darwin") == {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}
+    assert device.launch_environment("Linux") == {}
+    ask = "import os, sys; before = dict(os.environ); from qnnkit import device; print(dict(os.environ) == "
+    ask += "before, {'torch', 'pennylane', 'psutil', 'numpy'} & {*sys.modules})"
+    assert python(ask) == "True set()"
 
 
 @pytest.mark.gpu

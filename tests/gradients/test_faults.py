@@ -185,6 +185,8 @@ def test_what_an_epoch_shows(numbers, expected):
 
 
 # --- trainings --------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "first", "second"),
     [

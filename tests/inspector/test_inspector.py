@@ -80,7 +80,7 @@ def changed(inspector: Inspector, widget: str, value: Any) -> set[str]:
 # --- widgets ----------------------------------------------------------------------------------------
 
 
-def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained, looked):
+def test_widgets_redraw_what_depends_on_them_and_nothing_else(trained, looked):
     choice = looked.choice
     row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
     kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
@@ -101,7 +101,7 @@ def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained, look
     assert looked.image.options == tuple((str(digit), digit) for digit in range(10))
 
 
-def test_a_classical_layer_and_a_control_hide_what_they_have_not(looked):
+def test_widgets_of_what_a_layer_or_net_has_not_are_hidden(looked):
     assert changed(looked, "layer", "reader.0") >= {"gradients", "circuit", "what_if"}
     assert looked.moving.layout.display == looked.pngs["circuit"].layout.display == "none"
     assert figures(looked) == ["gradients", "image"]
@@ -320,39 +320,16 @@ def test_what_cannot_be_drawn_is_told_and_nothing_changes(trained, tmp_path):
 
 # --- the other ipywidgets ---------------------------------------------------------------------------
 
-DRIVE = """
-import json, sys, ipywidgets
-from qnnkit import runs
-from qnnkit.inspector import Inspector
-
-inspector = Inspector(runs.open_run(sys.argv[1]))
-pngs, found = inspector.pngs, {}
-other = next(place for _, place in inspector.weight.options if place != inspector.weight.value)
-for name, value in {"epoch": 1, "weight": other, "shift": 1.0, "image": 3, "layer": "reader.0"}.items():
-    before = {part: png.value for part, png in pngs.items()}
-    getattr(inspector, name).value = value
-    found[name] = sorted(part for part, png in before.items() if pngs[part].value != png)
-print(json.dumps([ipywidgets.__version__, found, sorted(inspector._repr_mimebundle_())]))
-"""
+OLDER = "import ipywidgets, pytest, sys; assert ipywidgets.__version__ == '7.7.1'; sys.exit(pytest.main())"
 
 
 @pytest.mark.slow
-def test_the_same_tree_works_in_the_ipywidgets_of_colab(trained, tmp_path):
-    """7.7.1, in front of the installed one, with the packages it needs besides."""
-    place = tmp_path / "older"
+def test_the_same_tree_works_in_the_ipywidgets_of_colab(tmp_path):
+    """7.7.1, in front of the installed one, with the packages it needs: the tests of widgets."""
+    place, root = tmp_path / "older", Path(runs.__file__).parents[2]
     command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--target", str(place)]
     subprocess.run([*command, "ipywidgets==7.7.1", "ipython-genutils==0.2.0"], check=True)
-    path = os.pathsep.join([str(place), str(Path(runs.__file__).parents[2])])
-    environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", DRIVE, str(trained.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    version, found, bundle = json.loads(done.stdout.splitlines()[-1])
-    assert version == "7.7.1" and found == {
-        "epoch": ["circuit", "gradients"],
-        "weight": ["circuit", "what_if"],
-        "shift": ["what_if"],
-        "image": ["image", "what_if"],
-        "layer": ["circuit", "gradients", "what_if"],
-    }
-    assert bundle == ["application/vnd.jupyter.widget-view+json", "image/png", "text/plain"]
+    options = f"{__file__} -q -n0 -p no:cacheprovider -W ignore -k 'widgets and not tree'"
+    given = os.environ | {"PYTHONPATH": f"{place}{os.pathsep}{root}", "PYTEST_ADDOPTS": options}
+    done = subprocess.run([sys.executable, "-c", OLDER], cwd=root, env=given, capture_output=True, text=True)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr

@@ -294,7 +294,6 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
     assert runs.placed(runs.open_run(run.folder)).batch_size == 4
     list(runs.train_all(run))
-    assert runs.fork(run.folder, run.folder.parent / "forked", epochs=3).config.batch_size == 4
 
 
 def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):

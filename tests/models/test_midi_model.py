@@ -343,5 +343,5 @@ def test_the_notebook_says_whether_it_fits_here(pieces, tmp_path):
     assert (found["written"]["tokens"] == 4 * WIDTH).all()
     peaks, speed = found["table"]["GB"], found["events_per_second"]
     assert len(peaks) == 5 and peaks.between(0.05, 12).all(), "mostly the process's own memory"
-    assert found["frame"]["met"].tolist() == [speed >= 4, found["days"] <= 7, peaks.min() < 12]
+    assert found["verdict"]["met"].tolist() == [speed >= 4, found["days"] <= 7, peaks.min() < 12]
     assert (tmp_path / "run" / "music" / "sample.mid").stat().st_size > 0

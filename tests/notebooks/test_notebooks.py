@@ -352,4 +352,6 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     rows = json.loads((folder / "machine.json").read_bytes())["rows"]
     assert {row["device"] for row in rows if row["what"] == "bandwidth"} >= {"cpu"}
     rows = workspace.read_lines(folder / "benchmark.jsonl")
+    names = {row["name"] for row in rows if row["event"] == "strategy"}
+    assert {"as it is", "bfloat16"} < names and not {"batched", "frozen"} & names
     assert not any(row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum")

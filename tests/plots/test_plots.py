@@ -65,10 +65,6 @@ FIGURES = {
 }
 
 
-def shows(text) -> bool:
-    return bool(text.get_visible() and text.get_text().strip())
-
-
 def labels_of(figure) -> list:
     """Every text around the axes: ticks in view, axis labels, titles, names of rows, legends."""
     found = [text for legend in figure.legends for text in legend.get_texts()]
@@ -77,51 +73,33 @@ def labels_of(figure) -> list:
         found += axes.texts if not axes.axison else []
         for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
             low, high = sorted(axis.get_view_interval())
-            ticks = [*axis.get_major_ticks()]
-            places = axis.get_majorticklocs()
-            shown = [tick for tick, at in zip(ticks, places, strict=True) if low <= at <= high]
+            places = zip(axis.get_major_ticks(), axis.get_majorticklocs(), strict=True)
+            shown = [tick for tick, at in places if low <= at <= high]
             found += [axis.label, *(text for tick in shown for text in (tick.label1, tick.label2))]
-    return [text for text in found if shows(text)]
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
 
 
-def boxes(figure) -> dict[str, list]:
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    cells = [text for axes in figure.axes if axes.axison for text in axes.texts]
-    found = {
-        "labels": [(text.get_text(), text) for text in labels_of(figure)],
-        "cells": [(text.get_text(), text) for text in cells],
-        "axes": [(f"axes {i}", axes) for i, axes in enumerate(figure.axes)],
-    }
-    return {
-        kind: [(name, artist.get_window_extent(renderer).extents) for name, artist in artists]
-        for kind, artists in found.items()
-    }
-
-
-def overlaps(ones: list, others: list) -> list[tuple[str, str]]:
-    """Pairs of boxes that share more than a pixel's breadth; of one list with itself each pair once."""
-    one, other = (np.array([box for _, box in each]).reshape(-1, 1, 4) for each in (ones, others))
-    other = other.transpose(1, 0, 2)
-    shared = np.minimum(one, other)[..., 2:] - np.maximum(one, other)[..., :2]  # width and height
-    pairs = np.argwhere((shared > PIXEL).all(-1)).tolist()
-    return [(ones[i][0], others[j][0]) for i, j in pairs if ones is not others or i < j]
+def overlap(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two boxes, of shapes (n, 4) and (m, 4), share more than a pixel's breadth, each with others."""
+    shared = np.minimum(one[:, None, 2:], other[:, 2:]) - np.maximum(one[:, None, :2], other[:, :2])
+    both = (shared > PIXEL).all(-1)
+    return bool(np.triu(both, 1).any() if one is other else both.any())
 
 
 def legible(figure) -> None:
     """Asserts that no text overlaps or sticks out, and that every axes has room."""
-    found, whole = boxes(figure), figure.bbox
-    outside = [
-        text
-        for text, (left, bottom, right, top) in found["labels"] + found["cells"]
-        if min(left, bottom) < -PIXEL or right > whole.x1 + PIXEL or top > whole.y1 + PIXEL
-    ]
-    assert outside == []
-    labels, cells, axes = found.values()
-    assert overlaps(labels, labels) + overlaps(cells, cells) == []
-    assert overlaps(labels, axes) + overlaps(axes, axes) == []
-    assert all(min(right - left, top - bottom) > 5 for _, (left, bottom, right, top) in axes)
+    FigureCanvasAgg(figure).draw()
+    cells = [text for axes in figure.axes if axes.axison for text in axes.texts]
+    labels, cells, axes = (
+        np.array([each.get_window_extent().extents for each in artists]).reshape(-1, 4)
+        for artists in (labels_of(figure), cells, figure.axes)
+    )
+    low, high = np.hsplit(np.concatenate([labels, cells]), 2)
+    assert (low > -PIXEL).all() and (high < figure.bbox.size + PIXEL).all()
+    assert not any(
+        overlap(*each) for each in ((labels, labels), (cells, cells), (labels, axes), (axes, axes))
+    )
+    assert (axes[:, 2:] - axes[:, :2] > 5).all()
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from pydantic import Field
 from torch import nn
 
@@ -20,7 +18,7 @@ import qnnkit
 from qnnkit import RECIPES, data, layers, models, recipes, runs
 from qnnkit.settings import MAIN_NETS, Settings
 from tests.recipes.test_your_own import RECIPE, home  # noqa: F401  fixture
-from tests.toys import AsFloat, Digits, refused
+from tests.toys import AsFloat, Digits, fill, refused
 
 PUBLIC = {"mnist": "mnist", "ahcd": "ahcd/ahcd_csv.zip"}
 OF_IMAGES = [name for name in RECIPES if issubclass(RECIPES[name].Settings, data.Images)]
@@ -34,18 +32,12 @@ TINY = {"text": {"sequence_length": 16, "vocabulary": 260}, "music": {"sequence_
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory):
     """Data for the recipes that need some: images in folders, captions, text and music."""
-    root, generator = tmp_path_factory.mktemp("home"), np.random.default_rng(0)
-    captions = {}
-    for label in range(2):
-        (root / "class_folder" / str(label)).mkdir(parents=True)
-        for name in ("flat_folder", "captions"):
-            (root / name).mkdir(exist_ok=True)
-        for i in range(10):
-            image = Image.fromarray(generator.integers(0, 256, (12, 12), dtype=np.uint8))
-            image.save(root / "class_folder" / str(label) / f"{i}.png")
-            image.save(root / "flat_folder" / f"{i}_{label:02d}.png")
-            image.save(root / "captions" / f"{i}_{label}.png")
-            captions[f"{i}_{label}.png"] = f"picture {i} of class {label}"
+    root = tmp_path_factory.mktemp("home")
+    names = [f"{i}_{label:02d}.png" for label in range(2) for i in range(10)]
+    for folder in ("flat_folder", "captions"):
+        fill(root / folder, names, size=(12, 12))
+    fill(root / "class_folder", [f"{name[3]}/{name[0]}.png" for name in names], size=(12, 12))
+    captions = {name: f"picture {name[0]} of class {name[3]}" for name in names}
     (root / "captions" / "captions.json").write_text(json.dumps(captions))
     (root / "text").mkdir()
     for i in range(12):
@@ -232,11 +224,11 @@ def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
     for name in ("digit_quanv", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
         with refused("recipe", (ValueError, OSError)):
             recipes.find(name)
-    path = write("mine.py")
+    path = write("cnn.py")
     monkeypatch.syspath_prepend(str(path.parent))
-    for told in (path, str(path), "mine.py", importlib.import_module("mine")):
+    for told in (path, str(path), "cnn.py", importlib.import_module("cnn")):
         found = recipes.find(told)
-        assert (found.name, found.reference, found.shipped) == ("mine", str(path), False)
+        assert (found.name, found.reference, found.shipped) == ("cnn", str(path), False)
     assert found.source == path.read_text()
     assert found.settings(n_layers=4).n_layers == 4 and found.settings().recipe == str(path)
     with pytest.raises(ValueError, match=r"`setting` must be a known name, but is 'n_layer'\. Did you mean"):

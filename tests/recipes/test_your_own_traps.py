@@ -131,23 +131,9 @@ def test_a_row_without_an_event_is_none(home):  # noqa: F811
     lines = (home / "runs" / "one" / "metrics.jsonl").read_text().splitlines(keepends=True)
     lines.insert(2, '{"net": "hybrid", "seed": 0}\n')
     (home / "runs" / "one" / "metrics.jsonl").write_text("".join(lines))
-    assert len(list(runs.train_all(runs.fork("runs/one", "runs/two", "mine.py", epochs=3)))) == 1
+    assert len(list(runs.train_all(runs.open_run("runs/one", "mine.py", epochs=3)))) == 1
     report.finish(run)
     assert run.result["nets"][0]["net"] == "hybrid"
-
-
-def test_a_fork_is_of_the_same_recipe_and_touches_nothing_else(home):  # noqa: F811
-    trained(home)
-    (home / "precious").mkdir()
-    (home / "precious" / "thesis.txt").write_text("years")
-    for place in ("precious", "runs", "runs/one/checkpoints", "runs/one"):
-        with pytest.raises((ValueError, FileExistsError)):
-            runs.fork("runs/one", place, "mine.py", epochs=3)
-    assert (home / "precious" / "thesis.txt").read_text() == "years"
-    (home / "mine.py").write_text(RECIPE.replace("0.05", "0.02"))
-    with pytest.raises(ValueError, match=r"the recipe has changed: .*0\.02"):
-        runs.fork("runs/one", "runs/three", "mine.py", epochs=3)
-    assert not (home / "runs/three").exists()
 
 
 def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811

@@ -53,26 +53,6 @@ def test_what_was_shown_without_code_and_without_the_way_there(notebook):
         assert gone not in found.html
 
 
-def test_a_section_that_shows_nothing_is_left_out(notebook):
-    path = notebook(
-        new_markdown_cell("## Circuits\n\nHow to read them."),
-        code("None"),
-        new_markdown_cell("## Prose alone"),
-        new_markdown_cell("## Losses"),
-        code("1", says("0.5")),
-    )
-    assert [name for _, name in page.body(path).sections] == ["Prose alone", "Losses"]
-
-
-def test_a_section_that_is_on_top_of_the_page_is_not_shown_twice(notebook):
-    top = code("1", says("the verdict"), tags=[page.ON_TOP])
-    path = notebook(
-        new_markdown_cell("## Verdict"), top, code("2"), new_markdown_cell("## Curves"), code("3", says("0"))
-    )
-    assert [name for _, name in page.body(path).sections] == ["Curves"]
-    assert "verdict" not in page.body(path).html
-
-
 @pytest.mark.parametrize("status", ["running", "pending"])
 def test_a_notebook_that_still_runs_ends_before_the_section_that_does(notebook, status):
     path = notebook(
@@ -88,8 +68,14 @@ def test_a_notebook_that_still_runs_ends_before_the_section_that_does(notebook, 
     )
 
 
-def test_a_section_may_begin_within_a_cell(notebook):
+def test_sections_are_those_that_show_something(notebook):
+    """One may begin within a cell; one that is on top of the page already is not shown twice."""
     path = notebook(
+        new_markdown_cell("## Circuits\n\nHow to read them."),
+        code("None"),
+        new_markdown_cell("## Prose alone"),
+        new_markdown_cell("## Verdict"),
+        code("1", says("the verdict"), tags=[page.ON_TOP]),
         new_markdown_cell("## First"),
         code("1", shows(image_png=RED_DOT)),
         new_markdown_cell("How to read it.\n\n## Second"),
@@ -98,8 +84,8 @@ def test_a_section_may_begin_within_a_cell(notebook):
         code("3"),
     )
     found = page.body(path)
-    assert [name for _, name in found.sections] == ["First", "Second"]
-    assert 'alt="First"' in found.html and 'alt="Second"' in found.html
+    assert [name for _, name in found.sections] == ["Prose alone", "First", "Second"]
+    assert 'alt="First"' in found.html and 'alt="Second"' in found.html and "verdict" not in found.html
 
 
 def test_text_of_outputs_stays_text(notebook):

@@ -7,14 +7,11 @@ import io
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import nbformat
-import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats as scipy_stats
@@ -22,7 +19,8 @@ from typer.testing import CliRunner
 
 from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
-from tests.showing import Batch, Page
+from qnnkit.stats.verdicts import holm
+from tests.showing import Batch
 
 ROOT = Path(__file__).parents[2]
 # seaborn.objects calls pandas with an argument that pandas 3 no longer needs
@@ -117,53 +115,6 @@ def study(space):
     return space
 
 
-WINE = """
-import numpy as np
-import pennylane as qml
-import qnnkit
-from qnnkit import data, tasks
-from torch import nn
-
-
-class Settings(qnnkit.Settings):
-    epochs: int = 1
-    threads: int = 1
-
-
-def load(settings):
-    labels = np.arange(60) % 3
-    return data.arrays(settings, np.eye(3)[labels] + 0.01 * np.arange(60)[:, None], labels, name="wine")
-
-
-def build(settings, splits, seed):
-    def circuit(inputs, weights):
-        qml.AngleEmbedding(inputs, wires=range(3))
-        qml.BasicEntanglerLayers(weights, wires=range(3))
-        return [qml.expval(qml.PauliZ(wire)) for wire in range(3)]
-
-    qnode = qml.QNode(circuit, qml.device("default.qubit", wires=3))
-    return nn.Sequential(qnnkit.QuantumLayer(qnode, {"weights": (1, 3)}), nn.Linear(3, 3))
-
-
-def task(settings):
-    return tasks.Classification(label_smoothing=0.1)
-"""
-
-
-@pytest.fixture(scope="module")
-def wine(tmp_path_factory):
-    """A finished run of a recipe that loads its own arrays, analysed by its notebook."""
-    place = tmp_path_factory.mktemp("wine")
-    recipe, controls = place / "wine.py", ["no_entanglement", "frozen_random"]
-    recipe.write_text(WINE)
-    run = runs.open_run(place / "runs" / "wine", recipe, n_seeds=2, controls=controls)
-    list(runs.train_all(run))
-    given = {"run_dir": str(run.folder), "recipe": str(recipe)}
-    for name, more in ((runs.ANALYZE, {}), (runs.INSIDE, {"hardware_images": 2})):
-        runs.launch(runs.chain.find_notebook(name), run.notebook(name), given | more)
-    return run
-
-
 # --- reading -----------------------------------------------------------------------------------------------
 
 
@@ -205,16 +156,6 @@ def test_runs_that_are_not_whole_are_left_out_and_counted(study):
     assert all(found.left_out[name].endswith(why) for name, why in told.items())
 
 
-def test_seeds_in_runs_of_their_own_are_one_model_and_count_once(space):
-    for seed in range(3):
-        space.write(f"run-{seed}", {"hybrid": [0.9 + 0.01 * seed], "classical": [0.8]}, seed=seed)
-        space.runs[-1]["settings"]["seed"] = seed
-    space.write("again", {"hybrid": [0.1], "classical": [0.1]}, seed=2)
-    assert space.read().frame.query("net == 'hybrid'")["accuracy"].tolist() == pytest.approx(
-        [0.9, 0.91, 0.92]
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "models"),
     [
@@ -234,19 +175,19 @@ def test_a_model_is_called_by_what_varies(space, settings, models):
     assert space.models() == models
 
 
+def test_seeds_in_runs_of_their_own_are_one_model_and_count_once(space):
+    for id_, seed, score in (("a", 0, 0.9), ("b", 1, 0.91), ("again", 1, 0.1)):
+        space.write(id_, {"hybrid": [score], "classical": [0.8]}, seed=seed)
+        space.runs[-1]["settings"]["seed"] = seed
+    assert space.read().frame.query("net == 'hybrid'")["accuracy"].tolist() == [0.9, 0.91]
+
+
 def test_a_run_that_has_left_its_plan_is_called_by_what_it_is(space):
     for id_, epochs in (("a", 1), ("b", 2)):
-        folder = space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, epochs=epochs)
-    assert [each.split(", ")[-1] for each in space.models()] == ["epochs 1", "epochs 2"]
-    assert not space.read().notes
+        space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, epochs=epochs)
     space.runs[-1]["settings"] |= {"epochs": 1, "n_layers": 7}
     space.plan("last", {"train_fraction": 1.0, "epochs": 3})
     assert [each.split(", ")[1:] for each in space.models()] == [["epochs 1"], ["epochs 2", "n_layers 2"]]
-    [note] = space.read().notes
-    assert (
-        note
-        == f"Run {folder.name} has left the batch's plan: epochs 2 instead of 1, n_layers 2 instead of 7."
-    )
 
 
 @pytest.mark.parametrize(
@@ -267,19 +208,8 @@ def test_epochs_that_go_with_the_fraction_are_no_other_model(space, epochs, mode
 # --- what it shows -----------------------------------------------------------------------------------------
 
 
-def test_means_by_hand(study):
-    table = report.means(study.read().frame)
-    row = table.query("net == 'hybrid' and train_fraction == 0.5").iloc[0]
-    low, high = scipy_stats.t.interval(0.95, 2, np.mean(HYBRID[LOW]), scipy_stats.sem(HYBRID[LOW]))
-    assert len(table) == 6 and row["seeds"] == 3 and row["accuracy"] == pytest.approx(np.mean(HYBRID[LOW]))
-    assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((low, high))
-    assert row["macro_f1"] == pytest.approx(row["accuracy"] - 0.01)
-    assert math.isnan(row["ece_low"]), "the same on all seeds"
-
-
 def test_comparisons_are_paired_and_corrected_over_the_table(study):
     table, notes = study.compared()
-    assert notes == []
     pairs = table[["model", "net", "other_model", "other_net", "train_fraction"]].to_numpy().tolist()
     others = [("frozen", "classical"), ("cnn", "reference")]
     assert pairs == [["frozen", "hybrid", *other, share] for other in others for share in (LOW, HIGH)]
@@ -289,30 +219,26 @@ def test_comparisons_are_paired_and_corrected_over_the_table(study):
     assert table["p"].tolist() == pytest.approx([each.pvalue for each in tested])
     first = tested[0].confidence_interval(0.95)
     assert table.loc[0, ["low", "high"]].tolist() == pytest.approx([first.low, first.high])
-    by_size = sorted(each.pvalue for each in tested)
-    expected = np.maximum.accumulate([(4 - k) * p for k, p in enumerate(by_size)]).clip(max=1)
-    assert sorted(table["p_holm"]) == pytest.approx(expected.tolist())
+    assert table["p_holm"].tolist() == pytest.approx(holm(table["p"])) and notes == []
     assert table["verdict"].tolist() == ["better", "undecided", "undecided", "worse"]
     assert set(table["family"]) == {4} and set(table["min_difference"]) == {0.01}
     told = report.verdict(table).splitlines()
     assert told[0] == "All comparisons: 1 better, 1 worse, 0 equivalent, 2 undecided of 4."
     rival = "Against a classical layer of as many weights as the circuit"
     assert f"{rival}: 1 better, 0 worse, 0 equivalent, 1 undecided of 2." in told
-    assert report.comparisons(study.read().frame, min_difference=50)[0]["p_equivalent"].max() < 0.05
+    assert "nothing can be said of any difference" in report.verdict(pd.DataFrame())
 
 
-def test_hybrid_nets_of_different_models_are_compared(space):
-    for fraction in (LOW, HIGH):
-        for name, scores in (("frozen", HYBRID), ("trainable", CLASSICAL)):
-            nets = {"hybrid": scores[fraction], "classical": CLASSICAL[fraction]}
-            space.write(f"{name}-{fraction}", nets, fraction, name=name)
-    table, notes = space.compared()
-    pairs = table[["model", "net", "other_model", "other_net", "train_fraction"]].to_numpy().tolist()
-    assert notes == [] and len(pairs) == 6
-    assert pairs[4:] == [["frozen", "hybrid", "trainable", "hybrid", share] for share in (LOW, HIGH)]
-    tested = scipy_stats.ttest_rel(HYBRID[LOW], CLASSICAL[LOW])
-    assert table["p"][4] == pytest.approx(tested.pvalue) and table["verdict"][4] == "better"
-    assert table["p_holm"][4] >= 4 * tested.pvalue, "corrected in the one family"
+def test_hybrid_nets_of_different_models_are_compared_by_the_largest_margin_of_their_runs(space):
+    for name, scores, margin in (("frozen", HYBRID, 2.0), ("trainable", CLASSICAL, 50.0)):
+        nets = {"hybrid": scores[LOW], "classical": CLASSICAL[LOW]}
+        space.write(name, nets, LOW, name=name, min_difference=margin)
+    found = space.read()
+    table, notes = report.comparisons(found.frame, found.score, found.min_difference)
+    assert notes == [] and len(table) == 3 and set(table["min_difference"]) == {0.5}
+    assert table.loc[2, ["model", "other_model", "other_net"]].tolist() == ["frozen", "trainable", "hybrid"]
+    assert table["p"][2] == pytest.approx(scipy_stats.ttest_rel(HYBRID[LOW], CLASSICAL[LOW]).pvalue)
+    assert table["p_equivalent"].max() < 0.05
 
 
 @pytest.mark.parametrize(
@@ -352,10 +278,9 @@ def test_notes_on_data_and_pairs_are_told_and_counted(space, undrawn):
 
 def test_one_seed_shows_nothing_and_is_drawn(space):
     space.write("a", {"hybrid": [0.99], "classical": [0.10]})
-    table, _ = space.compared()
+    table = execute(space.folder)["compared"]
     assert table[["low", "high", "effect_size", "p", "p_holm"]].isna().all().all()
     assert "0 better, 0 worse, 0 equivalent, 1 undecided of 1." in report.verdict(table)
-    execute(space.folder)
     assert (space.folder / "study" / "curves.png").exists()
 
 
@@ -393,10 +318,9 @@ def test_a_run_of_another_score_is_left_out(space, undrawn):
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_page_and_study_of_the_runs_they_name(study, wine):
+def test_the_command_writes_page_and_study_of_the_runs_they_name(study):
     """06_study is executed by `qnnkit report`; names of models are as people choose them."""
     study.write("odd", {"hybrid": [0.8, 0.7, 0.6]}, name="a_b & 100 % ~^#{")
-    shutil.copytree(wine.folder, study.plan("wine", {"recipe": "wine"}))
     told = CliRunner().invoke(cli.app, ["report", str(study.folder)])
     assert told.exit_code == 0, told.output
     assert "undecided" in told.output
@@ -462,14 +386,11 @@ def test_names_are_neither_latex_nor_html_nor_mathematics(space):
     for name in ("means.tex", "comparisons.tex"):
         body = (space.folder / "study" / name).read_text().split("\n", 1)[1]
         words = r"\$a\_b\$ \& 5 \%\{c\}\#\textasciicircum \textasciitilde \textbackslash input\{x\}"
-        assert words in body.replace("~", "")
-        assert r"\input{x}" not in body
-        assert r"\toprule" in body and r"\bottomrule" in body
+        assert words in body.replace("~", "") and r"\input{x}" not in body and r"\toprule" in body
         bare = re.sub(r"\\[&%$#_{}]", "", body)
         assert not re.search(r"[%#^~]", bare), "a special character without its backslash"
-        assert bare.count("$") % 2 == 0 and bare.count("{") == bare.count("}")
-        table_rows = [line for line in bare.splitlines() if line.rstrip().endswith(r"\\")]
-        assert len({line.count("&") for line in table_rows}) == 1, "a name makes columns of its own"
+        lines = [line for line in bare.splitlines() if line.rstrip().endswith(r"\\")]
+        assert len({line.count("&") for line in lines}) == 1, "a name makes columns of its own"
     assert pd.read_csv(space.folder / "study" / "runs.csv")["model"].unique().tolist() == [hostile]
 
 
@@ -493,13 +414,36 @@ def test_splits_of_their_own_are_compared_by_the_corrected_test(space):
         space.write(f"run-{split}", scores, data=f"data {split}", split_seed=split)
     study = space.read()
     assert study.frame["model"].nunique() == 1 and len(study.frame) == 12
-    assert report.means(study.frame)["seeds"].tolist() == [3, 3]
     compared, notes = report.comparisons(study.frame)
     [row] = compared.to_dict("records")
     expected = stats.compare([0.90, 0.86, 0.88], [0.80, 0.80, 0.81], ratio=1 / 3)
     assert not notes and (row["seeds"], row["unit"]) == (3, "splits")
-    assert row["p"] == pytest.approx(expected.p) and row["low"] == pytest.approx(expected.low)
-    assert "3 splits" in stats.sentence(row, stats.ACCURACY)
+    assert row["p"] == pytest.approx(expected["p"]) and row["low"] == pytest.approx(expected["low"])
+    means, wide = report.means(study.frame), stats.ACCURACY.interval([0.90, 0.86, 0.88], [20] * 3, 1 / 3)
+    assert means["seeds"].tolist() == [3, 3] and means["accuracy_low"][0] == pytest.approx(wide.low)
+    page = report.write_batch_page(space.folder).read_text()
+    assert "corrected resampled t-test" in page and "Paired by split" in page
+
+
+def test_with_vary_split_every_seed_has_a_split_of_its_own(tmp_path):
+    """Loaders, rows, comparison and page; beside a run whose seeds share one split."""
+    small = {"epochs": 1, "n_layers": 1, "hidden": 4, "controls": ["classical"], "train_fraction": 0.05}
+    found = {}
+    for vary in (True, False):
+        run = runs.open_run(tmp_path / str(vary), "digits_quanv", n_seeds=2, seed=3, vary_split=vary, **small)
+        list(runs.train_all(run))
+        result, found[vary] = report.finish(run), report.frame_of(run)
+        [row] = result["comparisons"]
+        assert row["unit"] == ("splits" if vary else "seeds")
+        assert ("corrected resampled t-test" in run.report.read_text()) == vary
+    own, shared = found[True], found[False]
+    assert own["split_seed"].tolist() == [3, 4] * 2 and own["data"].nunique() == 2
+    assert shared["split_seed"].tolist() == [0] * 4 and shared["data"].nunique() == 1
+    alone = runs.open_run(tmp_path / "alone", "digits_quanv", n_seeds=1, seed=4, split_seed=4, **small)
+    list(runs.train_all(alone))
+    assert report.frame_of(alone)["accuracy"].tolist() == own.query("seed == 4")["accuracy"].tolist()
+    again = runs.open_run(tmp_path / "True")
+    assert again.splits.fingerprint() == again.provenance["data"] != again.splits_of(4).fingerprint()
 
 
 def test_many_models_have_tables_and_eight_have_figures(space, undrawn):
@@ -531,28 +475,6 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
         show_batch(study.folder)
 
 
-def test_the_page_of_a_recipe_of_arrays_speaks_of_what_it_has(wine):
-    """No images, no quanvolution."""
-    page = Page(wine.report.read_text())
-    copies = [nbformat.read(wine.notebook(name), as_version=4) for name in (runs.ANALYZE, runs.INSIDE)]
-    cells = [cell for copy in copies for cell in copy.cells]
-    sections = re.findall("^## (.*)", "\n".join(cell.source for cell in cells), re.MULTILINE)
-    without = {"Find qnnkit", "Parameters", "Groups of the test split", "What the circuit sees"}
-    without |= {"The inspector", "Write the report", "What is found for a caption", "Hybrid against controls"}
-    without |= {"Add to the report"}
-    shown = [name for name in sections if name not in without]
-    assert len(shown) == 12 and all(page.text.count(name) > 1 for name in shown)
-    assert not [name for name in without if name in page.text]
-    told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
-    assert not [word for word in ("image", "caption", "chord", "nan") if word in told.lower()]
-    angles = "frozen_random (the same circuit left at random angles)."
-    for sentence in (
-        *("12 test samples", "label smoothing of 0.1", "each of its own comparison"),
-        f"no_entanglement (the same circuit without entanglement), {angles}",
-    ):
-        assert sentence in told, sentence
-
-
 def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(space.root))
     for rate, hybrid, classical in ((0.1, 0.7, 0.9), (0.2, 0.8, 0.6)):
@@ -565,32 +487,3 @@ def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space,
     space.plan("waiting", {})
     with pytest.raises(ValueError, match=r"have not finished: waiting\. Run the batch again"):
         step_sizes.tried(str(space.folder))
-
-
-def test_the_study_file_trains_as_many_as_it_says():
-    """docs/study.yaml: recipes, nets, fractions and seeds."""
-    told = (ROOT / "docs" / "study.yaml").read_text()
-    content = yaml.safe_load(told)
-    shares, seeds = content["grid"]["train_fraction"], content["settings"]["n_seeds"]
-    nets = [len(recipes.settings(name).controls) + 1 for name in content["recipe"]]
-    assert f"{len(shares) * len(nets)} runs train {len(shares)} fractions x {seeds} seeds" in told
-    assert f"these {sum(nets)} nets" in told and f"{len(shares) * seeds} trainings of a net" in told
-    assert all(control in told for name in content["recipe"] for control in recipes.settings(name).controls)
-    assert content["settings"]["epochs"] == 10
-
-
-# --- the verdict -------------------------------------------------------------------------------------------
-
-
-def test_the_verdict_on_nothing():
-    assert "nothing can be said of any difference" in report.verdict(pd.DataFrame())
-
-
-def test_the_margin_of_a_study_is_the_largest_of_its_runs(space):
-    space.write("a", TWO, min_difference=2.0)
-    space.write("b", TWO, LOW, min_difference=3.0)
-    found = space.read()
-    assert found.min_difference == 3
-    assert set(report.comparisons(found.frame, found.score, found.min_difference)[0]["min_difference"]) == {
-        0.03
-    }

@@ -1,4 +1,4 @@
-"""What a run leaves is enough: merged, evaluated and read by plain libraries elsewhere, without its data."""
+"""What a run leaves is enough: merged, evaluated, used and read by others elsewhere, without its data."""
 
 import json
 import math
@@ -6,19 +6,25 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import symusic
 import torch
+import yaml
 from PIL import Image
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from qnnkit import adapters, cli, data, runs, stats, tasks
+from qnnkit import Settings, adapters, cli, data, runs, stats, tasks, workspace
+from qnnkit.data import pieces
+from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.tasks import saving
+from tests.data.test_music_data import heard
 from tests.toys import refused
 
-TINY = ("epochs=1", "n_seeds=1", "threads=1", "gradient_samples=0", "sequence_length=16")
+TINY = {"epochs": 1, "n_seeds": 1, "threads": 1, "gradient_samples": 0}
 SPEECHES = "the cat sat on the mat. it saw a dog! " * 200
 OTHER = "a dog lay on the rug. " * 200
 
@@ -29,9 +35,16 @@ def command(*words):
     return found.output
 
 
+def trained(recipe, **settings):
+    run = runs.open_run("runs/one", recipe, **TINY, **{"controls": [], **settings})
+    runs.train_all(run)
+    runs.export(run)
+    return run
+
+
 def train(recipe, name, **settings):
-    given = [f"{key}={value}" for key, value in settings.items()]
-    sets = [word for each in (*TINY, *given) for word in ("--set", each)]
+    given = [f"{key}={value}" for key, value in {**TINY, "sequence_length": 16, **settings}.items()]
+    sets = [word for each in given for word in ("--set", each)]
     return command("train", "--recipe", recipe, "--run-dir", f"runs/{name}", *sets)
 
 
@@ -58,47 +71,42 @@ def moved(tmp_path_factory):
 
 
 @pytest.fixture
-def home(moved, monkeypatch):
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def there(moved, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(moved[0]))
     return moved[0]
 
 
-def fresh(code, folder):
-    """Runs code in a new process, which never imports qnnkit; returns the JSON that it prints last."""
-    code += "\nimport sys; assert 'qnnkit' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, home):
-    card = (home / "runs/two/adapter/README.md").read_text()
+def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, there):
+    card = (there / "runs/two/adapter/README.md").read_text()
     for told in ("base model | `./runs/base/model`", "quantum_peft", "of circuits", "| data | other.txt |"):
         assert told in card
     assert re.search(r"test loss \| \d\.\d+ nats / token", card) and "More Information Needed" not in card
     [code] = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     code = code.replace('"adapter"', '"runs/two/adapter"')
     ids, expected = moved[1]
-    code += f"\nimport torch, json\nids = torch.tensor({ids.tolist()})"
+    code += f"\nimport torch, json, sys\nids = torch.tensor({ids.tolist()})"
     code += "\nwith torch.no_grad(): logits = model.eval()(ids).logits"
-    code += "\nassert tokenizer.eos_token_id is not None\nprint(json.dumps(logits.tolist()))"
-    torch.testing.assert_close(torch.tensor(fresh(code, home)), expected, rtol=0, atol=1e-6)
-
-
-def test_no_file_of_a_model_names_a_path_of_the_machine(moved, home):
+    code += "\nassert tokenizer.eos_token_id is not None and 'qnnkit' not in sys.modules"
+    code += "\nprint(json.dumps(logits.tolist()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=there, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    logits = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
     for place in ("base/model", "two/adapter"):
-        for file in (home / "runs" / place).iterdir():
-            assert str(moved[0].parent).encode() not in file.read_bytes(), file
-    described = json.loads((home / "runs/two/adapter/adapter_config.json").read_text())
-    assert described["base_model_name_or_path"] == "./runs/base/model"
+        for file in (there / "runs" / place).iterdir():
+            assert str(there.parent).encode() not in file.read_bytes(), "it names a path of this machine"
 
 
-def test_an_adapter_is_merged_where_it_is_copied_to(moved, home, tmp_path, monkeypatch):
+def test_an_adapter_is_merged_where_it_is_copied_to(moved, there, tmp_path, monkeypatch):
     """In another folder than the workspace, with its base beside it; without the run, and without data."""
     for place in ("runs/two/adapter", "runs/base/model"):
-        shutil.copytree(home / place, tmp_path / "copy" / place)
+        shutil.copytree(there / place, tmp_path / "copy" / place)
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "empty"))
     command("merge", tmp_path / "copy/runs/two", tmp_path / "whole")
     ids, expected = moved[1]
@@ -110,10 +118,10 @@ def test_an_adapter_is_merged_where_it_is_copied_to(moved, home, tmp_path, monke
     with refused("run_dir", FileNotFoundError):
         runs.merge(tmp_path / "copy/runs/two", tmp_path / "again")
     with refused("run_dir"):
-        runs.merge(home / "runs" / "base", tmp_path / "again")
+        runs.merge(there / "runs" / "base", tmp_path / "again")
 
 
-def test_a_base_in_a_run_outside_of_the_workspace_is_named_from_the_adapter(home, tmp_path):
+def test_a_base_in_a_run_outside_of_the_workspace_is_named_from_the_adapter(there, tmp_path):
     for run in ("one", "two"):
         (tmp_path / run / "model").mkdir(parents=True)
     base, adapter = tmp_path / "one/model", tmp_path / "two/model"
@@ -125,10 +133,10 @@ def test_a_base_in_a_run_outside_of_the_workspace_is_named_from_the_adapter(home
     assert name == "../../one/model" and adapters.base_of(adapter) == str(base)
 
 
-def test_a_text_is_evaluated_block_by_block_to_its_last_token(home, tmp_path):
+def test_a_text_is_evaluated_block_by_block_to_its_last_token(there, tmp_path):
     (tmp_path / "new.txt").write_text(OTHER[:150])
     found = runs.evaluate("runs/two", tmp_path / "new.txt")
-    model, about, _ = runs.using.load_language(home / "runs/two/adapter")
+    model, about, _ = runs.using.load_language(there / "runs/two/adapter")
     ids = torch.tensor([*about.tokenizer.encode(OTHER[:150]), about.tokenizer.eos_token_id])
     losses = []
     with torch.no_grad():
@@ -139,73 +147,129 @@ def test_a_text_is_evaluated_block_by_block_to_its_last_token(home, tmp_path):
     assert (found["tokens"], found["data"]) == (len(losses), "new.txt")
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"])) and "interval" not in found
-    told = command("evaluate", "runs/two", tmp_path / "new.txt")
-    assert told.startswith(f"data: new.txt  tokens: {len(losses)}  ")
-    assert f"perplexity: {found['perplexity']:.4g}" in told
-    assert json.loads(command("evaluate", "runs/two", tmp_path / "new.txt", "--json")) == found
-    with refused("root"):
-        (tmp_path / "empty.txt").write_text("")
-        data.unsplit.tokens(tmp_path / "empty.txt", about.tokenizer, 16)
-
-
-def test_of_chats_only_the_answers_are_evaluated(home, tmp_path):
+    for read, more in ((json.loads, ["--json"]), (yaml.safe_load, [])):
+        assert read(command("evaluate", "runs/two", tmp_path / "new.txt", *more)) == found
+    (tmp_path / "empty.txt").write_text("")
+    with refused("data"):
+        runs.evaluate("runs/two", tmp_path / "empty.txt")
     chat = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]}
     (tmp_path / "chat.jsonl").write_text(json.dumps(chat) + "\n")
     found = runs.evaluate("runs/base", tmp_path / "chat.jsonl")
-    assert found["tokens"] < 8 and any("no chat template" in note for note in found["notes"])
+    assert found["tokens"] < 8, "only the answers"
+    assert any("no chat template" in note for note in found["notes"])
 
 
-# --- labelled samples --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("place", ["base/model", "two/adapter"])
+def test_a_text_is_gone_on_with_by_a_model_and_by_an_adapter(there, tmp_path, place):
+    [row] = runs.predict(f"runs/{place.split('/')[0]}", ["the cat"])
+    assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
+    copied = shutil.copytree(there / "runs" / place, tmp_path / "copied")
+    assert [list(runs.predict(each, ["the cat"])) for each in (f"runs/{place}", copied)] == [[row]] * 2
+
+
+@pytest.mark.parametrize("tokens", ["remi", "midi_v2"])
+def test_a_piece_is_gone_on_with(home, monkeypatch, tokens):
+    monkeypatch.setattr("qnnkit.tasks.music.NEW_TOKENS", 400)
+    for composer, first in (("ann", 60), ("bob", 48)):
+        for i in range(8):
+            score = of_steps([[first + (step + i) % 7] for step in range(64)])
+            score.tracks[0].program, score.tempos = 40, [symusic.Tempo(0, 87)]
+            (home / "pieces" / composer).mkdir(parents=True, exist_ok=True)
+            score.dump_midi(home / "pieces" / composer / f"{i}.mid")
+    trained("music_llama", data_dir="pieces", sequence_length=32, tokens=tokens)
+    begun = (home / "pieces" / "ann" / "0.mid").rename(home / "begun.mid")
+    shutil.rmtree(home / "pieces")
+    [row] = runs.predict("runs/one", [begun])
+    assert (row["input"], row["file"]) == (str(begun), str(home / "begun.continued.mid"))
+    assert row["tokens_per_second"] > 0 and ("events_per_second" in row) == (tokens != "remi")
+    before, after = (of_midi(Path(each).read_bytes()) for each in (begun, row["file"]))
+    assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
+    assert round(after.tempos[0].qpm) == 87
+    found = runs.evaluate("runs/one", begun)
+    written = pieces.writing(pieces.tokenizer_of(home / "runs/one/model"))
+    ids = written.encode(of_midi(begun.read_bytes()))[0]
+    n = sum(token != written.pad for token in ids[written.width :])  # and the end, but no beginning
+    assert n > 2 * 32 and (found["tokens"], found["score"]) == (n, "loss")
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
+    (home / "bad.mid").write_bytes(b"MThd")
+    with refused("inputs"):
+        list(runs.predict("runs/one", [home / "bad.mid"]))
+
+
+# --- images ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def pictured(tmp_path_factory, pictures):
+def _pictured(tmp_path_factory, pictures):
     """A run on two class folders that are gone, its test images in a folder, and its test row."""
     root = tmp_path_factory.mktemp("pictured")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("QNNKIT_HOME", str(root))
         shutil.copytree(pictures, root / "images")
-        given = {"data_dir": "images", "image_size": 6, "hidden": 2, "controls": []}
-        shared = {"epochs": 1, "n_seeds": 1, "threads": 1, "gradient_samples": 0}
-        run = runs.open_run("runs/one", "folder_quanv", **shared, **given)
-        [row] = runs.train_all(run)
-        runs.export(run)
-        for i, (source, label) in enumerate(
-            zip(run.splits.test.sources, run.splits.test.labels, strict=True)
-        ):
-            place = root / "held" / "test" / run.splits.classes[label] / f"deep/{i}.png"
+        run = trained("folder_quanv", data_dir="images", image_size=6, hidden=2)
+        test, classes = run.splits.test, ["above", "below"]
+        for i, (source, label) in enumerate(zip(test.sources, test.labels, strict=True)):
+            place = root / "held" / "test" / classes[label] / f"deep/{i}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / "images" / source, place)
-        test = run.splits.test
-        np.savez(
-            root / "held.npz",
-            images=test.images[:, 0].numpy(),
-            labels=np.array(["above", "below"])[test.labels],
-        )
-        np.savez(
-            root / "held2.npz", x_test=test.images.numpy(), y_test=test.labels, classes=["above", "below"]
-        )
+        shutil.make_archive(str(root / "held"), "zip", root / "held")
         shutil.rmtree(root / "images")
-    return root, row, run
+    return root, run
 
 
-def test_labelled_images_are_judged_as_the_test_split_was(pictured, monkeypatch):
-    root, row, _ = pictured
-    monkeypatch.setenv("QNNKIT_HOME", str(root))
-    shutil.make_archive(str(root / "held"), "zip", root / "held")
-    for place in ("held", "held.zip", "held.npz", "held2.npz"):
+@pytest.fixture
+def pictured(_pictured, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(_pictured[0]))
+    return _pictured[1]
+
+
+def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_path):
+    test, paths = pictured.splits.test, [tmp_path / f"{i}.png" for i in range(3)]
+    with torch.no_grad():
+        shares = runs.trained(pictured)(test.images).softmax(1)
+    for image, path in zip(test.images, paths, strict=False):
+        Image.fromarray(image[0].numpy()).save(path)
+    found = list(runs.predict("runs/one", paths))
+    assert [row["class"] for row in found] == [("above", "below")[i] for i in shares[:3].argmax(1)]
+    for row, each in zip(found, shares, strict=False):
+        assert list(row["probabilities"].values()) == pytest.approx(each.tolist(), abs=1e-6)
+        assert row["notes"] == []
+    pixels = test.images[0, 0].numpy()
+    [of_array] = runs.predict("runs/one", [pixels])
+    assert of_array["probabilities"] == found[0]["probabilities"]
+    for changed, told in ((np.stack([pixels] * 3, -1), "in colour"), (np.tile(pixels, 2), "squeezed to")):
+        [row] = runs.predict("runs/one", [changed])
+        assert any(told in note for note in row["notes"])
+    [as_classical] = runs.predict("runs/one", paths[:1], classical=True)
+    assert as_classical["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-4)
+    assert as_classical["probabilities"] != found[0]["probabilities"]
+    for read, more in ((json.loads, ["--json"]), (yaml.safe_load, [])):
+        assert read(command("predict", "runs/one", paths[0], *more)) == found[0]
+    elsewhere = shutil.copytree(workspace.home() / "runs/one/model", tmp_path / "net")
+    net, about, recipe = runs.load_model(elsewhere)
+    assert (about.classes, recipe.name, net.training) == (("above", "below"), "folder_quanv", False)
+    with torch.no_grad():
+        assert torch.equal(net(test.images).softmax(1), shares)
+    paths[0].write_text("no image")
+    for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))]):
+        with refused("inputs"):
+            runs.predict("runs/one", given)
+    with pytest.raises(FileNotFoundError, match="Finish the run"):
+        runs.predict("runs/other", ["a.png"])
+
+
+def test_labelled_images_are_judged_as_the_test_split_was(pictured):
+    [row] = pictured.tested().values()
+    for place in ("held", "held.zip"):
         found = runs.evaluate("runs/one", place)
         assert (found["samples"], found["notes"]) == (row["n_test"], []), place
         for name in ("accuracy", "loss", "macro_f1", "ece"):
             assert found[name] == pytest.approx(row[f"test_{name}"], abs=1e-6), place
         low, high = stats.clopper_pearson(found["accuracy"] * row["n_test"], row["n_test"])
         assert found["interval"] == [low, high] and low < found["accuracy"] <= high
-    assert "accuracy: " in (told := command("evaluate", "runs/one", "held")) and "interval: " in told
 
 
-def test_classes_are_matched_by_name(pictured, tmp_path, monkeypatch):
-    root, *_ = pictured
-    monkeypatch.setenv("QNNKIT_HOME", str(root))
+def test_classes_are_matched_by_name(pictured, tmp_path):
     pixels = np.zeros((6, 6), np.uint8)
     (tmp_path / "below").mkdir()
     Image.fromarray(pixels).save(tmp_path / "below" / "a.png")
@@ -213,44 +277,34 @@ def test_classes_are_matched_by_name(pictured, tmp_path, monkeypatch):
     (tmp_path / "below" / "c.txt").write_text("words")
     found = runs.evaluate("runs/one", tmp_path)
     assert found["samples"] == 1 and ["above" in note for note in found["notes"]] == [False, False, True]
-    (tmp_path / "beneath").mkdir()
-    Image.fromarray(pixels).save(tmp_path / "beneath" / "a.png")
+    shutil.copytree(tmp_path / "below", tmp_path / "beneath")
     with refused("data") as caught:
         runs.evaluate("runs/one", tmp_path)
     assert "is 'beneath'" in str(caught.value)
-    np.savez(tmp_path / "number.npz", images=pixels[None], labels=[1])
-    np.savez(tmp_path / "bare.npz", pictures=pixels[None])
-    np.savez(tmp_path / "short.npz", images=pixels[None], labels=["above", "below"])
     (tmp_path / "none").mkdir()
-    for name in ("number.npz", "bare.npz", "short.npz", "none", "nowhere"):
+    np.savez(tmp_path / "held.npz", inputs=pixels[None], targets=[1])
+    for name in ("held.npz", "none", "nowhere"):
         with refused("data", (ValueError, OSError)):
             runs.evaluate("runs/one", tmp_path / name)
 
 
-def test_arrays_of_a_recipe_of_ones_own_are_judged_by_its_task(tmp_path, monkeypatch):
-    class Moons:
-        from qnnkit import Settings
+def test_captions_and_images_are_matched_by_clip(home):
+    run = trained("digits_clip", train_fraction=0.1, n_qubits=2, n_layers=1, patch_size=8)
+    image = run.splits.test.images[0, 0].numpy()
+    [row] = runs.predict(run.folder, [image])
+    assert len(row["probabilities"]) == 10 and sum(row["probabilities"].values()) == pytest.approx(1)
+    texts = ["a photo of the digit three", "a photo of the digit four"]
+    [chosen] = runs.predict(run.folder, [image, *texts])
+    assert set(chosen["probabilities"]) == set(texts)
+    with refused("inputs"):
+        runs.predict(run.folder, texts)
+    with refused("run_dir", NotImplementedError):
+        runs.evaluate("runs/one", home)
+    with refused("raw"):
+        runs.predict("runs/one", ["a.png"], raw=True)
 
-        def load(settings):
-            points = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-            return data.arrays(settings, points, points.sum(1, keepdim=True))
 
-        def build(settings, splits, seed):
-            return torch.nn.Linear(2, 1)
-
-        def task(settings):
-            return Squares()
-
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    run = runs.open_run("runs/one", Moons, epochs=1, n_seeds=1, controls=[], threads=1, gradient_samples=0)
-    [row] = runs.train_all(run)
-    runs.export(run)
-    np.savez(tmp_path / "test.npz", inputs=run.splits.test.inputs, targets=run.splits.test.targets)
-    found = runs.evaluate("runs/one", "test.npz", recipe=Moons)
-    assert found["mse"] == pytest.approx(row["test_mse"], abs=1e-6) and found["score"] == "mse"
-    np.savez(tmp_path / "wide.npz", inputs=np.zeros((4, 3)), targets=np.zeros((4, 1)))
-    with refused("data"):
-        runs.evaluate("runs/one", "wide.npz", recipe=Moons)
+# --- arrays of a recipe of one's own -----------------------------------------------------------------------
 
 
 class Squares:
@@ -261,15 +315,55 @@ class Squares:
         return tasks.Step(errors.mean(), {"mse": errors.sum().detach()}, len(errors))
 
 
-def test_what_cannot_be_evaluated_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    given = {"train_fraction": 0.1, "n_qubits": 2, "n_layers": 1, "patch_size": 8, "controls": []}
-    run = runs.open_run(
-        "runs/one", "digits_clip", epochs=1, n_seeds=1, threads=1, gradient_samples=0, **given
-    )
-    runs.train_all(run)
-    runs.export(run)
-    with refused("run_dir", NotImplementedError):
-        runs.evaluate("runs/one", tmp_path)
-    with refused("raw"):
-        runs.predict("runs/one", ["a.png"], raw=True)
+class Asked(Squares):
+    def predict(self, net, inputs):
+        return [{"input": each, "output": f"{type(net).__name__} of {each}"} for each in inputs]
+
+
+class Sums:
+    Settings = Settings
+
+    def load(settings):
+        points = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        return data.arrays(settings, points, points.sum(1, keepdim=True))
+
+    def build(settings, splits, seed):
+        return torch.nn.Linear(2, 1)
+
+    def task(settings):
+        return Squares()
+
+
+class AskedSums(Sums):
+    def task(settings):
+        return Asked()
+
+
+def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used_and_judged_by_its_task(home):
+    run = trained(Sums)
+    np.savez(home / "test.npz", inputs=run.splits.test.inputs, targets=run.splits.test.targets)
+    [row] = run.tested().values()
+    found = runs.evaluate("runs/one", "test.npz", recipe=Sums)
+    assert found["mse"] == pytest.approx(row["test_mse"], abs=1e-6) and found["score"] == "mse"
+    np.savez(home / "wide.npz", inputs=np.zeros((4, 3)), targets=np.zeros((4, 1)))
+    with refused("data"):
+        runs.evaluate("runs/one", "wide.npz", recipe=Sums)
+    [row] = runs.predict("runs/one", [np.float32([0.5, 0.25])], recipe=Sums)
+    for text in ("a,b\n0,0\n0.5,0.25\n", "0;0\n0.5;0.25\n"):  # a table, named or not
+        (home / "new.csv").write_text(text)
+        [table] = runs.predict("runs/one", ["new.csv"], recipe=Sums)
+        assert table["output"][1] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 2
+    (home / "folder.npy").mkdir()
+    for name, text in enumerate(("a\n0\n", "a,b\n0,\n1,1\n", "a,b\n0,0,0\n", "")):
+        (home / f"{name}.csv").write_text(text)
+        (home / f"{name}.npy").write_text(text)
+    for name in (*range(4), "none", "folder"):
+        for ending in ("csv", "npy"):
+            with refused("inputs"):
+                runs.predict("runs/one", [f"{name}.{ending}"], recipe=Sums)
+
+
+def test_a_task_that_knows_how_is_asked(home):
+    trained(AskedSums)
+    [row] = runs.predict("runs/one", ["a"], recipe=AskedSums)
+    assert row == {"input": "a", "output": "Linear of a"}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qnnkit import adapters, recipes, tasks, train, workspace
+from qnnkit import adapters, recipes, tasks, train
 from qnnkit.adapters import adapt
 from qnnkit.data import tokenizers
 from qnnkit.data.text import text
@@ -166,40 +165,24 @@ def test_adapters_and_merged_models_are_read_without_the_kit(splits, tmp_path):
     torch.testing.assert_close(found, expected, atol=LOGITS, rtol=0)
 
 
-def test_a_save_is_whole_or_leaves_the_old_one(splits, tmp_path, monkeypatch):
+def test_a_save_holds_what_plain_libraries_read_and_replaces_an_earlier_one(splits, tmp_path):
+    """That it is whole or leaves the old one, and that nothing else is replaced: test_workspace."""
     base = small()
     at = tasks.save(base, splits.tokenizer, tmp_path / "base", {"epochs": 7})
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in at.iterdir()}
     assert json.loads((at / "training_config.json").read_text())["epochs"] == 7
     model, names = adapt(base), {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
-    folder = tasks.save(model, splits.tokenizer, tmp_path / "adapter", {"first": True})
+    folder = tasks.save(model, splits.tokenizer, tmp_path / "adapter")
     assert names <= {path.name for path in folder.iterdir()}
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(at)
     weights = (folder / "adapter_model.safetensors").read_bytes()
     assert len(weights) < 20_000, "the base is not in it"
-
-    def full(path, content):
-        raise workspace.cannot_write(path, OSError(28, os.strerror(28)))
-
-    monkeypatch.setattr(workspace, "write_json", full)
-    with pytest.raises(OSError, match="Free some space"):
-        tasks.save(shaken(model), splits.tokenizer, folder, {"second": True})
-    monkeypatch.undo()
-    assert (folder / "adapter_model.safetensors").read_bytes() == weights
-    tasks.save(model, splits.tokenizer, folder, {"second": True})
+    tasks.save(shaken(model), splits.tokenizer, folder)
     assert (folder / "adapter_model.safetensors").read_bytes() != weights
-    assert json.loads((folder / "training_config.json").read_text()) == {"second": True}
     assert {path.name for path in tmp_path.iterdir()} == {"adapter", "base"}
-
-
-@pytest.mark.parametrize(("name", "told"), [("mine/a.tex", "It holds a.tex too"), ("mine", "It is a file")])
-def test_nothing_but_an_earlier_save_is_replaced(splits, tmp_path, name, told):
-    path = tmp_path / name
-    workspace.make_folder(path.parent)
-    path.write_text("words")
-    with pytest.raises(FileExistsError, match=told):
-        tasks.save(adapt(small()), splits.tokenizer, tmp_path / "mine")
-    assert path.read_text() == "words" and [each.name for each in tmp_path.iterdir()] == ["mine"]
+    (folder / "a.tex").write_text("words")
+    with pytest.raises(FileExistsError):
+        tasks.save(model, splits.tokenizer, folder)
 
 
 METHODS = {"ia3": {}, "loha": {}, "prompt_tuning": {"num_virtual_tokens": 2}}

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from qnnkit import tasks, train
-from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.stats import ACCURACY, LOSS, Score
 from qnnkit.tasks import Classification, Own, Step, asked, calibration_error, complete
 from tests.same import from_seed
-from tests.toys import refused
+from tests.toys import Batches, refused
 
 LABELS = torch.tensor([0, 2, 1, 2])
 

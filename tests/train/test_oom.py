@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from qnnkit import runs, train
-from qnnkit.data.batches import Batches
 from qnnkit.recipes import Recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train import out_of_memory, stepper
 from qnnkit.train.out_of_memory import OutOfMemory
 from tests.same import At, raises, weights
-from tests.toys import typing
+from tests.toys import Batches, typing
 from tests.train.test_train import TASK, close, clouds, fit, loaders, net
 
 SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates

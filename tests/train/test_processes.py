@@ -21,7 +21,7 @@ SCRIPT = """
     from torch import nn
     from qnnkit import train
     from qnnkit.settings import Settings
-    from qnnkit.data.batches import Batches
+    from tests.toys import Batches
     from qnnkit.tasks import Classification, Step
     from qnnkit.train.processes import n_processes
 

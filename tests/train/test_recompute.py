@@ -9,14 +9,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from qnnkit import circuits, gradients, layers, train
-from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
 from tests import nets
 from tests.nets import NETS, family
 from tests.same import from_seed, same
-from tests.toys import uniform
+from tests.toys import Batches, uniform
 
 SIZES = {"channels": 3, "image_size": (16, 16), "n_classes": 4}
 IMAGES = torch.randint(256, (16, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -22,13 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import layers, train
 from qnnkit.checkpoint import Store
-from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.workspace import append_line, read_lines
 from tests import forked
 from tests.same import At, from_seed, same, weights
-from tests.toys import linear, refused, two_expvals
+from tests.toys import Batches, linear, refused, two_expvals
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
 SAME_STEP = 1e-6  # float32: a step worked out by hand
