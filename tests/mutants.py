@@ -117,7 +117,7 @@ MUTANTS = (
         "simulator/matrices.py",
         "table @ offset)",
         "table @ np.zeros_like(offset))",
-        "simulator random_circuits",
+        "contract",
     ),
     ("simulator/readout.py", "shift = n - 1 - wires.index(wire)", "shift = wires.index(wire)", "simulator"),
     ("simulator/readout.py", "(1j * sign if", "(-1j * sign if", "simulator random_circuits"),
