@@ -207,6 +207,7 @@ BACKPROP, ADJOINT, SHIFT = ({"diff_method": name} for name in ("backprop", "adjo
 TABLE = r"""
 == batched
 plain(rows=SIZES): x
+scaled_and_shifted(rows=SIZES): 0.3 - 2.5 * x; 2 * w + 0.7
 module_global: scale * x | scale = VALUE
 containers: state["scale"] * x + sum(items) | state["scale"] = VALUE | items[0] = 2.0 | items.append(0.3)
 attributes_of_classes: it.of(x) | Base.scale = 0.5 | It.scale = -1.5 | it.scale = 2.0
