@@ -64,10 +64,8 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
             is_table = path.suffix in (".csv", ".tsv")
             given = _numbers(path) if is_table else np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
-            step = (
-                "Write one by numpy.save, with shape (n, ...) or of one sample, or leave out other columns."
-            )
             rule = "be .npy files, or tables of numbers"
+            step = "Write one by numpy.save, of shape (n, ...) or of one sample, or leave out other columns."
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
     dtype, *shape = about.shapes[""]
     values = torch.as_tensor(np.asarray(given)).to(getattr(torch, dtype))
