@@ -219,9 +219,7 @@ class Machine:
 
     def fetched(self) -> list[str]:
         """The git commands that fetch code, of processes that were given `GIT_TRACE` at `git.txt`."""
-        trace = self.folder / "git.txt"
-        lines = trace.read_text().splitlines() if trace.exists() else []
-        return [line for line in lines if re.search(r"built-in: git (clone|fetch|pull)", line)]
+        return [each for each in self.lines("git.txt") if re.search("built-in: git (clone|fetch|pull)", each)]
 
     def run_code(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs `code` with __file__ unknown, as it is in a notebook."""
@@ -231,21 +229,14 @@ class Machine:
         """Runs `code` as one cell, which may hold lines that begin with ! or %."""
         return self.run(self.python, "-m", "IPython", "--colors=NoColor", "-c", code, **variables)
 
-    def run_kernel(self, **changes: object) -> str:
-        """Runs the notebook through papermill in this machine's kernel; gives all that it printed."""
-        values = self.parameters | changes
-        given = [word for name, value in values.items() for word in ("-p", name, str(value))]
-        output = self.folder / "executed.ipynb"
-        done = self.run(self.python, "-m", "papermill", "--no-progress-bar", NOTEBOOK, output, *given)
-        assert done.returncode == 0, done.stderr
-        outputs = [part for cell in code_cells(output) for part in cell.outputs]
-        assert {part.output_type for part in outputs} == {"stream"}
-        return "".join(part.text for part in outputs)
+    def lines(self, name: str) -> list[str]:
+        """Of a file that the stand-ins write."""
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
 
     def mounts(self) -> list[str]:
         """Where Drive was mounted, once for each time."""
-        log = self.folder / "mounted.txt"
-        return log.read_text().splitlines() if log.exists() else []
+        return self.lines("mounted.txt")
 
     def lose_drive(self) -> Path:
         """Drive's mount goes, and leaves an empty folder."""
@@ -265,8 +256,7 @@ class Machine:
 
     def asked(self) -> list[dict[str, object]]:
         """What the stand-in package was asked to do."""
-        log = self.folder / "asked.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return [json.loads(line) for line in self.lines("asked.jsonl")]
 
 
 def code_cells(path: Path) -> list[nbformat.NotebookNode]:

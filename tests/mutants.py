@@ -82,7 +82,6 @@ MUTANTS = (
     ("train/loop.py", "        optimizer.zero_grad()\n        progress", "        progress", "train"),
     ("train/loop.py", "place = progress.epoch + index / self.steps", "place = progress.epoch", "train"),
     ("train/loop.py", "seed_all(self.seed, epoch)\n", "seed_all(self.seed)\n", "train"),
-    ("train/loop.py", "set_random_state(before)\n        return totals", "return totals", "train"),
     ("train/resume.py", "60 * minutes", "3600 * minutes", "train"),
     ("train/optimizer.py", '"weight_decay": group.weight_decay', '"weight_decay": 0.0', "train"),
     ("train/processes.py", "in batches[first:]", "in batches[first:-1]", "train"),

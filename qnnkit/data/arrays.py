@@ -58,8 +58,7 @@ def split_arrays(
     """
     names, numbers = numbered(labels, classes)
     if len(images) != len(numbers):
-        value = f"{len(images):,} images, {len(numbers):,} labels"
-        raise refusal("hold a label for each image", value, "Get both from the same place.")
+        raise refusal(f"hold a label for each of {len(images):,} images", len(numbers), "Correct the files.")
     if images.ndim == 4 and images.shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     images = images[..., 0] if images.shape[3:] == (1,) else images
@@ -87,9 +86,7 @@ def numbered(labels: np.ndarray, classes: Any = None) -> tuple[tuple[str, ...], 
         return tuple(map(str, known.tolist())), numbers.astype(np.int64)
     names = tuple(map(str, np.atleast_1d(classes)))
     if len({*names}) < len(names):
-        raise ValueError(
-            checks.message("classes", "be different names", classes, 'Use such as ["cat", "dog"].')
-        )
+        raise ValueError(checks.message("classes", "be different names", classes, 'Use ["cat", "dog"].'))
     if wrong := [str(each) for each in known.tolist() if not 0 <= each < len(names)]:
         rule = f"hold labels from 0 to {len(names) - 1}, the number of a class"
         raise refusal(rule, first(wrong), "Correct these labels, name their classes, or drop the samples.")
@@ -203,6 +200,7 @@ def arrays(
         ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
     """
     x, y = tensor_of("inputs", inputs, 3), tensor_of("targets", targets, 3)
+    sides = None if sides is None else [*map(str, sides)]
     for argument, n in (("targets", len(y)), ("sides", len(x if sides is None else sides))):
         if n != len(x):
             rule = f"have as many rows as inputs ({len(x):,})"
@@ -248,6 +246,6 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
     except (ValueError, TypeError, RuntimeError) as error:
         rule = f"be finite real numbers of one shape, with a row for each of {least} samples or more"
         how = "pandas.factorize(targets, sort=True), or pandas.get_dummies(inputs, dtype=float)"
-        step = f"Words become numbers by {how}; gaps are filled by table.fillna(table.median())."
+        step = f"Words become numbers by {how}; fill gaps by table.fillna(table.median(numeric_only=True))."
         raise ValueError(checks.message(name, rule, words.first_line(error), step)) from None
     return tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -136,8 +137,8 @@ def captions(
             can be split.
     """
     place = open_place(root)
-    files, texts, top, notes = listing(place)
-    stack = stack_files(place.read, files, image_size, grey)
+    files, texts, top, notes, inside = listing(place)
+    stack = stack_files(lambda name: inside.get(name) or place.read(name), files, image_size, grey)
     parts, notes = split(stack, top=top, notes=notes, **options)
     sets = [CaptionSet(x.images, tuple(texts[name] for name in x.sources), x.sources) for x in parts]
     return _with_tokens(sets, tokenizer, sequence_length, name="captions", notes=notes)
@@ -178,11 +179,11 @@ def _with_tokens(sets: list[CaptionSet], tokenizer: Any, length: int | None, **a
 
 # --- files --------------------------------------------------------------------------------------------------
 
-EXAMPLE = 'Save images as files, and write such as [{"image": "cat.jpg", "captions": ["a cat", "a pet"]}].'
+EXAMPLE = 'Write such as [{"image": "cat.jpg", "captions": ["a cat", "a pet"]}].'
 
-Listing = tuple[list[File], dict[str, tuple[str, ...]], str, list[str]]
+Listing = tuple[list[File], dict[str, tuple[str, ...]], str, list[str], dict[str, bytes]]
 """The images that are there and have captions, with their sides; the captions of each; the folder around all
-files of captions, with a `/` at its end, or ""; and notes."""
+files of captions, with a `/` at its end, or ""; notes; and images that are inside of tables, by name."""
 
 
 def listing(place: Place) -> Listing:
@@ -193,13 +194,18 @@ def listing(place: Place) -> Listing:
     """
     reader, find = Reader(place), _finder(place)
     members, sides, texts = {}, {}, defaultdict(list)
-    read, missing = {}, {}
+    read, missing, inside = {}, {}, {}
     for file, where, record in _records(place, reader):
         read[file.name], folder = file.base.lower(), file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
-        if not isinstance(image, str):
+        about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
+        image, content = about.get("path"), about.get("bytes")
+        if content:
+            name = where if image is None or inside.get(image, content) != content else image
+            inside[name], member = content, Member(name, len(content), zlib.crc32(content))
+        elif not isinstance(image, str):
             raise refusal("name an image file in every record or row of its captions", where, EXAMPLE)
-        if (member := find(image, folder)) is None:
+        elif (member := find(image, folder)) is None:
             missing[image] = None
             continue
         folders = f"{member.name.removesuffix(member.base)}{file.name}"
@@ -220,7 +226,7 @@ def listing(place: Place) -> Listing:
     if drawn := "train" not in told or "any" in told:
         notes += ["Splits are drawn: train, or the split of some images, is not named."] * (told != {"any"})
     files = [("any" if drawn else sides[name], 0, members[name]) for name in captions]
-    return files, captions, around(read), notes
+    return files, captions, around(read), notes, inside
 
 
 def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record]]:

@@ -54,7 +54,8 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     notes = left_out(place, why | {f"that lie outside of {', '.join(sorted(bases))}": outside})
     if not labelled:
         step = "Put them in <class>/, or train/<class>/ and test/<class>/, or give a pattern for their names."
-        raise refusal("hold images with a label", str(place.path), " ".join([step, *notes]))
+        rule = "hold images whose names have a label" if label_pattern else "hold two or more class folders"
+        raise refusal(rule, str(place.path), " ".join([step, *notes]))
     classes = {name: row for row, name in enumerate(sorted({each[1] for each in labelled}, key=natural))}
     files = [(side, classes[name], member) for side, name, member in labelled]
     files.sort(key=lambda each: (("any", *SPLITS).index(each[0]), each[1]))

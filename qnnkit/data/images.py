@@ -161,8 +161,7 @@ def one_form(
 def split_stack(name: str, stack: Stack, classes: tuple[str, ...], **options: Any) -> ImageSplits:
     """The dataset called `name`, split by `split` with its options."""
     if len(classes) < 2:
-        step = "A net needs something to tell apart: check the files, or label_pattern."
-        raise refusal("hold two or more classes", list(classes), step)
+        raise refusal("hold two or more classes", [*classes], "Check the files, or label_pattern.")
     sets, notes = split(stack, classes, **options)
     return ImageSplits(name, *sets, classes=classes, notes=notes)
 

@@ -67,9 +67,8 @@ def _fetched(name: str) -> Path:
         try:
             fetch(about["address"] + urllib.parse.quote(file), folder / file, checksum)
         except (OSError, ValueError) as error:  # of requests; of a wrong checksum
-            step = f"Check the connection, or get it from {about['page']} and name its folder."
-            reason = f"{about['address']} ({words.first_line(error)})"
-            raise OSError(checks.message("root", "be given, or within reach", reason, step)) from None
+            step = f"It says: {words.first_line(error)}. Or get it from {about['page']} and name its folder."
+            raise OSError(checks.message("root", "be within reach", about["address"], step)) from None
     return folder if len(about["files"]) > 1 else folder / next(iter(about["files"]))
 
 

@@ -131,19 +131,19 @@ class Reader:
             raise ValueError("it has NUL characters: save it as UTF-8, or remove it")
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
-    def _json(self, text: str) -> list[Any]:
+    def _json(self, text: str) -> Iterator[Any]:
         """The records of JSON: of a list, of the only list in an object, or of values in a row.
 
         An object with a key that records have, or with several such lists, is a record itself.
         """
-        decoder, values = json.JSONDecoder(object_pairs_hook=without_duplicates), []
-        text, place = text.strip(), 0
-        while place < len(text):
-            value, place = decoder.raw_decode(text, place)
-            values.append(value)
+        decoder, text, place = json.JSONDecoder(object_pairs_hook=without_duplicates), text.strip(), 0
+        while (begin := place) < len(text):
+            value, place = decoder.raw_decode(text, begin)
             while text[place : place + 1].isspace():
                 place += 1
-        [content] = values if len(values) == 1 else [values]
+            yield from [value] if begin or place < len(text) else self._listed(value)
+
+    def _listed(self, content: Any) -> list[Any]:
         if isinstance(content, dict) and not any(keys_of(tuple(content), what) for what in OF_RECORDS):
             lists = [key for key, value in content.items() if isinstance(value, list) and value]
             lists = [key for key in lists if isinstance(content[key][0], dict)]

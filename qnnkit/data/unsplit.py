@@ -61,13 +61,12 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
     Raises:
         ValueError, OSError: A class is none of the net's, a shape is another, or nothing can be read.
     """
-    path, classes = places.local(root), about.classes
-    part, notes = _images(path, about, pattern) if "image_size" in about.sizes else _arrays(path, about)
-    kind: Any = ImageSplits if isinstance(part, ImageSet) else TensorSplits
-    return kind(path.name, part, part, part, classes=classes or None, notes=tuple(notes))
+    path, of_images = places.local(root), "image_size" in about.sizes
+    kind, part, notes = _images(path, about, pattern) if of_images else _arrays(path, about)
+    return kind(path.name, part, part, part, classes=about.classes or None, notes=tuple(notes))
 
 
-def _images(path: Path, about: Any, pattern: str | None) -> tuple[ImageSet, Sequence[str]]:
+def _images(path: Path, about: Any, pattern: str | None) -> tuple[Any, ImageSet, Sequence[str]]:
     place = places.open_place(path)
     images, notes = [each for each in place.members if each.is_image], left_out(place, {})
 
@@ -79,10 +78,10 @@ def _images(path: Path, about: Any, pattern: str | None) -> tuple[ImageSet, Sequ
     labels = _matched([label(each.name) or each.base for each in images], about.classes, notes).tolist()
     files = [("any", number, each) for number, each in zip(labels, images, strict=True)]
     stack = stack_files(place.read, files, about.sizes["image_size"], about.sizes["channels"] == 1)
-    return stack.whole, (*stack.notes, *notes)
+    return ImageSplits, stack.whole, (*stack.notes, *notes)
 
 
-def _arrays(path: Path, about: Any) -> tuple[TensorSet, Sequence[str]]:
+def _arrays(path: Path, about: Any) -> tuple[Any, TensorSet, Sequence[str]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             inputs, targets = file["inputs"], file["targets"]
@@ -102,7 +101,7 @@ def _arrays(path: Path, about: Any) -> tuple[TensorSet, Sequence[str]]:
         )
     sources = tuple(f"{path.name}/{row}" for row in range(len(inputs)))
     targets = targets if about.classes else targets.float()
-    return TensorSet(inputs.to(getattr(torch, dtype)), targets, sources), notes
+    return TensorSplits, TensorSet(inputs.to(getattr(torch, dtype)), targets, sources), notes
 
 
 def _matched(names: Sequence[str], classes: Sequence[str], notes: list[str]) -> np.ndarray:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from qnnkit import checks, words
-from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state
+from qnnkit.checkpoint import Store, own_generators, seed_all, set_random_state
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task, complete
 from qnnkit.train.evaluation import not_finite, totals_of
@@ -247,9 +247,9 @@ class _Loop:
         self.started = time.perf_counter()
 
     def _validate(self) -> dict[str, float]:
-        """The task's numbers on the validation split; the generators are left as they were."""
+        """The task's numbers on the validation split; the next epoch seeds the generators."""
         self.model.eval()
-        before, epoch = random_state(), f"epoch {self.progress.epoch + 1}"
+        epoch = f"epoch {self.progress.epoch + 1}"
 
         def compute(batch: Any) -> Step:
             self.where, self.batch = f"{epoch}, a validation batch", batch
@@ -257,7 +257,6 @@ class _Loop:
 
         totals = totals_of(compute, self.validation.batches(), f"{epoch}'s validation ")
         self.where, self.batch = f"the end of {epoch}", None
-        set_random_state(before)
         return totals.over(self.processes).means()
 
     @property

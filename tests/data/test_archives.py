@@ -1,7 +1,8 @@
-"""Images in files: flat folders, sides, archives, addresses; kept once, and refused where wrong."""
+"""Images in files: flat folders, sides, archives, addresses, samples; kept once, refused where wrong."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from qnnkit import data, recipes
-from qnnkit.data import load, places
-from qnnkit.recipes import RecipeError
+from qnnkit import cli, recipes
+from qnnkit.data import load, places, sample_files
 from qnnkit.runs.folder import Run
 from tests.toys import fill, no_workspace, noise, pack, put, real, refused
 
@@ -193,24 +194,18 @@ def test_an_address_is_copied_once(tmp_path, store, monkeypatch):
 # --- through a run ------------------------------------------------------------------------------------------
 
 
-def splits_of(folder: Path, **values):
-    """As a run loads them."""
-    return Run(folder / "run", recipes.settings("digits_quanv", **values)).splits
+def test_a_run_hands_its_options_on(tmp_path):
+    def splits_of(**values):
+        return Run(tmp_path / "run", recipes.settings("digits_quanv", **values)).splits
 
-
-def test_a_run_hands_its_options_on(tmp_path, monkeypatch):
     flat = pack(fill(tmp_path / "flat", FLAT), tmp_path / "flat.zip")
     named = {"dataset": "flat_folder", "data_dir": str(flat), "label_pattern": r"(\d)\.png"}
-    splits = splits_of(tmp_path, **named, train_fraction=0.5)
+    splits = splits_of(**named, train_fraction=0.5)
     assert splits.classes == ("0", "1", "2") and len(splits.train) < 15 and len(splits.test) > 2
     (tmp_path / "bad.zip").write_bytes(b"no zip")
     for place, error in (("nowhere", FileNotFoundError), ("bad.zip", ValueError)):
         with refused("data_dir", error):
-            splits_of(tmp_path, dataset="class_folder", data_dir=str(tmp_path / place))
-    monkeypatch.setattr(data, "load", lambda name, **options: options["root"])
-    address = "gs://bucket/images"  # what an address holds, only the dataset knows
-    with pytest.raises(RecipeError, match="return splits"):
-        splits_of(tmp_path, dataset="class_folder", data_dir=address)
+            splits_of(dataset="class_folder", data_dir=str(tmp_path / place))
 
 
 @pytest.mark.data
@@ -220,3 +215,83 @@ def test_real_pngs_in_a_zip():
     total = sum(part.labels.bincount() for part in (splits.train, splits.validation, splits.test))
     assert total.tolist() == [120] * 28
     assert not any("Left out" in note for note in splits.notes)
+
+
+# --- qnnkit sample: some files of each class, as they are, whole or not at all -----------------------------
+
+THREE = [f"{name}/{i}.png" for name in ("a", "b", "10") for i in range(12)]
+THIRTY = [f"{i:04}_{i % 3:02}.png" for i in range(36)]
+
+
+def both(names: list[str]) -> list[str]:
+    return [f"{side}/{name}" for side in ("train", "test") for name in names]
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.png")}
+
+
+@pytest.mark.parametrize("sided", [False, True])
+@pytest.mark.parametrize(("files", "pattern"), [(THREE, None), (THIRTY, r"(\d+)$")], ids=["classes", "flat"])
+def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, pattern, sided):
+    files = both(files) if sided else files
+    source = fill(tmp_path / "all", files)
+    (source / "LICENCE.txt").write_text("not an image")
+
+    def sampled(name: str, seed: int = 3, per_class: int = 4) -> Path:
+        return sample_files(source, tmp_path / name, seed=seed, per_class=per_class, pattern=pattern)
+
+    there = sampled("some")
+    record = json.loads((there / "sample.json").read_text())
+    assert names(there) == set(record["files"]) < set(files)
+    assert set(record["counts"]) == ({"train", "test"} if sided else {"any"})
+    assert all([*counts.values()] == [4, 4, 4] for counts in record["counts"].values())
+    assert (record["seed"], record["source"]) == (3, str(source))
+    for name in record["files"]:
+        assert (there / name).read_bytes() == (source / name).read_bytes()
+    dataset, shares = "flat_folder" if pattern else "class_folder", {"validation_fraction": 0.3}
+    assert (
+        load(dataset, root=there, test_fraction=0.3, **shares).classes == load(dataset, root=source).classes
+    )
+    assert names(sampled("again")) == names(there) != names(sampled("other", seed=4))
+    assert names(sampled("fewer", per_class=2)) < names(there)
+
+
+def test_what_is_left_out_or_too_few_is_counted_named_and_told(tmp_path):
+    fill(tmp_path / "all", [f"id_{i:02}_label_{i % 12}{'x' * (i % 12 < 10)}.png" for i in range(47)])
+    command = ["sample", "all", "some", "--per-class", "4", "--pattern", r"(\d+)$"]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0 and done.output.startswith("7 images in "), done.output
+    record = json.loads((tmp_path / "some" / "sample.json").read_text())
+    assert record["counts"] == {"any": {"10": 4, "11": 3}}
+    left_out = ", ".join(f"id_{i:02}_label_{i}x.png" for i in range(5))
+    assert record["notes"] == [
+        rf"Left out 40 of 47 images whose names do not fit label_pattern (\d+)$: {left_out} and 35 more.",
+        "Classes with fewer files than were asked for: 11 of any (3 of 4).",
+    ]
+    assert all(note in done.output for note in record["notes"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "words"),
+    [
+        ("SRC", FileNotFoundError, "no.zip some --per-class 1"),
+        ("SRC", ValueError, "taken some --per-class 1"),
+        ("DST", FileExistsError, "all taken --per-class 1"),
+        *(
+            ("DST", ValueError, f"all {into} --per-class 1")
+            for into in ("all/a/x", "there/x", "all/../all/x")
+        ),
+        ("--per-class", ValueError, "all some --per-class 0"),
+        ("--pattern", ValueError, "all some --per-class 1 --pattern ("),
+    ],
+)
+def test_the_command_tells_what_was_typed(tmp_path, argument, error, words):
+    (tmp_path / "there").symlink_to(fill(tmp_path / "all", THREE))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*.png"))
+    with refused(argument, error) as told:
+        CliRunner().invoke(cli.app, ["sample", *words.split()], catch_exceptions=False)
+    assert not any(name in str(told.value) for name in ("`root`", "`folder`", "`per_class`", "root/<"))
+    assert sorted(tmp_path.rglob("*.png")) == before

@@ -7,8 +7,6 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,21 +203,6 @@ def test_the_circuit_in_a_cell_is_trained_with_its_controls(tmp_path: Path) -> N
     assert finals["net"].tolist()[0] == "hybrid" and len(finals) == 5
     assert finals["quantum"].tolist()[0] == 24
     assert "def circuit(inputs, weights):" in (tmp_path / "run-own" / "recipe.py").read_text()
-
-
-@pytest.mark.slow
-def test_training_alone_through_papermill(tmp_path: Path) -> None:
-    """The command of the README, by itself, in a folder that holds nothing yet."""
-    folder = tmp_path / "run"
-    words = f"-p recipe digits_quanv -p run_dir {folder} -p epochs 2 -p n_seeds 1".split()
-    command = [sys.executable, "-m", "papermill", "--no-progress-bar"]
-    command += [ROOT / "notebooks/03_train.ipynb", tmp_path / "out.ipynb", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = runs.open_run(folder)
-    assert run.config.epochs == 2
-    assert run.epochs().query("net == 'hybrid'")["epoch"].tolist() == [1, 2]
-    assert len(run.finals()) == len(run.nets) == 5
 
 
 def run_cells(*names: str, prelude: str = "", **parameters: object) -> SimpleNamespace:

@@ -188,19 +188,13 @@ def test_one_chunk_is_in_memory_at_once():
         alive.append(weakref.ref(outputs))
         most.append(sum(ref() is not None and ref().grad_fn is not None for ref in alive))
 
-    def peak(task) -> int:
-        alive.clear()
-        most.clear()
-        task(clip, batch).loss.backward()
-        return max(most)
-
     with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(kept):
         loss = in_pieces(5)(clip, batch).loss
         assert len(alive) == 4 and not any(ref() is not None for ref in alive), "a graph is kept"
         loss.backward()
         assert len(alive) == 8 and max(most) == 1 and not any(ref() is not None for ref in alive)
-        del loss
-        assert peak(Contrastive()) == 1 and peak(in_pieces(4)) == 1 and len(alive) == 10
+        Contrastive()(clip, batch).loss.backward()
+        assert len(alive) == 9, "a batch in one piece is computed once"
 
 
 # --- what embeddings are worth ------------------------------------------------------------------------------

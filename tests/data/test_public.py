@@ -1,0 +1,233 @@
+"""MNIST, its kin and AHCD: fetched from a server of our own, read in every form, wrong in every way."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import hashlib
+import http.server
+import io
+import re
+import threading
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qnnkit.data import load, public
+from tests.toys import ahcd_files, archive, idx_bytes, idx_files, no_workspace, noise, real, refused
+
+KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+
+
+@dataclass
+class Served:
+    """What a server gives, how it misbehaves, and what it was asked for."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    cuts: list[int] = field(default_factory=list)  # bytes after which a connection breaks, one answer each
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+
+
+@pytest.fixture
+def server():
+    served = Served()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.lstrip("/")
+            served.asked.append(name)
+            if name not in served.files:
+                self.send_error(404)
+                return
+            content = served.files[name]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: served.cuts.pop(0) if served.cuts else len(content)])
+            self.close_connection = True
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.url = f"http://127.0.0.1:{web.server_port}/"
+    thread = threading.Thread(target=web.serve_forever, args=(0.05,))
+    thread.start()
+    yield served
+    web.shutdown()
+    thread.join()
+    web.server_close()
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch, tmp_path) -> Path:
+    return no_workspace(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def files(server, monkeypatch) -> dict[str, bytes]:
+    """The four files of a small MNIST, which the server gives."""
+    files = idx_files(suffix=".gz")
+    server.files |= files
+    sums = {name: f"md5:{hashlib.md5(each).hexdigest()}" for name, each in files.items()}
+    entry = public.PUBLIC["mnist"] | {"address": server.url, "files": sums}
+    monkeypatch.setitem(public.PUBLIC, "mnist", entry)
+    return files
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("cut", "IncompleteRead"), ("wrong", "does not match"), ("no", "404")],
+)
+def test_what_does_not_come_whole_is_refused_and_leaves_nothing(server, files, store, kind, reason):
+    first = next(iter(files))
+    server.files[first] = files[first][::-1] if kind == "wrong" else files[first]
+    server.cuts = [70] if kind == "cut" else []
+    server.files.pop(first if kind == "no" else None, None)
+    with refused("root", OSError) as told:
+        load("mnist")
+    assert reason in str(told.value) and public.PUBLIC["mnist"]["page"] in str(told.value)
+    assert not [*store.glob("mnist/*")]
+    del told
+    gc.collect()
+    server.files[first] = files[first]
+    server.asked.clear()
+    splits = load("mnist")
+    assert len(splits.test) == 40 and len(server.asked) == 4
+    assert load("mnist").fingerprint() == splits.fingerprint() and len(server.asked) == 4
+    own = load("mnist", root=archive(store / "all.zip", files))
+    assert own.fingerprint() == splits.fingerprint()
+
+
+def test_an_archive_at_an_address_is_copied_once_and_whole(server, tmp_path, store):
+    whole = archive(tmp_path / "all.zip", idx_files(suffix=".gz")).read_bytes()
+    server.files["data/all.zip"], server.cuts = whole, [len(whole) // 2]
+    for name, reason in (("all.zip", "IncompleteRead"), ("none.zip", "404 Client Error")):
+        with refused("root", OSError) as told:
+            load("mnist", root=f"{server.url}data/{name}")
+        assert reason in str(told.value)
+    assert not [*store.glob("copies/*/all.zip")] and not [*store.glob("copies/.*")]
+    for _ in range(2):
+        assert len(load("mnist", root=f"{server.url}data/all.zip").test) == 40
+    assert server.asked.count("data/all.zip") == 2
+
+
+@pytest.mark.data
+def test_real_files_have_the_checksums():
+    for name, file in (("mnist", None), ("ahcd", "ahcd_csv.zip")):
+        for there, checksum in public.PUBLIC[name]["files"].items():
+            content = real(name, file or there).read_bytes()
+            assert checksum == f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def whole() -> dict[str, bytes]:
+    return idx_files((60, 60), (5, 7))
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, each in files.items():
+        (folder / name).write_bytes(each)
+    return folder
+
+
+def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
+    files = whole()
+    plain = load("mnist", root=write(tmp_path / "plain", files))
+    sizes = [len(plain.split(name)) for name in ("train", "validation", "test")]
+    assert plain.image_size == (5, 7) and sizes == [48, 12, 60]
+    first = plain.test.images[plain.test.sources.index("mnist/63"), 0].numpy()
+    assert (first == noise(60, 5, 7, seed=1)[3]).all()
+    packed = {f"{name}.gz": gzip.compress(each) for name, each in files.items()}
+    dotted = {name.replace("-idx", ".idx"): each for name, each in files.items()}
+    deeper = write(tmp_path / "root" / "MNIST" / "raw", files).parent.parent
+    zipped = archive(tmp_path / "all.zip", {f"mnist/{name}": each for name, each in packed.items()})
+    roots = [write(tmp_path / "packed", packed), write(tmp_path / "dotted", dotted), deeper, zipped]
+    for root in roots:
+        assert load("mnist", root=root).fingerprint() == plain.fingerprint()
+    assert load("fashion_mnist", root=zipped).classes[9] == "Ankle boot"
+
+
+def first(value: str):
+    """Puts another number before the first comma or line end of a CSV."""
+    return lambda text: re.sub(rb"^\d+", value.encode(), text)
+
+
+WRONG = [
+    (KINDS[0], lambda each: each[:1000]),
+    (KINDS[0], lambda each: b""),
+    (KINDS[0], lambda each: each + b"more"),
+    (KINDS[0], lambda each: gzip.compress(each)[:-400]),
+    (KINDS[0], lambda each: gzip.compress(each)[:40] + b"xxxxxxx" * 300),
+    (KINDS[0], lambda each: idx_bytes(np.zeros(60))),  # labels
+    (KINDS[1], lambda each: idx_bytes(np.arange(59) % 10)),
+    (KINDS[1], lambda each: idx_bytes(np.r_[np.arange(58) % 10, 10, 255])),
+    (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # another size
+    (KINDS[3], lambda each: idx_bytes(np.zeros(60))),  # one class alone
+    ("csvTrainLabel 112x1.csv", lambda each: each.partition(b"\n")[2]),
+    ("csvTrainLabel 112x1.csv", first("29")),
+    ("csvTrainLabel 112x1.csv", first("0")),
+    ("csvTrainLabel 112x1.csv", first("alef")),
+    ("csvTestImages 56x1024.csv", first("300")),
+    ("csvTestImages 56x1024.csv", lambda each: each.replace(b",", b" ", 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), WRONG)
+def test_files_that_are_wrong(tmp_path, name, change):
+    folder = ahcd_files(tmp_path / "x") if name.endswith("csv") else write(tmp_path / "x", whole())
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    with refused("root"):
+        load("ahcd" if name.endswith("csv") else "mnist", root=folder)
+
+
+def test_what_is_missing_is_named_with_where_to_get_it(tmp_path):
+    files = whole()
+    del files[KINDS[3]]
+    (tmp_path / "ahcd").mkdir()
+    for name, root in (("mnist", write(tmp_path / "three", files)), ("ahcd", tmp_path / "ahcd")):
+        with refused("root") as told:
+            load(name, root=root)
+        assert "Its t" in str(told.value) and "https://" in str(told.value)
+    with refused("root", FileNotFoundError):
+        load("mnist", root=tmp_path / "nowhere")
+
+
+@pytest.mark.data
+def test_real_mnist():
+    splits = load("mnist", root=real("mnist"))
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (48_000, 12_000, 10_000)
+    assert splits.image_size == (28, 28) and splits.channels == 1 and splits.notes == ()
+    counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
+    assert counts.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert splits.test.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    seven = splits.test.images[splits.test.sources.index("mnist/60000"), 0]
+    assert splits.test.labels[0] == 7 and seven.sum() > 0
+
+
+@pytest.mark.data
+def test_real_ahcd_stands_upright():
+    splits = load("ahcd", root=real("ahcd", "ahcd_csv.zip"))
+    pictures = real("ahcd", "ahcd_test_png.zip")
+    assert splits.image_size == (32, 32) and splits.n_classes == 28 and splits.notes == ()
+    counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
+    assert counts.tolist() == [480] * 28 and splits.test.labels.bincount().tolist() == [120] * 28
+    agree, turned = [], []
+    with zipfile.ZipFile(pictures) as there:
+        for row in range(0, 3360, 60):
+            label = int(splits.test.labels[row]) + 1
+            with Image.open(io.BytesIO(there.read(f"test/id_{row + 1}_label_{label}.png"))) as image:
+                ink = np.asarray(image) > 127
+            ours = splits.test.images[row, 0].numpy() > 127
+            agree.append((ours == ink).mean())
+            turned.append((ink == ours.T).mean())
+    assert np.mean(agree) > 0.9 > np.mean(turned)
