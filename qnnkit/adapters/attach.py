@@ -317,7 +317,8 @@ def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # PEFT has one of its own for each way in which layers differ
-        if str(error).startswith("Argument `"):  # a sentence of qnnkit's already
+        message = error.args[0] if error.args else None
+        if isinstance(message, checks.Message) and message.parts[0] != "name":
             raise
         step = f"It says: {' '.join(str(error).split()[:40]).rstrip('.')}."
         raise ValueError(checks.message(argument, rule, value, step)) from error

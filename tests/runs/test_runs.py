@@ -103,7 +103,7 @@ def test_which_controls_a_net_has(tiny, tmp_path):
     with refused("control"):
         tiny(controls=["classical_trained"])
     assert tiny(controls=["classical_trained"], trainable=False).nets == ("hybrid", "classical_trained")
-    with refused("controls"):
+    with refused("control"):
         runs.open_run(tmp_path / "cnn", "cnn", dataset="digits", controls=["classical"])
     assert not (tmp_path / "cnn").exists()
     assert runs.open_run(tmp_path / "cnn", "cnn", controls="all").nets == ("reference",)
