@@ -22,16 +22,14 @@ from qnnkit.layers.counting import (
     circuits_per_image,
     evaluating,
     feature_maps_of,
-    first_circuit,
 )
 from qnnkit.layers.fourier import FourierLayer, fourier_fit
 from qnnkit.layers.quantum import BACKENDS, QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
 __all__ = [
-    "QuantumLayer", "Quanv2d", "CONTROLS", "MORE_CONTROLS", "STAND_INS", "ClassicalLayer",
-    "FourierLayer", "as_classical", "fourier_fit", "control", "control_names", "controls",
-    "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters", "Given",
-    "called", "circuit_inputs", "circuits_per_image", "evaluating", "feature_maps_of",
-    "first_circuit", "BACKENDS",
+    "QuantumLayer", "Quanv2d", "CONTROLS", "MORE_CONTROLS", "STAND_INS", "BACKENDS", "ClassicalLayer",
+    "FourierLayer", "as_classical", "fourier_fit", "control", "control_names", "controls", "Given", "called",
+    "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters",
+    "circuit_inputs", "circuits_per_image", "evaluating", "feature_maps_of",
 ]  # fmt: skip

@@ -41,20 +41,6 @@ def circuits_per_image(model: nn.Module, image: Given) -> int:
     return sum(map(len, circuit_inputs(model, image).values())) // n_images
 
 
-def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor] | None:
-    """The circuit that an image meets first, and its first inputs; None for a model without one.
-
-    Args:
-        model: As for `circuits_per_image`.
-        image: Likewise, of shape (1, ...).
-
-    Returns:
-        The layer, and features of shape (n_features,) in float64, on the CPU.
-    """
-    inputs = circuit_inputs(model, image).items()
-    return next(((layer, rows[0].cpu().double()) for layer, rows in inputs), None)
-
-
 def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor]:
     """Layer -> every row of features that its circuit meets; layers that run for no image are left out.
 
