@@ -25,7 +25,8 @@ from tests.same import same
 from tests.toys import each_epoch, fill, refused, room_for
 
 # A net of a few hundred weights on 24 images of 6x6 pixels: an epoch takes milliseconds.
-TINY = {**torture.TINY, "epochs": 2, "controls": ["classical"]}
+TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1, "epochs": 2}
+TINY |= {"controls": ["classical"]}
 
 
 @pytest.fixture
