@@ -154,8 +154,15 @@ def train(
             for note in begun.splits.notes:
                 tell(f"Note: {note}")
             tell(runs.placed(begun).sentence)
+            for final in begun.tested().values():
+                show(final)
+        own, written = (
+            (begun.nets[0], begun.config.seed),
+            [*begun.folder.glob("model"), *begun.folder.glob("adapter")],
+        )
+        is_done = bool(written) and own in begun.tested()
         runs.train_all(begun, on_row=show)
-        if is_main() and (begun.nets[0], begun.config.seed) in begun.tested():
+        if is_main() and not is_done and own in begun.tested():
             tell(f"The trained net is in {runs.export(begun)}.")
 
 
