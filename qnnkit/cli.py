@@ -156,11 +156,8 @@ def train(
             tell(runs.placed(begun).sentence)
             for final in begun.tested().values():
                 show(final)
-        own, written = (
-            (begun.nets[0], begun.config.seed),
-            [*begun.folder.glob("model"), *begun.folder.glob("adapter")],
-        )
-        is_done = bool(written) and own in begun.tested()
+        own = begun.nets[0], begun.config.seed
+        is_done = own in begun.tested() and any((begun.folder / name).exists() for name in ("model", "adapter"))
         runs.train_all(begun, on_row=show)
         if is_main() and not is_done and own in begun.tested():
             tell(f"The trained net is in {runs.export(begun)}.")
