@@ -156,8 +156,8 @@ def train(
             tell(runs.placed(begun).sentence)
             for final in begun.tested().values():
                 show(final)
-        own = begun.nets[0], begun.config.seed
-        is_done = own in begun.tested() and any((begun.folder / name).exists() for name in ("model", "adapter"))
+        own, names = (begun.nets[0], begun.config.seed), ("model", "adapter")
+        is_done = own in begun.tested() and any((begun.folder / name).exists() for name in names)
         runs.train_all(begun, on_row=show)
         if is_main() and not is_done and own in begun.tested():
             tell(f"The trained net is in {runs.export(begun)}.")
