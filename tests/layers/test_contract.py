@@ -278,6 +278,7 @@ hamiltonian_in_place: x; w; qp.expval(hamiltonian) | hamiltonian.operands[0].sca
 hermitian_in_place: x; w; qp.expval(hermitian) | matrix[0, 0] = VALUE
 results_exchanged: x; w; qp.probs(wires=2) if bit else [qp.var(getattr(qp, axis)(0))] | axis = "Y" | bit = 1
 labels_on_the_device(rows=SIZES, device=on(["x", 1, "y"]), circuit=wired(("y", "x", 1), qp.probs)): x
+numbers_without_a_device(rows=SIZES, device=on(None), circuit=wired((2, 0, 1), qp.probs)): x
 labels_that_change(device=on(["a", "b", "c"]), circuit=wired(labels, qp.probs)): x | labels.reverse()
 rotations_merged(rows=SIZES, transform=qp.transforms.merge_rotations): x; w; expvals(qp.Z(2), qp.RY(w[0], 1))
 compiled_by_pennylane(transform=qp.compile): scale * x | scale = VALUE

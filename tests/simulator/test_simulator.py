@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 
 from qnnkit import QuantumLayer
-from qnnkit.simulator import fused
+from qnnkit.simulator import fused, gates
 from tests.toys import Fusion
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
@@ -284,3 +284,12 @@ def test_many_wires(n_wires: int) -> None:
     for mine, true in zip(ours, (mixed(*given), *qp.grad(mixed)(*given)), strict=True):
         assert np.abs(true).max() > 0.01
         assert np.abs(mine.detach().numpy() - true).max() < FLOAT64
+
+
+def test_how_gates_turn(monkeypatch):
+    """By eighths at the least; one that a new number leaves as it is turns in an unknown way."""
+    turn = gates.turn(qp.ops.Evolution(0.125 * qp.Z(0), 0.3))
+    np.testing.assert_array_equal(sorted(turn.rates), [-0.125, 0.125])
+    monkeypatch.setattr(gates, "with_numbers", lambda operation, numbers: operation)
+    with pytest.raises(gates.NotFusable, match="unknown way"):
+        gates.turn(qp.ops.Evolution(qp.Z(0), 0.3))
