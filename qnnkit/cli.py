@@ -154,13 +154,11 @@ def train(
             for note in begun.splits.notes:
                 tell(f"Note: {note}")
             tell(runs.placed(begun).sentence)
-            for final in begun.tested().values():
-                show(final)
-        own, names = (begun.nets[0], begun.config.seed), ("model", "adapter")
-        is_done = own in begun.tested() and any((begun.folder / name).exists() for name in names)
+        own, left = (begun.nets[0], begun.config.seed), (begun.folder / "model", begun.folder / "adapter")
+        done = next(filter(Path.exists, left), None) if own in begun.tested() else None
         runs.train_all(begun, on_row=show)
-        if is_main() and not is_done and own in begun.tested():
-            tell(f"The trained net is in {runs.export(begun)}.")
+        if is_main() and own in begun.tested():
+            tell(f"The trained net is in {done or runs.export(begun)}.")
 
 
 @app.command(rich_help_panel=TRAIN)

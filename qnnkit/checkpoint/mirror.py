@@ -214,7 +214,7 @@ class Mirror:
         if trouble is None:
             return
         message = f"The run could not be mirrored whole to `{self.remote}`: {trouble}. Everything is in "
-        message += f"`{self.local}`. Mend what is wrong and run the same command before this machine goes."
+        message += f"`{self.local}`. Mend it and run the same command again before this machine goes."
         if error is None:
             raise OSError(message)
         self.tell(message)

@@ -134,7 +134,7 @@ def read_study(folder: str | Path) -> Study:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             left_out[each.id] = str(error) if type(error) is ValueError else repr(error)
             continue
-        settings = run.config.model_dump(mode="json")
+        settings = run.config.model_dump(mode="json", warnings=False)
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
         varied = {key: value for key, value in now.items() if key not in same}
         about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}

@@ -586,7 +586,7 @@ def test_an_empty_local_folder_is_filled_and_what_is_as_new_or_a_file_stays(loca
     before = contents(other)
     assert restore(remote, other) == [] and contents(other) == before
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match="Choose another run_dir"):
+    with pytest.raises(OSError, match="choose another name"):
         restore(remote, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 

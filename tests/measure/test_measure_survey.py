@@ -132,7 +132,7 @@ def test_measure_prints_a_table_and_writes_the_file(surveyed, tmp_path, monkeypa
     assert asked.pop()[3] == {"quick": True} and status == 0 and json.loads(out) == surveyed[0]
     for words, told in (
         (("--set", "batch_size=auto"), "`batch_size` must be a number here, but is 'auto'"),
-        (("--out", "mine.json/machine.json"), "a file is in its place"),
+        (("--out", "mine.json/machine.json"), "A file is in its place"),
     ):
         status, out, err = command("measure", *words)
         assert (status, out) == (2, "") and told in err and err.count("\n") == 1 and asked == []
