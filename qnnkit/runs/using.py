@@ -131,10 +131,8 @@ def export(run: Run) -> Path:
     if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
         return write_model(run, net)
     place = run.folder / ("adapter" if run.config.of_kit("adapter") else "model")
-    settings, score = (
-        run.asked.model_dump(mode="json", warnings=False) | {"sequence_length": splits.length},
-        run.score,
-    )
+    settings, score = run.asked.model_dump(mode="json", warnings=False), run.score
+    settings["sequence_length"] = splits.length
     facts = {"data": Path(str(run.config.of_kit("data_dir") or splits.name)).name}
     facts |= {"recipe": run.recipe.name, "net": f"{run.nets[0]}, seed {run.config.seed}"}
     row = run.tested().get((run.nets[0], run.config.seed), {})
