@@ -317,8 +317,7 @@ def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # PEFT has one of its own for each way in which layers differ
-        message = error.args[0] if error.args else None
-        if isinstance(message, checks.Message) and message.parts[0] != "name":
+        if isinstance(message := next(iter(error.args), None), checks.Message) and message.parts[0] != "name":
             raise
         step = f"It says: {' '.join(str(error).split()[:40]).rstrip('.')}."
         raise ValueError(checks.message(argument, rule, value, step)) from error
