@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from qnnkit.runs.chain import ANNOUNCED
 
-SETUP = ("parameters", "injected-parameters")
 ON_TOP = "on_top"
 """Tag of a cell whose section a page omits: its top has it already, or the cell writes the page."""
 _HEADING = re.compile(r'<h2 id="([^"]*)">(.*?)</h2>', re.DOTALL)
@@ -61,20 +60,16 @@ def body(notebook: Path) -> Body:
 
     shown: Any = nbformat.read(notebook, as_version=4)
     cells = shown.cells
-    tagged = [i for i, cell in enumerate(cells) if set(SETUP) & set(cell.metadata.get("tags", ()))]
+    tagged = [i for i, cell in enumerate(cells) if "parameters" in str(cell.metadata.get("tags"))]
     start, end = max(tagged, default=-1) + 1, len(cells)
     running = [i for i, cell in enumerate(cells) if _status(cell) in ("running", "pending")]
     if running:
         end = max(_sections(cells[: running[0]]), default=running[0])
     shown.cells = _with_results(cells[start:end])
     _describe_images(shown.cells)
-    exporter = HTMLExporter(
-        template_name="basic",
-        exclude_input=True,
-        exclude_output_prompt=True,
-        embed_images=True,
-    )
-    content = _ANCHOR.sub("", exporter.from_notebook_node(shown)[0])
+    wanted = dict.fromkeys(("exclude_input", "exclude_output_prompt", "embed_images"), True)
+    html, _ = HTMLExporter(template_name="basic", **wanted).from_notebook_node(shown)
+    content = _ANCHOR.sub("", html)
     return Body(content, _HEADING.findall(content))
 
 

@@ -166,8 +166,7 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
         workspace.write_bytes(run.report, content.encode())
         # What was trained keeps the hashes it had: they would say nothing if every report took them again.
         fresh, kept = hashes(run.folder), files.read_hashes(run.folder) if before else {}
-        shown = ("report.html", "figures/")
-        drawn = {name: digest for name, digest in fresh.items() if name.startswith(shown)}
+        drawn = {name: fresh[name] for name in fresh if name.startswith(("report.html", "figures/"))}
         files.write_hashes(run.folder, kept | drawn if kept else fresh)
         workspace.write_json(run.folder / "result.json", result)
     return result
@@ -255,13 +254,11 @@ def _measurements(run: Run) -> list[str]:
         return [f"Circuits ran with noise ({', '.join(run.config.noise)}), in training and in the test."]
     if not run.config.shots:
         return []
-    model, example = build(run, run.nets[0], run.config.seed), run.splits.example()
-    circuits = layers.circuit_inputs(model, example)
-    forward = sum(map(len, circuits.values())) * run.config.shots
-    turns = sum(len(rows) * sum(p.numel() for p in each.parameters()) for each, rows in circuits.items())
+    own = run.tested().get((run.nets[0], run.config.seed), {})
+    forward = run.config.shots * (own.get("circuits_per_image") or 0)
     return [
         f"Every circuit was measured {run.config.shots:,} times, in training and in the test: {forward:,} "
-        f"measurements a sample, and some {2 * turns * run.config.shots:,} more for the gradient by weights."
+        "measurements a sample, and about twice as many again for each weight of a circuit that trains."
     ]
 
 

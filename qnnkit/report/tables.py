@@ -96,8 +96,7 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
             if all(map(math.isfinite, values)):
                 n_test, ratio = group["n_test"] if metric == score else (), _ratio(group) if several else 0.0
                 numbers = metric.interval(values, n_test, ratio)
-            names = [metric.name, f"{metric.name}_low", f"{metric.name}_high"]
-            row |= zip(names, numbers, strict=True)
+            row |= zip((metric.name, f"{metric.name}_low", f"{metric.name}_high"), numbers, strict=True)
         rows.append(row | {name: group[name].median() for name in COSTS})
     return pd.DataFrame(rows)
 
@@ -128,8 +127,9 @@ def comparisons(
     groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
     hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
     if len(hybrids) > MOST_HYBRIDS:
-        step = f"for seeds to decide; of {MOST_HYBRIDS} or fewer they are."
-        notes.append(f"Of {len(hybrids)} hybrid nets no two are compared: there are too many pairs {step}")
+        notes.append(
+            f"Of {len(hybrids)} hybrid nets no two are compared; of {MOST_HYBRIDS} or fewer they are."
+        )
     shares = sorted(frame["train_fraction"].unique())
     for (model, net, other_model, other_net), share in itertools.product(_pairs(frame, hybrids), shares):
         ours, theirs = groups.get((model, net, share)), groups.get((other_model, other_net, share))
