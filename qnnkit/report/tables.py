@@ -127,9 +127,7 @@ def comparisons(
     groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
     hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
     if len(hybrids) > MOST_HYBRIDS:
-        notes.append(
-            f"Of {len(hybrids)} hybrid nets no two are compared; of {MOST_HYBRIDS} or fewer they are."
-        )
+        notes.append(f"No two of {len(hybrids)} hybrid nets are compared: only up to {MOST_HYBRIDS} are.")
     shares = sorted(frame["train_fraction"].unique())
     for (model, net, other_model, other_net), share in itertools.product(_pairs(frame, hybrids), shares):
         ours, theirs = groups.get((model, net, share)), groups.get((other_model, other_net, share))
