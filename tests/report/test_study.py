@@ -454,7 +454,7 @@ def test_many_models_have_tables_and_eight_have_figures(space, undrawn):
     rows, curves = report.study.best(names["study"], names["means"])
     assert set(rows["model"]) == set(curves["model"]) == {f"model {index}" for index in range(8)}
     assert len(names["means"]) == 18 and set(names["compared"]["other_net"]) == {"classical"}
-    assert names["notes"][0].startswith("Of 9 hybrid nets no two are compared")
+    assert names["notes"][0].startswith("No two of 9 hybrid nets are compared")
 
 
 def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, capsys):
