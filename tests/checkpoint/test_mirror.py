@@ -502,8 +502,12 @@ def test_the_machine_that_was_overtaken_stops(local, remote, other, tmp_path):
     made, told = mirror(local, remote)
     with pytest.raises(OSError, match="another copy of this run has been mirrored"), made:
         train(local, 0)
-        until(lambda: restore(remote, other) == [] and any(other.glob(f"{NET}/checkpoint-0*")))
-        assert not Mirror(other, remote).sync()  # looking at a run takes it from nobody
+
+        def looked_at():
+            if restore(remote, other) == [] and any(other.glob(f"{NET}/checkpoint-0*")):
+                with contextlib.suppress(OSError):  # the first has copied more in between
+                    assert not Mirror(other, remote).sync()  # looking at a run takes it from nobody
+                    return True
 
         def taken_over():
             restore(remote, other)
@@ -511,6 +515,7 @@ def test_the_machine_that_was_overtaken_stops(local, remote, other, tmp_path):
             with contextlib.suppress(OSError):  # the first has copied more in between
                 return Mirror(other, remote).sync()
 
+        until(looked_at)
         until(taken_over)
         train(local, 1)
         until(lambda: told)
