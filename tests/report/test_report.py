@@ -172,8 +172,8 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
     assert (classical["macro_f1"], classical["ece"]) == (None, None), "tested before qnnkit told it"
     told = read(run)
     for sentence in (
-        "circuit weightsother weightsfrozen weightss / epochtest macro-F1 (%)test NLL (nats)test ECE (%)",
-        "90.51.0003.0",
+        "circuit weightsother weightsfrozen weightss / epoch hybrid",
+        "Other scores nettest macro-F1 (%)test NLL (nats)test ECE (%) hybrid90.51.0003.0",
         "settings of their own: classical.learning_rate=0.5.",
         "classical (a classical layer of as many weights as the circuit).",
         "label smoothing of 0.1 in training makes a net less sure",
