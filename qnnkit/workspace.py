@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import unicodedata
 import uuid
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -265,19 +264,6 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
         file.truncate(whole_length(file))
         if file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none if it is missing. A last line that a kill cut short is left out.
-
-    So is one that is damaged, with a warning.
-    """
-    if not path.exists():
-        return []
-    rows, damaged = parse_lines(path.read_bytes())
-    if damaged:
-        warnings.warn(f"File `{path}` has {damaged} damaged lines, which are left out.", stacklevel=2)
-    return rows
 
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:

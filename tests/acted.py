@@ -15,6 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole JSON lines of a file; none where it is not there."""
+    from qnnkit import workspace
+
+    return workspace.parse_lines(path.read_bytes())[0] if path.exists() else []
 
 
 def act(
@@ -36,7 +44,7 @@ def act(
     facts = {"pid": os.getpid(), "threads": variables["OMP_NUM_THREADS"], "settings": settings}
     facts |= {"gpus": variables.get("CUDA_VISIBLE_DEVICES"), "words": words}
     workspace.append_line(folder / "calls.jsonl", facts)
-    calls = len(workspace.read_lines(folder / "calls.jsonl"))
+    calls = len(read_lines(folder / "calls.jsonl"))
     with FileLock(folder / ".chain.lock"):
         config = {"epochs": settings["epochs"], "controls": [], "n_seeds": 1}
         workspace.write_json(folder / "config.json", config)
@@ -49,7 +57,7 @@ def act(
         text = "text_llama" in words
         net, column = ("reference", "validation_loss") if text else ("hybrid", "validation_accuracy")
         row, score = {"net": net, "seed": settings.get("seed", 0)}, 0.0
-        done = len(workspace.read_lines(folder / "metrics.jsonl"))
+        done = len(read_lines(folder / "metrics.jsonl"))
         for epoch in range(done + 1, settings["epochs"] + 1):
             while epoch > 2 and calls == 1 and held(folder.parent):
                 if stop.wait(0.01):

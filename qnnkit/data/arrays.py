@@ -244,7 +244,7 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
         if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
             raise ValueError(f"NaN or infinite in {bad:,} of its rows")
     except (ValueError, TypeError, RuntimeError) as error:
-        rule = f"be finite real numbers of one shape, with a row for each of {least} samples or more"
+        rule = "be finite real numbers of one shape" + f", of {least} samples or more" * (least > 0)
         how = "pandas.factorize(targets, sort=True), or pandas.get_dummies(inputs, dtype=float)"
         step = f"Words become numbers by {how}; fill gaps by table.fillna(table.median(numeric_only=True))."
         raise ValueError(checks.message(name, rule, words.first_line(error), step)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -292,8 +293,9 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row of `predict` or `evaluate` for people."""
-    return yaml.safe_dump(dict(row), sort_keys=False, allow_unicode=True)
+    """A row of `predict` or `evaluate` for people, in four digits."""
+    shown = json.loads(json.dumps(row), parse_float=lambda text: float(f"{float(text):.4g}"))
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
 
 
 def _folder(run_dir: str | Path) -> Path:

@@ -27,7 +27,7 @@ import yaml
 from qnnkit import batch, recipes, report, warm, workspace
 from qnnkit.batch import batch_file, engine, table, workers
 from qnnkit.runs import State, chain
-from tests.acted import Acted
+from tests.acted import Acted, read_lines
 from tests.forked import begin, start
 from tests.toys import typing
 
@@ -124,7 +124,7 @@ def until(condition, seconds=60.0):
 
 def calls(outcome):
     """What the stand-in noted each time it was started in a run's folder."""
-    return workspace.read_lines(outcome.folder / "calls.jsonl")
+    return read_lines(outcome.folder / "calls.jsonl")
 
 
 def quietly(content, **options):
@@ -152,7 +152,7 @@ def written(home):
 
 
 def epochs_of(outcome):
-    return sum(row["event"] == "epoch" for row in workspace.read_lines(outcome.folder / "metrics.jsonl"))
+    return sum(row["event"] == "epoch" for row in read_lines(outcome.folder / "metrics.jsonl"))
 
 
 def reached(home, *epochs):
@@ -454,7 +454,7 @@ def undisturbed(outcomes):
     """What the stand-in would have written, had nobody killed it."""
     for each in outcomes:
         assert each.state == "finished", each
-        rows = workspace.read_lines(each.folder / "metrics.jsonl")
+        rows = read_lines(each.folder / "metrics.jsonl")
         assert [row.get("epoch") for row in rows] == [1, 2, 3, 4, None]
 
 

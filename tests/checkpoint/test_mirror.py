@@ -22,6 +22,7 @@ from qnnkit import workspace
 from qnnkit.checkpoint import Store, own_generators, weights
 from qnnkit.checkpoint import mirror as there
 from qnnkit.checkpoint.mirror import NOTE, STATE, Mirror, restore, settle, visible
+from tests.acted import read_lines
 from tests.same import raises, same
 from tests.toys import disk_order, room_for
 
@@ -58,7 +59,7 @@ def names(folder):
 def require_whole(folder):
     """What must hold in every restored state; gives the step that training would go on from."""
     assert json.loads((folder / "config.json").read_bytes())
-    rows = [row["step"] for row in workspace.read_lines(folder / "metrics.jsonl")]
+    rows = [row["step"] for row in read_lines(folder / "metrics.jsonl")]
     step = -1
     for path in sorted((folder / NET).glob("checkpoint-*")):
         content, step = path.read_bytes(), int(path.name.split("-")[1])
@@ -214,7 +215,7 @@ def test_result_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, 
     Mirror(local, remote).sync()
     fresh, _ = again(remote, tmp_path)
     require_whole(fresh)
-    rows = [row["step"] for row in workspace.read_lines(fresh / "metrics.jsonl")]
+    rows = [row["step"] for row in read_lines(fresh / "metrics.jsonl")]
     assert workspace.read_json(fresh / "result.json")["steps"] in rows
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from qnnkit import runs, workspace
 from tests import forked
+from tests.acted import read_lines
 from tests.wheels import outside
 
 ROOT = Path(__file__).parents[2]
@@ -334,7 +335,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     assert not figures & {"02_circuit", "02_gates", "07_maps", "08_circuit", "13_landscape"}
     rows = json.loads((folder / "machine.json").read_bytes())["rows"]
     assert {row["device"] for row in rows if row["what"] == "bandwidth"} >= {"cpu"}
-    rows = workspace.read_lines(folder / "benchmark.jsonl")
+    rows = read_lines(folder / "benchmark.jsonl")
     names = {row["name"] for row in rows if row["event"] == "strategy"}
     assert {"as it is", "bfloat16"} < names and not {"batched", "frozen"} & names
     assert not any(row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum")

@@ -301,3 +301,13 @@ def test_a_run_that_nobody_works_on_is_not_waited_for(tmp_path):
     for work in ("chain", "train"):
         (tmp_path / f".{work}.lock").touch()  # as a kill leaves it
     assert [status.state for status in runs.watch(tmp_path, str)] == ["waiting"]
+
+
+def test_damaged_lines_of_rows_are_left_out_with_a_warning(tmp_path):
+    path = tmp_path / "gradients.jsonl"
+    path.write_bytes(b'{"event": "epoch"}\n{"event\n{"no": "event"}\n{"event": "check"}\n{"half')
+    with pytest.warns(UserWarning, match=r"gradients.jsonl` has 1 damaged lines"):
+        assert [row["event"] for row in files.read(tmp_path, "gradients")] == ["epoch", "check"]
+    with path.open("ab") as file:
+        file.write(b'": 1}\n{"event": "size"}\n')
+    assert [row["event"] for row in files.read(tmp_path, "gradients")][2:] == ["size"]

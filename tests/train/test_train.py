@@ -24,8 +24,9 @@ from qnnkit import layers, train
 from qnnkit.checkpoint import Store
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
-from qnnkit.workspace import append_line, read_lines
+from qnnkit.workspace import append_line
 from tests import forked
+from tests.acted import read_lines
 from tests.same import At, from_seed, same, weights
 from tests.toys import Batches, linear, refused, two_expvals
 
