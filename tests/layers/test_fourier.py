@@ -121,6 +121,16 @@ def test_kinds_of_embeddings(kind):
         assert torch.equal(copied(rows), twin(rows))
 
 
+def test_noise_changes_the_map_not_the_features():
+    def circuit(inputs, weights):
+        qp.RX(inputs[..., 0], 0)
+        qp.DepolarizingChannel(0.1, 0)
+        qp.RY(weights[0], 0)
+        return [qp.expval(qp.Z(0))]
+
+    assert fourier_fit(layer_of(circuit, {"weights": (1,)}, 1, 1, "default.mixed"))[1] < AGREEMENT
+
+
 def test_shots_are_of_the_same_function():
     layer = shipped("random")
     layer.qnode = qp.set_shots(layer.qnode, 20)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -229,6 +232,24 @@ def test_copies_keep_what_a_module_has():
     assert type(twin[0]) is Custom and twin[0] is twin[1] and twin[2][0] is twin[0].weights
     same([twin[0](INPUTS)], [layer(INPUTS)])
     assert twin[0].qnode is layer.qnode
+
+
+ROOT = Path(__file__).parents[2]
+CALLED = """
+import pickle, sys
+layer, inputs = pickle.load(sys.stdin.buffer)
+sys.stdout.buffer.write(pickle.dumps(layer(inputs).numpy()))
+"""
+
+
+@pytest.mark.slow
+def test_a_fresh_process():
+    """Not by a pool of processes, which can wait for ever."""
+    layer = make(QuantumLayer, QNODES["built"]()).requires_grad_(False)
+    content, code = pickle.dumps((layer, INPUTS)), [sys.executable, "-c", CALLED]
+    done = subprocess.run(code, input=content, cwd=ROOT, capture_output=True, timeout=180)
+    assert done.returncode == 0, done.stderr.decode()
+    same([torch.from_numpy(pickle.loads(done.stdout))], [layer(INPUTS)])
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch hides it itself
