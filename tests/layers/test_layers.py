@@ -28,9 +28,9 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
 
 
 def layer_of(
-    ansatz: str = "data_reuploading", *, n_qubits: int = 3, seed: int = 0, kind=QuantumLayer, **options
+    ansatz="data_reuploading", *, n_qubits=3, seed=0, kind=QuantumLayer, device="default.qubit", **options
 ) -> QuantumLayer:
-    qnode, shapes = circuits.build(ansatz, n_qubits=n_qubits)
+    qnode, shapes = circuits.build(ansatz, n_qubits=n_qubits, device=device)
     weights = {"weights": uniform(*shapes["weights"], seed=seed + 100, top=2 * np.pi)}
     return kind(qnode, shapes, weights, **options)
 
@@ -113,21 +113,14 @@ def test_other_contexts(context):
         ("lightning.qubit", "one sample after the other"),
     ],
 )
-def test_backends_agree_and_explain_themselves(backend, words):
-    layer, plain = layer_of(backend=backend), layer_of(kind=qp.qnn.TorchLayer)
+@pytest.mark.parametrize("device", ["default.qubit", "lightning.qubit"])
+def test_backends_agree_are_kept_and_explain_themselves(device, backend, words):
+    layer, plain = layer_of(backend=backend, device=device), layer_of(kind=qp.qnn.TorchLayer)
     same(measured(layer, uniform(4, 3)), measured(plain, uniform(4, 3)))
-    assert layer.backend == ("batched" if backend == "auto" else backend)
+    assert layer.backend == copy.deepcopy(layer).backend == ("batched" if backend == "auto" else backend)
     sentence = layer.explain()
     assert words in sentence and (backend == "auto" or backend in sentence)
     assert sentence.endswith(".") and sentence.count(". ") == 0
-
-
-def test_backend_that_is_asked_for_is_kept():
-    qnode, shapes = circuits.build("data_reuploading", n_qubits=2, device="lightning.qubit")
-    assert QuantumLayer(qnode, shapes, torch.zeros_like).backend == "batched"
-    for backend in ("lightning.qubit", "default.qubit"):
-        layer = QuantumLayer(qnode, shapes, torch.zeros_like, backend=backend)
-        assert layer.backend == backend == copy.deepcopy(layer).backend
 
 
 def test_a_number_for_a_sample_has_no_controls():
@@ -230,6 +223,9 @@ BAD = {  # argument, what is given -> the call
        for shape in ((4, 4), (1, 4, 4), (1, 1, 1, 4, 4), (1, 2, 4, 4), (1, 1, 1, 4), (1, 1, 4, 1))},
     **{(name, 0): lambda name=name: ClassicalLayer(**{**dict.fromkeys(SIZED, 2), name: 0}) for name in SIZED},
     ("inputs", (2, 3)): lambda: ClassicalLayer(4, 1, 3)(torch.zeros(2, 3)),
+    **{("inputs", value): lambda given=given: layer_of()(given)
+       for value, given in (("list", [[0.1, 0.2]]), ("ndarray", np.zeros((3, 2))), ("NoneType", None),
+                            ((), torch.tensor(0.1)), ((0,), torch.zeros(0)), ((3, 0), torch.zeros(3, 0)))},
     ("backend", "lightnig.qubit"): lambda: layer_of(backend="lightnig.qubit"),
     ("model", "Linear"): lambda: controls(linear(2, 2)),
 }  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
-from tests.toys import linear, measured, refused, same, two_expvals, uniform
+from tests.toys import linear, measured, same, two_expvals, uniform
 
 TorchLayer = qp.qnn.TorchLayer
 
@@ -330,23 +330,6 @@ def test_wrong_numbers_of_features(function, good, bad, leading, backend):
         assert getattr(caught.value, "__notes__", []) == notes
         layer(torch.ones(*leading, good))
     assert layer.backend == ("default.qubit" if backend == "default.qubit" else "batched"), layer.explain()
-
-
-@pytest.mark.parametrize(
-    ("inputs", "value"),
-    [
-        ([[0.1, 0.2]], "list"),
-        (np.zeros((3, 2)), "ndarray"),
-        (None, "NoneType"),
-        (torch.tensor(0.1), "()"),
-        (torch.zeros(0), "(0,)"),
-        (torch.zeros(3, 0), "(3, 0)"),
-    ],
-)
-def test_inputs_without_features(inputs, value):
-    with refused("inputs") as caught:
-        make(QuantumLayer, qnode_of())(inputs)
-    assert value in str(caught.value)
 
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit"])

@@ -24,30 +24,6 @@ INPUTS = uniform(5, 2)
 # --- the examples of TorchLayer's page ----------------------------------------------------------------
 
 
-def first_example(form: type) -> qp.QNode:
-    @qp.qnode(circuits.make_device("default.qubit", 2))
-    def qnode(inputs, weights_0, weight_1):
-        qp.RX(inputs[0], wires=0)
-        qp.RX(inputs[1], wires=1)
-        qp.Rot(*weights_0, wires=0)
-        qp.RY(weight_1, wires=1)
-        qp.CNOT(wires=[0, 1])
-        return form(two_expvals())
-
-    return qnode
-
-
-FIRST_WEIGHTS = {"weights_0": torch.tensor([0.3, 1.2, 0.7]), "weight_1": torch.tensor(0.5)}
-
-
-def test_first_example():
-    layer = QuantumLayer(first_example(tuple), {"weights_0": 3, "weight_1": 1}, FIRST_WEIGHTS)
-    assert layer.weights_0.shape == (3,) and layer.weight_1.shape == ()
-    theirs = make(TorchLayer, first_example(list), FIRST_WEIGHTS)  # a tuple comes out as rows there
-    same(*(measured(nn.Sequential(part, linear(2, 2)), INPUTS[0]) for part in (layer, theirs)))
-    assert repr(layer) == repr(theirs)
-
-
 def several_weights(inputs, weights_0, weights_1, weights_2, weight_3, weight_4):
     qp.AngleEmbedding(inputs, wires=range(2))
     qp.StronglyEntanglingLayers(weights_0, wires=range(2))
