@@ -34,6 +34,8 @@ DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImpleme
 """What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LINKS = "links, devices or empty folders"
+Reasons = dict[str, list[str]]
+"""Why something is not read, or what it is -> its names."""
 
 
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
@@ -120,10 +122,11 @@ class Place:
                 raise ValueError("larger than 4 GiB")
             return file.read()
 
-    def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
-        """Sentences on what is here and is not read, if only files of these suffixes are."""
+    def notes(self, suffixes: tuple[str, ...], what: str, why: Reasons | None = None) -> list[str]:
+        """Sentences on what is not read: by the reasons in `why`, for its suffix, or as a link."""
         others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
-        return left_out({f"files that are no {what} ({', '.join(suffixes)})": others, LINKS: self.left_out})
+        shown = ", ".join(each for each in suffixes if each.startswith("."))
+        return left_out({**(why or {}), f"files that are no {what} ({shown})": others, LINKS: self.left_out})
 
 
 def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
@@ -350,6 +353,6 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
         raise ValueError(checks.message(argument, "be a regular expression", written, step)) from None
 
 
-def left_out(names: dict[str, list[str]]) -> list[str]:
+def left_out(names: Reasons) -> list[str]:
     """Sentences on what is not read, by what it is."""
     return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from qnnkit import cli, recipes
+from qnnkit import cli
 from qnnkit.data import load, places, sample_files
-from qnnkit.runs.folder import Run
 from tests.toys import fill, no_workspace, noise, pack, put, real, refused
 
 
@@ -23,75 +21,7 @@ def store(monkeypatch, tmp_path) -> Path:
     return no_workspace(monkeypatch, tmp_path)
 
 
-FLAT = [f"{i:04}_{i % 3:02}.png" for i in range(30)]
 CLASSES = [f"{name}/{i}.png" for name in "ab" for i in range(10)]
-PATTERN = r"label_(\d+)"
-SIDED = [f"{side}/{name}/{i}.png" for side in ("train", "test") for name in "ab" for i in range(8)]
-
-
-# --- where the label stands ---------------------------------------------------------------------------------
-
-
-def test_the_label_in_the_name(tmp_path):
-    deeper = [f"deeper/{each}" for each in FLAT[20:]]
-    root = fill(tmp_path / "flat", [*FLAT[:20], *deeper, "nolabel.png", "also_x.png"])
-    (root / "readme_11.txt").write_text("about")
-    splits = load("flat_folder", root=root)
-    assert splits.classes == ("00", "01", "02")
-    assert splits.notes == (
-        r"Left out 2 of 32 images whose names do not fit label_pattern (\d+)$: also_x.png, nolabel.png.",
-        "Left out 1 files that are no images: readme_11.txt.",
-    )
-    placed = [splits.train, splits.validation, splits.test]
-    assert sum(map(len, placed)) == 30  # those in folders below too
-    for part in placed:
-        for label, source in zip(part.labels.tolist(), part.sources, strict=True):
-            assert source.endswith(f"{label:02}.png")
-    thirds = {"validation_fraction": 1 / 3, "test_fraction": 1 / 3}
-    other = load("flat_folder", root=root, label_pattern=r"^\d{3}(\d)", **thirds)
-    assert other.classes == tuple("0123456789")
-    for same in (r"_(\d+)\.png", r"\d\d$"):  # of the whole name; without a group
-        assert load("flat_folder", root=root, label_pattern=same).fingerprint() == splits.fingerprint()
-    numbers = ("x_007", "x_107", "y_012", "z_7")  # merged, they were fewer classes
-    whole = fill(tmp_path / "whole", [f"{i}{number}.png" for number in numbers for i in "abcde"])
-    assert set(load("flat_folder", root=whole).classes) == {"007", "107", "012", "7"}
-    camera = fill(tmp_path / "camera", [f"IMG_{2000 + i}.png" for i in range(40)])
-    with refused("label_pattern"):
-        load("flat_folder", root=root, label_pattern="(")
-    for place, pattern in ((root, PATTERN), (root, "^(0)"), (tmp_path, "(x)"), (camera, None)):
-        with refused("root"):
-            load("flat_folder", root=place, label_pattern=pattern)
-
-
-@pytest.mark.parametrize("name", ["class_folder", "flat_folder"])
-def test_train_and_test_are_kept_apart(tmp_path, name):
-    flat = [f"{side}/{each}" for side in ("train", "test") for each in FLAT]
-    names = SIDED if name == "class_folder" else flat
-    root = fill(tmp_path / "sided", names)
-    splits = load(name, root=root)
-    assert all(source.startswith("test/") for source in splits.test.sources)
-    assert not any(source.startswith("test/") for source in splits.train.sources + splits.validation.sources)
-    n = len(names) // 2
-    assert len(splits.test) == n and len(splits.validation) + len(splits.train) == n
-    fill(root, [f"val/{each.partition('/')[2]}" for each in names[:n]], seed=500)
-    three = load(name, root=root)
-    assert len(three.train) == len(three.validation) == n and three.validation.sources[0].startswith("val/")
-    same = load(name, root=pack(root, tmp_path / "sided.zip", above="data/"))
-    assert same.fingerprint() == three.fingerprint()
-
-
-def test_sides_that_do_not_fit_and_duplicates_are_told(tmp_path):
-    root = fill(tmp_path / "x", SIDED)
-    shutil.copy(root / "train" / "a" / "0.png", root / "test" / "a" / "0.png")
-    shutil.copy(root / "train" / "a" / "1.png", root / "test" / "b" / "1.png")
-    (note,) = load("class_folder", root=root, train_fraction=0.5).notes
-    assert re.match(r"Duplicates: 2 of \d\d images of validation and test", note)
-    assert "train/a/0.png" in note and "= test/b/1.png (test)" in note
-    fill(root, ["test/c/1.png"])
-    with refused("root"):
-        load("class_folder", root=root)
-    classes = fill(tmp_path / "y", [f"{side}/{i}.png" for side in ("train", "test") for i in range(9)])
-    assert load("class_folder", root=classes).classes == ("test", "train")  # classes of these names
 
 
 # --- archives -----------------------------------------------------------------------------------------------
@@ -191,26 +121,9 @@ def test_an_address_is_copied_once(tmp_path, store, monkeypatch):
         assert load("class_folder", root=url).fingerprint() == direct.fingerprint()
 
 
-# --- through a run ------------------------------------------------------------------------------------------
-
-
-def test_a_run_hands_its_options_on(tmp_path):
-    def splits_of(**values):
-        return Run(tmp_path / "run", recipes.settings("digits_quanv", **values)).splits
-
-    flat = pack(fill(tmp_path / "flat", FLAT), tmp_path / "flat.zip")
-    named = {"dataset": "flat_folder", "data_dir": str(flat), "label_pattern": r"(\d)\.png"}
-    splits = splits_of(**named, train_fraction=0.5)
-    assert splits.classes == ("0", "1", "2") and len(splits.train) < 15 and len(splits.test) > 2
-    (tmp_path / "bad.zip").write_bytes(b"no zip")
-    for place, error in (("nowhere", FileNotFoundError), ("bad.zip", ValueError)):
-        with refused("data_dir", error):
-            splits_of(dataset="class_folder", data_dir=str(tmp_path / place))
-
-
 @pytest.mark.data
 def test_real_pngs_in_a_zip():
-    splits = load("flat_folder", root=real("ahcd", "ahcd_test_png.zip"), label_pattern=PATTERN)
+    splits = load("flat_folder", root=real("ahcd", "ahcd_test_png.zip"), label_pattern=r"label_(\d+)")
     assert splits.classes == tuple(str(label) for label in range(1, 29)) and splits.image_size == (32, 32)
     total = sum(part.labels.bincount() for part in (splits.train, splits.validation, splits.test))
     assert total.tolist() == [120] * 28
@@ -220,23 +133,18 @@ def test_real_pngs_in_a_zip():
 # --- qnnkit sample: some files of each class, as they are, whole or not at all -----------------------------
 
 THREE = [f"{name}/{i}.png" for name in ("a", "b", "10") for i in range(12)]
-THIRTY = [f"{i:04}_{i % 3:02}.png" for i in range(36)]
-
-
-def both(names: list[str]) -> list[str]:
-    return [f"{side}/{name}" for side in ("train", "test") for name in names]
+FLAT = [f"{i:04}_{i % 3:02}.png" for i in range(36)]
 
 
 def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*.png")}
 
 
-@pytest.mark.parametrize("sided", [False, True])
-@pytest.mark.parametrize(("files", "pattern"), [(THREE, None), (THIRTY, r"(\d+)$")], ids=["classes", "flat"])
-def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, pattern, sided):
-    files = both(files) if sided else files
+@pytest.mark.parametrize(("files", "pattern"), [(THREE, None), (FLAT, r"(\d+)$")], ids=["classes", "flat"])
+@pytest.mark.parametrize("sides", [("",), ("train/", "test/")])
+def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, pattern, sides):
+    files = [side + name for side in sides for name in files]
     source = fill(tmp_path / "all", files)
-    (source / "LICENCE.txt").write_text("not an image")
 
     def sampled(name: str, seed: int = 3, per_class: int = 4) -> Path:
         return sample_files(source, tmp_path / name, seed=seed, per_class=per_class, pattern=pattern)
@@ -244,15 +152,14 @@ def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, pattern, side
     there = sampled("some")
     record = json.loads((there / "sample.json").read_text())
     assert names(there) == set(record["files"]) < set(files)
-    assert set(record["counts"]) == ({"train", "test"} if sided else {"any"})
+    assert len(record["counts"]) == len(sides)
     assert all([*counts.values()] == [4, 4, 4] for counts in record["counts"].values())
     assert (record["seed"], record["source"]) == (3, str(source))
     for name in record["files"]:
         assert (there / name).read_bytes() == (source / name).read_bytes()
-    dataset, shares = "flat_folder" if pattern else "class_folder", {"validation_fraction": 0.3}
-    assert (
-        load(dataset, root=there, test_fraction=0.3, **shares).classes == load(dataset, root=source).classes
-    )
+    options = {"validation_fraction": 0.3, "test_fraction": 0.3}
+    loaded = load("flat_folder" if pattern else "class_folder", root=there, **options)
+    assert len(loaded.classes) == 3 and loaded.notes == ()
     assert names(sampled("again")) == names(there) != names(sampled("other", seed=4))
     assert names(sampled("fewer", per_class=2)) < names(there)
 
@@ -262,14 +169,12 @@ def test_what_is_left_out_or_too_few_is_counted_named_and_told(tmp_path):
     command = ["sample", "all", "some", "--per-class", "4", "--pattern", r"(\d+)$"]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0 and done.output.startswith("7 images in "), done.output
-    record = json.loads((tmp_path / "some" / "sample.json").read_text())
-    assert record["counts"] == {"any": {"10": 4, "11": 3}}
     left_out = ", ".join(f"id_{i:02}_label_{i}x.png" for i in range(5))
-    assert record["notes"] == [
-        rf"Left out 40 of 47 images whose names do not fit label_pattern (\d+)$: {left_out} and 35 more.",
+    for note in (
+        rf"Left out 40 of 47 images whose names do not fit (\d+)$: {left_out} and 35 more.",
         "Classes with fewer files than were asked for: 11 of any (3 of 4).",
-    ]
-    assert all(note in done.output for note in record["notes"])
+    ):
+        assert note in done.output
 
 
 @pytest.mark.parametrize(
@@ -278,10 +183,8 @@ def test_what_is_left_out_or_too_few_is_counted_named_and_told(tmp_path):
         ("SRC", FileNotFoundError, "no.zip some --per-class 1"),
         ("SRC", ValueError, "taken some --per-class 1"),
         ("DST", FileExistsError, "all taken --per-class 1"),
-        *(
-            ("DST", ValueError, f"all {into} --per-class 1")
-            for into in ("all/a/x", "there/x", "all/../all/x")
-        ),
+        ("DST", ValueError, "all there/x --per-class 1"),
+        ("DST", ValueError, "all all/../all/x --per-class 1"),
         ("--per-class", ValueError, "all some --per-class 0"),
         ("--pattern", ValueError, "all some --per-class 1 --pattern ("),
     ],

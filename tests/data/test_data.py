@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import pickle
 import re
@@ -21,10 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qnnkit import data, recipes
 from qnnkit.data import DATASETS, ImageSet, ImageSplits, images, kind, load, places
-from qnnkit.data.batches import _Rows
-from qnnkit.data.captions import listing
 from qnnkit.data.images import read
 from qnnkit.data.splits import SPLITS, share_of, split_rows
 from tests.toys import ahcd_files, archive, fill, idx_files, noise, put, refused
@@ -48,15 +45,14 @@ def same(one: ImageSet, other: ImageSet) -> bool:
 
 def small(name: str, folder: Path) -> dict[str, Path]:
     """The options that load a small instance of a dataset; a third is its own test part, if it has one."""
-    if name == "digits":
-        return {}
-    if name == "class_folder":
-        return {"root": folder_of(folder, ("2", "10", "b"), n=20, size=(6, 4))}
-    if name == "flat_folder":
-        return {"root": fill(folder, [f"{i:04}_{i % 3:02}.png" for i in range(60)], size=(6, 4))}
-    if name == "ahcd":
-        return {"root": ahcd_files(folder)}
-    return {"root": archive(folder.with_suffix(".zip"), idx_files((40, 20), (6, 4), ".gz"))}
+    files = {
+        "digits": lambda: "",  # the notebooks' literal for "none"
+        "class_folder": lambda: folder_of(folder, ("2", "10", "b"), n=20, size=(6, 4)),
+        "flat_folder": lambda: fill(folder, [f"{i:04}_{i % 3:02}.png" for i in range(60)], size=(6, 4)),
+        "ahcd": lambda: ahcd_files(folder),
+    }
+    of_mnist = folder.with_suffix(".zip")
+    return {"root": files.get(name, lambda: archive(of_mnist, idx_files((40, 20), (6, 4), ".gz")))()}
 
 
 OWN_TEST = ("mnist", "fashion_mnist", "kmnist", "ahcd")
@@ -132,21 +128,13 @@ def test_each_seed_takes_other_samples_of_each_class_and_gives_others_one_more()
     assert counts != [counts[0]] * 4  # not always the first classes have one more
     assert not torch.equal(kept[0][:110], kept[1][:110])
 
-    class Half(recipes.RECIPES["digits_quanv"].Settings):
-        train_fraction: float = 0.5
 
-    assert len(data.of(Half()).train) == round(len(load("digits").train) / 2)
-
-
-def test_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches() -> None:
     splits = load("digits", train_fraction=0.05)
-    calls, take = [], _Rows.__getitems__
-    monkeypatch.setattr(_Rows, "__getitems__", lambda rows, index: calls.append(1) or take(rows, index))
     fixed = splits.batches("test", 5, shuffle=False)
     fixed.set_epoch(3)
     images, labels = (torch.cat(tensors) for tensors in zip(*fixed, strict=True))
     assert images.equal(splits.test.images) and labels.equal(splits.test.labels)
-    assert len(fixed) == len(calls) == -(-len(splits.test) // 5)  # a batch is taken whole
 
     def order(seed: int, epoch: int) -> torch.Tensor:
         loader = splits.batches("train", 7, shuffle=True, seed=seed)
@@ -189,10 +177,10 @@ def test_batches_through_accelerate() -> None:
         assert same(rest, got[2:])
 
 
-def test_digits_are_rescaled_and_take_no_root() -> None:
+def test_digits_are_rescaled() -> None:
     from sklearn.datasets import load_digits
 
-    splits = load("digits", root="")  # the notebooks' literal for "none"
+    splits = load("digits")
     raw = load_digits()
     assert splits.classes == tuple("0123456789") and splits.train.images.max() == 255
     for source, image in list(all_rows(splits).items())[::100]:
@@ -222,7 +210,7 @@ def test_arguments_that_are_refused(argument: str, name: str, options: dict[str,
 
 
 STRAY = "Left out 8 of {} images that lie in no class folder: "
-OTHERS = "Left out 8 files that are no images: "
+OTHERS = f"Left out 8 files that are no images ({', '.join(places.SUFFIXES)}): "
 NO_TEST = "There is no test part: one is drawn from the training part, by test_fraction."
 LAYOUTS = {
     "classes of folders alone": ("a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png", 4, ""),
@@ -242,23 +230,60 @@ LAYOUTS = {
         *(4, "Left out 8 of 40 images that lie outside of test/, train/: unlabelled/c/0.png, "),
     ),
     "names of people": ("ein haus/{} é.png|😀/'{}'.png|a,b;c/\"{}\".png", 3, ""),
-}
+    "three sides": (
+        "train/a/{}.png|train/b/{}.png|val/a/{}.png|val/b/{}.png|test/a/{}.png|test/b/{}.png", 6, "",
+    ),
+    "classes called as sides": ("train/{}.png|test/{}.png", 2, ""),
+    "flat, with sides": ("train/{}_1.png|train/{}_2.png|test/{}_1.png|test/{}_2.png", 4, ""),
+    "flat, deeper and without labels": (
+        "{}_1.png|deeper/{}_2.png|{}x.png", 2,
+        r"Left out 8 of 24 images whose names do not fit (\d+)$: 0x.png, ",
+    ),
+}  # fmt: skip
 """Names of files, how many groups of 8 are used, and how the note begins, if there is one."""
 
 
-@pytest.mark.parametrize(("names", "n_used", "told"), LAYOUTS.values(), ids=LAYOUTS)
-def test_every_image_is_used_or_told(tmp_path: Path, names: str, n_used: int, told: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_image_is_used_or_told(tmp_path: Path, layout: str) -> None:
+    names, n_used, told = LAYOUTS[layout]
     paths = [name.format(i) for name in names.split("|") for i in range(8)]
     fill(tmp_path, [path for path in paths if path.endswith(".png")], size=(8, 8))
     for path in paths:
         if not path.endswith(".png"):
             (tmp_path / path).write_text("no image")
-    splits = load("class_folder", root=tmp_path)
+    splits = load("flat_folder" if "flat" in layout else "class_folder", root=tmp_path)
     assert len(all_rows(splits)) == 8 * n_used and splits.n_classes == (3 if n_used == 3 else 2)
     assert len(splits.notes) == bool(told) and "".join(splits.notes).startswith(told)
     for side in ("validation", "test"):
-        there = any(re.match(rf"{side[:3]}\w*/a", name.lower()) for name in paths)
+        there = any(re.match(rf"{side[:3]}\w*/(a/|\d_)", name.lower()) for name in paths)
         assert not there or all(each.lower().startswith(side[:3]) for each in splits.split(side).sources)
+
+
+THIRDS = tuple(f"{i:04}_{i % 3:02}.png" for i in range(30))
+SEVENS = tuple(f"{i}{number}.png" for number in ("x_007", "x_107", "y_012", "z_7") for i in "abcde")
+PATTERNS = [
+    (THIRDS, None, "00 01 02"),
+    (THIRDS, r"_(\d+)\.png", "00 01 02"),  # of the whole name
+    (THIRDS, r"\d\d$", "00 01 02"),  # without a group
+    (SEVENS, None, "7 007 012 107"),  # merged, they were fewer classes
+    (THIRDS, "(", "label_pattern"),
+    (THIRDS, r"label_(\d+)", "root"),
+    (THIRDS, "^(0)", "root"),
+]
+
+
+@pytest.mark.parametrize(("names", "pattern", "classes"), PATTERNS)
+def test_the_label_in_the_name(tmp_path: Path, names: Any, pattern: str | None, classes: str) -> None:
+    options = {"root": fill(tmp_path, names), "label_pattern": pattern}
+    if not classes[0].isdigit():
+        with refused(classes):
+            load("flat_folder", **options)
+        return
+    splits = load("flat_folder", **options)
+    assert splits.classes == tuple(classes.split()) and {*all_rows(splits)} == {*names}
+    for part in map(splits.split, SPLITS):
+        for label, source in zip(part.labels.tolist(), part.sources, strict=True):
+            assert source.endswith(f"{splits.classes[label]}.png")
 
 
 WIDE = np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)
@@ -298,15 +323,11 @@ def test_what_is_resized_converted_or_cut_is_said_once(tmp_path: Path) -> None:
     put(tmp_path / "b" / "small.png", Image.fromarray(noise(4, 5)).convert("1"))
     put(tmp_path / "b" / "film.gif", *PIXELS["film.gif"][:1], **FILM)
     splits = load("class_folder", root=tmp_path)
-    assert (
-        splits.image_size == (8, 8)
-        and splits.channels == 1
-        and splits.notes
-        == (
-            "Took the first frame alone of 1 of 15 images: b/film.gif.",
-            "Resized 2 of 15 images to 8x8 (height x width).",
-            "Converted 2 of 15 images to 8-bit grey, from mode 1, P.",
-        )
+    assert splits.image_size == (8, 8) and splits.channels == 1
+    assert splits.notes == (
+        "Took the first frame alone of 1 of 15 images: b/film.gif.",
+        "Resized 2 of 15 images to 8x8 (height x width).",
+        "Converted 2 of 15 images to 8-bit grey, from mode 1, P.",
     )
     big = all_rows(splits)["a/big.png"].float()
     assert (big - 127.5).abs().max() < 10  # antialiased: a checkerboard becomes grey, not black or white
@@ -378,6 +399,10 @@ BOTH = [f"{name}/{i}.png" for name in "ab" for i in range(9)]
         ["a/0.png", "a/1.png", "a/2.png", "b/0.txt"],
         ["a/0.png", "a/1.png", "a/2.png", "b/0.png="],  # one that cannot be read
         [f"{side}/a/{i}.png" for side in ("train", "test") for i in range(4)],
+        [
+            *(f"{side}/{name}/{i}.png" for side in ("train", "test") for name in "ab" for i in range(8)),
+            "test/c/1.png",
+        ],
         *([*BOTH, *(f"c/{i}.png" for i in range(n))] for n in (1, 2)),
     ],
 )
@@ -407,11 +432,9 @@ def test_too_much_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_names_of_a_mac_and_of_colab_are_the_same_data(tmp_path: Path) -> None:
     mac, colab = tmp_path / "NFD", tmp_path / "NFC"
-    for folder, name in ((mac, "caf\u00e9"), (mac, "\u00fcber"), (colab, "caf\u00e9"), (colab, "\u00fcber")):
-        names = (
-            unicodedata.normalize(folder.name, f"{name}/{i} na\u00efve {i % 7}\u00e9.png") for i in range(30)
-        )
-        fill(folder, names, 100 * ord(name[0]))
+    for folder, name in itertools.product((mac, colab), ("caf\u00e9", "\u00fcber")):
+        names = [f"{name}/{i} na\u00efve {i % 7}\u00e9.png" for i in range(30)]
+        fill(folder, [unicodedata.normalize(folder.name, each) for each in names], 100 * ord(name[0]))
     packed = shutil.make_archive(str(mac), "zip", mac)
     found = [load("class_folder", root=each) for each in (mac, colab, packed)]
     assert len({(each.fingerprint(), each.train.sources) for each in found}) == 1
@@ -419,7 +442,3 @@ def test_names_of_a_mac_and_of_colab_are_the_same_data(tmp_path: Path) -> None:
     shutil.copytree(mac, colab, dirs_exist_ok=True)  # names that a Mac takes for one
     with refused("root"):
         load("class_folder", root=colab)
-    (mac / "captions.json").write_text(json.dumps([{"image": "0 na\u00efve 0\u00e9", "captions": ["a cup"]}]))
-    for path in (mac / unicodedata.normalize("NFD", "\u00fcber")).iterdir():
-        path.unlink()
-    assert list(listing(places.open_place(mac))[1].values()) == [("a cup",)]
