@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from qnnkit import cli
 from qnnkit.data import load, places, sample_files
-from tests.toys import fill, no_workspace, noise, pack, put, real, refused
+from tests.toys import fill, no_workspace, noise, pack, put, refused
 
 
 @pytest.fixture(autouse=True)
@@ -119,15 +119,6 @@ def test_an_address_is_copied_once(tmp_path, store, monkeypatch):
     shutil.rmtree(folder)
     for url in urls:  # as before, without asking
         assert load("class_folder", root=url).fingerprint() == direct.fingerprint()
-
-
-@pytest.mark.data
-def test_real_pngs_in_a_zip():
-    splits = load("flat_folder", root=real("ahcd", "ahcd_test_png.zip"), label_pattern=r"label_(\d+)")
-    assert splits.classes == tuple(str(label) for label in range(1, 29)) and splits.image_size == (32, 32)
-    total = sum(part.labels.bincount() for part in (splits.train, splits.validation, splits.test))
-    assert total.tolist() == [120] * 28
-    assert not any("Left out" in note for note in splits.notes)
 
 
 # --- qnnkit sample: some files of each class, as they are, whole or not at all -----------------------------

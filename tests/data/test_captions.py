@@ -18,7 +18,6 @@ from tests.toys import archive, idx_files, noise, pack, put, real, refused
 
 WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
 TEXTS = {f"{word}.png": [f"a {word}", f"The {word} on a mat."] for word in WORDS}
-ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
 
 
 def pictures(folder: Path, names=TEXTS) -> Path:
@@ -28,10 +27,8 @@ def pictures(folder: Path, names=TEXTS) -> Path:
 
 
 def written(folder: Path, content, name: str = "captions.json") -> Path:
-    """Writes a text, or by the name rows as JSON lines or anything as JSON."""
-    if name.endswith(".jsonl"):
-        content = "\n".join(map(json.dumps, content))
-    elif name.endswith(".json") and not isinstance(content, str):
+    """Writes a text, or by the name anything as JSON."""
+    if name.endswith(".json") and not isinstance(content, str):
         content = json.dumps(content)
     (folder / name).write_text(content, encoding="utf-8")
     return folder
@@ -42,83 +39,43 @@ def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
     return {name: texts for part in parts for name, texts in zip(part.sources, part.captions, strict=True)}
 
 
-@pytest.mark.parametrize("where", ["", "images/", "elsewhere/deep/"])
-def test_captions_are_loaded_with_their_images_wherever_they_lie(tmp_path, where):
-    pictures(tmp_path / "set" / where)
-    splits = captions(written(tmp_path / "set", TEXTS), image_size=8)
-    assert of_all(splits) == {where + name: tuple(texts) for name, texts in TEXTS.items()}
-    assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
-    assert (splits.channels, splits.image_size) == (3, (8, 8))
-    assert splits.notes[0] == "Resized 10 of 10 images to 8x8 (height x width)."
-
-
-def sided(root: Path, *sides: str, together: bool = False) -> Path:
-    """Ten images on each side, told by Hugging Face's file in each folder, or by one for all."""
-    for side in sides:
-        pictures(root / side)
-        if not together:
-            written(root / side, ROWS, "metadata.jsonl")
-    if together:
-        rows = [{**row, "file_name": f"{side}/{row['file_name']}"} for side in sides for row in ROWS]
-        written(root, rows, "metadata.jsonl")
-    return root
-
-
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("sides", [("train", "test"), ("train", "val", "test")])
-def test_sides_are_kept_apart(tmp_path, sides, together):
-    splits = captions(sided(tmp_path / "set", *sides, together=together), image_size=8)
-    assert len(of_all(splits)) == 10 * len(sides)
-    for side in sides[1:]:
-        part = splits.split({"val": "validation"}.get(side, side))
-        assert len(part) == 10 and all(source.startswith(f"{side}/") for source in part.sources)
-
-
-def test_a_file_without_sides_adds_captions_to_those_of_its_folders(tmp_path):
-    root = sided(tmp_path / "set", "train", "dev")  # dev/ is read before the file, train/ after it
-    more = [{"file_name": f"{side}/cat.png", "text": "one more"} for side in ("train", "dev")]
-    splits = captions(written(root, more, "metadata_more.jsonl"), image_size=8)
-    assert of_all(splits)["dev/cat.png"] == (*TEXTS["cat.png"], "one more")
-    assert of_all(splits)["train/cat.png"] == ("one more", *TEXTS["cat.png"])
-    assert {*splits.validation.sources} == {f"dev/{name}" for name in TEXTS}
-    assert any(note.startswith("There is no test part") for note in splits.notes)
-
-
-def test_splits_are_drawn_unless_every_image_has_one(tmp_path):
-    written(pictures(sided(tmp_path, "train", "test") / "more"), ROWS, "metadata.jsonl")
-    splits = captions(tmp_path, image_size=8, validation_fraction=0.1, test_fraction=0.1)
-    assert len(of_all(splits)) == 30 and any(note.startswith("Splits are drawn") for note in splits.notes)
-    assert {source.partition("/")[0] for source in splits.train.sources} == {"train", "test", "more"}
-
-
 def test_pairs_are_counted_in_numbers_where_these_are_given(tmp_path):
     texts = {f"{i}.png": "a" for i in range(60)}
     given = {"root": written(pictures(tmp_path, texts), texts), "image_size": 8, "train_fraction": 21}
     given |= {"validation_fraction": 24, "test_fraction": 6}
     splits = load("captions", **given)
+    assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
+    assert (splits.channels, splits.image_size) == (3, (8, 8))
     assert [len(splits.split(name)) for name in SPLITS] == [21, 24, 6]
     for wrong in ({"test_fraction": 60}, {"train_fraction": 31}, {"validation_fraction": 2.5}):
         with refused(*wrong):
             load("captions", **(given | wrong))
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path):
-    folder = pictures(tmp_path / "set")
+def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
+    folder = pictures(tmp_path / "set" / "train")
     for name in ("boat.png", "cat.heic"):
         written(folder, "no image", name)
     pictures(folder, ["stranger.png", "one/mouse.png", "two/mouse.png"])  # a name of two is of neither
     written(folder, "image,caption\ncat.png,a puss\n", "captions_more.csv")  # read too
     cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # one line, once
     more = {"gone.png": ["a ghost"], "cup.png": [], "mouse.png": "a mouse"}
-    splits = captions(written(folder, TEXTS | more | cat), image_size=8)
-    told, files = "\n".join(splits.notes), "captions.json, captions_more.csv"
-    assert f"Left out 2 images of {files} that are not there: gone.png, mouse.png." in told
-    assert "Left out 4 of 13 images without a caption: cup.png, one/mouse.png, stranger.png, two" in told
-    assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
-    assert {*of_all(splits)} == {*TEXTS} - {"boat.png", "cup.png"}
-    assert of_all(splits)["cat.png"] == ("a cat", "é", "7", "a puss")
-    assert "Left out 1 files that are no images" in told and "): cat.heic." in told
-    packed = captions(pack(folder, tmp_path / "set.zip", "set/"), image_size=8)
+    written(folder, TEXTS | more | cat)
+    written(pictures(tmp_path / "set" / "dev"), TEXTS)
+    splits = captions(tmp_path / "set", image_size=8)
+    told, files = "\n".join(splits.notes), "captions.json, train/captions_more.csv"
+    assert f"{files} that are not there: gone.png, mouse.png." in told
+    assert "Left out 4 of 23 images without a caption: train/cup.png, train/one/mouse.png, train/str" in told
+    assert "Left out 1 of 19 images that cannot be read: train/boat.png (cannot identify image f" in told
+    assert "Left out 1 files that are no images" in told and "): train/cat.heic." in told
+    assert "There is no test part" in told
+    assert {*splits.validation.sources} == {f"dev/{name}" for name in TEXTS}
+    found = of_all(splits)
+    assert {*found} - {*splits.validation.sources} == {f"train/{x}" for x in TEXTS} - {
+        "train/boat.png", "train/cup.png",
+    }  # fmt: skip
+    assert found["train/cat.png"] == ("a cat", "é", "7", "a puss")
+    packed = captions(pack(tmp_path / "set", tmp_path / "set.zip", "set/"), image_size=8)
     assert packed.fingerprint() == splits.fingerprint()
 
 

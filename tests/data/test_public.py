@@ -7,19 +7,18 @@ import gc
 import gzip
 import hashlib
 import http.server
-import io
 import re
 import threading
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
 
 from qnnkit.data import load, public
+from qnnkit.data.splits import SPLITS
 from tests.toys import ahcd_files, archive, idx_bytes, idx_files, no_workspace, noise, real, refused
 
 KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
@@ -61,49 +60,44 @@ def store(monkeypatch, tmp_path) -> Path:
     return no_workspace(monkeypatch, tmp_path)
 
 
+FAULTS = [
+    ("", "cut", "IncompleteRead"),
+    ("", "wrong", "does not match"),
+    ("", "gone", "404"),
+    ("all.zip", "cut", "IncompleteRead"),
+    ("all.zip", "gone", "404 Client Error"),
+]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("cut", "IncompleteRead"), ("wrong", "does not match"), ("no", "404")],
-)
-def test_what_does_not_come_whole_is_refused_and_leaves_nothing(server, store, monkeypatch, kind, reason):
+@pytest.mark.parametrize(("name", "fault", "reason"), FAULTS)
+def test_what_does_not_come_whole_leaves_nothing_and_what_does_comes_once(
+    server, store, monkeypatch, name, fault, reason
+):
+    """The dataset's own four files, or an archive at an address."""
     files = idx_files(suffix=".gz")
-    (first, content), *_ = files.items()
-    write(server.folder, files)
-    sums = {name: f"md5:{hashlib.md5(each).hexdigest()}" for name, each in files.items()}
+    sums = {each: f"md5:{hashlib.md5(content).hexdigest()}" for each, content in files.items()}
     entry = public.PUBLIC["mnist"] | {"address": server.url, "files": sums}
     monkeypatch.setitem(public.PUBLIC, "mnist", entry)
-    if kind == "cut":
-        server.cuts = [70]
-    elif kind == "wrong":
-        (server.folder / first).write_bytes(content[::-1])
-    else:
-        (server.folder / first).unlink()
+    archive(write(server.folder, files) / "all.zip", files)
+    root, first = name and server.url + name, server.folder / (name or KINDS[0] + ".gz")
+    content = first.read_bytes()
+    server.cuts = [70] if fault == "cut" else []
+    if fault == "gone":
+        first.unlink()
+    elif fault == "wrong":
+        first.write_bytes(content[::-1])
     with refused("root", OSError) as told:
-        load("mnist")
-    assert reason in str(told.value) and entry["page"] in str(told.value)
-    assert not [*store.glob("mnist/*")]
+        load("mnist", root=root)
+    assert reason in str(told.value) and (root or entry["page"]) in str(told.value)
+    assert not [*store.glob("mnist/*"), *store.glob("copies/*/*.zip"), *store.glob("copies/.*")]
     del told
     gc.collect()
-    (server.folder / first).write_bytes(content)
+    first.write_bytes(content)
     server.asked.clear()
-    splits = load("mnist")
-    assert len(splits.test) == 40 and load("mnist").fingerprint() == splits.fingerprint()
-    assert len(server.asked) == 4
-
-
-def test_an_archive_at_an_address_is_copied_once_and_whole(server, store):
-    whole = archive(server.folder / "all.zip", idx_files(suffix=".gz")).read_bytes()
-    server.cuts = [len(whole) // 2]
-    for name, reason in (("all.zip", "IncompleteRead"), ("none.zip", "404 Client Error")):
-        with refused("root", OSError) as told:
-            load("mnist", root=f"{server.url}{name}")
-        assert reason in str(told.value)
-    assert not [*store.glob("copies/*/all.zip")] and not [*store.glob("copies/.*")]
-    server.asked.clear()
-    for _ in range(2):
-        assert len(load("mnist", root=f"{server.url}all.zip").test) == 40
-    assert len(server.asked) == 1
+    splits = load("mnist", root=root)
+    assert len(splits.test) == 40 and load("mnist", root=root).fingerprint() == splits.fingerprint()
+    assert len(server.asked) == (1 if root else 4)
 
 
 @pytest.mark.data
@@ -187,19 +181,16 @@ def test_real_mnist():
 
 
 @pytest.mark.data
-def test_real_ahcd_stands_upright():
+def test_real_ahcd_is_that_of_its_pictures_upright():
     splits = load("ahcd", root=real("ahcd", "ahcd_csv.zip"))
-    pictures = real("ahcd", "ahcd_test_png.zip")
     assert splits.image_size == (32, 32) and splits.n_classes == 28 and splits.notes == ()
     counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
     assert counts.tolist() == [480] * 28 and splits.test.labels.bincount().tolist() == [120] * 28
-    agree, turned = [], []
-    with zipfile.ZipFile(pictures) as there:
-        for row in range(0, 3360, 60):
-            label = int(splits.test.labels[row]) + 1
-            with Image.open(io.BytesIO(there.read(f"test/id_{row + 1}_label_{label}.png"))) as image:
-                ink = np.asarray(image) > 127
-            ours = splits.test.images[row, 0].numpy() > 127
-            agree.append((ours == ink).mean())
-            turned.append((ink == ours.T).mean())
-    assert np.mean(agree) > 0.9 > np.mean(turned)
+    pngs = load("flat_folder", root=real("ahcd", "ahcd_test_png.zip"), label_pattern=r"label_(\d+)")
+    assert pngs.classes == tuple(str(label) for label in range(1, 29)) and "Left" not in "".join(pngs.notes)
+    parts = [pngs.split(name) for name in SPLITS]
+    numbers = [int(source.split("_")[1]) for part in parts for source in part.sources]  # id_3360_label_28.png
+    images, labels = (torch.cat([vars(part)[kind] for part in parts]) for kind in ("images", "labels"))
+    ink, ours = images[np.argsort(numbers)] > 127, splits.test.images > 127
+    assert labels[np.argsort(numbers)].equal(splits.test.labels)
+    assert (ours == ink).float().mean() > 0.9 > (ours.mT == ink).float().mean()
