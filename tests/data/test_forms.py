@@ -59,7 +59,10 @@ EMBEDDED = [{"image": {"bytes": name.encode(), "path": name}, "text": [*said]} f
 ASKED = {"from": "human", "value": "<image>\nDescribe."}
 LLAVA = [{"id": n, "image": n, "conversations": [ASKED, {"from": "gpt", "value": s}]} for n, s in ROWS]
 KARPATHY = [sentences("a.jpg", {"split": "restval"}), sentences("b.jpg", {"split": "val"})]
-OF_HF = records("file_name", "text")
+SPLIT = {
+    f"{side}/metadata.jsonl": [row]
+    for side, row in zip(("train", "dev"), records("file_name", "text"), strict=True)
+}
 BARE = [(name.removesuffix(".jpg").upper(), text) for name, text in ROWS]
 THREE = ("image", "caption", "by")
 REFUSED = "refused"
@@ -110,14 +113,13 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
         "an `id` of its own"),
     "Flickr8k `token.txt`": ({"Flickr8k.token.txt": f"a.jpg#0\t{CAT}\nb.jpg#0\t{OWL}\n"}, REFUSED,
         "Write such as"),
-    "`metadata.jsonl` in a folder of each side": ({f"{side}/metadata.jsonl": [record] for side, record in
-        zip(("train", "dev"), OF_HF, strict=True)}, {"train/a.jpg": (CAT,), "dev/b.jpg": (OWL,)}, ""),
-    "`metadata.jsonl` around folders of sides": ({"metadata.jsonl": [record | {"file_name":
-        f"{side}/{record['file_name']}"} for side, record in zip(("train", "val"), OF_HF, strict=True)]},
-        {"train/a.jpg": (CAT,), "val/b.jpg": (OWL,)}, ""),
-    "a file for all next to those of folders": ({"dev/metadata.jsonl": OF_HF[1:], "metadata_more.jsonl":
-        [{"file_name": "dev/b.jpg", "text": "more"}, {"file_name": "train/a.jpg", "text": "more"}],
-        "train/metadata.jsonl": OF_HF[:1]}, {"dev/b.jpg": (OWL, "more"), "train/a.jpg": ("more", CAT)}, ""),
+    "`metadata.jsonl` in a folder of each side": (SPLIT, {"train/a.jpg": (CAT,), "dev/b.jpg": (OWL,)}, ""),
+    "`metadata.jsonl` around folders of sides": ({"metadata.jsonl": [{"file_name": "train/a.jpg",
+        "text": CAT}, {"file_name": "val/b.jpg", "text": OWL}]}, {"train/a.jpg": (CAT,), "val/b.jpg": (OWL,)},
+        ""),
+    "a file for all next to those of folders": (SPLIT | {"metadata_more.jsonl": [{"file_name": name,
+        "text": "more"} for name in ("dev/b.jpg", "train/a.jpg")]}, {"dev/b.jpg": (OWL, "more"),
+        "train/a.jpg": ("more", CAT)}, ""),
     "images in a folder `images`": ({"captions.csv": table(",")}, {f"images/{n}": s for n, s in SAID.items()},
         ""),
     "images in other folders": ({"captions.csv": table(",")}, {f"x/{n}/{n}": s for n, s in SAID.items()}, ""),
@@ -126,7 +128,7 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
 }  # fmt: skip
 SIDES = {"table with a column `split`": ("train", "test")}
 SIDES |= dict.fromkeys(("Karpathy's splits", "COCO, both parts"), ("train", "validation"))
-SIDES |= {form: ("train", "validation") for form in IMAGES if "sides" in form or "a file for all" in form}
+SIDES |= {form: ("train", "validation") for form in IMAGES if "side" in form or "a file for all" in form}
 
 
 def written(folder: Path, files: dict[str, Any]) -> Path:
