@@ -70,12 +70,9 @@ def test_what_a_grid_moves_is_counted(tmp_path):
     score.tracks[0].controls.append(ControlChange(0, 7, 100))
     score.tempos.extend([Tempo(0, 300), Tempo(480, 260.4)])
     score.time_signatures.append(TimeSignature(0, 3, 4))
-    for i in range(3):
-        on_grid.dump_midi(tmp_path / f"{i}.mid")
-    assert not any("24 points" in note for note in music(tmp_path).notes)
-    score.dump_midi(tmp_path / "3.mid")
-    notes = music(tmp_path).notes
-    assert f"Not in the tokens: 3 {OTHERS}, 2 {OFF_GRID}." in notes
+    for i, each in enumerate((on_grid, on_grid, on_grid, score)):
+        each.dump_midi(tmp_path / f"{i}.mid")
+    assert f"Not in the tokens: 3 {OTHERS}, 2 {OFF_GRID}." in music(tmp_path).notes
 
 
 def test_steps_are_notes_that_last_and_voices_in_unison_are_two():
@@ -89,13 +86,11 @@ def test_the_tokenizer_is_saved_as_json_next_to_a_model(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
     again = pieces.tokenizer_of(tmp_path)
     assert again == TOKENS and len(again) == len(TOKENS) == 950
-    assert again.encode(band()).ids == TOKENS.encode(band()).ids
     with refused("tokenizer"):
         pieces.tokenizer_of(tmp_path, "midi_v2")
-    for content in ("{}", "[]", '{"model": {"type": "BPE"}}'):
-        (tmp_path / "tokenizer.json").write_text(content)
-        with refused("tokenizer"):
-            pieces.tokenizer_of(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+    with refused("tokenizer"):
+        pieces.tokenizer_of(tmp_path)
     monkeypatch.setitem(sys.modules, "miditok", None)
     with refused("miditok"):
         music("nowhere")
@@ -237,9 +232,12 @@ def test_a_composer_of_too_few_pieces_is_left_out_and_refused_alone_as_are_other
     splits = music(tmp_path, sequence_length=64)
     assert list(by_composer(splits)) == ["ann"]
     assert "Left out 1 composers of fewer than three pieces: few." in splits.notes
-    wrong = {"root": {"composers": ["few"]}, "composers": {"composers": ["anne"]}}
-    wrong |= {"sequence_length": {"sequence_length": 12, "tokens": "midi_v2"}, "tokens": {"tokens": "abc"}}
-    for argument, options in wrong.items():
+    wrong = [("root", {"composers": ["few"]}), ("composers", {"composers": ["anne"]})]
+    wrong += [
+        ("sequence_length", {"sequence_length": 12, "tokens": "midi_v2"}),
+        ("tokens", {"tokens": "abc"}),
+    ]
+    for argument, options in wrong:
         with refused(argument):
             music(tmp_path, **options)
 
