@@ -20,7 +20,7 @@ from qnnkit.data.batches import keyed_generator
 from qnnkit.data.images import File, split, stack_files
 from qnnkit.data.places import Member, Place, around, first, open_place, refusal
 from qnnkit.data.public import mnist
-from qnnkit.data.records import ABOUT, Reader, Record, keys_of, side_of, take
+from qnnkit.data.records import Reader, Record, keys_of, side_of, take
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
@@ -219,7 +219,7 @@ def listing(place: Place) -> Listing:
         value = f"{place.path} with captions of {first([*missing]) or 'none'}"
         raise refusal("hold images that have a caption", value, EXAMPLE)
     notes = places.left_out({f"images of {first([*read])} that are not there": [*missing]})
-    notes += [*place.notes((*places.SUFFIXES, *read.values(), *ABOUT), "images", bare), *reader.notes]
+    notes += [*place.notes((*places.SUFFIXES, *read.values()), "images", bare), *reader.notes]
     told = {sides[name] for name in captions}
     if drawn := "train" not in told or "any" in told:
         notes += ["Splits are drawn: train, or the split of some images, is not named."] * (told != {"any"})
@@ -241,7 +241,7 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
     for file in beside:
         lines = reader.text(file.name).splitlines()
         yield file, file.name, {"image": images[_stem(file.name)], "captions": lines}
-    tables = [] if beside else [each for each in files if each not in texts and each.base not in ABOUT]
+    tables = [] if beside else [each for each in files if each not in texts]
     for file in named or tables:
         for where, record in reader.records(file.name):
             if {"images", "annotations"} <= record.keys():

@@ -24,8 +24,6 @@ SIDES = {
 """Names of folders that divide a dataset, in small or capital letters -> the split they mean."""
 LAST_NUMBER = r"(\d+)$"
 """The label in a file's name where no other pattern is given: the whole number before the suffix."""
-SAMPLE = "sample.json"
-"""What `sample_files` says of a sample."""
 
 
 Layout = tuple[list[File], tuple[str, ...], str, list[str]]
@@ -53,7 +51,7 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     fit = f"whose names do not fit {label_pattern}" if label_pattern else "that lie in no class folder"
     of = f"of {len(images):,} images"
     why = {f"{of} {fit}": unfit, f"{of} that lie outside of {', '.join(sorted(bases))}": outside}
-    notes = place.notes((*SUFFIXES, SAMPLE), "images", why)
+    notes = place.notes(SUFFIXES, "images", why)
     if not labelled:
         step = "Put them in <class>/, or train/<class>/ and test/<class>/, or give a pattern for their names."
         rule = "hold images whose names have a label" if label_pattern else "hold two or more class folders"
@@ -201,5 +199,5 @@ def sample_files(
         for name in files:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(place.read(name))
-        workspace.write_json(draft / SAMPLE, record)
+        workspace.write_json(draft / "sample.json", record)
     return folder

@@ -33,6 +33,8 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
+"""Files about a dataset, which hold nothing of it, as `sample_files` and `datasets` write them."""
 LINKS = "links, devices or empty folders"
 Reasons = dict[str, list[str]]
 """Why something is not read, or what it is -> its names."""
@@ -70,7 +72,7 @@ def plain(name: str) -> str:
 
 
 class Place:
-    """The files of a folder by name (see `plain`); hidden ones are skipped, and no link is followed.
+    """The files of a folder by name (see `plain`); hidden ones and ABOUT are skipped, no link is followed.
 
     Attributes:
         path: The folder or archive; of a single file, the folder that it is in.
@@ -98,7 +100,8 @@ class Place:
     def _walked(self, folder: str, above: str) -> Iterator[tuple[str, str, os.stat_result]]:
         """Name, path and status of each file, however deep."""
         with os.scandir(folder) as found:
-            entries = [each for each in found if not each.name.startswith((".", "__MACOSX"))]
+            shown = [each for each in found if not each.name.startswith((".", "__MACOSX"))]
+        entries = [each for each in shown if each.name not in ABOUT]
         if above and not entries:
             self.left_out.append(above)
         for entry in entries:

@@ -18,7 +18,7 @@ from torch import Tensor
 from qnnkit import checks, words
 from qnnkit.data import places, records, tokenizers
 from qnnkit.data.places import around, first, left_out, open_place, refusal
-from qnnkit.data.records import ABOUT, Reader, side_of, take
+from qnnkit.data.records import Reader, side_of, take
 from qnnkit.data.splits import SPLITS, duplicates, split_rows
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
@@ -78,7 +78,6 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     """
     place = open_place(root, single=SUFFIXES)
     files = [each.name for each in place.members if each.base.lower().endswith(SUFFIXES)]
-    files = [name for name in files if not name.lower().endswith(ABOUT)]
     top, reader = around(each.name for each in place.members), Reader(place)
     every = [each for name in files for each in _of_file(reader, name, top)]
     empty = [each.name for each in every if not each.text.strip()]

@@ -13,7 +13,7 @@ import torch
 from qnnkit.data import load
 from qnnkit.data.captions import CaptionSplits, captions, digit_captions
 from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokenizers import encode
+from qnnkit.data.tokenizers import EOS, SPECIAL, encode, losses, of_captions, trained
 from tests.toys import archive, idx_files, noise, pack, put, real, refused
 
 WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
@@ -143,6 +143,44 @@ def test_digits_are_those_of_the_dataset_in_words(tmp_path):
         assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10
     with refused("sequence_length"):
         digit_captions(sequence_length=1)
+
+
+# --- tokenizers of captions ---------------------------------------------------------------------------------
+
+SAID = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
+LONG = " ".join(["dog"] * 40)
+
+
+def test_texts_come_back_between_a_begin_and_an_end_also_from_a_folder(tmp_path):
+    tokenizer = of_captions(None, SAID, 12)
+    ids, mask = encode(tokenizer, ["a dog sleeps", "THE CAT", LONG])
+    assert ids.shape == mask.shape == (3, 12) and ids.dtype == mask.dtype == torch.int64
+    told = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    assert told == ["a dog sleeps", "the cat", " ".join(["dog"] * 10)]
+    assert tokenizer.eos_token_id == SPECIAL.index(EOS) != 2  # where transformers pools texts elsewhere
+    for row, n in zip(ids.tolist(), mask.sum(1).tolist(), strict=True):
+        assert (row[0], row[n - 1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        assert {*row[n:]} <= {tokenizer.pad_token_id}
+    assert losses(tokenizer, ["a dog sleeps"]) == []
+    [note] = losses(tokenizer, [LONG, "a dog", "a zebra sleeps"])
+    assert "of 3 captions 1 are cut to 10 tokens (sequence_length), 1 have words" in note
+    tokenizer.save_pretrained(tmp_path)
+    loaded = of_captions(tmp_path, ["other"])
+    again = encode(loaded, ["a dog sleeps", "THE CAT", LONG])
+    assert torch.equal(again[0], ids) and torch.equal(again[1], mask)
+    assert encode(of_captions(tmp_path, (), 5), SAID)[0].shape == (3, 5)
+
+
+WANTED = [(None, 2, "sequence_length"), ("{}", 8, "tokenizer"), ("nobody/nothing", None, "tokenizer")]
+
+
+@pytest.mark.parametrize(("wanted", "length", "argument"), WANTED)
+def test_tokenizers_that_are_refused(tmp_path, monkeypatch, wanted, length, argument):
+    """Of one that puts no end behind a text, and of what is no tokenizer."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    trained(SAID, 300).save_pretrained(tmp_path)
+    with refused(argument):
+        of_captions(wanted and wanted.format(tmp_path), SAID, length)
 
 
 @pytest.mark.data

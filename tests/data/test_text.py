@@ -174,13 +174,8 @@ def test_the_tokenizer_knows_the_training_documents_alone(tmp_path):
 
 # --- chats and instructions --------------------------------------------------------------------------------
 
-ROLES = ("system", "user", "assistant", "user", "assistant", "user")
 HI = {"role": "user", "content": "hi"}
-CALL = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}],
-}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
 MARKED = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -190,11 +185,12 @@ MARKED = (
 
 def chats(silent: str = "-") -> list[dict]:
     """Forty chats of six turns; an answer that begins so has weight 0."""
-    found = []
+    roles, found = ("system", *("user", "assistant") * 2, "user"), []
     for i in range(40):
         said = ("Be short.", f"What is {i} and {i}?", f"It is {2 * i}.", "Sure?", "Yes.", "Thanks.")
-        turns = [{"role": role, "content": each} for role, each in zip(ROLES, said, strict=True)]
-        found.append({"messages": [t | {"weight": int(not t["content"].startswith(silent))} for t in turns]})
+        each = zip(roles, said, strict=True)
+        turns = [{"role": role, "content": x, "weight": int(not x.startswith(silent))} for role, x in each]
+        found.append({"messages": turns})
     return found
 
 
