@@ -193,7 +193,7 @@ def listing(place: Place) -> Listing:
     members, sides, texts = {}, {}, defaultdict(list)
     read, missing, inside = {}, {}, {}
     for file, where, record in _records(place, reader):
-        read[file.name], folder = file.base.lower(), file.name.removesuffix(file.base)
+        read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
         about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
         image, content = about.get("path"), about.get("bytes")

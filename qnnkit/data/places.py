@@ -126,8 +126,11 @@ class Place:
             return file.read()
 
     def notes(self, suffixes: tuple[str, ...], what: str, why: Reasons | None = None) -> list[str]:
-        """Sentences on what is not read: by the reasons in `why`, for its suffix, or as a link."""
-        others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
+        """Sentences on what is not read: by the reasons in `why`, for its suffix, or as a link.
+
+        A whole name, with a `/` before it, counts as a suffix.
+        """
+        others = [each.name for each in self.members if not f"/{each.base.lower()}".endswith(suffixes)]
         shown = ", ".join(each for each in suffixes if each.startswith("."))
         return left_out({**(why or {}), f"files that are no {what} ({shown})": others, LINKS: self.left_out})
 
