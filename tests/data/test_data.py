@@ -210,7 +210,7 @@ PATTERNS = [
     (THIRDS, None, "00 01 02"),
     (THIRDS, r"_(\d+)\.png", "00 01 02"),  # of the whole name
     (THIRDS, r"\d\d$", "00 01 02"),  # without a group
-    (SEVENS, None, "7 007 012 107"),  # merged, they were fewer classes
+    (SEVENS, None, "007 7 012 107"),  # merged, they were fewer classes
     (THIRDS, "(", "label_pattern"),
     (THIRDS, r"label_(\d+)", "root"),
     (THIRDS, "^(0)", "root"),

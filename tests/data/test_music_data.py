@@ -66,8 +66,9 @@ def test_every_note_of_a_band_comes_back_with_its_program_velocity_and_tempo():
 
 def test_what_a_grid_moves_is_counted(tmp_path):
     score, on_grid = Score(480), of_steps(scale(30))
-    score.tracks.append(track((0, 480, 60, 64), (481, 480, 62, 64), (960, 470, 64, 64)))
-    score.tracks[0].controls.append(ControlChange(0, 7, 100))
+    piano = track((0, 480, 60, 64), (481, 480, 62, 64), (960, 470, 64, 64))
+    piano.controls.append(ControlChange(0, 7, 100))
+    score.tracks.append(piano)
     score.tempos.extend([Tempo(0, 300), Tempo(480, 260.4)])
     score.time_signatures.append(TimeSignature(0, 3, 4))
     for i, each in enumerate((on_grid, on_grid, on_grid, score)):
