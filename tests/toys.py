@@ -200,9 +200,13 @@ def put(path: Path, pixels: np.ndarray | Image.Image, **options: Any) -> Path:
 
 
 def fill(folder: Path, names: Iterable[str], seed: int = 0, size: tuple[int, ...] = (6, 5)) -> Path:
-    """Writes an image of noise under each name."""
+    """Writes an image of noise under each name; a text where it has no suffix of images."""
     for number, name in enumerate(names):
-        put(folder / name, noise(*size, seed=seed + number))
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (folder / name).suffix in Image.registered_extensions():
+            put(folder / name, noise(*size, seed=seed + number))
+        else:
+            (folder / name).write_text("no image")
     return folder
 
 

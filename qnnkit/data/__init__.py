@@ -48,7 +48,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         (180, 126)
     """
     options = {option: value for option, value in options.items() if option != "root" or value}
-    known = _options(name)
+    known = options_of(name)
     if unknown := [option for option in options if option not in known]:
         step = f"Leave it out; the options are {', '.join(sorted(known))}."
         raise ValueError(checks.message(unknown[0], f"be left out for {name!r}", options[unknown[0]], step))
@@ -65,17 +65,13 @@ def kind(name: str) -> str:
     return _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
 
 
-def takes(name: str, option: str) -> bool:
-    """Whether the dataset called `name` has this option.
+def options_of(name: str) -> set[str]:
+    """The options of `load` that the dataset called `name` has.
 
     Example:
-        >>> takes("flat_folder", "label_pattern"), takes("digits", "label_pattern")
-        (True, False)
+        >>> options_of("flat_folder") - options_of("class_folder")
+        {'label_pattern'}
     """
-    return option in _options(name)
-
-
-def _options(name: str) -> set[str]:
     loader = DATASETS[checks.choice("dataset", name, DATASETS)]
     names = {*inspect.signature(loader).parameters, "train_fraction"}  # which `load` sees to itself
     if "options" in names:  # those of all images, handed on
@@ -86,5 +82,5 @@ def _options(name: str) -> set[str]:
 __all__ = [
     "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
     "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "fashion_mnist", "flat_folder",
-    "kind", "kmnist", "load", "mnist", "music", "of", "sample_files", "takes", "text",
+    "kind", "kmnist", "load", "mnist", "music", "of", "options_of", "sample_files", "text",
 ]  # fmt: skip

@@ -165,9 +165,6 @@ class TensorSplits(Splits[TensorSet]):
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def _strata(self) -> torch.Tensor | None:
-        return None if self.classes is None else self.train.targets
-
 
 def arrays(
     settings: Any,

@@ -17,11 +17,10 @@ from torch import Tensor
 from qnnkit.data import places, records, tokenizers
 from qnnkit.data.arrays import digits
 from qnnkit.data.batches import keyed_generator
-from qnnkit.data.folders import left_out
 from qnnkit.data.images import File, split, stack_files
 from qnnkit.data.places import Member, Place, around, first, open_place, refusal
 from qnnkit.data.public import mnist
-from qnnkit.data.records import ABOUT, Reader, Record, keys_of, side_of, take
+from qnnkit.data.records import Reader, Record, keys_of, side_of, take
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
@@ -161,10 +160,8 @@ def digit_captions(
     """
     splits: ImageSplits = mnist(root, **options) if root else digits(**options)
     prompts = tuple(tuple(template.format(name) for template in TEMPLATES) for name in DIGITS)
-    sets = []
-    for part in map(splits.split, SPLITS):
-        said = tuple(prompts[label] for label in part.labels.tolist())
-        sets.append(CaptionSet(part.images, said, part.sources, part.labels))
+    parts = [(part, part.labels.tolist()) for part in map(splits.split, SPLITS)]
+    sets = [CaptionSet(x.images, tuple(prompts[i] for i in of), x.sources, x.labels) for x, of in parts]
     length = sequence_length or (None if tokenizer else 8)
     about = {"name": f"{splits.name}_captions", "classes": splits.classes, "prompts": prompts}
     return _with_tokens(sets, tokenizer, length, notes=splits.notes, **about)
@@ -196,7 +193,7 @@ def listing(place: Place) -> Listing:
     members, sides, texts = {}, {}, defaultdict(list)
     read, missing, inside = {}, {}, {}
     for file, where, record in _records(place, reader):
-        read[file.name], folder = file.base.lower(), file.name.removesuffix(file.base)
+        read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
         about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
         image, content = about.get("path"), about.get("bytes")
@@ -216,12 +213,13 @@ def listing(place: Place) -> Listing:
         members[member.name] = member
         texts[member.name] += _texts(record, where, reader)
     captions = {name: tuple(dict.fromkeys(each)) for name, each in texts.items() if each}
-    bare = [each.name for each in place.members if each.is_image and each.name not in captions]
+    images = [each.name for each in place.members if each.is_image]
+    bare = {f"of {len(images):,} images without a caption": [x for x in images if x not in captions]}
     if not captions:
         value = f"{place.path} with captions of {first([*missing]) or 'none'}"
         raise refusal("hold images that have a caption", value, EXAMPLE)
     notes = places.left_out({f"images of {first([*read])} that are not there": [*missing]})
-    notes += [*left_out(place, {"without a caption": bare}, (*read.values(), *ABOUT)), *reader.notes]
+    notes += [*place.notes((*places.SUFFIXES, *read.values()), "images", bare), *reader.notes]
     told = {sides[name] for name in captions}
     if drawn := "train" not in told or "any" in told:
         notes += ["Splits are drawn: train, or the split of some images, is not named."] * (told != {"any"})
@@ -243,7 +241,7 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
     for file in beside:
         lines = reader.text(file.name).splitlines()
         yield file, file.name, {"image": images[_stem(file.name)], "captions": lines}
-    tables = [] if beside else [each for each in files if each not in texts and each.base not in ABOUT]
+    tables = [] if beside else [each for each in files if each not in texts]
     for file in named or tables:
         for where, record in reader.records(file.name):
             if {"images", "annotations"} <= record.keys():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from qnnkit import checks, workspace
 from qnnkit.data import places
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.images import File, split_stack, stack_files
-from qnnkit.data.places import LINKS, Member, Place, around, first, natural, open_place, refusal
+from qnnkit.data.places import SUFFIXES, Member, Place, around, first, natural, open_place, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits
 
 SIDES = {
@@ -49,9 +48,10 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     named = [(base, label(each.name.removeprefix(base)), each) for base, each in based if base is not None]
     unfit = [each.name for _, name, each in named if not name]
     labelled = [(bases[base], name, each) for base, name, each in named if name]
-    fit = f"whose names do not fit label_pattern {label_pattern}"
-    why = {fit if label_pattern else "that lie in no class folder": unfit}
-    notes = left_out(place, why | {f"that lie outside of {', '.join(sorted(bases))}": outside})
+    fit = f"whose names do not fit {label_pattern}" if label_pattern else "that lie in no class folder"
+    of = f"of {len(images):,} images"
+    why = {f"{of} {fit}": unfit, f"{of} that lie outside of {', '.join(sorted(bases))}": outside}
+    notes = place.notes(SUFFIXES, "images", why)
     if not labelled:
         step = "Put them in <class>/, or train/<class>/ and test/<class>/, or give a pattern for their names."
         rule = "hold images whose names have a label" if label_pattern else "hold two or more class folders"
@@ -97,13 +97,6 @@ def label_in(label_pattern: str) -> Callable[[str], str | None]:
         return fit[min(1, pattern.groups)] if fit else None
 
     return label
-
-
-def left_out(place: Place, why: dict[str, list[str]], read: tuple[str, ...] = ("sample.json",)) -> list[str]:
-    """Sentences on images that are not used, and on files that are neither images nor `read`."""
-    others = [each.name for each in place.members if not each.is_image and each.base.lower() not in read]
-    groups = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
-    return places.left_out(groups | {"files that are no images": others, LINKS: place.left_out})
 
 
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -188,15 +181,16 @@ def sample_files(
     if place.path.is_dir() and place.path.resolve() in folder.resolve().parents:
         rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
         raise ValueError(checks.message("folder", rule, str(folder), "Choose a place next to it."))
-    found, classes, _, notes = layout(place, pattern)
-    files, fewer, counts = [], [], {side: {} for side, *_ in found}
-    for (side, label), group in itertools.groupby(found, key=lambda each: each[:2]):
+    images, classes, _, notes = layout(place, pattern)
+    files, fewer, counts = [], [], {}
+    for (side, label), group in itertools.groupby(images, key=lambda each: each[:2]):
         members, name = [member.name for *_, member in group], classes[label]
         order = torch.randperm(len(members), generator=keyed_generator("files", seed, side, name))
-        files += [members[row] for row in order[:per_class].sort().values.tolist()]
-        counts[side][name] = min(per_class, len(members))
-        if len(members) < per_class:
-            fewer.append(f"{name} of {side} ({len(members):,} of {per_class:,})")
+        chosen = order[:per_class].sort().values.tolist()
+        files += [members[row] for row in chosen]
+        counts.setdefault(side, {})[name] = len(chosen)
+        if len(chosen) < per_class:
+            fewer.append(f"{name} of {side} ({len(chosen):,} of {per_class:,})")
     if fewer:
         notes.append(f"Classes with fewer files than were asked for: {first(fewer)}.")
     record = {"source": str(source), "per_class": per_class, "seed": seed, "pattern": pattern}
@@ -205,6 +199,5 @@ def sample_files(
         for name in files:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(place.read(name))
-        written = json.dumps(record, indent=2, ensure_ascii=False)
-        (draft / "sample.json").write_text(written, encoding="utf-8", errors="backslashreplace")
+        workspace.write_json(draft / "sample.json", record)
     return folder

@@ -37,14 +37,9 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
         raise ValueError(words.first_line(error)) from None
 
 
-class Described:
-    """Reads the folder of a model's JSON files: a local one as it is, those of a name from the Hub."""
+def folder_of(name: str | Path) -> Path:
+    """The folder of a model's JSON files: a local one as it is, or those of a name on the Hub."""
+    from huggingface_hub import snapshot_download
 
-    @staticmethod
-    def from_pretrained(name: str, *, local_files_only: bool = False, **options: Any) -> Path:
-        """For `read`."""
-        from huggingface_hub import snapshot_download
-
-        if Path(name).is_dir():
-            return Path(name)
-        return Path(snapshot_download(name, allow_patterns=["*.json"], local_files_only=local_files_only))
+    folder = Path(name).expanduser()
+    return folder if folder.is_dir() else Path(snapshot_download(str(name), allow_patterns=["*.json"]))

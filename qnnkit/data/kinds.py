@@ -105,14 +105,14 @@ def of(settings: Any) -> Any:
         rule = f"hold {settings.kind}, as the recipe wants them"
         raise ValueError(checks.message("dataset", rule, name, f"Use {', '.join(choices)}."))
     declared = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
-    options: dict[str, Any] = {"root": place}
+    options, known = {"root": place}, data.options_of(name)
     renames = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
     for option in (declared & set(type(settings).model_fields)) - {*NO_OPTIONS} | {*SPLITTING}:
         value = settings.of_kit(option)
         is_asked = value != type(settings).model_fields[option].default
-        if value is not None and (is_asked or data.takes(name, option)):
+        if value is not None and (is_asked or option in known):
             options[option] = value
-    if "tokenizer" not in options and data.takes(name, "tokenizer") and settings.of_kit("pretrained"):
+    if "tokenizer" in known - options.keys() and settings.of_kit("pretrained"):
         options["tokenizer"] = settings.of_kit("pretrained")  # whose tokens its model knows
         renames["tokenizer"] = "pretrained"
     with checks.renamed(renames):

@@ -239,12 +239,12 @@ def tokenizer_of(folder: str | Path | None = None, tokens: str = "remi") -> Any:
             return REMI(TokenizerConfig(special_tokens=["PAD", "BOS", "EOS"], **GRID, **NOTES, **TEMPOS))
         return MidiEvents(tokens.removeprefix("midi_"))
     try:
-        made = of_folder(hub.read(hub.Described, folder))
+        made = of_folder(hub.folder_of(folder))
         kind = f"midi_{made.version}" if isinstance(made, MidiEvents) else made and KINDS[0]
         if made is None or tokens not in (KINDS[0], kind):
             raise ValueError(f"it has {kind or 'no tokens of music'}, and tokens={tokens}")
-    except ValueError as error:
-        rule, step = "be a model of music", f"It was not taken: {error}."
+    except Exception as error:  # the Hub has errors of its own
+        rule, step = "be a model of music", f"It was not taken: {words.first_line(error)}."
         raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
     return made
 

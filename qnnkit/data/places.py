@@ -33,7 +33,11 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
+"""Files about a dataset, which hold nothing of it, as `sample_files` and `datasets` write them."""
 LINKS = "links, devices or empty folders"
+Reasons = dict[str, list[str]]
+"""Why something is not read, or what it is -> its names."""
 
 
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
@@ -68,7 +72,7 @@ def plain(name: str) -> str:
 
 
 class Place:
-    """The files of a folder by name (see `plain`); hidden ones are skipped, and no link is followed.
+    """The files of a folder by name (see `plain`); hidden ones and ABOUT are skipped, no link is followed.
 
     Attributes:
         path: The folder or archive; of a single file, the folder that it is in.
@@ -96,7 +100,8 @@ class Place:
     def _walked(self, folder: str, above: str) -> Iterator[tuple[str, str, os.stat_result]]:
         """Name, path and status of each file, however deep."""
         with os.scandir(folder) as found:
-            entries = [each for each in found if not each.name.startswith((".", "__MACOSX"))]
+            shown = [each for each in found if not each.name.startswith((".", "__MACOSX"))]
+        entries = [each for each in shown if each.name not in ABOUT]
         if above and not entries:
             self.left_out.append(above)
         for entry in entries:
@@ -120,10 +125,14 @@ class Place:
                 raise ValueError("larger than 4 GiB")
             return file.read()
 
-    def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
-        """Sentences on what is here and is not read, if only files of these suffixes are."""
-        others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
-        return left_out({f"files that are no {what} ({', '.join(suffixes)})": others, LINKS: self.left_out})
+    def notes(self, suffixes: tuple[str, ...], what: str, why: Reasons | None = None) -> list[str]:
+        """Sentences on what is not read: by the reasons in `why`, for its suffix, or as a link.
+
+        A whole name, with a `/` before it, counts as a suffix.
+        """
+        others = [each.name for each in self.members if not f"/{each.base.lower()}".endswith(suffixes)]
+        shown = ", ".join(each for each in suffixes if each.startswith("."))
+        return left_out({**(why or {}), f"files that are no {what} ({shown})": others, LINKS: self.left_out})
 
 
 def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
@@ -350,6 +359,6 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
         raise ValueError(checks.message(argument, "be a regular expression", written, step)) from None
 
 
-def left_out(names: dict[str, list[str]]) -> list[str]:
+def left_out(names: Reasons) -> list[str]:
     """Sentences on what is not read, by what it is."""
     return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]

@@ -18,8 +18,6 @@ from qnnkit.data.places import Place, first, refusal
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 """Files of records; a table may be called .txt as well."""
-ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
-"""Files about a dataset, which hold no records of it."""
 SPLIT_NAMES = SIDES | {"restval": "train"}
 """What names a split; Karpathy's "restval" is of COCO's validation part and trained on."""
 NAMES = {

@@ -65,10 +65,10 @@ class Splits(Generic[P]):
         """The same dataset with a share of its training samples; validation, test and notes as they are.
 
         Each class keeps about this share of its samples, so that the total is this share of all, and one
-        sample at least. Which ones depends on `seed` alone, and a smaller
-        share lies inside a larger one.
+        sample at least. Which ones depends on `seed` alone, and a smaller share lies inside a larger one.
         """
-        rows = share_of(len(self.train), train_fraction, seed, self._strata())
+        labels = self.train.labels if getattr(self, "n_classes", None) else None
+        rows = share_of(len(self.train), train_fraction, seed, labels)
         return self if rows is None else replace(self, train=self.train.at(rows))
 
     def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
@@ -85,10 +85,6 @@ class Splits(Generic[P]):
         """Epoch -> tensors of all samples, by name or in a tuple."""
         part = self.split(split)
         return lambda epoch: part.pair
-
-    def _strata(self) -> torch.Tensor | None:
-        """The labels of the training samples, if each class keeps its share."""
-        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +174,6 @@ class ImageSplits(Pictured[ImageSet]):
         """What a net must know of the images, as `models.build` takes it."""
         return {"channels": self.channels, "image_size": self.image_size, "n_classes": self.n_classes}
 
-    def _strata(self) -> torch.Tensor:
-        return self.train.labels
-
 
 # --- a share of the training samples -----------------------------------------------------------------------
 
@@ -195,28 +188,32 @@ def share_of(
     class keeps less than its share, rounded down. A number above 1 is how many there are to be. None stands
     for all of them.
     """
-    if train_fraction > 1 and train_fraction == int(train_fraction) <= n:
-        train_fraction /= n
-    if not 0 < train_fraction <= 1:
+    share = _share(train_fraction, n)
+    if not 0 < share <= 1:
         rule = f"lie above 0 and up to 1, or be a whole number of the {n:,} training samples"
         step = "Use 0.25 for a quarter, 1 for all of them, or 200 for so many."
         raise ValueError(checks.message("train_fraction", rule, train_fraction, step))
-    if train_fraction == 1:
+    if share == 1:
         return None
 
     def order(n: int, *key: int) -> np.ndarray:
         return torch.randperm(n, generator=keyed_generator("train_fraction", seed, *key)).numpy()
 
     if labels is None:
-        return torch.from_numpy(np.sort(order(n)[: max(1, round(train_fraction * n))]))
+        return torch.from_numpy(np.sort(order(n)[: max(1, round(share * n))]))
     label, sizes, place = labels.numpy(), labels.bincount().numpy(), np.empty(n)
     for each, size in enumerate(sizes):  # places 1, 2, ... in each class
         place[np.flatnonzero(label == each)[order(size, each)]] = np.arange(1, size + 1)
     due, ranks = np.where(place == 1, 0.0, place / sizes[label]), order(len(sizes))
-    total = max(round(train_fraction * n), np.count_nonzero(sizes))
-    chosen = place <= (train_fraction * sizes).astype(np.int64)[label]
+    total = max(round(share * n), np.count_nonzero(sizes))
+    chosen = place <= (share * sizes).astype(np.int64)[label]
     chosen[np.lexsort((ranks[label], due))[:total]] = True
     return torch.from_numpy(np.flatnonzero(chosen))
+
+
+def _share(number: float, n: int) -> float:
+    """A share of n samples; a whole number above 1 is how many."""
+    return number / max(1, n) if number > 1 and number == int(number) else number
 
 
 # --- who is in which split ---------------------------------------------------------------------------------
@@ -265,30 +262,35 @@ def split_rows(
     """
     placed = np.array(["any"] * len(labels) if sides is None else sides)
     parts = {side: np.flatnonzero(placed == side) for side in SPLITS}
-    fractions = {"test": test_fraction, "validation": validation_fraction}
-    shares = {side: share for side, share in fractions.items() if not len(parts[side])}
-    rows = parts["train"] = parts["train"] if len(parts["train"]) else np.flatnonzero(placed == "any")
-    exact = {side for side, share in shares.items() if share > 1 and share == int(share)}
-    shares |= {side: shares[side] / max(1, len(rows)) for side in exact}
-    if shares and not (min(shares.values()) > 0 and sum(shares.values()) < 1):
-        rule = f"be above 0, as all fractions must, and leave {what} for training"
-        side = min(shares, key=lambda side: (0 < shares[side] < 1, side != "test"))
+    rows = parts["train"] if len(parts["train"]) else np.flatnonzero(placed == "any")
+    drawn = {"test": test_fraction, "validation": validation_fraction}
+    drawn = {side: number for side, number in drawn.items() if not len(parts[side])}
+    shares = {side: _share(number, len(rows)) for side, number in drawn.items()}
+    wrong = [side for side, share in shares.items() if not 0 < share < 1]
+    if wrong or sum(shares.values()) >= 1:
+        side, rule = (*wrong, *shares)[0], f"be above 0, as all fractions must, and leave {what} for training"
         step = "Use 0.2, or a whole number of them."
-        raise ValueError(checks.message(f"{side}_fraction", rule, fractions[side], step))
+        raise ValueError(checks.message(f"{side}_fraction", rule, drawn[side], step))
     if names is None:
-        drawn = _drawn(labels[rows], [*shares.values()], len(classes), split_seed)
+        placed = _drawn(labels[rows], [*shares.values()], len(classes), split_seed)
     else:
-        drawn = _hashed(labels[rows], [f"{split_seed}/{names[row]}" for row in rows.tolist()], shares, exact)
-    parts |= {side: rows[drawn == k] for k, side in enumerate((*shares, "train"))}
-    for side, part in parts.items():
-        counts = np.bincount(labels[part], minlength=len(classes))
+        keys = [f"{split_seed}/{names[row]}" for row in rows.tolist()]
+        placed = _hashed(labels[rows], keys, [*shares.values()], [number > 1 for number in drawn.values()])
+    parts |= {side: rows[placed == k] for k, side in enumerate((*shares, "train"))}
+    _check_classes(labels, classes, parts, what)
+    return parts["train"], parts["validation"], parts["test"]
+
+
+def _check_classes(labels: np.ndarray, classes: Sequence[str], parts: dict[str, Any], what: str) -> None:
+    """Raises a ValueError where a split has no sample of a class."""
+    for side, rows in parts.items():
+        counts = np.bincount(labels[rows], minlength=len(classes))
         if not counts.all():
             label = int(counts.argmin())
             few = f"{np.count_nonzero(labels == label):,} {classes[label]}".strip()
             step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
             rule = f"hold enough {what} of every class for all three splits"
             raise refusal(rule, few, f"None is left for {side}: {step}")
-    return parts["train"], parts["validation"], parts["test"]
 
 
 def _drawn(labels: np.ndarray, shares: list[float], n_classes: int, split_seed: int) -> np.ndarray:
@@ -304,22 +306,21 @@ def _drawn(labels: np.ndarray, shares: list[float], n_classes: int, split_seed: 
     return sides
 
 
-def _hashed(labels: np.ndarray, keys: list[str], shares: dict[str, float], exact: set[str]) -> np.ndarray:
-    """Which share each sample is in, about, by the hash of its key; `len(shares)` stands for none.
+def _hashed(labels: np.ndarray, keys: list[str], shares: list[float], exact: list[bool]) -> np.ndarray:
+    """Which share each sample is in, by the hash of its key; `len(shares)` stands for none.
 
-    Shares of names in `exact` have exact numbers.
+    A share has about its part of a class, or exactly.
     """
     hashes = [hashlib.sha256(key.encode(errors="surrogatepass")).digest() for key in keys]
     places = np.array([int.from_bytes(digest[:8], "big") / 2**64 for digest in hashes])  # in 0..1
-    sides, ends = np.empty(len(labels), np.int64), np.cumsum(list(shares.values()))
+    sides, ends = np.empty(len(labels), np.int64), np.cumsum(shares)
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
         order = of_class[np.argsort(places[of_class], kind="stable")]
         cuts, n = [0, *np.searchsorted(places[order], ends)], len(order)
-        for k, side in enumerate(shares, start=1):  # where there are enough, one on each side at least
-            if side in exact:
-                cuts[k] = round(shares[side] * n) + cuts[k - 1]
-            cuts[k] = max(min(cuts[k], n - (len(cuts) - k)), cuts[k - 1] + 1)
+        for k, share in enumerate(shares, start=1):  # where there are enough, one on each side at least
+            cut = round(share * n) + cuts[k - 1] if exact[k - 1] else cuts[k]
+            cuts[k] = max(min(cut, n - (len(cuts) - k)), cuts[k - 1] + 1)
         sides[order] = np.searchsorted(cuts[1:], np.arange(n), side="right")
     return sides
 

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from qnnkit import checks, words
 from qnnkit.data import places, records, tokenizers
 from qnnkit.data.places import around, first, left_out, open_place, refusal
-from qnnkit.data.records import ABOUT, Reader, side_of, take
+from qnnkit.data.records import Reader, side_of, take
 from qnnkit.data.splits import SPLITS, duplicates, split_rows
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
@@ -30,6 +29,8 @@ CHARACTERS = 2000
 """Most that a document has which is cut out of a longer text."""
 PAGE = re.compile(rf"(?s).{{1,{CHARACTERS}}}\Z|.{{0,{CHARACTERS - 1}}}\n|.{{{CHARACTERS}}}")
 """As many lines as fit, or a piece of one that is longer."""
+BLANK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+"""Blank lines, one or more."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,6 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     """
     place = open_place(root, single=SUFFIXES)
     files = [each.name for each in place.members if each.base.lower().endswith(SUFFIXES)]
-    files = [name for name in files if not name.lower().endswith(ABOUT)]
     top, reader = around(each.name for each in place.members), Reader(place)
     every = [each for name in files for each in _of_file(reader, name, top)]
     empty = [each.name for each in every if not each.text.strip()]
@@ -128,20 +128,18 @@ def _cut(name: str, text: str, path: str) -> Iterator[Document]:
     characters, and else where the one before is full. So an edit changes only the documents near it, and
     another file changes none.
     """
-    group: list[str] = []
-    begun, size = 0, 0
-    for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
+    groups: list[list[tuple[int, str]]] = []  # of pages, with the number of the speech that each is from
+    for number, speech in enumerate(BLANK.split(text.strip("\n")), start=1):
         for page in [speech] if len(speech) <= 2 * CHARACTERS else PAGE.findall(speech):
             page = page.rstrip("\n")
             share = int.from_bytes(hashlib.sha256(page.encode()).digest()[:8], "big") / 2**64
-            is_first = share < len(page) / (2 * CHARACTERS)
-            if group and (is_first or size + len(page) > CHARACTERS):
-                yield Document(f"{name}, paragraph {begun}", tuple(group), group[0], path)
-                group, size = [], 0
-            begun = begun if group else number
-            group.append(page)
-            size += len(page) + 2
-    yield Document(f"{name}, paragraph {begun}", tuple(group), group[0], path)
+            full = not groups or sum(len(each) + 2 for _, each in groups[-1]) + len(page) > CHARACTERS
+            if full or share < len(page) / (2 * CHARACTERS):
+                groups.append([])
+            groups[-1].append((number, page))
+    for group in groups:
+        pieces = tuple(page for _, page in group)
+        yield Document(f"{name}, paragraph {group[0][0]}", pieces, pieces[0], path)
 
 
 def as_document(where: str, record: records.Record, unused: set[str]) -> Document:
@@ -212,42 +210,34 @@ def text(
     notes += tokenizers.with_chat_template(made, found)
     texts = {name: [(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS}
     notes += duplicates(texts, "documents", "letter for letter")
-    packs = [packed(parts[name], made, sequence_length) for name in SPLITS]
-    sets = [part for part, _ in packs]
+    sets, lost = zip(*(packed(parts[name], made, sequence_length) for name in SPLITS), strict=True)
     if not all(map(len, sets)):
         step = "Lower sequence_length, hold more out, try another split_seed, or add text."
         raise refusal(f"hold blocks of {sequence_length} tokens for every split", [*map(len, sets)], step)
-    notes += not_packed(sum((lost for _, lost in packs), Counter()))
+    if sum(lost):
+        notes.append(f"Left out {sum(lost):,} tokens: ends of splits, and blocks with nothing to predict.")
     return TokenSplits("text", *sets, tokenizer=made, notes=tuple(notes))
 
 
 def packed(
     documents: Sequence[Document], tokenizer: Any, length: int, pads: bool = False
-) -> tuple[TokenSet, Counter[str]]:
-    """Documents in blocks of so many tokens; and how much of what is left out.
+) -> tuple[TokenSet, int]:
+    """Documents in blocks of so many tokens; and how many tokens are left out.
 
-    With `pads` the last block is filled up, and no token is lost.
+    These are in blocks with nothing to predict, and behind the last whole block; with `pads` that is filled
+    up.
     """
     streams = [encoded(document, tokenizer) for document in documents]
     missing = -sum(len(ids) for ids, _ in streams) % length if pads else 0
     filling = tuple(torch.full((missing,), token) for token in (tokenizer.eos_token_id, IGNORED))
     tokens, labels = map(torch.cat, zip(*streams, filling, strict=True))
-    n, rest = divmod(len(tokens), length)
-    tokens, labels = (each[: n * length].view(n, length) for each in (tokens, labels))
+    n = len(tokens) // length
+    input_ids, labels = (each[: n * length].view(n, length) for each in (tokens, labels))
     rows = (labels[:, 1:] != IGNORED).any(dim=1).nonzero().flatten()
     ends = torch.tensor([len(ids) for ids, _ in streams], dtype=torch.int64).cumsum(0)
     begins = torch.searchsorted(ends, rows * length, right=True)  # the document that each block begins in
     sources = tuple(documents[i].name for i in begins.tolist())
-    lost = {
-        "blocks in which nothing is to be predicted": n - len(rows),
-        "tokens at the ends of splits, which fill no block": rest,
-    }
-    return TokenSet(tokens[rows], labels[rows], sources), Counter(lost)
-
-
-def not_packed(lost: Counter[str]) -> list[str]:
-    """Sentences on what `packed` leaves out."""
-    return [f"Left out {n:,} {what}." for what, n in lost.items() if n]
+    return TokenSet(input_ids[rows], labels[rows], sources), len(tokens) - length * len(rows)
 
 
 def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor]:

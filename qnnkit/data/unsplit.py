@@ -12,11 +12,11 @@ import torch
 from qnnkit import checks, words
 from qnnkit.data import places, tokenizers
 from qnnkit.data.arrays import TensorSet, TensorSplits, tensor_of
-from qnnkit.data.folders import label_in, left_out
+from qnnkit.data.folders import label_in
 from qnnkit.data.images import stack_files
 from qnnkit.data.pieces import blocks, collect, encoded, writing
 from qnnkit.data.splits import ImageSet, ImageSplits
-from qnnkit.data.text import documents, not_packed, packed
+from qnnkit.data.text import documents, packed
 from qnnkit.data.tokens import TokenSplits
 
 
@@ -38,8 +38,7 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
     else:
         found, notes = documents(root)
         notes += tokenizers.with_chat_template(tokenizer, found)
-        part, left_out = packed(found, tokenizer, length, pads=True)
-        lost = not_packed(left_out)
+        part, lost = packed(found, tokenizer, length, pads=True)[0], []
     if not part.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
     notes = (*notes, *lost)
@@ -68,7 +67,7 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
 
 def _images(path: Path, about: Any, pattern: str | None) -> tuple[Any, ImageSet, Sequence[str]]:
     place = places.open_place(path)
-    images, notes = [each for each in place.members if each.is_image], left_out(place, {})
+    images, notes = [each for each in place.members if each.is_image], place.notes(places.SUFFIXES, "images")
 
     def folder(name: str) -> str:
         parts = name.split("/")

@@ -1,4 +1,4 @@
-"""Images with captions: every form they come in, what is left out and told, and what is drawn when."""
+"""Images with captions: where they are found, what is left out and told, and what is drawn when."""
 
 from __future__ import annotations
 
@@ -7,37 +7,28 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from qnnkit.data import load
 from qnnkit.data.captions import CaptionSplits, captions, digit_captions
 from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokenizers import encode
-from tests.toys import pack, real, refused
+from qnnkit.data.tokenizers import EOS, SPECIAL, encode, losses, of_captions, trained
+from tests.toys import archive, idx_files, noise, pack, put, real, refused
 
 WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
 TEXTS = {f"{word}.png": [f"a {word}", f"The {word} on a mat."] for word in WORDS}
 
 
-ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
-
-
 def pictures(folder: Path, names=TEXTS) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate(names):
-        pixels = np.random.default_rng(seed).integers(0, 256, (10 + seed, 12, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / name)
+        put(folder / name, noise(10 + seed, 12, 3, seed=seed))
     return folder
 
 
 def written(folder: Path, content, name: str = "captions.json") -> Path:
-    """Writes a text, or by the name rows as JSON lines or anything as JSON."""
-    if name.endswith(".jsonl"):
-        content = "\n".join(map(json.dumps, content))
-    elif name.endswith(".json") and not isinstance(content, str):
+    """Writes a text, or by the name anything as JSON."""
+    if name.endswith(".json") and not isinstance(content, str):
         content = json.dumps(content)
     (folder / name).write_text(content, encoding="utf-8")
     return folder
@@ -48,125 +39,74 @@ def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
     return {name: texts for part in parts for name, texts in zip(part.sources, part.captions, strict=True)}
 
 
-@pytest.mark.parametrize("where", ["", "images/", "elsewhere/deep/"])
-def test_captions_are_loaded_with_their_images_wherever_they_lie(tmp_path, where):
-    pictures(tmp_path / "set" / where)
-    rows = [{"image": name, "captions": texts, "license": "CC BY 2.0"} for name, texts in TEXTS.items()]
-    splits = captions(written(tmp_path / "set", rows), image_size=8)
-    assert of_all(splits) == {where + name: tuple(texts) for name, texts in TEXTS.items()}
-    assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
-    assert (splits.channels, splits.image_size) == (3, (8, 8))
-    assert splits.notes[:2] == (
-        "Keys or columns that are not used: license.",
-        "Resized 10 of 10 images to 8x8 (height x width).",
-    )
-
-
-def sided(root: Path, *sides: str, together: bool = False) -> Path:
-    """Ten images on each side, told by Hugging Face's file in each folder, or by one for all."""
-    for side in sides:
-        pictures(root / side)
-        if not together:
-            written(root / side, ROWS, "metadata.jsonl")
-    if together:
-        rows = [{**row, "file_name": f"{side}/{row['file_name']}"} for side in sides for row in ROWS]
-        written(root, rows, "metadata.jsonl")
-    return root
-
-
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("sides", [("train", "test"), ("train", "validation"), ("train", "val", "test")])
-def test_sides_are_kept_apart(tmp_path, sides, together):
-    splits = captions(sided(tmp_path / "set", *sides, together=together), image_size=8)
-    assert len(of_all(splits)) == 10 * len(sides)
-    for side in sides[1:]:
-        part = splits.split({"val": "validation"}.get(side, side))
-        assert len(part) == 10 and all(source.startswith(f"{side}/") for source in part.sources)
-    assert any(note.startswith("There is no test part") for note in splits.notes) == ("test" not in sides)
-
-
-def test_a_file_without_sides_adds_captions_to_those_of_its_folders(tmp_path):
-    root = sided(tmp_path / "set", "train", "dev")  # dev/ is read before the file, train/ after it
-    more = [{"file_name": f"{side}/cat.png", "text": "one more"} for side in ("train", "dev")]
-    splits = captions(written(root, more, "metadata_more.jsonl"), image_size=8)
-    assert of_all(splits)["dev/cat.png"] == (*TEXTS["cat.png"], "one more")
-    assert of_all(splits)["train/cat.png"] == ("one more", *TEXTS["cat.png"])
-    assert {*splits.validation.sources} == {f"dev/{name}" for name in TEXTS}
-
-
-def test_splits_are_drawn_unless_every_image_has_one(tmp_path):
-    written(pictures(sided(tmp_path, "train", "test") / "more"), ROWS, "metadata.jsonl")
-    splits = captions(tmp_path, image_size=8, validation_fraction=0.1, test_fraction=0.1)
-    assert len(of_all(splits)) == 30 and any(note.startswith("Splits are drawn") for note in splits.notes)
-    assert {source.partition("/")[0] for source in splits.train.sources} == {"train", "test", "more"}
-
-
 def test_pairs_are_counted_in_numbers_where_these_are_given(tmp_path):
     texts = {f"{i}.png": "a" for i in range(60)}
     given = {"root": written(pictures(tmp_path, texts), texts), "image_size": 8, "train_fraction": 21}
     given |= {"validation_fraction": 24, "test_fraction": 6}
     splits = load("captions", **given)
+    assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
+    assert (splits.channels, splits.image_size) == (3, (8, 8))
     assert [len(splits.split(name)) for name in SPLITS] == [21, 24, 6]
     for wrong in ({"test_fraction": 60}, {"train_fraction": 31}, {"validation_fraction": 2.5}):
         with refused(*wrong):
             load("captions", **(given | wrong))
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path):
-    folder = pictures(tmp_path / "set")
+def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
+    folder = pictures(tmp_path / "set" / "train")
     for name in ("boat.png", "cat.heic"):
         written(folder, "no image", name)
-    pictures(folder, ["stranger.png"])
-    for name in ("one", "two"):  # a name that two images have is of neither
-        pictures(folder / name, ["mouse.png"])
+    pictures(folder, ["stranger.png", "one/mouse.png", "two/mouse.png"])  # a name of two is of neither
     written(folder, "image,caption\ncat.png,a puss\n", "captions_more.csv")  # read too
     cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # one line, once
     more = {"gone.png": ["a ghost"], "cup.png": [], "mouse.png": "a mouse"}
-    splits = captions(written(folder, TEXTS | more | cat), image_size=8)
-    told, files = "\n".join(splits.notes), "captions.json, captions_more.csv"
-    assert f"Left out 2 images of {files} that are not there: gone.png, mouse.png." in told
-    assert "Left out 4 of 13 images without a caption: cup.png, one/mouse.png, stranger.png, two" in told
-    assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
-    assert {*of_all(splits)} == {*TEXTS} - {"boat.png", "cup.png"}
-    assert of_all(splits)["cat.png"] == ("a cat", "é", "7", "a puss")
-    assert "Left out 1 files that are no images: cat.heic." in told
-    packed = captions(pack(folder, tmp_path / "set.zip", "set/"), image_size=8)
+    written(folder, TEXTS | more | cat)
+    written(pictures(tmp_path / "set" / "dev"), TEXTS)
+    splits = captions(tmp_path / "set", image_size=8)
+    told, files = "\n".join(splits.notes), "captions.json, train/captions_more.csv"
+    assert f"{files} that are not there: gone.png, mouse.png." in told
+    assert "Left out 4 of 23 images without a caption: train/cup.png, train/one/mouse.png, train/str" in told
+    assert "Left out 1 of 19 images that cannot be read: train/boat.png (cannot identify image f" in told
+    assert "Left out 1 files that are no images" in told and "): train/cat.heic." in told
+    assert "There is no test part" in told
+    assert {*splits.validation.sources} == {f"dev/{name}" for name in TEXTS}
+    found = of_all(splits)
+    assert {*found} - {*splits.validation.sources} == {f"train/{x}" for x in TEXTS} - {
+        "train/boat.png", "train/cup.png",
+    }  # fmt: skip
+    assert found["train/cat.png"] == ("a cat", "é", "7", "a puss")
+    packed = captions(pack(tmp_path / "set", tmp_path / "set.zip", "set/"), image_size=8)
     assert packed.fingerprint() == splits.fingerprint()
 
 
-BAD = {
-    "no file": ("notes.txt", ""),
-    "a number": ("captions.json", "3"),
-    "other images than COCO's": ("captions.json", '{"images": ["cat.png"], "annotations": [{}]}'),
-    "an empty table": ("captions.tsv", ""),
-    "no captions": ("captions.json", dict.fromkeys(TEXTS, "")),
-    "none readable": ("captions.json", {"notes.png": "a", "other.png": "b"}),
-    "too few": ("captions.json", {"cat.png": "a cat", "dog.png": "a dog"}),
-}
+BAD = [
+    ("notes.txt", ""),
+    ("captions.json", "3"),
+    ("captions.tsv", ""),
+    ("captions.json", dict.fromkeys(TEXTS, "")),
+    ("captions.json", {"notes.png": "a", "other.png": "b"}),  # which cannot be read
+    ("captions.json", {"cat.png": "a cat", "dog.png": "a dog"}),  # too few
+]
 
 
-@pytest.mark.parametrize(("name", "content"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("name", "content"), BAD)
 def test_what_is_wrong_gets_one_sentence(tmp_path, name, content):
     for each in ("notes.png", "other.png"):
-        written(tmp_path, "no image", each)
+        written(pictures(tmp_path), "no image", each)
     with refused("root"):
-        captions(written(pictures(tmp_path), content, name), image_size=8)
-
-
-# --- splits and draws ------------------------------------------------------------------------------------
+        captions(written(tmp_path, content, name), image_size=8)
 
 
 def test_images_are_kept_and_new_captions_are_seen(tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
-    folder = pictures(tmp_path / "set")
-    before = captions(written(folder, TEXTS), image_size=8)
-    assert captions(folder, image_size=8).fingerprint() == before.fingerprint()
-    other = captions(folder, image_size=8, split_seed=1)
-    assert set(other.test.sources) != set(before.test.sources)
-    assert list((tmp_path / "home" / "datasets").glob("*.safetensors"))
+    folder = written(pictures(tmp_path / "set"), TEXTS)
+    before = captions(folder, image_size=8)
     monkeypatch.setattr(sys.modules["qnnkit.data.images"], "read", None)  # nothing is read anew
     splits = captions(written(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
     assert of_all(splits)["cat.png"] == ("a lion",) and splits.fingerprint() != before.fingerprint()
+
+
+# --- labelled images in words ------------------------------------------------------------------------------
 
 
 def test_in_each_epoch_a_training_image_has_one_of_its_captions_others_their_first():
@@ -189,24 +129,58 @@ def test_in_each_epoch_a_training_image_has_one_of_its_captions_others_their_fir
         assert said(5, split) == [texts[0] for texts in splits.split(split).captions]
 
 
-# --- labelled images in words ------------------------------------------------------------------------------
-
-
-def test_digits_are_those_of_the_dataset_in_words():
-    splits, digits = digit_captions(), load("digits")
-    for name in SPLITS:
-        assert torch.equal(splits.split(name).images, digits.split(name).images)
-        assert torch.equal(splits.split(name).labels, digits.split(name).labels)
-    row = int((splits.test.labels == 3).nonzero()[0])
-    assert splits.test.captions[row][0] == "a photo of the digit three"
-    assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10
-    texts, pairs = splits.test.texts()
-    assert len(texts) == 30 and len(pairs) == 3 * len(splits.test)
+def test_digits_are_those_of_the_dataset_in_words(tmp_path):
+    root = archive(tmp_path / "all.zip", idx_files())
+    for splits, digits in (
+        (digit_captions(), load("digits")),
+        (digit_captions(root), load("mnist", root=root)),
+    ):
+        for name in SPLITS:
+            assert torch.equal(splits.split(name).images, digits.split(name).images)
+            assert torch.equal(splits.split(name).labels, digits.split(name).labels)
+        row = int((splits.test.labels == 3).nonzero()[0])
+        assert splits.test.captions[row][0] == "a photo of the digit three"
+        assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10
     with refused("sequence_length"):
         digit_captions(sequence_length=1)
 
 
-# --- real data ---------------------------------------------------------------------------------------------
+# --- tokenizers of captions ---------------------------------------------------------------------------------
+
+SAID = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
+LONG = " ".join(["dog"] * 40)
+
+
+def test_texts_come_back_between_a_begin_and_an_end_also_from_a_folder(tmp_path):
+    tokenizer = of_captions(None, SAID, 12)
+    ids, mask = encode(tokenizer, ["a dog sleeps", "THE CAT", LONG])
+    assert ids.shape == mask.shape == (3, 12) and ids.dtype == mask.dtype == torch.int64
+    told = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    assert told == ["a dog sleeps", "the cat", " ".join(["dog"] * 10)]
+    assert tokenizer.eos_token_id == SPECIAL.index(EOS) != 2  # where transformers pools texts elsewhere
+    for row, n in zip(ids.tolist(), mask.sum(1).tolist(), strict=True):
+        assert (row[0], row[n - 1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        assert {*row[n:]} <= {tokenizer.pad_token_id}
+    assert losses(tokenizer, ["a dog sleeps"]) == []
+    [note] = losses(tokenizer, [LONG, "a dog", "a zebra sleeps"])
+    assert "of 3 captions 1 are cut to 10 tokens (sequence_length), 1 have words" in note
+    tokenizer.save_pretrained(tmp_path)
+    loaded = of_captions(tmp_path, ["other"])
+    again = encode(loaded, ["a dog sleeps", "THE CAT", LONG])
+    assert torch.equal(again[0], ids) and torch.equal(again[1], mask)
+    assert encode(of_captions(tmp_path, (), 5), SAID)[0].shape == (3, 5)
+
+
+WANTED = [(None, 2, "sequence_length"), ("{}", 8, "tokenizer"), ("nobody/nothing", None, "tokenizer")]
+
+
+@pytest.mark.parametrize(("wanted", "length", "argument"), WANTED)
+def test_tokenizers_that_are_refused(tmp_path, monkeypatch, wanted, length, argument):
+    """Of one that puts no end behind a text, and of what is no tokenizer."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    trained(SAID, 300).save_pretrained(tmp_path)
+    with refused(argument):
+        of_captions(wanted and wanted.format(tmp_path), SAID, length)
 
 
 @pytest.mark.data
@@ -214,14 +188,7 @@ def test_coco():
     splits = captions(real("captions/coco_by"), image_size=32)
     assert sum(len(splits.split(name)) for name in SPLITS) == 76 and 35 < len(splits.train) < 55
     assert splits.channels == 3 and all(len(texts) == 5 for texts in of_all(splits).values())
-    assert any("Resized 76 of 76" in note for note in splits.notes)
-    assert any("Converted 1 of 76" in note for note in splits.notes)
-    assert any("that it does not know" in note for note in splits.notes), "words of held-out captions"
+    told = "\n".join(splits.notes)
+    assert all(each in told for each in ("Resized 76 of 76", "Converted 1 of 76", "that it does not know"))
     words = splits.tokenizer.decode(encode(splits.tokenizer, splits.train.captions[0])[0][0])
     assert words.split()[1:4] == splits.train.captions[0][0].lower().split()[:3]
-
-
-@pytest.mark.data
-def test_mnist_in_words():
-    splits = digit_captions(real("mnist"))
-    assert len(splits.test) == 10_000 and splits.test.captions[0][0] == "a photo of the digit seven"

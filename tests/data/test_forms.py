@@ -59,6 +59,10 @@ EMBEDDED = [{"image": {"bytes": name.encode(), "path": name}, "text": [*said]} f
 ASKED = {"from": "human", "value": "<image>\nDescribe."}
 LLAVA = [{"id": n, "image": n, "conversations": [ASKED, {"from": "gpt", "value": s}]} for n, s in ROWS]
 KARPATHY = [sentences("a.jpg", {"split": "restval"}), sentences("b.jpg", {"split": "val"})]
+SPLIT = {
+    f"{side}/metadata.jsonl": [row]
+    for side, row in zip(("train", "dev"), records("file_name", "text"), strict=True)
+}
 BARE = [(name.removesuffix(".jpg").upper(), text) for name, text in ROWS]
 THREE = ("image", "caption", "by")
 REFUSED = "refused"
@@ -109,11 +113,22 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
         "an `id` of its own"),
     "Flickr8k `token.txt`": ({"Flickr8k.token.txt": f"a.jpg#0\t{CAT}\nb.jpg#0\t{OWL}\n"}, REFUSED,
         "Write such as"),
+    "`metadata.jsonl` in a folder of each side": (SPLIT, {"train/a.jpg": (CAT,), "dev/b.jpg": (OWL,)}, ""),
+    "`metadata.jsonl` around folders of sides": ({"metadata.jsonl": [{"file_name": "train/a.jpg",
+        "text": CAT}, {"file_name": "val/b.jpg", "text": OWL}]}, {"train/a.jpg": (CAT,), "val/b.jpg": (OWL,)},
+        ""),
+    "a file for all next to those of folders": (SPLIT | {"metadata_more.jsonl": [{"file_name": name,
+        "text": "more"} for name in ("dev/b.jpg", "train/a.jpg")]}, {"dev/b.jpg": (OWL, "more"),
+        "train/a.jpg": ("more", CAT)}, ""),
+    "images in a folder `images`": ({"captions.csv": table(",")}, {f"images/{n}": s for n, s in SAID.items()},
+        ""),
+    "images in other folders": ({"captions.csv": table(",")}, {f"x/{n}/{n}": s for n, s in SAID.items()}, ""),
     "split of unknown name": ({"captions.csv": table(",", "image", "caption", "split",
         rows=[(*row, "mine") for row in ROWS])}, SAID, "split 'mine'"),
 }  # fmt: skip
-SIDES = {"table with a column `split`": ("train", "test"), "Karpathy's splits": ("train", "validation")}
-SIDES |= {"COCO, both parts": ("train", "validation")}
+SIDES = {"table with a column `split`": ("train", "test")}
+SIDES |= dict.fromkeys(("Karpathy's splits", "COCO, both parts"), ("train", "validation"))
+SIDES |= {form: ("train", "validation") for form in IMAGES if "side" in form or "a file for all" in form}
 
 
 def written(folder: Path, files: dict[str, Any]) -> Path:
@@ -133,7 +148,8 @@ def check_notes(notes, says: str) -> None:
 @pytest.mark.parametrize("form", IMAGES)
 def test_captions(tmp_path, form):
     files, wanted, says = IMAGES[form]
-    written(tmp_path, files | ({} if "with images in it" in form else dict.fromkeys(SAID, "")))
+    names = {} if "with images in it" in form else SAID if wanted == REFUSED else wanted
+    written(tmp_path, files | dict.fromkeys(names, ""))
     if wanted == REFUSED:
         with refused("root") as told:
             listing(open_place(tmp_path))
@@ -141,7 +157,8 @@ def test_captions(tmp_path, form):
         return
     images, captions, _, notes, _ = listing(open_place(tmp_path))
     assert captions == wanted
-    assert tuple(side for side, *_ in images) == SIDES.get(form, ("any", "any"))
+    sides = {member.base: side for side, _, member in images}
+    assert (sides["a.jpg"], sides["b.jpg"]) == SIDES.get(form, ("any", "any"))
     check_notes(notes, says)
 
 
@@ -230,7 +247,7 @@ def test_text_and_chats(tmp_path, form):
     check_notes(notes, says)
 
 
-@pytest.mark.parametrize("form", {**IMAGES, **RECORDS})
-def test_the_page_names_each_form(form):
-    what = "refused" if {**IMAGES, **RECORDS}[form][1] == REFUSED else "read whole"
+@pytest.mark.parametrize(("form", "row"), [*IMAGES.items(), *RECORDS.items()])
+def test_the_page_names_each_form(form, row):
+    what = "refused" if row[1] == REFUSED else "read whole"
     assert re.search(rf"(?m)^\| {re.escape(form)} \| .+ \| {what}", PAGE)

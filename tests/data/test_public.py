@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import gzip
 import hashlib
 import http.server
-import io
 import re
 import threading
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
 
 from qnnkit.data import load, public
+from qnnkit.data.splits import SPLITS
 from tests.toys import ahcd_files, archive, idx_bytes, idx_files, no_workspace, noise, real, refused
 
 KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
@@ -25,43 +26,33 @@ KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in (
 
 @dataclass
 class Served:
-    """What a server gives, how it misbehaves, and what it was asked for."""
+    """A folder that a server gives, how it misbehaves, and what it was asked for."""
 
-    files: dict[str, bytes] = field(default_factory=dict)
+    folder: Path
     cuts: list[int] = field(default_factory=list)  # bytes after which a connection breaks, one answer each
     asked: list[str] = field(default_factory=list)
     url: str = ""
 
 
 @pytest.fixture
-def server():
-    served = Served()
+def server(tmp_path_factory):
+    served = Served(tmp_path_factory.mktemp("served"))
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            name = self.path.lstrip("/")
-            served.asked.append(name)
-            if name not in served.files:
-                self.send_error(404)
-                return
-            content = served.files[name]
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content[: served.cuts.pop(0) if served.cuts else len(content)])
-            self.close_connection = True
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def copyfile(self, source: Any, outputfile: Any) -> None:
+            outputfile.write(source.read()[: served.cuts.pop(0) if served.cuts else None])
 
         def log_message(self, *given: object) -> None:
-            pass
+            served.asked.append(self.path)
 
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    served.url = f"http://127.0.0.1:{web.server_port}/"
-    thread = threading.Thread(target=web.serve_forever, args=(0.05,))
-    thread.start()
-    yield served
-    web.shutdown()
-    thread.join()
-    web.server_close()
+    handler = functools.partial(Handler, directory=served.folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        served.url = f"http://127.0.0.1:{web.server_port}/"
+        thread = threading.Thread(target=web.serve_forever, args=(0.05,))
+        thread.start()
+        yield served
+        web.shutdown()
+        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -69,53 +60,44 @@ def store(monkeypatch, tmp_path) -> Path:
     return no_workspace(monkeypatch, tmp_path)
 
 
-@pytest.fixture
-def files(server, monkeypatch) -> dict[str, bytes]:
-    """The four files of a small MNIST, which the server gives."""
-    files = idx_files(suffix=".gz")
-    server.files |= files
-    sums = {name: f"md5:{hashlib.md5(each).hexdigest()}" for name, each in files.items()}
-    entry = public.PUBLIC["mnist"] | {"address": server.url, "files": sums}
-    monkeypatch.setitem(public.PUBLIC, "mnist", entry)
-    return files
+FAULTS = [
+    ("", "cut", "IncompleteRead"),
+    ("", "wrong", "does not match"),
+    ("", "gone", "404"),
+    ("all.zip", "cut", "IncompleteRead"),
+    ("all.zip", "gone", "404 Client Error"),
+]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("cut", "IncompleteRead"), ("wrong", "does not match"), ("no", "404")],
-)
-def test_what_does_not_come_whole_is_refused_and_leaves_nothing(server, files, store, kind, reason):
-    first = next(iter(files))
-    server.files[first] = files[first][::-1] if kind == "wrong" else files[first]
-    server.cuts = [70] if kind == "cut" else []
-    server.files.pop(first if kind == "no" else None, None)
+@pytest.mark.parametrize(("name", "fault", "reason"), FAULTS)
+def test_what_does_not_come_whole_leaves_nothing_and_what_does_comes_once(
+    server, store, monkeypatch, name, fault, reason
+):
+    """The dataset's own four files, or an archive at an address."""
+    files = idx_files(suffix=".gz")
+    sums = {each: f"md5:{hashlib.md5(content).hexdigest()}" for each, content in files.items()}
+    entry = public.PUBLIC["mnist"] | {"address": server.url, "files": sums}
+    monkeypatch.setitem(public.PUBLIC, "mnist", entry)
+    archive(write(server.folder, files) / "all.zip", files)
+    root, first = name and server.url + name, server.folder / (name or KINDS[0] + ".gz")
+    content = first.read_bytes()
+    server.cuts = [70] if fault == "cut" else []
+    if fault == "gone":
+        first.unlink()
+    elif fault == "wrong":
+        first.write_bytes(content[::-1])
     with refused("root", OSError) as told:
-        load("mnist")
-    assert reason in str(told.value) and public.PUBLIC["mnist"]["page"] in str(told.value)
-    assert not [*store.glob("mnist/*")]
+        load("mnist", root=root)
+    assert reason in str(told.value) and (root or entry["page"]) in str(told.value)
+    assert not [*store.glob("mnist/*"), *store.glob("copies/*/*.zip"), *store.glob("copies/.*")]
     del told
     gc.collect()
-    server.files[first] = files[first]
+    first.write_bytes(content)
     server.asked.clear()
-    splits = load("mnist")
-    assert len(splits.test) == 40 and len(server.asked) == 4
-    assert load("mnist").fingerprint() == splits.fingerprint() and len(server.asked) == 4
-    own = load("mnist", root=archive(store / "all.zip", files))
-    assert own.fingerprint() == splits.fingerprint()
-
-
-def test_an_archive_at_an_address_is_copied_once_and_whole(server, tmp_path, store):
-    whole = archive(tmp_path / "all.zip", idx_files(suffix=".gz")).read_bytes()
-    server.files["data/all.zip"], server.cuts = whole, [len(whole) // 2]
-    for name, reason in (("all.zip", "IncompleteRead"), ("none.zip", "404 Client Error")):
-        with refused("root", OSError) as told:
-            load("mnist", root=f"{server.url}data/{name}")
-        assert reason in str(told.value)
-    assert not [*store.glob("copies/*/all.zip")] and not [*store.glob("copies/.*")]
-    for _ in range(2):
-        assert len(load("mnist", root=f"{server.url}data/all.zip").test) == 40
-    assert server.asked.count("data/all.zip") == 2
+    splits = load("mnist", root=root)
+    assert len(splits.test) == 40 and load("mnist", root=root).fingerprint() == splits.fingerprint()
+    assert len(server.asked) == (1 if root else 4)
 
 
 @pytest.mark.data
@@ -134,8 +116,8 @@ def whole() -> dict[str, bytes]:
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     for name, each in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(each)
     return folder
 
@@ -147,21 +129,15 @@ def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
     assert plain.image_size == (5, 7) and sizes == [48, 12, 60]
     first = plain.test.images[plain.test.sources.index("mnist/63"), 0].numpy()
     assert (first == noise(60, 5, 7, seed=1)[3]).all()
-    packed = {f"{name}.gz": gzip.compress(each) for name, each in files.items()}
+    packed = {f"MNIST/raw/{name}.gz": gzip.compress(each) for name, each in files.items()}
     dotted = {name.replace("-idx", ".idx"): each for name, each in files.items()}
-    deeper = write(tmp_path / "root" / "MNIST" / "raw", files).parent.parent
-    zipped = archive(tmp_path / "all.zip", {f"mnist/{name}": each for name, each in packed.items()})
-    roots = [write(tmp_path / "packed", packed), write(tmp_path / "dotted", dotted), deeper, zipped]
-    for root in roots:
+    zipped = archive(tmp_path / "all.zip", packed)
+    for root in (write(tmp_path / "packed", packed), write(tmp_path / "dotted", dotted), zipped):
         assert load("mnist", root=root).fingerprint() == plain.fingerprint()
     assert load("fashion_mnist", root=zipped).classes[9] == "Ankle boot"
 
 
-def first(value: str):
-    """Puts another number before the first comma or line end of a CSV."""
-    return lambda text: re.sub(rb"^\d+", value.encode(), text)
-
-
+LABELS, LETTERS = "csvTrainLabel 112x1.csv", "csvTestImages 56x1024.csv"
 WRONG = [
     (KINDS[0], lambda each: each[:1000]),
     (KINDS[0], lambda each: b""),
@@ -173,33 +149,24 @@ WRONG = [
     (KINDS[1], lambda each: idx_bytes(np.r_[np.arange(58) % 10, 10, 255])),
     (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # another size
     (KINDS[3], lambda each: idx_bytes(np.zeros(60))),  # one class alone
-    ("csvTrainLabel 112x1.csv", lambda each: each.partition(b"\n")[2]),
-    ("csvTrainLabel 112x1.csv", first("29")),
-    ("csvTrainLabel 112x1.csv", first("0")),
-    ("csvTrainLabel 112x1.csv", first("alef")),
-    ("csvTestImages 56x1024.csv", first("300")),
-    ("csvTestImages 56x1024.csv", lambda each: each.replace(b",", b" ", 1)),
+    (KINDS[3], None),
+    (LABELS, lambda each: each.partition(b"\n")[2]),
+    *((LABELS, lambda each, to=to: re.sub(rb"^\d+", to, each)) for to in (b"29", b"0", b"alef")),
+    (LETTERS, lambda each: re.sub(rb"^\d+", b"300", each)),
+    (LETTERS, lambda each: each.replace(b",", b" ", 1)),
 ]
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
-def test_files_that_are_wrong(tmp_path, name, change):
+def test_files_that_are_wrong_or_missing(tmp_path, name, change):
     folder = ahcd_files(tmp_path / "x") if name.endswith("csv") else write(tmp_path / "x", whole())
-    (folder / name).write_bytes(change((folder / name).read_bytes()))
-    with refused("root"):
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if change is not None:
+        (folder / name).write_bytes(change(content))
+    with refused("root") as told:
         load("ahcd" if name.endswith("csv") else "mnist", root=folder)
-
-
-def test_what_is_missing_is_named_with_where_to_get_it(tmp_path):
-    files = whole()
-    del files[KINDS[3]]
-    (tmp_path / "ahcd").mkdir()
-    for name, root in (("mnist", write(tmp_path / "three", files)), ("ahcd", tmp_path / "ahcd")):
-        with refused("root") as told:
-            load(name, root=root)
-        assert "Its t" in str(told.value) and "https://" in str(told.value)
-    with refused("root", FileNotFoundError):
-        load("mnist", root=tmp_path / "nowhere")
+    assert change is not None or ("Its test labels" in str(told.value) and "https://" in str(told.value))
 
 
 @pytest.mark.data
@@ -210,24 +177,20 @@ def test_real_mnist():
     counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
     assert counts.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert splits.test.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    seven = splits.test.images[splits.test.sources.index("mnist/60000"), 0]
-    assert splits.test.labels[0] == 7 and seven.sum() > 0
+    assert splits.test.labels[0] == 7 and splits.test.sources[0] == "mnist/60000"
 
 
 @pytest.mark.data
-def test_real_ahcd_stands_upright():
+def test_real_ahcd_is_that_of_its_pictures_upright():
     splits = load("ahcd", root=real("ahcd", "ahcd_csv.zip"))
-    pictures = real("ahcd", "ahcd_test_png.zip")
     assert splits.image_size == (32, 32) and splits.n_classes == 28 and splits.notes == ()
     counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
     assert counts.tolist() == [480] * 28 and splits.test.labels.bincount().tolist() == [120] * 28
-    agree, turned = [], []
-    with zipfile.ZipFile(pictures) as there:
-        for row in range(0, 3360, 60):
-            label = int(splits.test.labels[row]) + 1
-            with Image.open(io.BytesIO(there.read(f"test/id_{row + 1}_label_{label}.png"))) as image:
-                ink = np.asarray(image) > 127
-            ours = splits.test.images[row, 0].numpy() > 127
-            agree.append((ours == ink).mean())
-            turned.append((ink == ours.T).mean())
-    assert np.mean(agree) > 0.9 > np.mean(turned)
+    pngs = load("flat_folder", root=real("ahcd", "ahcd_test_png.zip"), label_pattern=r"label_(\d+)")
+    assert pngs.classes == tuple(str(label) for label in range(1, 29)) and "Left" not in "".join(pngs.notes)
+    parts = [pngs.split(name) for name in SPLITS]
+    numbers = [int(source.split("_")[1]) for part in parts for source in part.sources]  # id_3360_label_28.png
+    images, labels = (torch.cat([vars(part)[kind] for part in parts]) for kind in ("images", "labels"))
+    ink, ours = images[np.argsort(numbers)] > 127, splits.test.images > 127
+    assert labels[np.argsort(numbers)].equal(splits.test.labels)
+    assert (ours == ink).float().mean() > 0.9 > (ours.mT == ink).float().mean()

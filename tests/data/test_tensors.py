@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from qnnkit import data, runs
+from qnnkit import data
 from qnnkit.data import ImageSplits, TensorSplits
 from qnnkit.data.splits import SPLITS
 from qnnkit.settings import Settings
@@ -38,26 +38,23 @@ def test_every_row_is_in_one_split_with_its_own_target(targets):
     assert sorted(row for name in SPLITS for row in rows(splits, name)) == list(range(N))
     for name in SPLITS:
         part, own = splits.split(name), rows(splits, name)
-        assert own == sorted(own) and part.inputs.dtype == torch.float32
-        assert torch.equal(part.inputs, X[own].float())
+        assert own == sorted(own) and torch.equal(part.inputs, X[own].float())
         expected = targets[own].float() if targets.is_floating_point() else targets[own]
         assert torch.equal(part.targets, expected) and part.targets.dtype == expected.dtype
     assert splits.sizes["input_shape"] == (3,) and splits.sizes["target_shape"] == tuple(targets.shape[1:])
     assert splits.sizes.get("n_classes") == splits.n_classes == (4 if targets is LABELS else None)
     assert torch.equal(splits.example(2), splits.train.inputs[:2])
-    assert split(targets=targets, seed=1).fingerprint() == split(targets=targets).fingerprint()
     some = split(targets=targets, train_fraction=0.5)
     assert some.fingerprint() == split(targets=targets).keep(0.5).fingerprint()
 
 
 def test_labels_are_split_class_by_class():
     uneven = torch.tensor([0] * 30 + [1] * 10)
-    splits = split(targets=uneven, classes=["no", "yes"])
+    splits = split(targets=uneven, classes=np.array(["no", "yes"]))
     assert splits.classes == ("no", "yes") and splits.n_classes == 2
     assert [splits.split(name).labels.bincount().tolist() for name in SPLITS] == [[18, 6], [6, 2], [6, 2]]
     few = split(targets=uneven, train_fraction=0.1)
     assert few.train.labels.unique().tolist() == [0, 1], "no class is lost from a small share"
-    assert split(classes=np.array(["a", "b", "c", "d"])).classes == tuple("abcd")
     for values, names in ((2 * LABELS + 1, "1 3 5 7"), (LABELS - 1, "-1 0 1 2")):
         gaps = split(targets=values)
         assert gaps.classes == tuple(names.split()) and torch.equal(gaps.train.labels, split().train.labels)
@@ -89,20 +86,16 @@ LIKE = {
 
 @pytest.mark.parametrize("like", LIKE.values(), ids=LIKE)
 def test_the_same_numbers_in_another_form_are_the_same_data(like):
-    expected = split(targets=X[:, 0])
     found = split(like(X), like(X[:, 0]))
-    assert found.fingerprint() == expected.fingerprint()
+    assert found.fingerprint() == split(targets=X[:, 0]).fingerprint()
     assert not found.train.inputs.requires_grad
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])
 def test_whole_numbers_of_any_kind_are_labels_and_features_of_a_linear_layer(dtype):
-    labels, counts = (LABELS % 2).to(dtype), (torch.arange(N * 5) % 200).reshape(N, 5).to(dtype)
-    splits = split(targets=labels)
-    assert splits.n_classes == 2 and splits.train.targets.dtype == torch.int64
-    assert splits.fingerprint() == split(targets=LABELS % 2).fingerprint()
-    features = split(counts)
-    assert torch.equal(features.train.inputs, counts[rows(features, "train")].float())
+    counts = (torch.arange(N * 5) % 200).reshape(N, 5).to(dtype)
+    splits = split(counts, (LABELS % 2).to(dtype))
+    assert splits.fingerprint() == split(counts.float(), LABELS % 2).fingerprint()
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (1, 6, 5), (3, 6, 5), (6, 5, 1), (6, 5, 3)])
@@ -121,12 +114,10 @@ def test_bytes_are_images(shape):
 
 def test_a_change_is_of_the_inputs_of_every_split_alone():
     splits = split()
-    scaled = splits.map(lambda x: (x - 3) / 2)
+    scaled = splits.map(lambda x: (x[:, :2] - 3) / 2)
     for part, before in ((scaled.split(name), splits.split(name)) for name in SPLITS):
-        torch.testing.assert_close(part.inputs, (before.inputs - 3) / 2, rtol=0, atol=1e-6)
+        torch.testing.assert_close(part.inputs, (before.inputs[:, :2] - 3) / 2, rtol=0, atol=1e-6)
         assert part.sources == before.sources and part.targets.equal(before.targets)
-    assert scaled.fingerprint() != splits.fingerprint()
-    assert splits.map(lambda x: x[:, :2]).sizes["input_shape"] == (2,)
     for wrong in (lambda x: x[:5], lambda x: x / 0, lambda x: "x"):
         with refused("change"):
             splits.map(wrong)
@@ -165,56 +156,27 @@ def broken(value: float) -> torch.Tensor:
     return X.clone().index_fill_(0, torch.tensor([3, 5]), value)
 
 
-@pytest.mark.parametrize(
-    ("argument", "inputs", "targets", "classes"),
-    [
-        *(("inputs", broken(value), LABELS, None) for value in (float("nan"), float("inf"), 1e300)),
-        ("targets", X, broken(float("nan")), None),
-        ("inputs", [[1.0, 2.0], [3.0], [4.0, 5.0]], LABELS, None),
-        ("inputs", [], LABELS, None),
-        ("inputs", X.to(torch.complex64), LABELS, None),
-        ("inputs", X[:2], LABELS[:2], None),
-        ("targets", X, ["a"] * N, None),
-        ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
-        ("targets", X, None, None),
-        ("targets", X, LABELS[:-1], None),
-        ("targets", X, torch.arange(N), None),
-        ("targets", X, LABELS, ["a", "b"]),
-        ("targets", X, LABELS - 1, list("abcd")),
-        ("targets", X, LABELS, "abcd"),
-        ("targets", X.byte().reshape(N, 1, 3), LABELS * 0, None),
-        ("classes", X, LABELS, ["a", "b", "b", "c"]),
-        ("classes", X, X[:, 0], ["a", "b"]),
-    ],
-)
+WRONG = [
+    *(("inputs", broken(value), LABELS, None) for value in (float("nan"), float("inf"), 1e300)),
+    ("targets", X, broken(float("nan")), None),
+    ("inputs", [[1.0, 2.0], [3.0], [4.0, 5.0]], LABELS, None),
+    ("inputs", [], LABELS, None),
+    ("inputs", X.to(torch.complex64), LABELS, None),
+    ("inputs", X[:2], LABELS[:2], None),
+    ("targets", X, ["a"] * N, None),
+    ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
+    ("targets", X, None, None),
+    ("targets", X, LABELS[:-1], None),
+    ("targets", X, torch.arange(N), None),
+    ("targets", X, LABELS - 1, list("abcd")),
+    ("targets", X, LABELS, "abcd"),
+    ("targets", X.byte().reshape(N, 1, 3), LABELS * 0, None),
+    ("classes", X, LABELS, ["a", "b", "b", "c"]),
+    ("classes", X, X[:, 0], ["a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("argument", "inputs", "targets", "classes"), WRONG)
 def test_what_cannot_be_split(argument, inputs, targets, classes):
     with refused(argument):
         split(inputs, targets, classes)
-
-
-# --- in a run -----------------------------------------------------------------------------------------------
-
-
-class Linear:
-    """Labelled samples, classified by the task that a recipe has where it names none."""
-
-    class Settings(Settings):
-        epochs: int = 2
-        controls: tuple[str, ...] = ()
-        threads: int = 1
-        n_logits: int = 2
-
-    def load(settings):
-        return data.arrays(settings, X, X[:, 0] > 0, classes=["left", "right"])
-
-    def build(settings, splits):
-        return torch.nn.Linear(*splits.sizes["input_shape"], settings.n_logits)
-
-
-def test_labelled_samples_are_classified(tmp_path):
-    run = runs.open_run(tmp_path / "run", Linear, device="cpu")
-    [final] = runs.train_all(run)
-    assert run.nets == ("reference",) and 0 <= final["test_accuracy"] <= 1 and final["test_macro_f1"] >= 0
-    with refused("build"):
-        runs.open_run(tmp_path / "other", Linear, device="cpu", n_logits=3)
-    assert not (tmp_path / "other" / "config.json").exists()
