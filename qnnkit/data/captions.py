@@ -113,12 +113,12 @@ def captions(
 ) -> CaptionSplits:
     """Your own images with captions: a folder of images with a table, JSON, parquet or texts of captions.
 
-    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's), else
-    from a .txt next to each image, else from all files of records. `docs/formats.md` has every form. An
-    image is found by its path, in images/ there, or anywhere if no other is called so, whatever the case or
-    the suffix. A column `split`, files and folders of train, validation (val, dev) and test are the splits.
-    What is missing, unreadable, empty or without a caption is left out, with a note; so are keys that are not
-    used. An image is in one split with all its captions.
+    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's),
+    else from a .txt or .caption next to each image, else from all files of records. `docs/formats.md` has
+    every form. An image is found by its path, in images/ there, or anywhere if no other is called so,
+    whatever the case or the suffix. A column `split`, files and folders of train, validation (val, dev)
+    and test are the splits. What is missing, unreadable, empty or without a caption is left out, with a
+    note; so are keys that are not used. An image is in one split with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
@@ -178,6 +178,9 @@ def _with_tokens(sets: list[CaptionSet], tokenizer: Any, length: int | None, **a
 
 EXAMPLE = 'Write such as [{"image": "cat.jpg", "captions": ["a cat", "a pet"]}].'
 
+TEXTS = (".txt", ".caption")
+"""Suffixes of texts next to an image, a caption in each line."""
+
 Listing = tuple[list[File], dict[str, tuple[str, ...]], str, list[str], dict[str, bytes]]
 """The images that are there and have captions, with their sides; the captions of each; the folder around all
 files of captions, with a `/` at its end, or ""; notes; and images that are inside of tables, by name."""
@@ -216,7 +219,8 @@ def listing(place: Place) -> Listing:
     images = [each.name for each in place.members if each.is_image]
     bare = {f"of {len(images):,} images without a caption": [x for x in images if x not in captions]}
     if not captions:
-        value = f"{place.path} with captions of {first([*missing]) or 'none'}"
+        keys = f", and keys or columns {first(sorted(reader.unused))}" if reader.unused else ""
+        value = f"{place.path} with captions of {first([*missing]) or 'none'}{keys}"
         raise refusal("hold images that have a caption", value, EXAMPLE)
     notes = places.left_out({f"images of {first([*read])} that are not there": [*missing]})
     notes += [*place.notes((*places.SUFFIXES, *read.values()), "images", bare), *reader.notes]
@@ -234,9 +238,9 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
     text file beside each image; without these, all files of records.
     """
     images = {_stem(each.name): each.base for each in place.members if each.is_image}
-    files = [each for each in place.members if each.base.lower().endswith((*records.SUFFIXES, ".txt"))]
+    files = [each for each in place.members if each.base.lower().endswith((*records.SUFFIXES, *TEXTS))]
     named = [each for each in files if each.base.lower().startswith(("captions", "metadata"))]
-    texts = [each for each in files if each.base.lower().endswith(".txt")]
+    texts = [each for each in files if each.base.lower().endswith(TEXTS)]
     beside = [] if named else [each for each in texts if _stem(each.name) in images]
     for file in beside:
         lines = reader.text(file.name).splitlines()
@@ -256,9 +260,9 @@ def _of_coco(record: Record, where: str) -> list[Record]:
     """A record for each caption, with what is said of its image, as cocodataset.org gives them."""
     others = {key: record[key] for key in record if key not in ("images", "annotations")}
     try:
-        images = {each["id"]: each for each in record["images"]}
+        images = {str(each["id"]): each for each in record["images"]}
         if len(images) == len(record["images"]):
-            return [others | images[each["image_id"]] | each for each in record["annotations"]]
+            return [others | images[str(each["image_id"])] | each for each in record["annotations"]]
     except (TypeError, KeyError):
         pass
     step = "Give each image an `id` of its own, and each annotation the `image_id` of one."

@@ -24,12 +24,14 @@ NAMES = {
     "image": "image file_name filename image_name image_path image_file file filepath path img img_path",
     "caption": "captions caption text texts sentences sentence raw prompt description comment title",
     "turns": "messages conversations conversation chat turns",
-    "question": "instruction prompt question query",
-    "answer": "output response completion answer",
+    "text": "text content document",
+    "question": "instruction prompt question query input inputs",
+    "answer": "output response completion answer target targets",
     "passage": "input context",
     "system": "system system_prompt",
     "role": "role from",
     "content": "content value",
+    "tool_calls": "tool_calls function_call",
 }
 """What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
 OF_RECORDS = ("image", "text", "turns", "question")
@@ -83,7 +85,7 @@ class Reader:
     def notes(self) -> list[str]:
         """Sentences on guessed encodings and unused keys."""
         guessed, keys = "Not UTF-8, so the encoding is guessed", "Keys or columns that are not used"
-        told = {guessed: self._guessed, keys: sorted(self.unused)}
+        told = {guessed: self._guessed, keys: [key or "one without a name" for key in sorted(self.unused)]}
         return [f"{what}: {first(names, 20)}." for what, names in told.items() if names]
 
     def text(self, name: str) -> str:
@@ -277,6 +279,8 @@ def _said(role: str, value: Any) -> list[Any]:
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
     fields = dict(turn) if isinstance(turn, dict) else {}
     speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
+    if isinstance(calls, dict):  # OpenAI's form before there were several
+        calls = [{"type": "function", "function": calls}]
     content = take(fields, "content")
     unused.update(f"{key} of messages" for key in fields)
     role = ROLES.get(str(speaker).lower())

@@ -47,7 +47,9 @@ def parquet(rows) -> bytes:
 def coco(*names: str) -> dict[str, Any]:
     numbers = {name: 7 + ord(name[0]) for name in names}
     images = [{"id": number, "file_name": name, "height": 6} for name, number in numbers.items()]
-    texts = [{"id": i, "image_id": numbers[name], "caption": SAID[name][0]} for i, name in enumerate(names)]
+    texts = [
+        {"id": i, "image_id": str(numbers[name]), "caption": SAID[name][0]} for i, name in enumerate(names)
+    ]
     return {"info": {"year": 2017}, "images": images, "annotations": texts}
 
 
@@ -96,11 +98,13 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "parquet of names and texts": ({"captions.parquet": parquet(records("path", "description"))}, SAID, ""),
     "parquet with images in it, in several parts": ({f"data/part-{n}.parquet": parquet([row])
         for n, row in enumerate(EMBEDDED)}, PAIR, ""),
-    "a `.txt` next to each image, a caption in each line": ({"a.txt": "one, two\nuno\n", "b.txt": "zwei",
-        "read.md": ""}, PAIR, ""),
+    "a `.txt` or `.caption` next to each image, a caption in each line": ({"a.txt": "one, two\nuno\n",
+        "b.caption": "zwei", "read.md": ""}, PAIR, ""),
     "columns `caption_1`, `caption_2`": (
         {"captions.csv": table(",", "image", "caption_1", "caption_2",
                                rows=[(name, each[0], each[-1]) for name, each in PAIR.items()])}, PAIR, ""),
+    "captions under an unknown name": ({"captions.csv": table(",", "image", "Words")}, REFUSED,
+        "columns Words"),
     "table without a header": ({"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"}, REFUSED, "Write such as"),
     "line with a column too many": ({"captions.csv": table(",", *THREE, rows=[("a.jpg", CAT,
         "me")]) + "a,b,c,d\n"}, REFUSED, "quotation marks"),
@@ -189,6 +193,8 @@ RECORDS: dict[str, tuple[dict[str, Any], Any, str]] = {
         CALLED, "tool_call_id"),
     "Alpaca with `input`": ({"a.json": [{"instruction": "Hi", "input": "A passage", "output": "Hello"}]},
         PASSAGE, ""),
+    "`function_call` without content": ({"a.jsonl": [{"messages": [HI, {"role": "assistant", "content": None,
+        "function_call": CALL["tool_calls"][0]["function"]}, RESULT]}]}, CALLED, "tool_call_id"),
     "Dolly with `context`": ({"a.jsonl": [{"instruction": "Hi", "context": "A passage", "response": "Hello",
         "category": "qa"}]}, PASSAGE, "category"),
     "Alpaca with `system` and `history`": ({"a.json": [{"instruction": "Hi", "input": "", "output": "Hello",
@@ -199,6 +205,8 @@ RECORDS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "prompt and completion": ({"a.jsonl": [{"prompt": "Hi", "completion": "Hello"}]}, CHAT, ""),
     "prompt and completion as messages": ({"a.jsonl": [{"prompt": [HI], "completion": [HELLO]}]}, CHAT, ""),
     "question and answer": ({"a.csv": "question,answer\nHi,Hello\n"}, CHAT, ""),
+    "input and output": ({"a.jsonl": [{"input": "Hi", "output": "Hello"}]}, CHAT, ""),
+    "plain text under `content` in JSON lines": ({"a.jsonl": [{"content": "One."}]}, "One.", ""),
     "keys that differ in case alone": ({"a.jsonl": [{"text": "One.", "Text": "Two."}]}, "One.", "Text"),
     "`train` and `test` in names": ({"train.jsonl": [{"text": "One."}], "test/a.jsonl": [{"text": "Two."}]},
         "Two.\n\nOne.", "drawn from all files: test/a.jsonl"),
