@@ -41,7 +41,7 @@ def lines_of(layer: QuantumLayer, rows: torch.Tensor) -> dict:
     return found
 
 
-def sum_of_angles(backend: str, frozen: tuple[str, ...] = (), a=0.3, b=0.1) -> QuantumLayer:
+def sum_of_angles(*frozen: str, a=0.3, b=0.1) -> QuantumLayer:
     """<Z> = cos(x + a + b)."""
 
     @qp.qnode(circuits.make_device("default.qubit", 1))
@@ -50,28 +50,28 @@ def sum_of_angles(backend: str, frozen: tuple[str, ...] = (), a=0.3, b=0.1) -> Q
         return [qp.expval(qp.Z(0))]
 
     start = {"a": torch.tensor([a]), "b": torch.tensor([b])}
-    layer = QuantumLayer(circuit, {"a": (1,), "b": (1,)}, start, backend=backend)
+    layer = QuantumLayer(circuit, {"a": (1,), "b": (1,)}, start)
     for name in frozen:
         layer.get_parameter(name).requires_grad_(False)
     return layer
 
 
-@pytest.mark.parametrize("backend", ["batched", "default.qubit"])
-def test_a_line_is_a_cosine_and_frozen_angles_stay(backend):
+def test_a_line_is_a_cosine_and_frozen_angles_stay():
     """Along the gradient two angles move by the offset each; with one frozen, the other moves alone."""
-    rows = torch.tensor([[0.3]])
-    for frozen, angles in (((), 2), (("a",), 1)):
-        found = lines_of(sum_of_angles(backend, frozen), rows)
-        assert list(found["lines"]) == ["along the gradient", "random"] and len(found["angles"]) == angles
+    for frozen, angles in ((), 2), (("a",), 1):
+        found = lines_of(sum_of_angles(*frozen), torch.tensor([[0.3]]))
         unit = found["unit"]  # of the random direction
+        assert len(found["angles"]) == angles
         assert float(unit.square().mean()) == pytest.approx(1, abs=FLOAT32)
         steps = {"along the gradient": -angles, "random": float(unit.sum())}  # the gradient is -sin(0.7)
-        for name, step in steps.items():
-            exact = np.cos(0.7 + step * found["offsets"].numpy())
-            np.testing.assert_allclose(found["lines"][name], exact, atol=FLOAT32)
+        for name, line in found["lines"].items():
+            exact = np.cos(0.7 + steps.pop(name) * found["offsets"].numpy())
+            np.testing.assert_allclose(line, exact, atol=FLOAT32)
+        assert steps == {}
         assert [float(each.detach()) for each in found["angles"]] == pytest.approx([0.3, 0.1][-angles:])
-    assert lines_of(sum_of_angles(backend, ("a", "b")), rows)["lines"] == {}
-    assert list(lines_of(sum_of_angles(backend, a=0.0, b=0.0), torch.zeros(1, 1))["lines"]) == ["random"]
+    assert lines_of(sum_of_angles("a", "b"), torch.tensor([[0.3]]))["lines"] == {}
+    flat = lines_of(sum_of_angles(a=0.0, b=0.0), torch.zeros(1, 1))
+    assert list(flat["lines"]) == ["random"], "at a maximum there is no gradient"
 
 
 # --- 07_circuit ---------------------------------------------------------------------------------------------
@@ -117,18 +117,17 @@ def test_entanglement_of_known_states(shown):
     assert shown["entanglement"](haar(2000, 16)).mean() == pytest.approx(14 / 17, abs=0.01)
 
 
-def test_frequencies_of_the_shipped_circuit_and_of_the_readers(shown):
-    """cos x has |c_1|^2 = 1/4; cos(2x + 0.3) likewise at 2; another period raises."""
+def test_frequencies_of_the_shipped_circuit_and_of_the_readers(shown, monkeypatch):
+    """cos(k x + b) has |c_k|^2 = 1/4; another period raises."""
     assert ((shown["spectra"].max(axis=1) > 1e-12) == (np.arange(5) <= 2)).all()
 
-    def spectrum(circuit):
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in {"circuit": circuit, "shape": (0,), "n_features": 1}.items():
-                patch.setitem(shown, name, value)
-            return shown["spectrum"](0)
+    def spectrum(k, b=0.0):
+        circuit = lambda inputs, weights: qp.RX(k * inputs[0] + b, wires=0)  # noqa: E731
+        for name, value in {"circuit": circuit, "shape": (0,), "n_features": 1}.items():
+            monkeypatch.setitem(shown, name, value)
+        return shown["spectrum"](0)
 
-    for factor, shift, expected in ((1, 0, [0, 1 / 4, 0, 0, 0]), (2, 0.3, [0, 0, 1 / 4, 0, 0])):
-        found = spectrum(lambda inputs, weights, k=factor, b=shift: qp.RX(k * inputs[0] + b, wires=0))
-        np.testing.assert_allclose(found, expected, atol=EXACT)
+    np.testing.assert_allclose(spectrum(1), [0, 1 / 4, 0, 0, 0], atol=EXACT)
+    np.testing.assert_allclose(spectrum(2, 0.3), [0, 0, 1 / 4, 0, 0], atol=EXACT)
     with pytest.raises(ValueError, match="period"):
-        spectrum(lambda inputs, weights: qp.RX(0.5 * inputs[0], wires=0))
+        spectrum(0.5)

@@ -10,7 +10,7 @@ from scipy.stats import unitary_group
 
 from qnnkit import circuits
 from qnnkit.gradients import plateau
-from tests.toys import refused
+from tests.toys import refused, uniform
 
 
 @pytest.fixture
@@ -75,9 +75,7 @@ def test_gradients_are_those_of_default_qubit_in_chunks_too(monkeypatch):
     observables = qp.Z(1), qp.Projector([0] * 3, wires=range(3))
     measure = lambda: [qp.expval(observable) for observable in observables]  # noqa: E731
     program = plateau._program("data_reuploading", measure, n_qubits=3, n_layers=2)
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
-    weights = 2 * np.pi * torch.rand(2, 2, 3, 3, generator=generator, dtype=torch.float64)
+    inputs, weights = (uniform(*shape, top=6.0, dtype=torch.float64) for shape in ((2, 3), (2, 2, 3, 3)))
     found = plateau._gradients(program, inputs, weights)
     monkeypatch.setattr(plateau, "BYTES", 1)
     torch.testing.assert_close(plateau._gradients(program, inputs, weights), found)
@@ -111,17 +109,13 @@ def test_identity_blocks_on_the_zero_state_are_dead_throughout():
     assert plateau.fit(found).empty
 
 
-PAIRED = {"initialisations": ("identity_block",)}
-
-
 @pytest.mark.parametrize(
     ("argument", "given"),
     [
-        ("circuit", {"circuit": "angle"}),
-        ("initialisations", {"initialisations": ("unform",)}), ("n", {"n": 1}),
-        ("depths", {"depths": ("deep",)}), ("depths", {"depths": (0,)}),
-        ("depths", {"depths": (3,), **PAIRED}), ("depths", {"qubits": (2, 3), "depths": ("1n",), **PAIRED}),
-        ("qubits", {"qubits": ("2",)}), ("qubits", {"qubits": (26,)}),
+        ("circuit", {"circuit": "angle"}), ("n", {"n": 1}),
+        ("initialisations", {"initialisations": ("unform",)}), ("depths", {"depths": ("deep",)}),
+        ("depths", {"depths": (0,)}), ("qubits", {"qubits": ("2",)}), ("qubits", {"qubits": (26,)}),
+        ("depths", {"qubits": (2, 3), "depths": ("1n",), "initialisations": ("identity_block",)}),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch, argument, given):
@@ -133,7 +127,6 @@ def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch, argument, gi
 @pytest.mark.parametrize(
     ("rate", "low", "high", "told"),
     [
-        (0.5, 0.4, 0.6, "slower than in random circuits"),
         (0.91, 0.90, 0.92, "as in random circuits"),  # within 10 %, which a few qubits do not fix
         (1.4, 1.3, 1.5, "faster than in random circuits"),
         (1.3, 0.9, 1.7, "as in random circuits"),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, circuits, gradients, plots
-from tests.toys import refused, uniform
+from tests.toys import uniform
 
 
 def layer_of(function, shapes, n_wires: int, n_features: int) -> QuantumLayer:
@@ -105,21 +105,6 @@ def test_dead_weights_have_their_reason_and_frozen_ones_are_no_news(circuit):
     assert [each.weights for each in gradients.dead(layer, rows)] == []
 
 
-def test_a_light_cone_by_hand():
-    gates = [gate for gate in gradients.gates(layer_of(staircase, {"weights": (2, 3)}, 3, 3)) if gate.weights]
-    assert [(str(gate), gate.reaches) for gate in gates] == [
-        ("RY on wire 0", True), ("RY on wire 1", True), ("RY on wire 2", False),
-        ("RX on wire 0", True), ("RX on wire 1", False), ("RX on wire 2", False),
-    ]  # fmt: skip
-
-
-def test_names_are_the_places_in_the_tensors_of_a_layer_that_has_run():
-    layer = layer_of(lambda inputs, b, a: [qp.expval(qp.Z(0))], {"b": (2, 2), "a": ()}, 1, 1)
-    assert gradients.weight_names(layer) == ["b[0, 0]", "b[0, 1]", "b[1, 0]", "b[1, 1]", "a"]
-    with refused("layer"):
-        gradients.gates(QuantumLayer(layer.qnode, {"b": (2, 2), "a": ()}, torch.zeros_like))
-
-
 def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
     model = nn.Sequential(layer_of(commuting, {"weights": (3,)}, 1, 1), nn.BatchNorm1d(1)).train()
     with torch.no_grad():
@@ -137,8 +122,7 @@ def test_the_coloured_circuit_shows_every_gate_where_its_wires_are_free(values):
     figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5})
     boxes = [box for box in figure.axes[0].patches if box.get_zorder() == 4]
     assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
-    faces = [box.get_facecolor() for box in boxes]
-    assert (faces[3] != faces[4]) == (values[1] == 2.0)
+    assert (boxes[3].get_facecolor() != boxes[4].get_facecolor()) == (values[1] == 2.0)
     columns = [round(box.get_x() + box.get_width() / 2) for box in boxes]
     assert columns == [0, 0, 0, 1, 1, 1, 3, 3, 2]
     assert plots.as_png(figure)
