@@ -70,7 +70,7 @@ def test_every_precision_and_backend_passes(backend, dtype, tolerance):
     assert rows["passed"].all() and (rows["tolerance"] == tolerance).all()
 
 
-@pytest.mark.parametrize("factor", [1.0, -1.0, 0.0, 1.001, float("nan"), float("inf")])
+@pytest.mark.parametrize("factor", [1.0, -1.0, 0.0, 1.001, float("nan")])
 def test_a_wrong_gradient_is_found_and_a_right_one_passes(factor):
     qnode, shapes = circuits.build("data_reuploading", n_qubits=2)
     faulty = qnode.update(device=FaultyDevice((0, 1), factor=factor), diff_method="adjoint")

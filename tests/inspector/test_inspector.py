@@ -54,7 +54,7 @@ def quick(request, monkeypatch):
     """Figures are not laid out, which takes half of the time to draw them, but where pixels are compared."""
     image_figure.cache_clear()
     what_if_figure.cache_clear()
-    if request.function is not test_the_moved_picture_is_the_whole_figure:
+    if request.function is not test_events_on_several_threads_end_in_what_was_chosen_last:
         monkeypatch.setattr(picture, "ConstrainedLayoutEngine", lambda **room: None)
 
 
@@ -156,8 +156,10 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     assert chosen.shift == 2.0, "what is chosen while pictures are drawn is drawn next"
     assert {name: each.value for name, each in inspector.inputs.items()} == asdict(chosen)
     assert "could not be drawn" not in inspector.message.value and "+2.00 rad" in inspector.moved.value
+    image_figure.cache_clear()
+    what_if_figure.cache_clear()
     fresh = Views(trained, chosen.net, chosen.seed).redraw(chosen)[0]
-    assert fresh == shown(inspector), "the pictures are of what is chosen"
+    assert fresh == shown(inspector), "what is drawn over a kept background is the whole figure"
 
 
 # --- what is drawn ----------------------------------------------------------------------------------
@@ -248,19 +250,6 @@ def test_the_move_is_the_net_with_that_weight_and_a_frozen_part_is_computed_once
     assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle comes round after 2 pi"
     assert losses[len(losses) // 2] == pytest.approx(before[2], abs=1e-6)
     assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
-
-
-def test_the_moved_picture_is_the_whole_figure(trained):
-    """What is drawn over a kept background equals a figure drawn from the beginning."""
-    begun = Views(trained, "hybrid", 0)
-    choice = begun.first
-    other = replace(choice, weight=(choice.weight + 3) % 12, image=4)
-    for each in (choice, other, replace(other, shift=2.0), replace(other, epoch=1, shift=2.0)):
-        drawn = begun.redraw(each)
-    image_figure.cache_clear()
-    what_if_figure.cache_clear()
-    assert drawn == Views(trained, "hybrid", 0).redraw(replace(other, epoch=1, shift=2.0))
-    assert begun.redraw(choice) == Views(trained, "hybrid", 0).redraw(choice) != drawn
 
 
 # --- runs that lack something -----------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
 
 
 def test_figures_and_a_precision_that_a_device_lacks():
-    found = measure.figures(CPU, ("float32", "bfloat16", "float8_e5m2"), 1, seconds=0.1)
+    found = measure.figures(CPU, ("float32", "bfloat16", "bool"), 1, seconds=0.1)
     assert set(found["tflops"]) == {"float32", "bfloat16"} and 0.1 < found["bandwidth_gb_s"] < 1e4
     assert 1e-4 < found["tflops"]["float32"] < 100 and 0.01 < found["overhead_us"] < 1000
 
@@ -117,17 +117,12 @@ def test_the_peak_is_that_of_what_came_last():
 # --- how busy the machine is -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("busy", "own", "load"),
-    [
-        (63 / 64 * 100, 0.0, 1.0),  # one is free
-        (63 / 64 * 100, 100.0, 0.0),  # what this process does itself is nobody else's
-    ],
-)
-def test_a_container_has_what_the_others_leave(monkeypatch, busy, own, load):
+@pytest.mark.parametrize(("own", "load"), [(0.0, 1.0), (100.0, 0.0)], ids=["of others", "of this process"])
+def test_a_container_has_what_the_others_leave(monkeypatch, own, load):
+    """All but one of 64 cores are busy, and two are granted."""
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(64)), raising=False)
     monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: own)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [busy] * 64)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [63 / 64 * 100] * 64)
     assert clock.load(1.0) == pytest.approx(load)
     assert [clock.note(each) is None for each in (clock.QUIET * 2, 0.19)] == [False, True]

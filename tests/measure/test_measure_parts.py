@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, tasks, train
+from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, train
 from qnnkit.measure import clock, parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
@@ -100,27 +100,25 @@ def test_frozen_filters_and_nets_without_a_circuit():
 
 def test_a_changed_step_changes_one_thing_and_drops_nothing(monkeypatch):
     """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
-    changed, pieces = [], []
-    right, backward = tasks.Classification.__call__, train.Stepper.backward
-    called = lambda task, *given: changed.append(task.augment is not None) or right(task, *given)  # noqa: E731
-    counted = lambda stepper, *given: pieces.append(stepper.config) or backward(stepper, *given)  # noqa: E731
-    monkeypatch.setattr(tasks.Classification, "__call__", called)
-    monkeypatch.setattr(train.Stepper, "backward", counted)
+    seen, right = [], train.Stepper.backward
+
+    def backward(stepper, *given):
+        seen.append((stepper.config.precision, stepper.config.micro_batch, stepper.task.augment is not None))
+        right(stepper, *given)
+
+    monkeypatch.setattr(train.Stepper, "backward", backward)
     settings = {"batch_size": 8, "augmentation": "affine", "micro_batch": 4}
     config, splits = recipes.settings("digits_quanv", **settings), data.load("digits", train_fraction=0.02)
-    before = torch.get_rng_state()
+    before, n = torch.get_rng_state(), len(splits.train)
     for change, samples in (
         ({}, 8),
         ({"trainable": False, "backend": "default.qubit"}, 8),
-        ({"precision": "bfloat16", "batch_size": 64}, len(splits.train)),
+        ({"precision": "bfloat16", "batch_size": 64}, n),
     ):
         step = measure.changed_step(config, splits, change, threads=1)
         assert (step.samples, step.threads, str(step.device)) == (samples, 1, "cpu")
         step.run()
-    assert {*changed} == {True}, "no strategy leaves it out"
-    assert {each.micro_batch for each in pieces} == {4}
-    assert [each.precision for each in pieces].count("bfloat16") == len(splits.train) / 4
+    assert seen == [("float32", 4, True)] * 4 + [("bfloat16", 4, True)] * (-(-n // 4))
     assert torch.equal(torch.get_rng_state(), before)
-    assert measure.changed_step(config, splits, {"backend": "lightning.qubit"}).samples == 256 // 49, (
-        "one by one"
-    )
+    slow = measure.changed_step(config, splits, {"backend": "lightning.qubit", "batch_size": 64})
+    assert slow.samples == 256 // 49 < n, "circuits one by one"

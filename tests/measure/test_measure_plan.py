@@ -72,8 +72,8 @@ def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(digits, planned,
 # --- verdicts ----------------------------------------------------------------------------------------------
 
 
-def at(name, share=0.1, hours=None, cost=0.0, deadline=None, budget=None):
-    """The row of a machine of 10 GB: the share of them that is needed, and hours and cost, which may double."""
+def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
+    """The row of a machine: the share of 10 GB that is needed, and hours and cost, which may double."""
     asked = ("time", hours, deadline), ("price", cost, budget)
     limits = [(each, value, most / 2, most) for each, value, most in asked if most is not None]
     verdict, why = planning.judge([("memory", share, planning.COMFORTABLE, planning.FULL), *limits])
@@ -82,23 +82,16 @@ def at(name, share=0.1, hours=None, cost=0.0, deadline=None, budget=None):
 
 
 @pytest.mark.parametrize(
-    ("asked", "verdict"),
-    [
-        ((0.7, 3.9, 0.0, 8), "comfortable"), ((0.701, 1, 0.0, 8), "marginal: memory"),
-        ((0.1, 4.1, 0.0, 8), "marginal: time"), ((0.1, 1, 30), "comfortable"),
-        ((0.1, 1, 0.0, None, 0.0), "comfortable"), ((0.1, 1, 0.01, None, 0.0), "not here: price"),
-        ((0.1, None, None, 1, 1), "marginal: time unknown, price unknown"),
-        ((0.951, 9, 30, 8, 10), "not here: memory, time, price"),
-    ],
-)  # fmt: skip
-def test_memory_time_and_price_decide(asked, verdict):
-    assert planning.answer([at("L4", *asked)]).rpartition("; ")[2] == f"{verdict}."
-
-
-@pytest.mark.parametrize(
     ("places", "told"),
     [
-        ([at(HERE, hours=2), at("Mac 8 GB", hours=1), at("L4", hours=0.2, cost=0.1)],
+        ([at("L4", 0.7, 3.9, 0.0, 8)], "; comfortable."),
+        ([at("L4", 0.701, 1, 0.0, 8)], "; marginal: memory."),
+        ([at("L4", 0.1, 4.1, 0.0, 8)], "; marginal: time."),
+        ([at("L4", 0.1, 1, 30)], "; comfortable."),
+        ([at("L4", 0.1, 1, 0.01, None, 0.0)], "; not here: price."),
+        ([at("L4", 0.1, None, None, 1, 1)], "; marginal: time unknown, price unknown."),
+        ([at("L4", 0.951, 9, 30, 8, 10)], "; not here: memory, time, price."),
+        ([at(HERE, 0.1, 2), at("Mac 8 GB", 0.1, 1), at("L4", 0.1, 0.2, 0.1)],
          "Run it on this machine: 2 h 0 min (x 2.0), free, 1 GB of 10 GB; comfortable."),
         ([at(HERE, 0.1, 30, 0.0, 8), at("T4", 0.1, 9, 0.5, 8), at("L4", 0.1, 2, 1.0, 8)],
          "Run it on L4: 2 h 0 min (x 2.0), 1.00 USD, 1 GB of 10 GB; comfortable."),
@@ -107,7 +100,7 @@ def test_memory_time_and_price_decide(asked, verdict):
     ],
 )  # fmt: skip
 def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, told):
-    assert planning.answer(places) == told
+    assert planning.answer(places).endswith(told)
 
 
 # --- other machines ----------------------------------------------------------------------------------------
@@ -195,7 +188,6 @@ def test_a_table_of_ones_own_is_laid_over_the_other(home):
     [
         (OURS.replace("kind: cuda,", ""), "machines.Ours.kind"),
         ("shown: [T4, Mine]", "shown"),
-        ("machines: {T4: {prize: 1}}", "machines.T4.prize"),
         ("[T4]", "mine.yaml"),
     ],
 )
