@@ -25,48 +25,47 @@ def quiet(monkeypatch):
     monkeypatch.setattr(planning, "load", lambda: 0.0)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return runs.to_plan("digits_quanv", {"epochs": 50}, timed=False)
-
-
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory, digits):
-    """The plan of a small recipe, times measured for a moment."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("home")))
-        return measure.plan(**digits, deadline="8h", budget=10, seconds=0.1)
-
-
 # --- a plan ------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(planned):
-    assert [each["machine"] for each in planned.places] == [HERE, *platforms.load().shown]
-    assert [each["basis"] for each in planned.places][:2] == ["measured here", "published"]
-    assert planned.remedies == [] and planned.answer.startswith(f"Run it on {HERE}: ")
-    epoch = planned.prediction.seconds_per_epoch
-    assert planned.places[0]["epoch"] == pytest.approx(epoch)
-    assert planned.places[0]["in_all"] == pytest.approx(50 * planned.nets * planned.seeds * epoch)
+QUICK: Any = ("plan", "--recipe", "digits_quanv", "--no-measuring")
+
+
+def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monkeypatch, capfd):
+    typed, plans, plan = typing(monkeypatch, capfd), [], measure.plan
+    monkeypatch.setattr(
+        measure, "plan", lambda **asked: plans.append(plan(**asked, seconds=0.1)) or plans[-1]
+    )
+    limits = "--set", "epochs=7", "--samples", 5000, "--deadline", "1s", "--budget", "0"
+    status, out, err = typed("plan", "--recipe", "digits_quanv", *limits, "--json")
+    found, [planned] = json.loads(out), plans
+    assert (status, err, found) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
+    places, prediction = {each["machine"]: each for each in found["places"]}, found["prediction"]
+    assert [*places] == [HERE, *platforms.load().shown]
+    assert (prediction["n_samples"], found["nets"], found["seeds"], found["remedies"]) == (5000, 5, 3, [])
+    mine, other, epoch = places[HERE], places["T4"], prediction["seconds_per_epoch"]
+    assert (mine["basis"], other["basis"]) == ("measured here", "published")
+    assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
+    assert (mine["why"], other["why"], found["answer"]) == (["time"], ["time", "price"], planned.answer)
     text = str(planned)
     assert max(map(len, text.splitlines())) <= 120
     parts = "memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "price unknown"
     assert all(part in " ".join(text.split()) for part in (*parts, planned.answer))
-    found = json.loads(json.dumps(planned.as_dict(), allow_nan=False))
-    assert found["places"] == planned.places and found["answer"] == planned.answer
-    assert planned.brief()["peak_bytes"] == found["prediction"]["peak"] == planned.prediction.peak
+    assert planned.brief()["peak_bytes"] == prediction["peak"] == planned.prediction.peak
+    status, out, err = typed(*QUICK, "--only", "hybrid")
+    assert (status, out, err) == (0, f"{plans[1]}\n", "") and plans[1].nets == plans[1].seeds == 1
 
 
-def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(digits, planned, home):
-    workload = digits["workload"].change(precision="float16", batch_size=10**6)  # no arithmetic of a CPU
-    found = measure.plan(**digits | {"workload": workload})
+def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(home):
+    asked = runs.to_plan("digits_quanv", timed=False)
+    workload = asked["workload"].change(precision="float16", batch_size=10**6)  # no arithmetic of a CPU
+    found = measure.plan(**asked | {"workload": workload})
     assert found.prediction.seconds is found.places[0]["epoch"] is None and found.prediction.peak > 0
     assert any("float16" in note for note in found.notes) and found.places[0]["basis"] == "not timed"
     assert found.prediction.training.batch_size == found.prediction.n_samples
     assert "A batch of 1,000,000 is more than the samples: it holds all of them." in found.notes
     assert list(home.iterdir()) == [], "a plan leaves nothing behind"
-    t4, known = (next(each for each in one.places if each["machine"] == "T4") for one in (found, planned))
-    assert t4["factor"] > known["factor"]
+    assert found.places[1]["factor"] == platforms.FACTORS["estimated"] > platforms.FACTORS["published"]
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------
@@ -183,37 +182,17 @@ def test_a_table_of_ones_own_is_laid_over_the_other(home):
     assert other["L4"] == usual.machines["L4"] and "Ours" not in other
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        (OURS.replace("kind: cuda,", ""), "machines.Ours.kind"),
-        ("shown: [T4, Mine]", "shown"),
-        ("[T4]", "mine.yaml"),
-    ],
-)
-def test_a_bad_table_is_refused(home, text, wrong):
-    (home / "mine.yaml").write_text(text)
-    with refused(wrong):
-        platforms.load("mine.yaml")
+def test_a_bad_table_is_refused(home):
+    bad = {"machines.Ours.kind": OURS.replace("kind: cuda,", ""), "shown": "shown: [T4, Mine]"}
+    for wrong, text in (
+        bad | {"mine.yaml": "[T4]", "machines.T4.usable_gb": "machines: {T4: {usable_gb: -1}}"}
+    ).items():
+        (home / "mine.yaml").write_text(text)
+        with refused(wrong):
+            platforms.load("mine.yaml")
 
 
 # --- the command -------------------------------------------------------------------------------------------
-
-
-QUICK: Any = ("plan", "--recipe", "digits_quanv", "--no-measuring")
-
-
-def test_the_command_prints_the_page_or_json(planned, monkeypatch, capfd):
-    typed = typing(monkeypatch, capfd)
-    about = ("--set", "epochs=7", "--samples", 5000, "--deadline", "1s", "--budget", "0", "--only", "hybrid")
-    status, out, err = typed(*QUICK, *about, "--json")
-    found = json.loads(out)
-    assert (status, err, found["nets"], found["seeds"]) == (0, "", 1, 1)
-    assert found["prediction"]["training"]["epochs"] == 7 and found["prediction"]["n_samples"] == 5000
-    why = {each["machine"]: each["why"] for each in found["places"]}
-    assert why["T4"] == ["time", "price"] and why[HERE] == ["time unknown"]
-    monkeypatch.setattr(measure, "plan", lambda **asked: planned)
-    assert typed(*QUICK) == (0, f"{planned}\n", "")
 
 
 @pytest.mark.parametrize(
