@@ -118,20 +118,15 @@ def test_one_batch_tells_what_is_wrong_and_nothing_else(name):
 # --- an epoch ---------------------------------------------------------------------------------------------
 
 
-def row(
-    norm=0.5, step=0.01, snr=(0.5, 1.0), others=0.5, other_snr=0.1, ratio=(0.1,), size=4, **layer
-) -> dict:
-    """An epoch of 16 updates of a circuit, and maybe of classical weights, each with so many weights."""
-    norms = [*np.broadcast_to(norm, 4).tolist()]
-    circuit = {"layer": "q", "group": "quantum", "n_weights": size, "norm": norms, "step": [step] * 4}
+def row(norm=0.5, step=0.01, snr=(0.5, 1.0), others=0.5, other_snr=0.1, ratio=(0.1,), **layer) -> dict:
+    """An epoch of 16 updates of a circuit, and maybe of classical weights, each with four weights."""
+    circuit = {"layer": "q", "group": "quantum", "n_weights": 4, "norm": [norm] * 4, "step": [step] * 4}
     circuit |= {"snr_low": snr[0], "snr_high": snr[1], **layer}
-    reader = {"layer": "head", "group": "classical", "n_weights": size, "norm": [others] * 4}
-    parts = [
-        {"group": "quantum", "ratio": [0.1], "snr_low": snr[0]},
-        {"group": "classical", "ratio": [*ratio], "snr_low": other_snr},
-    ]
+    reader = {"layer": "head", "group": "classical", "n_weights": 4, "norm": [others] * 4}
+    quantum = {"group": "quantum", "ratio": [0.1], "snr_low": snr[0]}
+    classical = {"group": "classical", "ratio": [*ratio], "snr_low": other_snr}
     n = 1 if others is None else 2
-    return {"updates": 16, "layers": [circuit, reader][:n], "groups": parts[:n]}
+    return {"updates": 16, "layers": [circuit, reader][:n], "groups": [quantum, classical][:n]}
 
 
 @pytest.mark.parametrize(

@@ -201,17 +201,14 @@ TINY = {
 
 @pytest.fixture
 def tiny(pictures, tmp_path, monkeypatch):
-    """Opens a tiny run, whose races take a moment and end in the last choice: `tiny(name, epochs=1)`."""
+    """Opens a tiny run, whose races take a moment and end in the last choice: `tiny(epochs=1)`."""
     right, usable = placement.place, [torch.device("cpu")]
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
     monkeypatch.setattr(placement, "place", lambda *given, **named: right(*given, **named, seconds=0.05))
     monkeypatch.setattr(placement, "decide", lambda candidates, times: candidates[-1])
 
-    def open_(name="run", **settings):
-        given = {"data_dir": str(pictures), **TINY, **settings}
-        return runs.open_run(tmp_path / name, "folder_quanv", **given)
-
-    return open_
+    given = {"data_dir": str(pictures), **TINY}
+    return lambda **settings: runs.open_run(tmp_path / "run", "folder_quanv", **given | settings)
 
 
 @pytest.fixture
@@ -228,10 +225,9 @@ def note(run):
 
 def test_a_run_that_goes_on_is_trained_where_it_was(tiny, raced, monkeypatch):
     run, seen = tiny(), []
+    watch = each_epoch(lambda row: seen.append(torch.get_num_threads()) or 1 / (len(seen) - 1))
     with pytest.raises(ZeroDivisionError):
-        list(
-            runs.train_all(run, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()) or 1 / 0))
-        )
+        list(runs.train_all(run, on_row=watch))
     kept = note(run)
     assert (kept["device"], kept["threads"], kept["batch_size"], len(raced)) == ("cpu", 2, 4, 1)
     assert kept["sentence"].startswith("cpu on 2 threads, batch 4: ")
@@ -239,7 +235,7 @@ def test_a_run_that_goes_on_is_trained_where_it_was(tiny, raced, monkeypatch):
         placement, "decide", lambda candidates, times: candidates[0]
     )  # what it would find now
     again = tiny()
-    list(runs.train_all(again, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
+    list(runs.train_all(again, on_row=watch))
     assert (len(raced), note(again), {*seen}) == (1, kept, {2})
     trained = again.provenance["trained"]
     assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, kept["sentence"], "batched"]
