@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pennylane as qp
 import pytest
-import torch
 from scipy.stats import unitary_group
 
 from qnnkit import circuits
 from qnnkit.gradients import plateau
-from tests.toys import refused, uniform
+from tests.toys import refused
 
 
 @pytest.fixture
@@ -71,36 +70,16 @@ def test_the_published_decay():
     assert fit.high < 0.2 < local.low and fit.verdict.startswith("slower than")
 
 
-def test_gradients_are_those_of_default_qubit_in_chunks_too(monkeypatch):
-    observables = qp.Z(1), qp.Projector([0] * 3, wires=range(3))
-    measure = lambda: [qp.expval(observable) for observable in observables]  # noqa: E731
-    program = plateau._program("data_reuploading", measure, n_qubits=3, n_layers=2)
-    inputs, weights = (uniform(*shape, top=6.0, dtype=torch.float64) for shape in ((2, 3), (2, 2, 3, 3)))
-    found = plateau._gradients(program, inputs, weights)
-    monkeypatch.setattr(plateau, "BYTES", 1)
-    torch.testing.assert_close(plateau._gradients(program, inputs, weights), found)
-    gates, _ = circuits.compose("data_reuploading", n_qubits=3, n_layers=2)
-    for observable, gradients in zip(observables, found, strict=True):
-
-        @qp.qnode(circuits.make_device("default.qubit", range(3)))
-        def circuit(inputs, weights, observable=observable):
-            gates(inputs, weights)
-            return qp.expval(observable)
-
-        for row, start, gradient in zip(inputs, weights, gradients, strict=True):
-            leaf = start.clone().requires_grad_()
-            [expected] = torch.autograd.grad(circuit(row, leaf), leaf)
-            assert (gradient - expected.flatten()).abs().max() < 1e-10
-
-
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
-def test_every_initialisation(initialisation):
+def test_every_initialisation_is_fixed_by_its_seed_in_chunks_too(initialisation, monkeypatch):
     given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
-    found, again = (plateau.scan("data_reuploading", **given) for _ in range(2))
+    found = plateau.scan("data_reuploading", **given)
+    monkeypatch.setattr(plateau, "BYTES", 1)
+    again = plateau.scan("data_reuploading", **given)
     assert found["observable"].tolist() == ["local", "global"]
     assert (found["low"] > 0).all() and found["variance"].between(found["low"], found["high"]).all()
     assert found[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]
-    assert again["variance"].tolist() == found["variance"].tolist()
+    assert again["variance"].tolist() == pytest.approx(found["variance"].tolist(), rel=1e-10)
 
 
 def test_identity_blocks_on_the_zero_state_are_dead_throughout():

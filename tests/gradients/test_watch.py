@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import gradients, runs, train
+from qnnkit import gradients, train
 from qnnkit.gradients import Watch
 from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
 from qnnkit.settings import Settings
@@ -258,12 +258,3 @@ def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(row
         assert found.damaged == 4 and found["hybrid", 0].epochs == [1] and path.read_text() == content
     with refused("path", FileNotFoundError):
         gradients.read(tmp_path / "elsewhere")
-
-
-def test_the_main_job_is_told_nothing_wrong(tmp_path):
-    """The recipe's own nets, for fewer epochs: no false alarm, and every net has its rows."""
-    settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical", "no_entanglement", "frozen_random"]}
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **settings)
-    list(runs.train_all(run))
-    found = gradients.read(run.folder)
-    assert found.warnings == [] and list(found.trainings) == [(net, 0) for net in run.nets]

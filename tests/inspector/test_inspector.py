@@ -22,7 +22,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import layers, runs
+from qnnkit import gradients, layers, runs
 from qnnkit.inspector import Inspector
 from qnnkit.inspector.views import Views, image_figure, what_if_figure
 from qnnkit.inspector.what_if import WhatIf
@@ -259,6 +259,7 @@ def test_it_follows_a_run_under_way(trained, tmp_path):
     """Nothing is there, then rows, then a checkpoint: the cell, run again, shows each."""
     folder = tmp_path / "run"
     shutil.copytree(trained.folder, folder, ignore=shutil.ignore_patterns("checkpoints", "gradients.jsonl"))
+    assert gradients.read(trained.folder).warnings == [], "a false alarm"
     run, rows = runs.open_run(folder), [json.dumps(row) + "\n" for row in trained.rows("gradients")]
 
     def look():
