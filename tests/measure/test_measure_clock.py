@@ -70,11 +70,6 @@ def test_what_fails_says_why_and_what_all_fail_with_is_raised(step):
     with pytest.raises(RuntimeError, match="no such thing"):
         race({"a": step("a", fails)})
 
-    def full():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    assert winner(race({"a": step("a", full)})) is None
-
 
 def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
     """Small circuits run on NumPy arrays: without this, one thread was two, and far slower beside others."""
@@ -101,6 +96,7 @@ def test_figures_and_a_precision_that_a_device_lacks():
 # --- memory ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not measure.held.CLEAR.exists(), reason="a peak is never forgotten here")
 def test_the_peak_is_that_of_what_came_last():
     """Of pages so many that they go back to the system at once, whatever else this process does."""
     measure.reset_peak(CPU)
@@ -111,7 +107,7 @@ def test_the_peak_is_that_of_what_came_last():
     del large
     assert measure.peak_on(CPU) > held - 2**24, "a peak stays, but for what Linux has not yet summed"
     measure.reset_peak(CPU)
-    assert not measure.held.CLEAR.exists() or measure.peak() < held - 2**27, "until it is begun anew"
+    assert measure.peak() < held - 2**27, "until it is begun anew"
 
 
 # --- how busy the machine is -------------------------------------------------------------------------------
