@@ -221,7 +221,7 @@ def test_what_timing_itself_keeps_is_not_counted_twice(n_samples):
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(monkeypatch):
     workload = digits().change(batch_size=4)
     held = sum(trace(workload).memory.values())
-    for free, size in ((1.8 * held, 2), (0, 0)):
+    for free, size in ((2 * held + 2, None), (1.8 * held, 2), (0, 0)):
         monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
         found = measure.predict(workload, seconds=0.1, n_threads=1)
         told = f"with {size} samples at a time, and scaled up"
