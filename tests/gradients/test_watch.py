@@ -17,7 +17,7 @@ from qnnkit import gradients, train
 from qnnkit.gradients import Watch
 from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
 from qnnkit.settings import Settings
-from qnnkit.tasks import Classification
+from tests.same import At, raises
 from tests.toys import linear, refused
 from tests.watched import TASK, Turned, data, groups, layer, net, of, trained
 
@@ -157,21 +157,6 @@ def test_looking_on_changes_nothing():
     assert all(map(torch.equal, alone.parameters(), seen.parameters()))
 
 
-class Breaks(Classification):
-    """At one of its calls it stops, or has a loss that overflows."""
-
-    def __init__(self, at: int, stops: bool = True):
-        super().__init__()
-        self.at, self.stops, self.calls = at, stops, 0
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        if self.calls == self.at and self.stops:
-            raise KeyboardInterrupt
-        step = super().__call__(model, batch)
-        return type(step)(step.loss * (1e38 if self.calls == self.at else 1), step.sums, step.count)
-
-
 def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
     """As float16 on CUDA has it; a step that it skips has no statistics."""
     plain, real = trained(net(), clip=0.05), torch.amp.GradScaler
@@ -183,7 +168,9 @@ def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
             for what in ("norm", "mean", "share", "ratio"):
                 assert other[what] == pytest.approx(one[what], rel=ROUNDING), (kind, what)
     assert of(under).frame()["clipped"].sum() == of(plain).frame()["clipped"].sum() > 0
-    [row] = trained(net(), epochs=1, task=Breaks(5, stops=False))
+    model = net()
+    model.last.register_forward_hook(lambda *given: setattr(model, "factor", 1.0))
+    [row] = trained(model, epochs=1, task=At(5, lambda: setattr(model, "factor", 1e38)))
     assert row["steps"] == [1, 2, 3, 4, *range(6, 13)]
 
 
@@ -196,7 +183,7 @@ def test_killed_and_resumed_tells_the_same(tmp_path, at, per_epoch):
     settings = {"per_epoch": per_epoch, "save_every_steps": 1, "optimizer": "adam"}
     straight = trained(net(), **settings)
     with pytest.raises(KeyboardInterrupt):
-        trained(net(), folder=tmp_path, task=Breaks(at), **settings)
+        trained(net(), folder=tmp_path, task=At(at, raises(), None), **settings)
     resumed = trained(net(), folder=tmp_path, **settings)
     assert resumed == straight[-len(resumed) :] and len(resumed) == (2 if at <= 13 else 1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.predicting import transformer
-from qnnkit import measure, recipes, tasks, train
+from qnnkit import measure, recipes, runs, tasks, train
 from qnnkit.measure import platforms
 from qnnkit.measure.memory import Ledger, trace
 from qnnkit.measure.platforms import HERE, Spot
@@ -24,8 +24,7 @@ TINY = {"batch_size": 2, "optimizer": "adamw"}
 
 @functools.cache
 def digits():
-    config = recipes.settings("digits_quanv")
-    return measure.of_recipe(config, recipes.of(config).load(config))
+    return runs.to_plan("digits_quanv", timed=False)["workload"]
 
 
 @functools.cache
@@ -170,8 +169,10 @@ def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
 def test_what_is_computed_once_stays_in_memory():
     config = recipes.settings("digits_quanv", trainable=False)
     splits = recipes.of(config).load(config)
-    frozen = measure.of_recipe(config, splits)
-    n = sum(len(splits.split(name)) for name in ("train", "validation", "test"))
+    frozen, n = (
+        measure.of_recipe(config, splits),
+        len(splits.train) + len(splits.validation) + len(splits.test),
+    )
     assert frozen.loaded_bytes == n * (64 + 8)  # a byte a pixel, and the label
     assert frozen.data_bytes - frozen.loaded_bytes == n * 4 * 4 * 49
     assert frozen.of_samples(10 * frozen.n_samples).data_bytes == 10 * frozen.data_bytes

@@ -205,8 +205,7 @@ def tiny(pictures, tmp_path, monkeypatch):
     right, usable = placement.place, [torch.device("cpu")]
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
     monkeypatch.setattr(placement, "place", lambda *given, **named: right(*given, **named, seconds=0.05))
-    monkeypatch.setattr(placement, "decide", lambda candidates, times: candidates[-1])
-
+    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[-1])
     given = {"data_dir": str(pictures), **TINY}
     return lambda **settings: runs.open_run(tmp_path / "run", "folder_quanv", **given | settings)
 
@@ -231,9 +230,7 @@ def test_a_run_that_goes_on_is_trained_where_it_was(tiny, raced, monkeypatch):
     kept = note(run)
     assert (kept["device"], kept["threads"], kept["batch_size"], len(raced)) == ("cpu", 2, 4, 1)
     assert kept["sentence"].startswith("cpu on 2 threads, batch 4: ")
-    monkeypatch.setattr(
-        placement, "decide", lambda candidates, times: candidates[0]
-    )  # what it would find now
+    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])  # what it would find now
     again = tiny()
     list(runs.train_all(again, on_row=watch))
     assert (len(raced), note(again), {*seen}) == (1, kept, {2})
@@ -241,15 +238,13 @@ def test_a_run_that_goes_on_is_trained_where_it_was(tiny, raced, monkeypatch):
     assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, kept["sentence"], "batched"]
 
 
-def test_a_size_of_batch_is_kept_everywhere_and_another_machine_or_setting_decides_the_rest_anew(
-    tiny, raced, monkeypatch
-):
+def test_a_size_of_batch_is_kept_and_another_machine_or_setting_decides_the_rest(tiny, raced, monkeypatch):
     monkeypatch.setattr(placement, "SMALLEST", 2)
     monkeypatch.setattr(placement, "UPDATES", 2)  # 14 images: batches of 2 and 4
     run = tiny(batch_size="auto")
     written = json.loads((run.folder / "config.json").read_text())["batch_size"]
     assert {written, run.provenance["batch_size"], run.config.batch_size, note(run)["batch_size"]} == {4}
-    monkeypatch.setattr(placement, "decide", lambda candidates, times: candidates[0])
+    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])
     assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config
     for damaged in ({"batch_size": 1}, [], None):  # whatever becomes of the note
         run.note_provenance(placement=damaged)
@@ -280,6 +275,5 @@ def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
 def test_a_gpu_is_raced_too():
     wide = nn.Sequential(linear(4, 4096), nn.ReLU(), linear(4096, 4096), nn.ReLU(), linear(4096, 2))
     found = place(wide, batch(512), seconds=5)
-    assert found.device == "cuda:0" and "cpu on 1 thread, batch 512" in {
-        row["candidate"] for row in found.rows
-    }
+    raced = {row["candidate"] for row in found.rows}
+    assert found.device == "cuda:0" and raced >= {"cpu on 1 thread, batch 512", "cuda:0, batch 512"}
