@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from uv import find_uv_bin
 
-from tests.wheels import clean_environment
+from tests.wheels import outside
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -119,22 +120,12 @@ def test_a_run_on_the_lowest_versions(wheel: Path, tmp_path: Path) -> None:
     options = ["--resolution", "lowest-direct", "--override", "at_hand.txt"]
     options += ["--python-version", f"{sys.version_info[0]}.{sys.version_info[1]}"]
     chosen = resolve(tmp_path, PROJECT["dependencies"], *options)
-    folder = tmp_path / "venv"
-    venv.create(folder, with_pip=True)
+    venv.create(tmp_path / "venv", with_pip=True)
     of_cuda = re.compile("nvidia|cuda|triton") if torch.version.cuda is None else re.compile("(?!)")
     lines = [f"{name}=={version}\n" for name, version in chosen.items() if not of_cuda.match(name)]
     (tmp_path / "lowest.txt").write_text("".join(lines))
-    pip = [folder / "bin" / "pip", "install", "--quiet", "--no-deps"]
-    commands = [
-        [*pip, "-r", "lowest.txt"],
-        [*pip, wheel],
-        [folder / "bin" / "python", "-c", "import peft, seaborn"],  # which import what they build on
-        [folder / "bin" / "qnnkit", "run", "--recipe", "digits_quanv", "--run-dir", "run", "--epochs", "1"],
-    ]
-    environment = clean_environment() | {"QNNKIT_HOME": str(tmp_path)}
-    del environment["PIP_NO_INDEX"]
-    for command in commands:
-        words = list(map(str, command))
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    run = partial(outside, tmp_path, "env", "-u", "PIP_NO_INDEX", f"QNNKIT_HOME={tmp_path}")
+    run("venv/bin/pip", "install", "--quiet", "--no-deps", "-r", "lowest.txt", wheel)
+    run("venv/bin/python", "-c", "import peft, seaborn")  # which import what they build on
+    run("venv/bin/qnnkit", "run", "--recipe", "digits_quanv", "--run-dir", "run", "--epochs", "1")
     assert (tmp_path / "run" / "result.json").exists()

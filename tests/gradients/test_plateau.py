@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pennylane as qp
 import pytest
-import torch
 from scipy.stats import unitary_group
 
 from qnnkit import circuits
@@ -71,38 +70,16 @@ def test_the_published_decay():
     assert fit.high < 0.2 < local.low and fit.verdict.startswith("slower than")
 
 
-def test_gradients_are_those_of_default_qubit_in_chunks_too(monkeypatch):
-    observables = qp.Z(1), qp.Projector([0] * 3, wires=range(3))
-    measure = lambda: [qp.expval(observable) for observable in observables]  # noqa: E731
-    program = plateau._program("data_reuploading", measure, n_qubits=3, n_layers=2)
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
-    weights = 2 * np.pi * torch.rand(2, 2, 3, 3, generator=generator, dtype=torch.float64)
-    found = plateau._gradients(program, inputs, weights)
-    monkeypatch.setattr(plateau, "BYTES", 1)
-    torch.testing.assert_close(plateau._gradients(program, inputs, weights), found)
-    gates, _ = circuits.compose("data_reuploading", n_qubits=3, n_layers=2)
-    for observable, gradients in zip(observables, found, strict=True):
-
-        @qp.qnode(circuits.make_device("default.qubit", range(3)))
-        def circuit(inputs, weights, observable=observable):
-            gates(inputs, weights)
-            return qp.expval(observable)
-
-        for row, start, gradient in zip(inputs, weights, gradients, strict=True):
-            leaf = start.clone().requires_grad_()
-            [expected] = torch.autograd.grad(circuit(row, leaf), leaf)
-            assert (gradient - expected.flatten()).abs().max() < 1e-10
-
-
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
-def test_every_initialisation(initialisation):
+def test_every_initialisation_is_fixed_by_its_seed_in_chunks_too(initialisation, monkeypatch):
     given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
-    found, again = (plateau.scan("data_reuploading", **given) for _ in range(2))
+    found = plateau.scan("data_reuploading", **given)
+    monkeypatch.setattr(plateau, "BYTES", 1)
+    again = plateau.scan("data_reuploading", **given)
     assert found["observable"].tolist() == ["local", "global"]
     assert (found["low"] > 0).all() and found["variance"].between(found["low"], found["high"]).all()
     assert found[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]
-    assert again["variance"].tolist() == found["variance"].tolist()
+    assert again["variance"].tolist() == pytest.approx(found["variance"].tolist(), rel=1e-10)
 
 
 def test_identity_blocks_on_the_zero_state_are_dead_throughout():
@@ -111,34 +88,24 @@ def test_identity_blocks_on_the_zero_state_are_dead_throughout():
     assert plateau.fit(found).empty
 
 
-PAIRED = {"initialisations": ("identity_block",)}
-
-
-@pytest.mark.parametrize(
-    ("argument", "given"),
-    [
-        ("circuit", {"circuit": "angle"}),
-        ("initialisations", {"initialisations": ("unform",)}), ("n", {"n": 1}),
-        ("depths", {"depths": ("deep",)}), ("depths", {"depths": (0,)}),
-        ("depths", {"depths": (3,), **PAIRED}), ("depths", {"qubits": (2, 3), "depths": ("1n",), **PAIRED}),
-        ("qubits", {"qubits": ("2",)}), ("qubits", {"qubits": (26,)}),
-    ],
-)  # fmt: skip
-def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch, argument, given):
+def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
     monkeypatch.setattr(plateau, "_of_size", lambda *sizes: pytest.fail("it began"))
-    with refused(argument):
-        plateau.scan(**given)
+    bad = [("circuit", "angle"), ("n", 1), ("initialisations", ("unform",)), ("depths", ("deep",))]
+    for argument, value in [*bad, ("depths", (0,)), ("qubits", ("2",)), ("qubits", (26,))]:
+        with refused(argument):
+            plateau.scan(**{argument: value})
+    with refused("depths"):  # which come in pairs then
+        plateau.scan(qubits=(2, 3), depths=("1n",), initialisations=("identity_block",))
 
 
 @pytest.mark.parametrize(
-    ("rate", "low", "high", "told"),
+    ("line", "told"),
     [
-        (0.5, 0.4, 0.6, "slower than in random circuits"),
-        (0.91, 0.90, 0.92, "as in random circuits"),  # within 10 %, which a few qubits do not fix
-        (1.4, 1.3, 1.5, "faster than in random circuits"),
-        (1.3, 0.9, 1.7, "as in random circuits"),
-        (-0.2, -0.3, 0.0, "does not vanish"),
+        ((0.91, 0.90, 0.92), "as in random circuits"),  # within 10 %, which a few qubits do not fix
+        ((1.4, 1.3, 1.5), "faster than in random circuits"),
+        ((1.3, 0.9, 1.7), "as in random circuits"),
+        ((-0.2, -0.3, 0.0), "does not vanish"),
     ],
 )
-def test_what_a_fit_says(rate, low, high, told):
-    assert plateau.verdict(rate, low, high, reference=1.0) == told
+def test_what_a_fit_says(line, told):
+    assert plateau.verdict(*line, reference=1.0) == told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -12,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import gradients, runs, train
+from qnnkit import gradients, train
 from qnnkit.gradients import Watch
 from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
 from qnnkit.settings import Settings
-from qnnkit.tasks import Classification
-from tests.toys import refused
+from tests.same import At, raises
+from tests.toys import linear, refused
 from tests.watched import TASK, Turned, data, groups, layer, net, of, trained
 
 DIGITS = 6e-4
@@ -31,37 +32,27 @@ ROUNDING = 2e-3
 
 @pytest.mark.parametrize(("per_epoch", "updates"), [(16, 45), (1, 7), (5, 5), (16, 3), (7, 100)])
 def test_updates_are_evenly_spaced(per_epoch, updates):
-    model = net()
-    watch = Watch(model, groups(model), per_epoch=per_epoch)
-    seen = [update for update in range(updates) if watch.wants(1, update, updates)]
-    assert len(seen) == min(per_epoch, updates) and seen[-1] == updates - 1
-    assert max(np.diff([-1, *seen])) <= math.ceil(updates / min(per_epoch, updates))
-    with refused("per_epoch"):
-        Watch(model, [], per_epoch=0)
-    first = [update for update in range(updates) if watch.wants(0, update, updates)]
+    watch, most = Watch(nn.Identity(), [], per_epoch=per_epoch), min(per_epoch, updates)
+    first, seen = ([each for each in range(updates) if watch.wants(n, each, updates)] for n in (0, 1))
+    assert len(seen) == most and seen[-1] == updates - 1
+    assert max(np.diff([-1, *seen])) <= math.ceil(updates / most)
     assert first == sorted({0, 1, *seen})  # the first two of a training do the damage
+    with refused("per_epoch"):
+        Watch(nn.Identity(), [], per_epoch=0)
 
 
 # --- the numbers -------------------------------------------------------------------------------------------
 
 
-def series_of(training: gradients.Training, owner: str):
-    """The table of a layer, or of a group of layers."""
-    frame = training.frame()
-    return frame[(frame["layer"] == owner) | ((frame["layer"] == "all") & (frame["group"] == owner))]
-
-
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_every_number_by_hand(clip):
+def test_every_number_by_hand():
     """Gradients as backward leaves them, weights before and after a step of plain gradient descent."""
-    model, seen, loader = net(), [], data()["train"]
-    made = groups(model, 0.5, clip_norm=clip)
+    model, seen = net(), []
+    made = groups(model, 0.5, clip_norm=0.05)
     watch, optimizer = Watch(model, made, per_epoch=8), torch.optim.SGD(model.parameters(), lr=0.5)
-    loader.set_epoch(0)
-    for number, batch in enumerate(loader):
+    named = dict(model.named_parameters())
+    for number, batch in enumerate(data()["train"]):
         optimizer.zero_grad()
         TASK(model, batch).loss.backward()
-        named = dict(model.named_parameters())
         step = {name: [weight.grad.clone(), weight.detach().clone()] for name, weight in named.items()}
         if wanted := watch.wants(1, number, 12):
             watch.before()
@@ -83,37 +74,33 @@ def test_every_number_by_hand(clip):
 
     owners = {each: [f"{each}.weight", f"{each}.bias"] for each in ("first", "last")}
     owners |= {"circuit": ["circuit.weights"], "classical": [*owners["first"], *owners["last"]]}
-    whole = norm(flat(named, 0))
+    frame, whole = found.frame(), norm(flat(named, 0))
     for owner, names in owners.items():
-        series, (gradient, before, after) = series_of(found, owner), (flat(names, i) for i in range(3))
-        assert set(series["n_weights"]) == {gradient.shape[1]}
+        series = frame[(frame["layer"] == owner) | ((frame["layer"] == "all") & (frame["group"] == owner))]
+        gradient, before, after = (flat(names, i) for i in range(3))
         expected = {"norm": norm(gradient), "mean": abs(gradient).mean(axis=1)}
         expected |= {"share": (norm(gradient) / whole) ** 2, "ratio": norm(after - before) / norm(before)}
-        for what, values in expected.items():
-            assert series[what].tolist() == pytest.approx(values.tolist(), rel=ROUNDING), what
-        noise = signal_to_noise(gradient @ gradient.T).tolist()
-        shown = series[["snr", "snr_low", "snr_high"]].iloc[0].tolist()
-        assert shown == pytest.approx(noise, rel=10 * ROUNDING, abs=1e-3, nan_ok=True)
-    gradient, before, after = (flat(owners["circuit"], i) for i in range(3))
-    kept = found.gradient("circuit", 1, gradients.weight_names(model.circuit))
-    assert kept.columns.tolist() == gradients.weight_names(model.circuit)
-    assert kept.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
-    turn = np.sqrt(((after - before) ** 2).mean(axis=1)).tolist()
-    assert watch.rows[0]["layers"][0]["step"] == pytest.approx(turn, rel=ROUNDING)
-    quantum = series_of(found, "quantum")
-    if clip:
-        assert set(quantum["clip_norm"]) == {clip} and quantum["norm"].max() > clip
-        assert quantum["clipped"].tolist() == (quantum["norm"] > clip).tolist()
-    else:
-        assert quantum[["clip_norm", "clipped"]].isna().all(axis=None)
+        for what, values in (expected | {"n_weights": gradient.shape[1]}).items():
+            np.testing.assert_allclose(series[what], values, rtol=ROUNDING, err_msg=what)
+        noise = signal_to_noise(gradient @ gradient.T)
+        shown = series[["snr", "snr_low", "snr_high"]].iloc[0]
+        np.testing.assert_allclose(shown.astype(float), noise, rtol=10 * ROUNDING, atol=1e-3)
+        if owner == "circuit":
+            kept = found.gradient(owner, 1, gradients.weight_names(model.circuit))
+            assert kept.columns.tolist() == gradients.weight_names(model.circuit)
+            assert kept.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
+            turn = np.sqrt(((after - before) ** 2).mean(axis=1)).tolist()
+            assert watch.rows[0]["layers"][0]["step"] == pytest.approx(turn, rel=ROUNDING)
+    quantum = frame[(frame["layer"] == "all") & (frame["group"] == "quantum")]
+    assert set(quantum["clip_norm"]) == {0.05} and quantum["norm"].max() > 0.05
+    assert quantum["clipped"].tolist() == (quantum["norm"] > 0.05).tolist()
+    assert frame[frame["group"] == "classical"][["clip_norm", "clipped"]].isna().all(axis=None)
 
 
 def test_large_parameters_are_sketched():
     """Norms stay exact; means, and what updates are to weights, are met on average."""
-    model = torch.nn.utils.skip_init(nn.Linear, 200, 300, bias=False)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        model.weight.copy_(torch.randn(300, 200, generator=generator))
+    model, generator = linear(200, 300, bias=False), torch.Generator().manual_seed(1)
+    model.weight.data.normal_(generator=generator)
     watch = Watch(model, [train.Group("classical", list(model.parameters()), 0.1)], per_epoch=4)
     model.weight.grad = torch.randn(300, 200, generator=generator)
     watch.before()
@@ -137,13 +124,11 @@ def test_the_interval_holds_the_true_ratio(steps, ratio):
     inside = (found[:, 1] <= ratio) & (ratio <= found[:, 2])
     assert inside.mean() > 0.9
     assert np.median(found[:, 0]) == pytest.approx(ratio, abs=0.05)
-    assert (found[:, 1] <= found[:, 0]).all() and (found[:, 0] <= found[:, 2]).all()
 
 
 def test_no_ratio_without_scatter_or_with_too_few_steps():
-    same = np.ones((8, 7))
-    assert np.isnan(signal_to_noise(same @ same.T)).all() and np.isnan(signal_to_noise(np.eye(7))).all()
-    assert np.isnan(signal_to_noise(np.zeros((8, 8)))).all()
+    for products in (np.ones((8, 8)), np.zeros((8, 8)), np.eye(7)):
+        assert np.isnan(signal_to_noise(products)).all()
     seen = np.random.default_rng(0).standard_normal((8, 4)) + 1
     assert signal_to_noise(seen @ seen.T) == pytest.approx(signal_to_noise(1e-6 * seen @ seen.T))
 
@@ -172,21 +157,6 @@ def test_looking_on_changes_nothing():
     assert all(map(torch.equal, alone.parameters(), seen.parameters()))
 
 
-class Breaks(Classification):
-    """At one of its calls it stops, or has a loss that overflows."""
-
-    def __init__(self, at: int, stops: bool = True):
-        super().__init__()
-        self.at, self.stops, self.calls = at, stops, 0
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        if self.calls == self.at and self.stops:
-            raise KeyboardInterrupt
-        step = super().__call__(model, batch)
-        return type(step)(step.loss * (1e38 if self.calls == self.at else 1), step.sums, step.count)
-
-
 def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
     """As float16 on CUDA has it; a step that it skips has no statistics."""
     plain, real = trained(net(), clip=0.05), torch.amp.GradScaler
@@ -198,7 +168,9 @@ def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
             for what in ("norm", "mean", "share", "ratio"):
                 assert other[what] == pytest.approx(one[what], rel=ROUNDING), (kind, what)
     assert of(under).frame()["clipped"].sum() == of(plain).frame()["clipped"].sum() > 0
-    [row] = trained(net(), epochs=1, task=Breaks(5, stops=False))
+    model = net()
+    model.last.register_forward_hook(lambda *given: setattr(model, "factor", 1.0))
+    [row] = trained(model, epochs=1, task=At(5, lambda: setattr(model, "factor", 1e38)))
     assert row["steps"] == [1, 2, 3, 4, *range(6, 13)]
 
 
@@ -206,12 +178,12 @@ def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
 
 
 # 12 batches and a validation batch an epoch.
-@pytest.mark.parametrize(("at", "per_epoch"), [(2, 16), (7, 5), (13, 5), (20, 16)])
+@pytest.mark.parametrize(("at", "per_epoch"), [(7, 5), (20, 16)])
 def test_killed_and_resumed_tells_the_same(tmp_path, at, per_epoch):
     settings = {"per_epoch": per_epoch, "save_every_steps": 1, "optimizer": "adam"}
     straight = trained(net(), **settings)
     with pytest.raises(KeyboardInterrupt):
-        trained(net(), folder=tmp_path, task=Breaks(at), **settings)
+        trained(net(), folder=tmp_path, task=At(at, raises(), None), **settings)
     resumed = trained(net(), folder=tmp_path, **settings)
     assert resumed == straight[-len(resumed) :] and len(resumed) == (2 if at <= 13 else 1)
 
@@ -222,7 +194,8 @@ def test_killed_and_resumed_tells_the_same(tmp_path, at, per_epoch):
 OLD = Path(__file__).with_name("gradients_of_before.jsonl")
 
 
-def old_rows() -> list[dict]:
+@pytest.fixture
+def rows() -> list[dict]:
     """As an earlier version wrote them: two epochs of hybrid, one of a net whose gradient is cut."""
     return [json.loads(line) for line in OLD.read_text().splitlines()]
 
@@ -240,8 +213,8 @@ def test_a_file_of_an_earlier_version_is_read():
     assert warning.startswith("cut, seed 0, epoch 1: No gradient in `circuit`: it was exactly zero")
 
 
-def test_the_last_row_of_an_epoch_counts_and_sentences_are_told_once():
-    first, second, again = *old_rows()[:2], old_rows()[1]
+def test_the_last_row_of_an_epoch_counts_and_sentences_are_told_once(rows):
+    first, second, again = *rows[:2], copy.deepcopy(rows[1])
     again["layers"][0] |= {"norm": [9.0, 1.0, None], "snr_high": 2.0}
     for row in (first, again):
         row["warnings"] = [f"Told in `circuit`: {row['epoch']}."]
@@ -255,35 +228,20 @@ def test_the_last_row_of_an_epoch_counts_and_sentences_are_told_once():
     for argument, where in {"layer": ("p", 2), "epoch": ("circuit", 3), "names": ("circuit", 1)}.items():
         with refused(argument):
             found["hybrid", 0].gradient(*where, "ab")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda row: row.pop("updates"),
-        lambda row: row["layers"][0]["share"].pop(),
-        lambda row: row.update(groups=["quantum"]),
-    ],
-)
-def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(tmp_path, damage):
-    rows, path = old_rows(), tmp_path / "gradients.jsonl"
-    damage(rows[1])
-    content = "".join(json.dumps(row) + "\n" for row in rows) + json.dumps(rows[0])[:50]
-    path.write_text(content)
-    for place in (path, tmp_path):
-        found = gradients.read(place)
-        assert found.damaged == 2 and found["hybrid", 0].epochs == [1] and path.read_text() == content
-    with refused("path", FileNotFoundError):
-        gradients.read(tmp_path / "elsewhere")
     for none in ([], [{"event": "plateau", "epoch": 1}], [{"event": "epoch"}]):
         with refused("rows"):
             gradients.history(none)
 
 
-def test_the_main_job_is_told_nothing_wrong(tmp_path):
-    """The recipe's own nets, for fewer epochs: no false alarm, and every net has its rows."""
-    settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical", "no_entanglement", "frozen_random"]}
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **settings)
-    list(runs.train_all(run))
-    found = gradients.read(run.folder)
-    assert found.warnings == [] and list(found.trainings) == [(net, 0) for net in run.nets]
+def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(rows, tmp_path):
+    path, short = tmp_path / "gradients.jsonl", copy.deepcopy(rows[1])
+    short["layers"][0]["share"].pop()
+    lacking = {name: value for name, value in rows[1].items() if name != "updates"}
+    damaged = [short, lacking, rows[1] | {"groups": ["quantum"]}]
+    content = "".join(json.dumps(each) + "\n" for each in (*damaged, rows[0])) + json.dumps(rows[0])[:50]
+    path.write_text(content)
+    for place in (path, tmp_path):
+        found = gradients.read(place)
+        assert found.damaged == 4 and found["hybrid", 0].epochs == [1] and path.read_text() == content
+    with refused("path", FileNotFoundError):
+        gradients.read(tmp_path / "elsewhere")

@@ -1,7 +1,5 @@
 """Time and memory as measured: the clock, the race, what a device reaches, how busy the machine is."""
 
-import importlib
-
 import psutil
 import pytest
 import torch
@@ -9,99 +7,68 @@ import torch
 from qnnkit import measure
 from qnnkit.device import machine
 from qnnkit.measure import Lap, Step, clock, race, winner
-from tests import forked
 
 CPU = torch.device("cpu")
-figuring = importlib.import_module("qnnkit.measure.figures")  # the package's attribute is the function
 
 
 # --- the race ----------------------------------------------------------------------------------------------
 
 
-class Clock:
-    """Goes on by what steps say that they take, so that no other work on this machine decides a test."""
-
-    def __init__(self):
-        self.now, self.calls = 0.0, []
-
-    def perf_counter(self):
-        return self.now
-
-    def step(self, name, seconds, samples=1, **options):
-        def run():
-            self.calls.append(name)
-            took = seconds() if callable(seconds) else seconds
-            self.now += took
-
-        return Step(run, samples=samples, **options)
-
-
 @pytest.fixture
-def virtual(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(clock, "time", found)
-    return found
+def step(virtual):
+    """Gives steps that take so many seconds; `step.calls` has their names."""
+
+    def make(name, seconds, samples=1):
+        def run():
+            make.calls.append(name)
+            virtual.now += seconds() if callable(seconds) else seconds
+
+        return Step(run, samples=samples)
+
+    make.calls = []
+    return make
 
 
-def test_steps_take_turns_and_are_compared_by_their_samples(virtual):
-    found = race({"a": virtual.step("a", 0.1, 10), "b": virtual.step("b", 0.1, 5)}, rounds=4)
+def test_steps_take_turns_and_are_compared_by_their_samples(step):
+    found = race({"a": step("a", 0.1, 10), "b": step("b", 0.1, 5)}, rounds=4)
     assert {name: lap.seconds for name, lap in found.items()} == pytest.approx({"a": 0.01, "b": 0.02})
     assert [lap.rounds for lap in found.values()] == [4, 4] and winner(found) == "a"
-    assert virtual.calls[:4] == ["a", "a", "b", "b"], "one to warm up, one timed"
-    turns = [set(virtual.calls[i : i + 2]) for i in range(4, 12, 2)]
-    assert turns == [{"a", "b"}] * 4 and virtual.calls[4:12:2] != ["a"] * 4, "in changing order"
+    assert step.calls[:4] == ["a", "a", "b", "b"], "one to warm up, one timed"
+    turns = [set(step.calls[i : i + 2]) for i in range(4, 12, 2)]
+    assert turns == [{"a", "b"}] * 4 and step.calls[4:12:2] != ["a"] * 4, "in changing order"
 
 
-def test_times_and_errors_are_those_of_undisturbed_rounds(virtual):
+def test_times_and_errors_are_those_of_undisturbed_rounds(step):
     took = iter([0.1, 0.1, 0.1, 0.9, 0.2, 0.8])  # one to warm up, one to see, four rounds
-    found = race({"a": virtual.step("a", lambda: next(took)), "b": virtual.step("b", 0.1)}, rounds=4)
+    found = race({"a": step("a", lambda: next(took)), "b": step("b", 0.1)}, rounds=4)
     assert found["a"].seconds == pytest.approx(0.15), "0.1 and 0.2; in the others, others ran"
     assert found["a"].error is not None and found["a"].error > 0
-    steady = race({"a": virtual.step("a", 0.1), "b": virtual.step("b", 0.11)}, rounds=3)
+    steady = race({"a": step("a", 0.1), "b": step("b", 0.11)}, rounds=3)
     assert (steady["a"].error, steady["b"].error) == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
-def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at_all(virtual):
-    steps = {"a": virtual.step("a", 0.1), "b": virtual.step("b", 0.9), "c": virtual.step("c", 0.1)}
+def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at_all(step):
+    steps = {"a": step("a", 0.1), "b": step("b", 0.9), "c": step("c", 0.1)}
     found = race(steps, seconds=1.0)
-    assert virtual.calls.count("b") == 3, "one to warm up, one timed, one more in case that was a hiccup"
+    assert step.calls.count("b") == 3, "one to warm up, one timed, one more in case that was a hiccup"
     assert (found["b"].seconds, found["b"].error, found["b"].rounds) == (pytest.approx(0.9), None, 1)
     assert race(steps, seconds=100.0)["b"].rounds > 1, "but where there is time, it may have been a hiccup"
-    found = race({str(n): virtual.step(str(n), 0.01 * n, n) for n in (1, 10, 100)}, longest=0.5)
-    assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in virtual.calls
-    long = {"a": virtual.step("long", 6.0), "b": virtual.step("b", 1.0)}
+    found = race({str(n): step(str(n), 0.01 * n, n) for n in (1, 100)}, longest=0.5)
+    assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in step.calls
+    long = {"a": step("long", 6.0), "b": step("b", 1.0)}
     assert race(long, seconds=10.0, longest=99.0)["b"] == Lap(None, why="The time was up.")
-    virtual.calls.clear()
-    assert race({"a": long["a"]}, seconds=2.9)["a"].seconds == 6.0 and virtual.calls == ["long"]
+    step.calls.clear()
+    assert race({"a": long["a"]}, seconds=2.9)["a"].seconds == 6.0 and step.calls == ["long"]
 
 
-def test_what_fails_says_why_and_what_all_fail_with_is_raised(virtual):
+def test_what_fails_says_why_and_what_all_fail_with_is_raised(step):
     def fails():
         raise RuntimeError("no such thing here\nmore")
 
-    found = race({"a": virtual.step("a", fails), "b": virtual.step("b", 0.1)})
+    found = race({"a": step("a", fails), "b": step("b", 0.1)})
     assert (found["a"].seconds, found["a"].why, winner(found)) == (None, "no such thing here.", "b")
     with pytest.raises(RuntimeError, match="no such thing"):
-        race({"a": virtual.step("a", fails)})
-
-    def full():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    assert winner(race({"a": virtual.step("a", full)})) is None
-
-
-@pytest.mark.parametrize(
-    ("laps", "first"),
-    [
-        ({"a": (1.04, 0.0), "b": (1.0, 0.0)}, "a"),  # a tie goes to the earlier one
-        ({"a": (1.09, 0.0), "b": (1.045, 0.0), "c": (1.0, 0.0)}, "b"),  # ties do not add up
-        ({"a": (1.2, 0.15), "b": (1.0, 0.0)}, "a"),  # noise
-        ({"a": (1.2, 0.05), "b": (1.0, 0.0)}, "b"),
-        ({"a": (None, None), "b": (1.0, 0.0)}, "b"),
-    ],
-)
-def test_the_winner_is_the_first_that_is_not_clearly_slower(laps, first):
-    assert winner({name: Lap(*lap) for name, lap in laps.items()}) == first
+        race({"a": step("a", fails)})
 
 
 def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
@@ -120,18 +87,8 @@ def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
 # --- what a device reaches ---------------------------------------------------------------------------------
 
 
-def test_figures_and_a_precision_that_a_device_lacks(monkeypatch):
-    right = torch.mm
-
-    def mm(a, b):
-        if a.dtype == torch.float16:
-            raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore")
-        return right(a, b)
-
-    monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(figuring, "ARRAY", 2**22)
-    monkeypatch.setattr(figuring, "LONG_ENOUGH", 1e-4)
-    found = measure.figures(CPU, ("float32", "bfloat16", "float16"), 1, seconds=0.1)
+def test_figures_and_a_precision_that_a_device_lacks():
+    found = measure.figures(CPU, ("float32", "bfloat16", "bool"), 1, seconds=0.1)
     assert set(found["tflops"]) == {"float32", "bfloat16"} and 0.1 < found["bandwidth_gb_s"] < 1e4
     assert 1e-4 < found["tflops"]["float32"] < 100 and 0.01 < found["overhead_us"] < 1000
 
@@ -139,44 +96,29 @@ def test_figures_and_a_precision_that_a_device_lacks(monkeypatch):
 # --- memory ------------------------------------------------------------------------------------------------
 
 
-PEAKS = """
-import torch
-from qnnkit import measure
-
-cpu = torch.device("cpu")
-before = measure.peak()
-large = torch.ones(64 * 2**20, dtype=torch.uint8)
-held = measure.peak()
-assert held - before > 0.9 * large.nbytes and abs(measure.peak_on(cpu) - held) < 2**20, (before, held)
-assert abs(measure.resident() - held) < 16 * 2**20
-del large
-assert measure.peak() > held - 2**20, "a peak stays, but for what Linux has not yet summed over the cores"
-measure.reset_peak(cpu)
-assert not measure.held.CLEAR.exists() or measure.peak() < held - 32 * 2**20, "until it is begun anew"
-"""
-
-
+@pytest.mark.skipif(not measure.held.CLEAR.exists(), reason="a peak is never forgotten here")
 def test_the_peak_is_that_of_what_came_last():
-    """In a process of its own: one that has run many tests gives memory back whenever it likes."""
-    done = forked.python(PEAKS)
-    assert done.returncode == 0, done.stderr
+    """Of pages so many that they go back to the system at once, whatever else this process does."""
+    measure.reset_peak(CPU)
+    before = measure.peak()
+    large = torch.ones(256 * 2**20, dtype=torch.uint8)
+    held = measure.peak()
+    assert held - before > 0.9 * large.nbytes and abs(measure.resident() - held) < 2**24
+    del large
+    assert measure.peak_on(CPU) > held - 2**24, "a peak stays, but for what Linux has not yet summed"
+    measure.reset_peak(CPU)
+    assert measure.peak() < held - 2**27, "until it is begun anew"
 
 
 # --- how busy the machine is -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("busy", "own", "load"),
-    [
-        (50.0, 0.0, 0.0),  # of 64 cores half are free, and 2 are all that is asked for
-        (63 / 64 * 100, 0.0, 1.0),  # one is free
-        (63 / 64 * 100, 100.0, 0.0),  # what this process does itself is nobody else's
-    ],
-)
-def test_a_container_has_what_the_others_leave(monkeypatch, busy, own, load):
+@pytest.mark.parametrize(("own", "load"), [(0.0, 1.0), (100.0, 0.0)], ids=["of others", "of this process"])
+def test_a_container_has_what_the_others_leave(monkeypatch, own, load):
+    """All but one of 64 cores are busy, and two are granted."""
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(64)), raising=False)
     monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: own)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [busy] * 64)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [63 / 64 * 100] * 64)
     assert clock.load(1.0) == pytest.approx(load)
     assert [clock.note(each) is None for each in (clock.QUIET * 2, 0.19)] == [False, True]

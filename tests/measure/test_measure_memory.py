@@ -1,4 +1,4 @@
-"""qnnkit.measure: a training step traced without memory agrees with one that is run."""
+"""qnnkit.measure: what is traced and predicted of a training agrees with one that is run."""
 
 import functools
 import gc
@@ -10,26 +10,21 @@ import torch
 from torch import nn
 
 from benchmarks.predicting import transformer
-from qnnkit import measure, recipes, tasks
+from qnnkit import measure, recipes, runs, tasks, train
+from qnnkit.measure import platforms
 from qnnkit.measure.memory import Ledger, trace
+from qnnkit.measure.platforms import HERE, Spot
 from qnnkit.settings import Settings
 from tests.toys import linear, refused
 
+predicting = importlib.import_module("qnnkit.measure.predict")  # the package's attributes are the functions
+planning = importlib.import_module("qnnkit.measure.plan")
 TINY = {"batch_size": 2, "optimizer": "adamw"}
-SMALL = (64, 2, 4, 4, 172, 500)  # hidden, layers, heads (twice), inner, vocabulary
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shapes():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(importlib.import_module("qnnkit.models.causal_lm").LLAMA, "small", SMALL)
-        yield
 
 
 @functools.cache
 def digits():
-    config = recipes.settings("digits_quanv")
-    return measure.of_recipe(config, recipes.of(config).load(config))
+    return runs.to_plan("digits_quanv", timed=False)["workload"]
 
 
 @functools.cache
@@ -117,12 +112,11 @@ def test_torchs_own_tracker_agrees():
 
 
 def test_parts_are_what_they_are_called():
-    found, sgd = seen(llama, batch_size=4, micro_batch=2), seen(llama, optimizer="sgd")
+    found = seen(llama, batch_size=4, micro_batch=2)
     assert found.n_trained == found.n_weights
     weights = 4 * found.n_weights
     assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
     assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
-    assert sgd.memory["optimizer"] == pytest.approx(weights, rel=0.01), "momentum alone"
     assert found.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
     assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
     few, many = (seen(digits, batch_size=n).memory["quantum states"] for n in (64, 512))
@@ -131,11 +125,10 @@ def test_parts_are_what_they_are_called():
 
 
 def test_work_grows_with_the_batch_and_with_its_pieces():
-    one, four = seen(llama).work, seen(llama, batch_size=8).work
-    three = seen(llama, batch_size=6, micro_batch=2).work
-    assert four.flops == pytest.approx(4 * one.flops, rel=0.01) and three.flops == pytest.approx(
-        3 * one.flops
+    one, four, three = (
+        seen(llama, **each).work for each in ({}, {"batch_size": 8}, {"batch_size": 6, "micro_batch": 2})
     )
+    assert (four.flops, three.flops) == pytest.approx((4 * one.flops, 3 * one.flops), rel=0.01)
     assert one.bytes < four.bytes < 4 * one.bytes, "moments and weights are moved once"
     assert 2 * one.bytes < three.bytes < 3 * one.bytes
     tokens, n = 2 * 32, seen(llama).n_weights
@@ -145,7 +138,7 @@ def test_work_grows_with_the_batch_and_with_its_pieces():
     assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
     # Products of attention grow with the square of the length, the others with the length.
     short, long = (seen(llama, sequence_length=n).work.flops for n in (32, 512))
-    per_pair = 14 * SMALL[0] * SMALL[1]  # two products forward, five backward: 2 operations each
+    per_pair = 14 * 64 * 2  # of 64 wide, 2 layers: two products forward, five backward: 2 operations each
     extra = 2 * (512**2 - 16 * 32**2)  # tokens squared, two samples
     assert long - 16 * short == pytest.approx(per_pair * extra, rel=0.01)
 
@@ -176,10 +169,81 @@ def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
 def test_what_is_computed_once_stays_in_memory():
     config = recipes.settings("digits_quanv", trainable=False)
     splits = recipes.of(config).load(config)
-    frozen = measure.of_recipe(config, splits)
-    n = sum(len(splits.split(name)) for name in ("train", "validation", "test"))
+    frozen, n = (
+        measure.of_recipe(config, splits),
+        len(splits.train) + len(splits.validation) + len(splits.test),
+    )
     assert frozen.loaded_bytes == n * (64 + 8)  # a byte a pixel, and the label
     assert frozen.data_bytes - frozen.loaded_bytes == n * 4 * 4 * 49
     assert frozen.of_samples(10 * frozen.n_samples).data_bytes == 10 * frozen.data_bytes
-    assert any("computed once" in note for note in frozen.notes)
     assert not trace(frozen).memory.get("quantum states"), "circuits do not run in training"
+
+
+# --- a whole training ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{}, {"lora_rank": 64}], ids=["plain", "lora_rank"])
+def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
+    workload = llama().change(epochs=4, batch_size=8, **change)
+    model, config = workload.build(workload.training, False), workload.training
+    loaders = {split: workload.loader(1) for split in ("train", "validation")}
+    train.fit(model, workload.task, loaders, config, groups=workload.groups(model, config), folder=tmp_path)
+    sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
+    found, more = measure.predict(workload, measured=False), 2**16  # names and random states
+    assert found.checkpoint < max(sizes) < found.checkpoint + more and found.checkpoint > 5 * more
+    assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < found.disk + 3 * more
+
+
+def test_predictions_add_up(monkeypatch):
+    workload = digits()
+    found = measure.predict(workload, seconds=0.1, n_threads=1)
+    assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
+    assert found.memory["framework"] > 100 * 2**20 and found.memory["data"] == workload.data_bytes
+    assert found.seconds > 0 and found.spread >= 1 and "scaled" not in found.notes[-1]
+    each = found.n_samples / workload.training.batch_size
+    assert found.seconds_per_epoch == pytest.approx(each * found.seconds)
+    monkeypatch.setattr(train, "fit", None)  # nothing is run where only memory is asked
+    again = measure.predict(workload, measured=False)
+    assert again.seconds is again.seconds_per_epoch is None
+    assert {*again.memory} == {*found.memory} - {"workspace"}
+
+
+@pytest.mark.parametrize("n_samples", [1000, 4])
+def test_what_timing_itself_keeps_is_not_counted_twice(n_samples):
+    """The weights of the best epoch, without a folder, or a checkpoint's copy: trainings count the latter."""
+    rows = torch.ones(8, 4000), torch.zeros(8, dtype=torch.long)
+    config = Settings(batch_size=2, optimizer="sgd", learning_rate=1e-6)
+    about = (lambda *_: linear(4000, 4000), lambda config: rows, tasks.Classification())
+    found = measure.predict(measure.Workload("", config, n_samples, *about, example=rows[0]), seconds=0.1)
+    assert found.memory["weights"] > 6e7 and found.memory["checkpoint"] > 6e7
+    assert found.memory["workspace"] < 0.5 * found.memory["weights"]
+
+
+def test_what_would_not_fit_is_timed_at_a_smaller_batch(monkeypatch):
+    workload = digits().change(batch_size=4)
+    held = sum(trace(workload).memory.values())
+    for free, size in ((2 * held + 2, None), (1.8 * held, 2), (0, 0)):
+        monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
+        found = measure.predict(workload, seconds=0.1, n_threads=1)
+        told = f"with {size} samples at a time, and scaled up"
+        assert (found.seconds is None) == (size == 0)
+        assert any(told in note for note in found.notes) == (size == 2)
+
+
+def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):
+    workload = llama(batch_size=64)
+    plain = measure.predict(workload, measured=False)
+    total, framework = plain.in_all, plain.memory["framework"]
+    spot = Spot(HERE, "cpu", int(0.9 * (total - framework) + framework))
+    monkeypatch.setattr(platforms, "this_machine", lambda *given: spot)
+    found = measure.plan(workload, device="cpu", measure=False)
+    rows = {each["command"].removeprefix("--set "): each for each in found.remedies}
+    first, last = ["micro_batch=16", "gradient_checkpointing=true"], ["precision=bfloat16", "batch_size=32"]
+    assert list(rows) == first + last
+    for each in found.remedies:
+        assert each["fits"] == (each["needs"] <= planning.FULL * spot.usable) and each["slow"] is None
+    four, before = trace(workload.change(micro_batch=16)), found.places[0]["needs"]
+    less = plain.held + plain.memory["checkpoint"] - four.held - four.copied
+    assert before - rows["micro_batch=16"]["needs"] == less > 0 and "--set micro_batch=16" in str(found)
+    done = Settings(batch_size=2, micro_batch=2, gradient_checkpointing=True, precision="bfloat16")
+    assert list(planning.changes(done)) == []

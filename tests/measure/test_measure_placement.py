@@ -16,8 +16,7 @@ from torch import nn
 
 from qnnkit import runs
 from qnnkit.device import machine
-from qnnkit.measure import Lap, Workload, placement
-from qnnkit.measure import clock as clock_
+from qnnkit.measure import Lap, Workload, clock, placement
 from qnnkit.measure.placement import Candidate
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
@@ -31,22 +30,17 @@ THREAD_COUNTS = placement.thread_counts
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """Goes on by what nets say that they take, so that no other work on this machine decides a test."""
-    found = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(clock_, "time", SimpleNamespace(perf_counter=lambda: found.now))
-    monkeypatch.setattr(Net, "clock", found)
-    return found
+def virtual(virtual, monkeypatch):
+    """Nets take time on it."""
+    monkeypatch.setattr(Net, "clock", virtual)
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
+def alone(monkeypatch):
     """Two cores, nothing measured yet, and nobody else at work."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QNNKIT_HOME", raising=False)
     monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
-    monkeypatch.setattr(clock_, "load", lambda: 0.0)
-    monkeypatch.setattr(clock_, "TURN", 0.002)
+    monkeypatch.setattr(clock, "load", lambda: 0.0)
+    monkeypatch.setattr(clock, "TURN", 0.002)
     monkeypatch.setattr(placement, "BRIEFEST", 0.0)
 
 
@@ -62,10 +56,6 @@ class Net(nn.Module):
     def forward(self, points):
         self.clock.now += self.slow(len(points))
         return self.reader(points)
-
-
-def slow_on(threads, seconds=0.03):
-    return lambda n: seconds if torch.get_num_threads() == threads else 0.001
 
 
 def place(net, samples, config=None, n_samples=None, **about):
@@ -97,8 +87,9 @@ SIZES = [on(1, size) for size in (16, 32, 64, 128)]
 @pytest.mark.parametrize(
     ("found", "seconds", "errors", "index"),
     [
-        (THREADS, (3.0, 2.0, 1.0), (), 2),
+        (THREADS, (1.2, 1.1, 1.0), (0.05, 0.01, 0.0), 2),
         (THREADS, (1.2, 1.1, 1.0), (0.15, 0.01, 0.0), 0),  # noise: ties go to fewer threads
+        (THREADS, (1.09, 1.045, 1.0), (), 1),  # ties do not add up
         (THREADS, (None, 1.1, 1.0), (), 2),  # one that failed
         (DEVICES, (1.5, 1.03, 1.0), (), 1),  # and to the CPU
         (DEVICES, (1.5, 1.2, 1.0), (), 2),
@@ -125,31 +116,26 @@ def test_candidates_are_what_the_settings_leave_open(monkeypatch):
         "cpu on 1 thread, batch 32", "cpu on 2 threads, batch 32", "cuda:0, batch 32", "mps, batch 32",
     ]  # fmt: skip
     assert names("cpu", 3) == ["cpu on 3 threads, batch 32"]
-    assert names("cpu", None) == ["cpu, batch 32"]
     assert names(config=Settings(batch_size=32, precision="float16"))[0] == "cuda:0, batch 32"
     assert [name.split()[-1] for name in names("cpu", 1, AUTO, 1300)] == ["16", "32", "64"]
     with pytest.raises(ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'"):
         names("cpu", config=Settings(precision="float16"))
-    with pytest.raises(ValueError, match="`device` must be a known name, but is 'gpu'"):
-        names("gpu")
 
 
-def test_threads_are_of_physical_cores_and_no_batch_leaves_one_image_over(monkeypatch):
+def test_threads_are_of_physical_cores(monkeypatch):
     monkeypatch.setattr(placement, "torch", SimpleNamespace(get_num_threads=lambda: 12))
     monkeypatch.setattr(machine, "cores", lambda: 16)
     for physical, expected in ((8, [1, 4, 8]), (1, [1]), (2, [1, 2]), (None, [1, 6, 12])):
         monkeypatch.setattr(psutil, "cpu_count", lambda logical, found=physical: found)
         assert THREAD_COUNTS() == expected
-    sizes = {1073: [32], 1089: [15], 33: [17], 49: [17], 65: [17], 273: [15], 1090: [16, 32]}
-    assert {n: placement.sizes(n) for n in sizes} == sizes  # 1073 = 67 * 16 + 1
 
 
 # --- the race -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("slow", "best"), [(1, 2), (2, 1)])
-def test_a_planted_slow_number_of_threads_is_found_and_the_net_is_left_as_it_was(slow, best, clock):
-    net, torch_rng = Net(slow_on(slow)), torch.get_rng_state()
+def test_a_planted_slow_number_of_threads_is_found_and_the_net_is_left_as_it_was(slow, best, virtual):
+    net, torch_rng = Net(lambda n: 0.03 if torch.get_num_threads() == slow else 0.001), torch.get_rng_state()
     before = copy.deepcopy(net.state_dict())
     found = place(nn.Sequential(net, nn.Dropout(0.5)), batch(), **ON_CPU)
     assert torch.equal(torch.get_rng_state(), torch_rng), "dropout has drawn, and nothing outside knows"
@@ -160,15 +146,6 @@ def test_a_planted_slow_number_of_threads_is_found_and_the_net_is_left_as_it_was
     assert re.fullmatch(rf"{first}: [\d,]+ samples/s; cpu on .* times that.", found.sentence)
 
 
-@pytest.mark.parametrize(("slow", "size"), [(lambda n: 0.004, 128), (lambda n: 0.0002 * n, 16)])
-def test_the_size_of_batch_is_the_smallest_of_the_best(slow, size, clock):
-    found = place(Net(slow), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
-    assert found.sentence.startswith(f"cpu on 1 thread, batch {size}: ") and found.batch_size == size
-    seen: list[int] = []
-    heavy = place(Net(lambda n: seen.append(n) or 0.004 * n), batch(64), **ON_CPU)
-    assert max(seen) < 64 == heavy.batch_size and heavy.sentence.endswith(f". Timed at batch {max(seen)}.")
-
-
 def refusing(most):
     """As a GPU does: more than so many samples are out of memory."""
 
@@ -177,18 +154,28 @@ def refusing(most):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return 0.004
 
-    return Net(slow)
+    return slow
 
 
-def test_out_of_memory_rules_a_size_out(clock):
-    found = place(refusing(32), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
-    assert found.batch_size == 32
-    assert {row["why"] for row in found.rows} >= {"", "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    none = place(refusing(0), batch(), **ON_CPU)
+@pytest.mark.parametrize(
+    ("slow", "size"), [(lambda n: 0.004, 128), (lambda n: 0.0002 * n, 16), (refusing(32), 32)]
+)
+def test_the_size_of_batch_is_the_smallest_of_the_best_that_fit(slow, size, virtual):
+    found = place(Net(slow), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
+    assert found.sentence.startswith(f"cpu on 1 thread, batch {size}: ") and found.batch_size == size
+    refused = {row["why"] for row in found.rows} - {""}
+    assert refused == ({"CUDA out of memory. Tried to allocate 2.00 GiB."} if size == 32 else set())
+
+
+def test_what_is_heavy_is_timed_with_few_samples_and_what_never_fits_not_at_all(virtual):
+    seen: list[int] = []
+    heavy = place(Net(lambda n: seen.append(n) or 0.004 * n), batch(64), **ON_CPU)
+    assert max(seen) < 64 == heavy.batch_size and heavy.sentence.endswith(f". Timed at batch {max(seen)}.")
+    none = place(Net(refusing(0)), batch(), **ON_CPU)
     assert none.threads == 1 and "nothing could be measured, so this is the simplest" in none.sentence
 
 
-def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, clock):
+def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, virtual):
     """On a CPU nobody would be left to tell of it."""
     held, tried = [0], set()
     monkeypatch.setattr(machine, "memory", lambda: (64 * 10**6, 64 * 10**6))
@@ -204,16 +191,6 @@ def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, clock):
     assert found.batch_size in tried == {16, 32}, "64 samples would take all there is"
 
 
-def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
-    monkeypatch.setattr(clock_, "race", None)
-    told = "cpu on 2 threads: the only choice here, so nothing was timed."
-    assert place(Net(), batch(), device="cpu", threads=2).sentence == told
-    monkeypatch.setattr(placement, "thread_counts", lambda: [1])
-    monkeypatch.setattr(placement.device, "usable_devices", lambda: [torch.device("cpu")])
-    found = place(Net(), batch(), Settings())
-    assert (found.device, found.threads, found.rows) == ("cpu", 1, [])
-
-
 # --- runs -----------------------------------------------------------------------------------------
 
 TINY = {
@@ -224,17 +201,13 @@ TINY = {
 
 @pytest.fixture
 def tiny(pictures, tmp_path, monkeypatch):
-    """Opens a tiny run, whose races take a moment and end in the last choice: `tiny(name, epochs=1)`."""
+    """Opens a tiny run, whose races take a moment and end in the last choice: `tiny(epochs=1)`."""
     right, usable = placement.place, [torch.device("cpu")]
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
     monkeypatch.setattr(placement, "place", lambda *given, **named: right(*given, **named, seconds=0.05))
-    monkeypatch.setattr(placement, "decide", lambda candidates, times: candidates[-1])
-
-    def open_(name="run", **settings):
-        given = {"data_dir": str(pictures), **TINY, **settings}
-        return runs.open_run(tmp_path / name, "folder_quanv", **given)
-
-    return open_
+    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[-1])
+    given = {"data_dir": str(pictures), **TINY}
+    return lambda **settings: runs.open_run(tmp_path / "run", "folder_quanv", **given | settings)
 
 
 @pytest.fixture
@@ -249,51 +222,42 @@ def note(run):
     return json.loads((run.folder / "provenance.json").read_text())["placement"]
 
 
-def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, raced, monkeypatch):
-    whole, broken, seen = tiny("whole"), tiny("broken"), []
-    list(runs.train_all(whole, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
-    kept, trained = note(whole), whole.provenance["trained"]
-    assert (kept["device"], kept["threads"], kept["batch_size"]) == ("cpu", 2, 4) and set(seen) == {2}
-    assert kept["sentence"].startswith("cpu on 2 threads, batch 4: ")
-    assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, kept["sentence"], "batched"]
+def test_a_run_that_goes_on_is_trained_where_it_was(tiny, raced, monkeypatch):
+    run, seen = tiny(), []
+    watch = each_epoch(lambda row: seen.append(torch.get_num_threads()) or 1 / (len(seen) - 1))
     with pytest.raises(ZeroDivisionError):
-        list(runs.train_all(broken, on_row=each_epoch(lambda row: 1 / 0)))
-    raced.clear()
-    monkeypatch.setattr(
-        placement, "decide", lambda candidates, times: candidates[0]
-    )  # what it would find now
-    again = tiny("broken")
-    list(runs.train_all(again))
-    assert raced == [] and note(again)["threads"] == 2
-    assert same(*(runs.trained(run, "hybrid").state_dict() for run in (whole, again)))
+        list(runs.train_all(run, on_row=watch))
+    kept = note(run)
+    assert (kept["device"], kept["threads"], kept["batch_size"], len(raced)) == ("cpu", 2, 4, 1)
+    assert kept["sentence"].startswith("cpu on 2 threads, batch 4: ")
+    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])  # what it would find now
+    again = tiny()
+    list(runs.train_all(again, on_row=watch))
+    assert (len(raced), note(again), {*seen}) == (1, kept, {2})
+    trained = again.provenance["trained"]
+    assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, kept["sentence"], "batched"]
 
 
-def test_on_another_machine_or_asked_something_else_it_decides_anew(tiny, raced, monkeypatch):
-    assert runs.placed(tiny()) == runs.placed(tiny()) and len(raced) == 1, "as it did"
-    assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: the only choice here")
-    runs.placed(tiny())
-    monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
-    for n_races in (3, 3):
-        runs.placed(tiny())
-        assert len(raced) == n_races and note(tiny())["machine"] == {"name": "another"}
-
-
-def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, raced, monkeypatch):
+def test_a_size_of_batch_is_kept_and_another_machine_or_setting_decides_the_rest(tiny, raced, monkeypatch):
     monkeypatch.setattr(placement, "SMALLEST", 2)
     monkeypatch.setattr(placement, "UPDATES", 2)  # 14 images: batches of 2 and 4
     run = tiny(batch_size="auto")
     written = json.loads((run.folder / "config.json").read_text())["batch_size"]
     assert {written, run.provenance["batch_size"], run.config.batch_size, note(run)["batch_size"]} == {4}
-    monkeypatch.setattr(placement, "decide", lambda candidates, times: candidates[0])
+    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])
     assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config
     for damaged in ({"batch_size": 1}, [], None):  # whatever becomes of the note
         run.note_provenance(placement=damaged)
         assert runs.open_run(run.folder).config == run.config and runs.placed(run).batch_size == 4
     with pytest.raises(ValueError, match="batch_size: 4 there, 2 now"):
         tiny(batch_size=2)
-    monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
-    assert runs.placed(runs.open_run(run.folder)).batch_size == 4
-    list(runs.train_all(run))
+    raced.clear()
+    monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
+    assert runs.placed(run).batch_size == runs.placed(tiny()).batch_size == 4
+    assert len(raced) == 1 and note(run)["machine"] == {"name": "another"}
+    assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: the only choice here")
+    runs.placed(tiny())
+    assert len(raced) == 2
 
 
 def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
@@ -309,7 +273,7 @@ def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_is_raced_too():
-    found = place(Net(), batch(), seconds=2)
-    assert {"cpu on 1 thread, batch 8", "cuda:0, batch 8"} <= {row["candidate"] for row in found.rows}
     wide = nn.Sequential(linear(4, 4096), nn.ReLU(), linear(4096, 4096), nn.ReLU(), linear(4096, 2))
-    assert place(wide, batch(512), seconds=5).device == "cuda:0"
+    found = place(wide, batch(512), seconds=5)
+    raced = {row["candidate"] for row in found.rows}
+    assert found.device == "cuda:0" and raced >= {"cpu on 1 thread, batch 512", "cuda:0, batch 512"}

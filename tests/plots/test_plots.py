@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from PIL import Image
 
 from qnnkit import plots
@@ -28,10 +29,6 @@ def images_of(n: int, channels: int = 1) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (n, channels, 14, 14), dtype=np.uint8)
 
 
-def confusion(names):
-    return plots.confusion(np.diag([999] * len(names)) + 88, names)
-
-
 def layer_gradients():
     gradients = np.linspace(-2, 1, 30).reshape(6, 5) ** 3
     columns = {"epoch": np.repeat([1, 2, 3], 4), "step": np.arange(12) + 1, "norm": np.geomspace(1e-4, 1, 12)}
@@ -46,12 +43,14 @@ def roll(n_steps: int, low: int = 48, high: int = 76) -> dict:
 
 
 FIGURES = {
-    **{f"confusion-{name}": (lambda names=names: confusion(names)) for name, names in CLASSES.items()},
+    **{
+        f"confusion-{name}": lambda names=names: plots.confusion(np.diag([999] * len(names)) + 88, names)
+        for name, names in CLASSES.items()
+    },
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
     "layer_gradients": layer_gradients,
     "images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
-    "images-few": lambda: plots.labelled_images(images_of(2), ["3, not 8\n97 %"] * 2),
     "images-long": lambda: plots.labelled_images(
         images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][2]}\n100 %"] * 7
     ),
@@ -61,22 +60,7 @@ FIGURES = {
     "roll-wide": lambda: plots.piano_roll({"a": roll(40, 0, 127), "b": roll(40, 0, 127)}, n_steps=32),
     "roll-long": lambda: plots.piano_roll({"a": roll(6000)}),
     "roll-none": lambda: plots.piano_roll({"nothing": {"given": []}}),
-    "roll-one": lambda: plots.piano_roll({"$ one": {"given": [(3, 60, 1)]}}),
 }
-
-
-def labels_of(figure) -> list:
-    """Every text around the axes: ticks in view, axis labels, titles, names of rows, legends."""
-    found = [text for legend in figure.legends for text in legend.get_texts()]
-    for axes in figure.axes:
-        found += [axes.title]
-        found += axes.texts if not axes.axison else []
-        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
-            low, high = sorted(axis.get_view_interval())
-            places = zip(axis.get_major_ticks(), axis.get_majorticklocs(), strict=True)
-            shown = [tick for tick, at in places if low <= at <= high]
-            found += [axis.label, *(text for tick in shown for text in (tick.label1, tick.label2))]
-    return [text for text in found if text.get_visible() and text.get_text().strip()]
 
 
 def overlap(one: np.ndarray, other: np.ndarray) -> bool:
@@ -87,18 +71,20 @@ def overlap(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def legible(figure) -> None:
-    """Asserts that no text overlaps or sticks out, and that every axes has room."""
-    FigureCanvasAgg(figure).draw()
-    cells = [text for axes in figure.axes if axes.axison for text in axes.texts]
+    """Asserts that no text that is drawn overlaps or sticks out, and that every axes has room."""
+    drawn, draw = [], Text.draw
+    with mock.patch.object(Text, "draw", lambda text, *given: drawn.append(text) or draw(text, *given)):
+        FigureCanvasAgg(figure).draw()
+    inside = [text for axes in figure.axes if axes.axison for text in axes.texts]
+    around = [text for text in drawn if text.get_visible() and text.get_text().strip() and text not in inside]
     labels, cells, axes = (
         np.array([each.get_window_extent().extents for each in artists]).reshape(-1, 4)
-        for artists in (labels_of(figure), cells, figure.axes)
+        for artists in (around, inside, figure.axes)
     )
     low, high = np.hsplit(np.concatenate([labels, cells]), 2)
     assert (low > -PIXEL).all() and (high < figure.bbox.size + PIXEL).all()
-    assert not any(
-        overlap(*each) for each in ((labels, labels), (cells, cells), (labels, axes), (axes, axes))
-    )
+    for one, other in ((labels, labels), (cells, cells), (labels, axes), (axes, axes)):
+        assert not overlap(one, other)
     assert (axes[:, 2:] - axes[:, :2] > 5).all()
 
 
@@ -107,22 +93,15 @@ def test_nothing_overlaps_or_sticks_out(name):
     legible(FIGURES[name]())
 
 
-AXES = {
-    "confusion-one": [("predicted class", "true class"), ("", "test samples")],
-    "images-few": [("", "")] * 6,
-    "roll-three": [("", ""), ("", ""), ("bar of 16 sixteenths", "")],
-}
-
-
-@pytest.mark.parametrize("name", AXES)
-def test_axes_are_named_and_a_png_leaves_nothing_behind(name):
+def test_axes_are_named_and_a_png_leaves_nothing_behind():
     from matplotlib import pyplot
 
-    backend, figure = mpl.get_backend(), FIGURES[name]()
-    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == AXES[name]
+    backend, figure = mpl.get_backend(), FIGURES["confusion-one"]()
+    names = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+    assert names == [("predicted class", "true class"), ("", "test samples")]
     with Image.open(io.BytesIO(plots.as_png(figure, Title="Größe", Description="What it shows."))) as image:
-        assert image.text["Title"] == "Größe" and image.text["Description"] == "What it shows."
-        assert image.text["Software"] == "qnnkit" and len(image.convert("L").getcolors()) > 1
+        about = {"Title": "Größe", "Description": "What it shows.", "Software": "qnnkit"}
+        assert about.items() <= image.text.items() and len(image.convert("L").getcolors()) > 1
         assert min(image.size) >= 60 and max(image.size) < 2500
     assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n" and pyplot.get_fignums() == []
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
@@ -179,4 +158,5 @@ def test_a_roll_shows_its_notes():
     assert colours == [given, new, new]
     assert [(axis.get_xlim(), axis.get_ylim()) for axis in figure.axes] == [((1, 3), (46, 66))] * 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["given", "new"]
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "bar of 16 sixteenths"]
     assert {"C3", "C4"} <= {text.get_text() for text in figure.axes[1].get_yticklabels()}
