@@ -20,6 +20,8 @@ from qnnkit.models.blocks import seeded
 
 NAMES = ("lora", "vera", "quantum_peft")
 TARGETS = ["q_proj", "v_proj"]
+HIDDEN, WEIGHTS = (128, 384), (1000, 4000, 16000)
+"""Sizes of the net and of its adapters."""
 SECONDS = 20.0
 """Of a race, about."""
 
@@ -72,7 +74,7 @@ def compare(hidden: int, n_weights: int, batch: int = 8, length: int = 128) -> l
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    for hidden, n_weights in itertools.product((128, 384), (1000, 4000, 16000)):
+    for hidden, n_weights in itertools.product(HIDDEN, WEIGHTS):
         yield from compare(hidden, n_weights)
 
 
