@@ -23,7 +23,6 @@ SMALL = {"width": 8, "hidden": 6}
 IMAGES = torch.randint(256, (5, 3, 12, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 each = pytest.mark.parametrize("name", NETS)
-each_hybrid = pytest.mark.parametrize("name", HYBRID)
 
 
 @functools.cache
