@@ -143,17 +143,14 @@ def test_every_number_of_a_script_is_one(name, monkeypatch):
     assert len(table) and np.isfinite(numbers).all() and (numbers >= 0).all() and holds(table).all()
 
 
-SHOTS = 0.1
-"""Three standard errors of a gradient from 100 shots, over five samples."""
-
-
 def test_where_torchlayer_is_wrong():
     *rows, shots = torchlayer.rows()
     for row in rows:
         assert row["TorchLayer"] != row["Exact"]
         if row["what"] != torchlayer.returned.__doc__:
             assert float(row["QuantumLayer"]) == pytest.approx(float(row["Exact"]), abs=2e-4)
-    assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=SHOTS)
+    three_errors = 0.1  # of a gradient from 100 shots, over five samples
+    assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=three_errors)
     assert shots["TorchLayer"] == "raises NotImplementedError"
     table = torchlayer.table(pd.DataFrame([*rows, shots]))
     assert len(table.splitlines()) == 2 + len(torchlayer.CASES) and "| (4, 5, 1) | (5, 4) |" in table
@@ -186,12 +183,10 @@ def test_a_slow_auto_is_told(auto):
     assert placing.problems(table.assign(workload="W1", chosen="")) == TOLD[auto]
 
 
-def test_the_table_of_placements_is_that_of_its_file():
+def test_a_placement_stands_beside_the_fastest_fixed_choice():
     found = {"choice": ["auto", "a"], "chosen": ["cpu, 1 thread", ""], "median_ms": [1.5, 2.0]}
     table = placing.markdown(pd.DataFrame(found).assign(workload="W1"))
     assert table.splitlines()[-1] == "| W1 | cpu, 1 thread | 1.5 | a | 2 | 0.75 |"
-    if (kept := record.RESULTS / "placing.csv").exists():
-        assert placing.markdown(pd.read_csv(kept)) in (ROOT / "docs" / "measure.md").read_text()
 
 
 # --- predicted and measured --------------------------------------------------------------------------------
@@ -211,10 +206,9 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
     assert f"{int(within)} of 1 settings lie within" in page and ("**" in page) is not within
 
 
-def test_the_page_of_predictions_is_that_of_its_file():
-    table = pd.read_csv(record.RESULTS / "predicted.csv")
-    assert list(table["setting"]) == list(predicting.SETTINGS) and len(table) >= 21
-    assert predicting.page(table) in (ROOT / "docs" / "predicted.md").read_text(encoding="utf-8")
+def test_every_setting_was_predicted():
+    settings = pd.read_csv(record.RESULTS / "predicted.csv")["setting"]
+    assert list(settings) == list(predicting.SETTINGS) and len(settings) >= 21
 
 
 @pytest.mark.slow
@@ -226,8 +220,8 @@ def test_predicted_memory_is_that_of_a_training(name):
 
 
 def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path):
-    own = {"n_seeds": 2, "epochs": 1, "controls": ()}
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **own)
+    small = {"n_seeds": 2, "epochs": 1, "controls": (), "train_fraction": 0.2}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
     finals = list(runs.train_all(run))
     best = max(finals, key=lambda row: row["validation_accuracy"])
     found = noisy.rows(run, 4)

@@ -146,12 +146,10 @@ def test_a_model_that_brings_code_runs_none_of_it(saved):
 # --- four bits ---------------------------------------------------------------------------------------------
 
 
-def test_four_bits_need_cuda_bitsandbytes_and_a_trained_model(saved, monkeypatch):
+def test_four_bits_need_cuda_bitsandbytes_and_a_trained_model(monkeypatch):
     installed, find = {"bitsandbytes": True}, importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed.get(name) or find(name))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    on_cpu = causal_lm(saved, device="cpu", dtype="bfloat16", four_bit=True)
-    assert next(on_cpu.parameters()).dtype == torch.bfloat16
     for given, why in ((("base", "cpu"), "CUDA"), (("base", "mps"), "CUDA"), (("tiny", "cuda"), "scratch")):
         computes, told = in_four_bits(*given)
         assert computes is None and told.startswith("Weights are in float32, not in 4 bits") and why in told

@@ -58,15 +58,26 @@ def files(home):
 
 
 @pytest.mark.parametrize("settings", [{"filters": 2}, {"backend": "default.qubit"}])
-def test_the_maps_are_those_of_the_net_and_are_read_back(home, settings):
-    net, splits, seen = net_of(**settings), some_splits(), set()
-    for _ in range(2):
-        maps = features.of(net_of(**settings), splits)
-        close(maps, net, splits)
-        seen |= {(path, path.stat().st_mtime_ns) for path in files(home)}
-    assert len(seen) == 1, "written once"
-    logits = net(maps.train.images)
-    torch.testing.assert_close(logits, net(splits.train.images), rtol=0, atol=10 * FLOAT32)
+def test_the_maps_are_read_back_and_made_again_where_their_file_is_cut_short(home, settings):
+    net, splits = net_of(**settings), some_splits()
+    maps = features.of(net, splits)
+    close(maps, net, splits)
+    torch.testing.assert_close(net(maps.train.images), net(splits.train.images), rtol=0, atol=10 * FLOAT32)
+    [path] = files(home)
+    whole, written = path.stat().st_size, path.stat().st_mtime_ns
+    for length in (whole, whole - 7, 0):
+        os.truncate(path, length)
+        os.utime(path, ns=(written, written))
+        close(features.of(net_of(**settings), splits), net, splits)
+        assert files(home) == [path] and path.stat().st_size == whole
+        assert (path.stat().st_mtime_ns == written) == (length == whole)
+
+
+def test_where_nothing_can_be_written_the_maps_stay_in_memory(home):
+    net, splits = net_of(), some_splits()
+    with room_for(0):
+        close(features.of(net, splits), net, splits)
+    assert files(home) == []
 
 
 def changed(change, *backend):
@@ -158,27 +169,6 @@ def test_every_change_has_a_file_of_its_own(home):
     other = replace(splits, test=replace(splits.test, images=images))
     close(features.of(net_of(), other), net_of(), other)
     assert len(files(home)) == len(seen) + 1, "a pixel"
-
-
-# --- a disk that fails ------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_cut_short_is_made_again(home):
-    net, splits = net_of(), some_splits()
-    features.of(net, splits)
-    [path] = files(home)
-    whole = path.stat().st_size
-    for length in (whole - 7, 0):
-        os.truncate(path, length)
-        close(features.of(net, splits), net, splits)
-        assert files(home) == [path] and path.stat().st_size == whole
-
-
-def test_where_nothing_can_be_written_the_maps_stay_in_memory(home):
-    net, splits = net_of(), some_splits()
-    with room_for(0):
-        close(features.of(net, splits), net, splits)
-    assert files(home) == []
 
 
 # --- in a run ---------------------------------------------------------------------------------------

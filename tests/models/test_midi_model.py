@@ -124,18 +124,13 @@ def test_what_a_file_has_comes_back_or_is_counted(case, version):
 
 def _notes(score, lengths: bool = True) -> Counter:
     """How many notes there are of each beginning and length in 16ths, pitch, velocity and program."""
-
-    def in_16ths(ticks: int) -> int:
-        return round(16 * ticks / score.tpq)
-
-    return Counter(
-        (
-            *(in_16ths(note.time), max(1, in_16ths(note.duration)) * lengths),
-            *(note.pitch, note.velocity, each.program, each.is_drum),
-        )
-        for each in score.tracks
-        for note in each.notes
-    )
+    found = Counter()
+    for each in score.tracks:
+        for note in each.notes:
+            begin, length = (round(16 * ticks / score.tpq) for ticks in (note.time, note.duration))
+            kind = note.pitch, note.velocity, each.program, each.is_drum
+            found[begin, max(1, length) * lengths, *kind] += 1
+    return found
 
 
 def test_the_key_of_a_file_that_names_none_is_that_of_its_notes():

@@ -26,15 +26,13 @@ each = pytest.mark.parametrize("name", NETS)
 
 
 @functools.cache
-def usual(name: str) -> torch.nn.Module:
-    return family(name, SMALL, sizes=SIZES)
-
-
-def model_of(name: str, *, seed: int = 0, backend: str = "auto", **settings):
-    """A net; the usual one, made once, is copied."""
-    if (seed, backend, settings) == (0, "auto", {}):
-        return copy.deepcopy(usual(name))
+def made(name: str, *, seed: int = 0, backend: str = "auto", **settings) -> torch.nn.Module:
     return family(name, SMALL, sizes=SIZES | {"seed": seed, "backend": backend}, **settings)
+
+
+def model_of(name: str, **settings) -> torch.nn.Module:
+    """A net, made once and copied."""
+    return copy.deepcopy(made(name, **settings))
 
 
 def close(ours, theirs, tolerance=FLOAT32) -> None:
