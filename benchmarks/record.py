@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,6 @@ if TYPE_CHECKING:  # a process that measures something else begins without them
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
-
-
-def beside(steps: Mapping[str, Callable[[], object]], seconds: float = 20.0) -> dict[str, float]:
-    """Milliseconds of calls that take turns on one thread; NaN of one that failed."""
-    from qnnkit import measure
-
-    laps = measure.race({name: measure.Step(run, threads=1) for name, run in steps.items()}, seconds=seconds)
-    return {name: math.nan if lap.seconds is None else 1e3 * lap.seconds for name, lap in laps.items()}
 
 
 def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **versions: Any) -> pd.DataFrame:
