@@ -1,4 +1,4 @@
-"""How scripts measure, and how they keep it: printed, and as a CSV in docs/results, which the pages quote."""
+"""How scripts keep what they measure: printed, and as a CSV in docs/results, which the pages quote."""
 
 from __future__ import annotations
 
