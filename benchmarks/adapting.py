@@ -7,6 +7,7 @@ matrices to make: the frozen model alone, forward and backward to the first adap
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 from torch import nn
 
 from benchmarks import record
-from qnnkit import adapters
+from qnnkit import adapters, measure
 from qnnkit.models.blocks import seeded
 
 NAMES = ("lora", "vera", "quantum_peft")
 TARGETS = ["q_proj", "v_proj"]
+HIDDEN, WEIGHTS = (128, 384), (1000, 4000, 16000)
+"""Sizes of the net and of its adapters."""
 SECONDS = 20.0
 """Of a race, about."""
 
@@ -63,7 +66,9 @@ def compare(hidden: int, n_weights: int, batch: int = 8, length: int = 128) -> l
     nets = {"floor": floor(llama(hidden))}
     for name in NAMES:
         nets[name] = adapters.adapt(llama(hidden), name, n_weights=n_weights, targets=TARGETS)
-    took = record.beside({name: stepper(net, tokens) for name, net in nets.items()}, SECONDS)
+    steps = {name: measure.Step(stepper(net, tokens), threads=1) for name, net in nets.items()}
+    laps = measure.race(steps, seconds=SECONDS)
+    took = {name: 1e3 * (lap.seconds or math.nan) for name, lap in laps.items()}
     return [
         {"adapter": name, "hidden": hidden, "asked": n_weights, **adapters.count(net)}
         | {"ms": took[name], "times_lora": took[name] / took["lora"]}
@@ -72,7 +77,7 @@ def compare(hidden: int, n_weights: int, batch: int = 8, length: int = 128) -> l
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    for hidden, n_weights in itertools.product((128, 384), (1000, 4000, 16000)):
+    for hidden, n_weights in itertools.product(HIDDEN, WEIGHTS):
         yield from compare(hidden, n_weights)
 
 

@@ -1,9 +1,9 @@
 """What the kit's loop takes beside forward, backward and optimizer: python -m benchmarks.overhead.
 
 An epoch of `train.fit` beside one of a plain loop with the same net, batches, seed and optimizer: both take
-turns on one thread, and both are clocked inside; means of an epoch, medians over rounds, in
-docs/results/overhead.csv. `outside` is the share of an epoch of the kit's that is neither forward (with the
-loss), backward nor optimizer; `times_plain` is its seconds over those of the plain loop.
+turns on one thread; means of an epoch, medians over rounds, in docs/results/overhead.csv. `parts_s` are the
+seconds of forward (with the loss), backward and optimizer, as the plain loop clocks them. `outside` is the
+share of an epoch of the kit's that is none of them, `times_plain` its seconds over those of the plain loop.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
 
@@ -49,43 +49,28 @@ class Case:
     def batches(self) -> DictBatches:
         return self.splits.batches("train", self.training.batch_size, shuffle=True)
 
-    def fit(self, model: nn.Module) -> list[float]:
-        """Seconds of each epoch, by the kit's own loop."""
-        groups, size = parameter_groups(model, self.training), self.training.batch_size
+    def fit(self) -> float:
+        """Seconds of an epoch, by the kit's own loop."""
+        model, size = self.model(), self.training.batch_size
         few = DictBatches(lambda epoch: (self.images[:size], self.labels[:size]), size, shuffle=False)
         loaders: Any = {"train": self.batches(), "validation": few}
-        return train.fit(model, self.task, loaders, self.training, groups=groups).seconds
+        groups = parameter_groups(model, self.training)
+        return statistics.mean(train.fit(model, self.task, loaders, self.training, groups=groups).seconds)
 
-
-def clocked(case: Case) -> Any:
-    """Seconds in forward and backward passes and steps of the optimizer, whosever loop it is."""
-    optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[case.training.optimizer]
-    return record.clocked((type(case.task), "__call__"), (torch.Tensor, "backward"), (optimizer, "step"))
-
-
-def per_epoch(seconds: float, spent: dict[str, list[float]]) -> tuple[float, float]:
-    return seconds / EPOCHS, sum(map(sum, spent.values())) / EPOCHS
-
-
-def fitted(case: Case) -> tuple[float, float]:
-    """Seconds of an epoch of `train.fit`, and of its three parts."""
-    with clocked(case) as spent:
-        return per_epoch(sum(case.fit(case.model())), spent)
-
-
-def plain(case: Case) -> tuple[float, float]:
-    """Seconds of an epoch of the least loop, and of its three parts."""
-    model, batches = case.model().train(), case.batches()
-    with clocked(case) as spent:
-        optimizer = optimizer_of(parameter_groups(model, case.training), case.training)
+    def plain(self) -> tuple[float, float]:
+        """Seconds of an epoch of the least loop, and of the three parts in it."""
+        model, batches, parts = self.model().train(), self.batches(), 0.0
+        optimizer = optimizer_of(parameter_groups(model, self.training), self.training)
         begin = time.perf_counter()
         for epoch in range(EPOCHS):
             batches.set_epoch(epoch)
             for batch in batches:
-                case.task(model, batch).loss.backward()
+                start = time.perf_counter()
+                self.task(model, batch).loss.backward()
                 optimizer.step()
+                parts += time.perf_counter() - start
                 optimizer.zero_grad()
-        return per_epoch(time.perf_counter() - begin, spent)
+        return (time.perf_counter() - begin) / EPOCHS, parts / EPOCHS
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -93,16 +78,15 @@ def rows() -> Iterator[dict[str, Any]]:
         case = Case(recipes.settings(name), *sizes, EPOCHS)
         weights = sum(layers.count_parameters(case.model()).values())
         with measure.threads(1):
-            case.fit(case.model())  # warm-up
-            found = record.in_turns({"fit": partial(fitted, case), "plain": partial(plain, case)}, ROUNDS)
-        row: dict[str, Any] = {"recipe": name, "weights": weights, "images": len(case.images)}
-        for way, times in found.items():
-            whole, parts = (statistics.median(each) for each in zip(*times, strict=True))
-            row |= {f"{way}_s": whole, f"{way}_parts_s": parts}
-        shares = {way: [1 - parts / whole for whole, parts in times] for way, times in found.items()}
-        row |= record.spread("outside", shares["fit"]) | record.spread("outside_plain", shares["plain"])
-        ratios = [fit / own for (fit, _), (own, _) in zip(*found.values(), strict=True)]
-        yield row | record.spread("times_plain", ratios)
+            case.fit()  # warm-up
+            found = pd.DataFrame([(case.fit(), *case.plain()) for _ in range(ROUNDS)])
+        found.columns = ["fit_s", "plain_s", "parts_s"]
+        found["outside"] = 1 - found["parts_s"] / found["fit_s"]
+        found["outside_plain"] = 1 - found["parts_s"] / found["plain_s"]
+        found["times_plain"] = found["fit_s"] / found["plain_s"]
+        ends = {f"times_plain_{end}": getattr(found["times_plain"], end)() for end in ("min", "max")}
+        about = {"recipe": name, "weights": weights, "images": len(case.images)}
+        yield about | found.median().to_dict() | ends
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ def _off(share: float, bound: float) -> str:
 
 def main() -> None:
     parser = record.parser(__doc__)
-    parser.add_argument("--only", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    record.names(parser, "--only", SETTINGS)
     parser.add_argument("--device", default="cpu", help="where it trains: cpu, cuda")
     asked = parser.parse_args()
     record.say_if_busy()

@@ -1,13 +1,10 @@
-"""How scripts measure, and how they keep it: printed, and as a CSV in docs/results, which the pages quote."""
+"""How scripts keep what they measure: printed, and as a CSV in docs/results, which the pages quote."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import math
-import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,28 +15,6 @@ if TYPE_CHECKING:  # a process that measures something else begins without them
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
-
-
-def beside(steps: Mapping[str, Callable[[], object]], seconds: float = 20.0) -> dict[str, float]:
-    """Milliseconds of calls that take turns on one thread; NaN of one that failed."""
-    from qnnkit import measure
-
-    laps = measure.race({name: measure.Step(run, threads=1) for name, run in steps.items()}, seconds=seconds)
-    return {name: math.nan if lap.seconds is None else 1e3 * lap.seconds for name, lap in laps.items()}
-
-
-def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """What each returned in each round; the order turns round, so that a slow minute hits all alike."""
-    found: dict[str, list[Any]] = {name: [] for name in ways}
-    for number in range(rounds):
-        for name in list(ways)[:: (-1) ** number]:
-            found[name].append(ways[name]())
-    return found
-
-
-def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The median of some rounds, and both ends."""
-    return {name: statistics.median(values), f"{name}_least": min(values), f"{name}_most": max(values)}
 
 
 def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **versions: Any) -> pd.DataFrame:
@@ -77,15 +52,11 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def names(parser: argparse.ArgumentParser, option: str, known: Iterable[str]) -> None:
-    """Adds an option that takes some of the known names, with commas between them; all by default."""
+    """Adds an option that takes some of the known names; all by default."""
     known = list(known)
-
-    def chosen(text: str) -> list[str]:
-        if unknown := [name for name in text.split(",") if name not in known]:
-            raise argparse.ArgumentTypeError(f"must be of {','.join(known)}, but has {','.join(unknown)}")
-        return text.split(",")
-
-    parser.add_argument(option, type=chosen, default=known, help=f"of {','.join(known)}")
+    parser.add_argument(
+        option, nargs="+", choices=known, default=known, metavar="NAME", help=f"of {' '.join(known)}"
+    )
 
 
 def say_if_busy() -> None:
@@ -100,32 +71,6 @@ def finish(problems: Sequence[str]) -> None:
     """Ends with exit status 1 where something is to be told."""
     if problems:
         raise SystemExit("\n".join(problems))
-
-
-@contextlib.contextmanager
-def clocked(*methods: tuple[Any, str]) -> Iterator[dict[str, list[float]]]:
-    """Seconds of each call of some methods (owner, name), by name; 0 without gradients, as in validation."""
-    from unittest import mock
-
-    import torch
-
-    spent: dict[str, list[float]] = {name: [] for _, name in methods}
-
-    def timed(owner: Any, name: str) -> Any:
-        own = getattr(owner, name)
-
-        def call(*given: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            found = own(*given, **named)
-            spent[name].append((time.perf_counter() - start) * torch.is_grad_enabled())
-            return found
-
-        return mock.patch.object(owner, name, call)
-
-    with contextlib.ExitStack() as stack:
-        for owner, name in methods:
-            stack.enter_context(timed(owner, name))
-        yield spent
 
 
 def run(doc: str | None, **measured: Callable[[], Iterable[dict[str, Any]]]) -> Path:

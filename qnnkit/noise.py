@@ -9,7 +9,7 @@ import contextlib
 import copy
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,30 +83,30 @@ def robustness(
     asked = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
     asked["device"] = device_shots if device else ()
     backend = _backend(device) if device else None
-    make: dict[str, Callable[[QuantumLayer, Any, int], Any]] = {
-        "shots": lambda layer, n, i: _with_shots(layer, n, seed * 1000 + i),
-        "depolarizing": lambda layer, p, i: _depolarized(_mixed(layer), p),
-        "readout": lambda layer, p, i: _misread(_mixed(layer), p),
-        "device": lambda layer, n, i: _OnDevice(layer, backend, n, seed),
-    }
     _require_numbers(images, labels, (*shots, *asked["device"]))
     net = copy.deepcopy(model), images, labels  # whose hooks nobody else sees
     first, exact = _as_it_is(net)
     for layer, row in first.items():
-        _require_exact(layer)
-        if depolarizing or readout:
-            _require_narrow(_tape(layer, row).wires, MOST_WIRES, "default.mixed")
-        if backend:
-            _require_narrow(_tape(layer, row).wires, backend.num_qubits, device)
+        _require_possible(layer, row, is_mixed=bool(depolarizing or readout), backend=backend)
     rows = [exact]
     for condition, strengths in asked.items():
         for strength in strengths:
-            qnodes = {layer: make[condition](layer, strength, i) for i, layer in enumerate(first)}
+            given = strength, seed, backend
+            qnodes = {layer: _changed(condition, layer, i, *given) for i, layer in enumerate(first)}
             rows.append(_under(net, condition, strength, qnodes))
     return rows
 
 
 # --- the circuits on other devices --------------------------------------------------------------------------
+
+
+def _changed(condition: str, layer: QuantumLayer, i: int, strength: Any, seed: int, backend: Any) -> Any:
+    """What runs in place of the QNode of the i-th layer."""
+    if condition == "device":
+        return _OnDevice(layer, backend, strength, seed)
+    if condition == "shots":
+        return _with_shots(layer, strength, seed * 1000 + i)
+    return (_depolarized if condition == "depolarizing" else _misread)(_mixed(layer), strength)
 
 
 def _with_shots(layer: QuantumLayer, shots: int, seed: int) -> qp.QNode:
@@ -336,7 +336,16 @@ def _require_numbers(images: Tensor, labels: Tensor, shots: Sequence[int]) -> No
         checks.positive("shots", n)
 
 
-def _require_narrow(wires: Any, most: int, name: str | None) -> None:
+def _require_possible(layer: QuantumLayer, row: Tensor, *, is_mixed: bool, backend: Any) -> None:
+    _require_exact(layer)
+    wires = _tape(layer, row).wires
+    if is_mixed:
+        _require_narrow(wires, MOST_WIRES, "default.mixed")
+    if backend:
+        _require_narrow(wires, backend.num_qubits, type(backend).__name__)
+
+
+def _require_narrow(wires: Any, most: int, name: str) -> None:
     if len(wires or ()) > most:
         rule, step = f"have circuits of at most {most} wires for {name}", "Look at shots alone."
         raise ValueError(checks.message("model", rule, f"a circuit of {len(wires)} wires", step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,34 +13,18 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import (
-    adapting,
-    moving,
-    noisy,
-    overhead,
-    peers,
-    placing,
-    predicting,
-    quanvolutions,
-    record,
-    run,
-    torchlayer,
-    workloads,
-)
+from benchmarks import noisy, peers, placing, predicting, quanvolutions, record, run, torchlayer, workloads
 from qnnkit import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def bench(out: Path, *options: str, script: str = "run") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"benchmarks.{script}", "--quick", "--out", str(out), *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
-
-
 @pytest.mark.slow
 def test_a_quick_run_writes_checked_numbers_and_a_table(tmp_path):
-    names = "batched,compiled,default.qubit,lightning.qubit,jax,classical"
-    done = bench(tmp_path, "--only", "W1,W2,W3,W4,W5", "--rounds", "2", "--peers", names)
+    given = ["--only", "W1", "W2", "W3", "W4", "W5", "--rounds", "2"]
+    given += ["--peers", *(set(peers.LABELS) - {"lightning.gpu"})]
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--out", str(tmp_path), *given]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "bench.csv")
     found = {(row["workload"], row["peer"]): row for row in table.to_dict("records")}
@@ -52,16 +37,7 @@ def test_a_quick_run_writes_checked_numbers_and_a_table(tmp_path):
         assert row["peak_mb"] >= row["before_mb"] > 50
         ratio = row["median_ms"] / found[key, "batched"]["median_ms"]
         assert row["x_batched"] == pytest.approx(ratio, rel=1e-4), "the table keeps six digits"
-    assert set(table["torch"]) == {torch.__version__} and set(table["device"]) == {"cpu"}
     assert table["machine"][0] in done.stdout and "W3-256 default.qubit" in done.stdout
-
-
-@pytest.mark.parametrize("options", [["--only", "W9"], ["--peers", "cirq"], ["--rounds", "0"]])
-def test_a_wrong_option_is_refused(tmp_path, monkeypatch, capsys, options):
-    monkeypatch.setattr(sys, "argv", ["run", "--quick", "--out", str(tmp_path / "none"), *options])
-    with pytest.raises(SystemExit, match="2"):
-        run.main()
-    assert options[1] in capsys.readouterr().err and not (tmp_path / "none").exists()
 
 
 # --- the check ------------------------------------------------------------------------------------
@@ -82,11 +58,12 @@ def test_a_planted_wrong_number_is_caught(part):
     found[part] = found[part].copy()
     found[part].flat[-1] += 3e-3
     assert 1e-3 < peers.deviation(found, right) < 4e-3
-    for wrong in (np.array([1.0, np.nan]), np.ones((2, 1))):
-        assert peers.deviation({"values": wrong}, {"values": np.ones(2)}) == np.inf
-    for size, far in ((100.0, 0.01), (0.1, 1.0)):  # as a share where numbers are large
-        given, exact = np.array([size + 1, 1]), np.array([size, 1])
-        assert peers.deviation({"a": given}, {"a": exact}) == pytest.approx(far)
+
+
+def test_numbers_are_far_as_a_share_where_they_are_large():
+    cases = ([101, 1], 0.01), ([100, 1.5], 0.005), ([100, math.nan], math.inf), ([[100], [1]], math.inf)
+    for found, far in cases:
+        assert peers.deviation({"values": found}, {"values": [100, 1]}) == pytest.approx(far)
 
 
 def test_what_is_wrong_is_told_and_rows_have_ratios_and_notes():
@@ -124,20 +101,7 @@ def test_nets_that_are_moved_compute_what_they_did():
     assert torch.equal(whole.maps(images), loop.maps(images))
 
 
-# --- what the loop costs ----------------------------------------------------------------------
-
-
-def test_the_loops_share_is_a_share(monkeypatch):
-    """Of digits alone: the other net is larger."""
-    monkeypatch.setattr(overhead, "CASES", {"digits_quanv": (8, 67, 10)})
-    monkeypatch.setattr(overhead, "ROUNDS", 1)
-    [row] = overhead.rows()
-    assert 0 < row["fit_parts_s"] < row["fit_s"] and 0 < row["plain_parts_s"] < row["plain_s"]
-    assert row["outside"] == pytest.approx(1 - row["fit_parts_s"] / row["fit_s"]) and row["images"] == 67
-    assert row["times_plain"] == pytest.approx(row["fit_s"] / row["plain_s"])
-
-
-# --- what a move of the inspector costs --------------------------------------------------------------
+# --- what scripts measure, at toy size ------------------------------------------------------------------
 
 
 def test_rows_are_kept_with_the_machine(tmp_path, capsys):
@@ -149,17 +113,34 @@ def test_rows_are_kept_with_the_machine(tmp_path, capsys):
     assert table["machine"][0] in (told := capsys.readouterr().out) and "1.5" in told and "jax" not in told
 
 
-def test_adapters_are_compared_with_lora(monkeypatch):
-    monkeypatch.setattr(adapting, "SECONDS", 0.1)
+FEW = {"a": {"recipe": "digits_quanv", "train_fraction": 0.1}}
+TOY = {
+    "overhead": (
+        {"CASES": {"digits_quanv": (8, 67, 10)}, "ROUNDS": 1},
+        lambda rows: rows["outside"].between(0, 1),
+    ),
+    "adapting": (
+        {"HIDDEN": (32,), "WEIGHTS": (1000,), "SECONDS": 0.1},
+        lambda rows: (rows["times_lora"] == 1) == (rows["adapter"] == "lora"),
+    ),
+    "moving": (
+        {"CASES": FEW, "VALUES": {"shift": [1.0, 2.0], "weight": [3]}},
+        lambda rows: rows["median_ms"] <= rows["slowest_ms"],
+    ),
+}
+"""Script -> what is smaller in it, and what holds for every row."""
+
+
+@pytest.mark.parametrize("name", TOY)
+def test_every_number_of_a_script_is_one(name, monkeypatch):
+    script, (smaller, holds) = import_module(f"benchmarks.{name}"), TOY[name]
+    for constant, value in smaller.items():
+        monkeypatch.setattr(script, constant, value)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     with torch.random.fork_rng():
-        rows = adapting.compare(32, 1000, length=8)
-    numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
-    assert len(rows) >= 2 and numbers and all(math.isfinite(number) for number in numbers)
-    assert {row["adapter"]: row["times_lora"] for row in rows}["lora"] == 1
-
-
-SHOTS = 0.1
-"""Three standard errors of a gradient from 100 shots, over five samples."""
+        table = pd.DataFrame(script.rows())
+    numbers = table.select_dtypes("number").to_numpy(float)
+    assert len(table) and np.isfinite(numbers).all() and (numbers >= 0).all() and holds(table).all()
 
 
 def test_where_torchlayer_is_wrong():
@@ -168,20 +149,11 @@ def test_where_torchlayer_is_wrong():
         assert row["TorchLayer"] != row["Exact"]
         if row["what"] != torchlayer.returned.__doc__:
             assert float(row["QuantumLayer"]) == pytest.approx(float(row["Exact"]), abs=2e-4)
-    assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=SHOTS)
+    three_errors = 0.1  # of a gradient from 100 shots, over five samples
+    assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=three_errors)
     assert shots["TorchLayer"] == "raises NotImplementedError"
     table = torchlayer.table(pd.DataFrame([*rows, shots]))
     assert len(table.splitlines()) == 2 + len(torchlayer.CASES) and "| (4, 5, 1) | (5, 4) |" in table
-
-
-def test_every_answer_of_the_inspector_is_timed(monkeypatch):
-    case = moving.CASES["digits_quanv"]
-    monkeypatch.setattr(moving, "CASES", {"digits_quanv": case | {"train_fraction": 0.1}})
-    monkeypatch.setattr(moving, "VALUES", {"shift": [1.0, 2.0], "weight": [3]})
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    rows = list(moving.rows())
-    assert [row["set"] for row in rows] == ["shift", "weight"]
-    assert all(0 < row["median_ms"] <= row["slowest_ms"] for row in rows)
 
 
 # --- whether auto is fast ----------------------------------------------------------------------------
@@ -211,12 +183,10 @@ def test_a_slow_auto_is_told(auto):
     assert placing.problems(table.assign(workload="W1", chosen="")) == TOLD[auto]
 
 
-def test_the_table_of_placements_is_that_of_its_file():
+def test_a_placement_stands_beside_the_fastest_fixed_choice():
     found = {"choice": ["auto", "a"], "chosen": ["cpu, 1 thread", ""], "median_ms": [1.5, 2.0]}
     table = placing.markdown(pd.DataFrame(found).assign(workload="W1"))
     assert table.splitlines()[-1] == "| W1 | cpu, 1 thread | 1.5 | a | 2 | 0.75 |"
-    if (kept := record.RESULTS / "placing.csv").exists():
-        assert placing.markdown(pd.read_csv(kept)) in (ROOT / "docs" / "measure.md").read_text()
 
 
 # --- predicted and measured --------------------------------------------------------------------------------
@@ -236,10 +206,9 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
     assert f"{int(within)} of 1 settings lie within" in page and ("**" in page) is not within
 
 
-def test_the_page_of_predictions_is_that_of_its_file():
-    table = pd.read_csv(record.RESULTS / "predicted.csv")
-    assert list(table["setting"]) == list(predicting.SETTINGS) and len(table) >= 21
-    assert predicting.page(table) in (ROOT / "docs" / "predicted.md").read_text(encoding="utf-8")
+def test_every_setting_was_predicted():
+    settings = pd.read_csv(record.RESULTS / "predicted.csv")["setting"]
+    assert list(settings) == list(predicting.SETTINGS) and len(settings) >= 21
 
 
 @pytest.mark.slow
@@ -251,8 +220,8 @@ def test_predicted_memory_is_that_of_a_training(name):
 
 
 def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path):
-    own = {"n_seeds": 2, "epochs": 1, "controls": ()}
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **own)
+    small = {"n_seeds": 2, "epochs": 1, "controls": (), "train_fraction": 0.2}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
     finals = list(runs.train_all(run))
     best = max(finals, key=lambda row: row["validation_accuracy"])
     found = noisy.rows(run, 4)

@@ -21,7 +21,7 @@ import typer
 from PIL import Image
 
 import qnnkit
-from benchmarks import adapting, noisy, plateau, results, run, torchlayer
+from benchmarks import adapting, noisy, placing, plateau, predicting, results, run, torchlayer
 from qnnkit import cli, recipes, report, runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,6 +117,8 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
         ("plateau_rates", plateau.table, "docs/results.md"),
         ("noise", noisy.table, "docs/results.md"),
         ("adapting", adapting.table, "docs/results.md"),
+        ("placing", placing.markdown, "docs/measure.md"),
+        ("predicted", predicting.page, "docs/predicted.md"),
         ("bench", run.widths, "docs/simulator.md"),
         ("bench", run.table, "docs/simulator.md"),
         ("bench", run.table, "README.md"),

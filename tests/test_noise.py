@@ -6,6 +6,7 @@ import copy
 import math
 import re
 import sys
+from typing import ClassVar
 
 import pennylane as qp
 import pytest
@@ -15,51 +16,52 @@ from torch import nn
 from qnnkit import QuantumLayer, circuits, models, noise, report, runs
 from qnnkit.checkpoint import own_generators
 from qnnkit.layers import circuits_per_image, feature_maps_of
+from tests import toys
 from tests.toys import each_epoch, refused
 
 EXACT = 1e-6
 """The nets compute in float32, the devices in float64."""
 ANGLES = torch.linspace(0.1, 3.0, 8)[:, None]
-START = {"weights": torch.zeros(1)}
 NOISE = {"shots": (), "depolarizing": (), "readout": ()}
 
 
-class Told(nn.Module):
-    """Keeps what a layer gives, and makes logits of it."""
+class Seen(nn.Module):
+    """Keeps what a layer gives, in copies too, and makes logits of it."""
+
+    last: ClassVar[list[torch.Tensor]] = [torch.empty(0)]
 
     def __init__(self, layer: nn.Module):
         super().__init__()
         self.layer = layer
-        self.seen: list[torch.Tensor] = []
-
-    def __deepcopy__(self, memo) -> Told:
-        other = Told(copy.deepcopy(self.layer, memo))
-        other.seen = self.seen  # so that a test sees what a copy computes
-        return other.train(self.training)
 
     def forward(self, inputs):
         values = self.layer(inputs)
-        self.seen.append(values.detach().double())
+        self.last[0] = values.detach().double()
         return torch.stack([values[..., 0], -values[..., 0]], dim=-1)
 
 
-def rotations(n_gates: int = 1, measured=lambda: [qp.expval(qp.Z(0))], change=lambda qnode: qnode) -> Told:
-    """One wire: RY of the input, n_gates times a part of it, measured in some way; its QNode is changed."""
+def net_of(circuit, n_wires=1, *, start=0.0, change=lambda qnode: qnode) -> Seen:
+    """A net of one circuit with one weight; its QNode is changed."""
+    qnode = qp.QNode(circuit, circuits.make_device("default.qubit", range(n_wires)))
+    return Seen(QuantumLayer(change(qnode), {"weights": (1,)}, {"weights": torch.full((1,), start)}))
 
-    @qp.qnode(circuits.make_device("default.qubit", (0,)), diff_method="parameter-shift")
+
+def rotations(n_gates: int = 1, measured=lambda: [qp.expval(qp.Z(0))], **options) -> Seen:
+    """One wire: RY of the input, n_gates times a part of it, measured in some way."""
+
     def circuit(inputs, weights):
         for _ in range(n_gates):
             qp.RY((inputs[..., 0] + weights[0]) / n_gates, wires=0)
         return measured()
 
-    return Told(QuantumLayer(change(circuit), {"weights": (1,)}, START))
+    return net_of(circuit, **options)
 
 
-def values_of(model: Told, inputs=ANGLES, **conditions) -> torch.Tensor:
+def values_of(model: Seen, inputs=ANGLES, **conditions) -> torch.Tensor:
     """What the circuit gives under one condition, of shape (batch, n_outputs)."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     noise.robustness(model, inputs, labels, **NOISE | conditions)
-    return model.seen[-1]
+    return model.last[0]
 
 
 # --- closed forms -------------------------------------------------------------------------------------------
@@ -89,14 +91,12 @@ def test_shots_spread_as_a_binomial_does():
 def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
     p = 0.1
 
-    @qp.qnode(circuits.make_device("default.qubit", (0, 1)))
     def circuit(inputs, weights):
         qp.AngleEmbedding(inputs, wires=(0, 1), rotation="Y")
         qp.CNOT(wires=(0, 1))
         return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1)), qp.expval(qp.X(1)), qp.expval(qp.Z(0) @ qp.Z(1))]
 
-    model = Told(QuantumLayer(circuit, {"weights": (1,)}, START))
-    inputs, a, b = torch.tensor([[0.3, 0.7]]), math.cos(0.3), math.cos(0.7)
+    model, inputs, a, b = net_of(circuit, 2), torch.tensor([[0.3, 0.7]]), math.cos(0.3), math.cos(0.7)
     exact = torch.tensor([a, a * b, math.sin(0.7), b], dtype=torch.float64)
     for condition, factor, powers in (
         ("depolarizing", 1 - 4 * p / 3, [2, 3, 2, 3]),
@@ -109,38 +109,30 @@ def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
 # --- nets ---------------------------------------------------------------------------------------------------
 
 
-def quanv(**settings):
-    net = models.QuanvNet(1, (6, 6), 3, n_layers=1, hidden=4, **settings)
-    images = torch.randint(0, 256, (12, 1, 6, 6), generator=torch.Generator().manual_seed(0)).byte()
-    with torch.no_grad():
-        return net, images, net(images).argmax(-1)
-
-
 def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
-    model, images, labels = quanv(trainable=False, filters=2)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.train()
-    exact, shots, none, flips, loud = noise.robustness(
-        model, images, labels, shots=(50_000,), depolarizing=(0.0,), readout=(0.0, 0.5)
-    )
+    model = models.QuanvNet(1, (6, 6), 3, n_layers=1, hidden=4, trainable=False, filters=2)
+    images = torch.from_numpy(toys.noise(12, 1, 6, 6))
+    labels = model(images).argmax(-1)
+    before = copy.deepcopy(model.state_dict())
+
+    def rows(**conditions):
+        return noise.robustness(model, images, labels, **NOISE | conditions)
+
+    exact, shots, none, flips, loud = rows(shots=(50_000,), depolarizing=(0.0,), readout=(0.0, 0.5))
     assert [exact[name] for name in ("condition", "strength", "change", "images")] == ["exact", None, 0.0, 12]
     assert exact["accuracy"] == none["accuracy"] == flips["accuracy"] == 1
     assert none["change"] < EXACT and flips["change"] < EXACT and 0 < shots["change"] < 0.02
     assert shots["accuracy"] > 0.8, "values within 0.02 move few of the 12 images"
     assert loud["change"] > 0.1, "a wire that is read at random says nothing"
     assert all(0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in (exact, shots, loud))
-    assert model.training and not any(module._forward_hooks for module in model.modules())
-    one, other, again = (
-        noise.robustness(model, images, labels, **NOISE | {"shots": (50,)}, seed=seed)[1]["change"]
-        for seed in (1, 2, 1)
-    )
+    one, other, again = (rows(shots=(50,), seed=seed)[1]["change"] for seed in (1, 2, 1))
     assert one == again != other
     monkeypatch.setattr(noise, "MIXED_BYTES", 20 * noise.COPIES * 16 * 4**4)  # parts of a batch agree
-    parts = noise.robustness(model, images, labels, **NOISE | {"readout": (0.5,)})[1]
-    assert parts["change"] == pytest.approx(loud["change"], abs=EXACT)
+    assert rows(readout=(0.5,))[1]["change"] == pytest.approx(loud["change"], abs=EXACT)
+    assert model.training and not any(module._forward_hooks for module in model.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert circuits_per_image(model, images[:1]) == 2 * 9
     assert torch.equal(feature_maps_of(model, images), model.features(images))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 # --- what cannot be asked -----------------------------------------------------------------------------------
@@ -148,40 +140,39 @@ def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
 
 def wide(n_qubits: int) -> nn.Module:
     qnode, shapes = circuits.build("hardware_efficient", n_qubits=n_qubits, n_layers=1)
-    return Told(QuantumLayer(qnode, shapes, {"weights": torch.ones(shapes["weights"])}))
+    return Seen(QuantumLayer(qnode, shapes, {"weights": torch.ones(shapes["weights"])}))
 
 
 def noisy(qnode):
     return qnode.update(device=qp.device("default.mixed", wires=1, seed=0))
 
 
-UNASKED = {
-    "no circuit": lambda: nn.Identity(),
-    "noise": lambda: rotations(change=noisy),
-    "shots": lambda: rotations(change=lambda qnode: qp.set_shots(qnode, shots=10)),
-    "a state": lambda: rotations(measured=qp.state),
-    "wide": lambda: wide(11),
-}
+ELEVEN = {"images": torch.ones(2, 11), "labels": torch.zeros(2, dtype=torch.int64)}
+REFUSED = [
+    ("model", nn.Identity, {}),
+    ("model", lambda: rotations(change=noisy), {}),
+    ("model", lambda: rotations(change=lambda qnode: qp.set_shots(qnode, shots=10)), {}),
+    ("model", lambda: rotations(measured=qp.state), {}),
+    ("model", lambda: wide(11), ELEVEN | {"depolarizing": (0.01,)}),
+    ("shots", rotations, {"shots": (0,)}),
+    ("labels", rotations, {"labels": torch.zeros(3)}),
+    ("the number of images", rotations, {"images": ANGLES[:0]}),
+]
 
 
-@pytest.mark.parametrize("name", UNASKED)
-def test_what_cannot_be_asked_of_a_model(name):
-    inputs, labels = torch.ones(2, 11 if name == "wide" else 1), torch.zeros(2, dtype=torch.int64)
-    with refused("model"):
-        noise.robustness(UNASKED[name](), inputs, labels, shots=(10,), depolarizing=(0.01,), readout=())
-    if name == "wide":  # for a density matrix, and not for shots
-        assert noise.robustness(wide(11), inputs, labels, **NOISE | {"shots": (10,)})[1]["change"] > 0
+@pytest.mark.parametrize(("argument", "make", "asked"), REFUSED)
+def test_what_cannot_be_asked(argument, make, asked):
+    with refused(argument):
+        noise.robustness(
+            make(), **{"images": ANGLES, "labels": torch.zeros(8)} | NOISE | {"shots": (10,)} | asked
+        )
 
 
-def test_wrong_numbers_are_refused():
-    given = {"images": ANGLES, "labels": torch.zeros(8)}
-    wrong = {"shots": {"shots": (0,)}, "labels": {"labels": torch.zeros(3)}}
-    for argument, change in (wrong | {"the number of images": {"images": ANGLES[:0]}}).items():
-        with refused(argument):
-            noise.robustness(rotations(), **given | change)
-    for change in ({"depolarizing": (-0.1,)}, {"readout": (1.1,)}):
-        with pytest.raises(ValueError, match="must be in the interval"):  # PennyLane's own
-            noise.robustness(rotations(), **given | change)
+def test_shots_are_asked_of_wide_circuits_too_and_chances_are_pennylanes():
+    assert noise.robustness(wide(11), **ELEVEN | NOISE | {"shots": (10,)})[1]["change"] > 0
+    for chance in ({"depolarizing": (-0.1,)}, {"readout": (1.1,)}):
+        with pytest.raises(ValueError, match="must be in the interval"):
+            values_of(rotations(), **chance)
 
 
 # --- a device -----------------------------------------------------------------------------------------------
@@ -192,15 +183,13 @@ def test_a_fake_device_gives_every_measurement_in_its_place_shrunk_and_repeats_i
     """Offline, with the noise that was published of a real device."""
     pytest.importorskip("qiskit_ibm_runtime", reason="wants the extra: pip install 'qnnkit[hardware]'")
 
-    @qp.qnode(circuits.make_device("default.qubit", (0, 1)))
     def circuit(inputs, weights):
         qp.RY(inputs[..., 0], wires=1)
         qp.CNOT(wires=[1, 0])
         qp.RX(weights[0], wires=1)
         return [qp.expval(qp.Z(0)), qp.expval(qp.X(1)), qp.probs(wires=[0, 1])]
 
-    model = Told(QuantumLayer(circuit, {"weights": (1,)}, {"weights": torch.full((1,), 0.3)}))
-    inputs = torch.tensor([[0.0], [1.5], [math.pi]])
+    model, inputs = net_of(circuit, 2, start=0.3), torch.tensor([[0.0], [1.5], [math.pi]])
     exact = model.layer(inputs).detach().double()
     found, again = (values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,)) for _ in range(2))
     assert torch.equal(found, again), "one seed, the same shots"
@@ -209,7 +198,7 @@ def test_a_fake_device_gives_every_measurement_in_its_place_shrunk_and_repeats_i
     with refused("device"):
         values_of(rotations(), device="FakeManila3")
     with refused("model"):
-        noise.robustness(wide(6), torch.ones(2, 6), torch.zeros(2), **NOISE | {"device": "FakeManilaV2"})
+        values_of(wide(6), torch.ones(2, 6), device="FakeManilaV2")
 
 
 def test_without_the_extra_a_device_is_refused(monkeypatch):
@@ -233,21 +222,17 @@ def test_training_noise_shrinks_values_and_slopes_alike():
     assert "default.mixed, all samples at once" in model.layer.explain()
 
 
-def test_training_shots_are_counts_whose_mean_and_slope_are_exact():
-    model, n = rotations(), 4000
+def test_training_shots_are_counts_of_torchs_own_generator():
+    """Which checkpoints keep; the estimator itself is tested in test_shots.py."""
+    model = rotations()
     noise.put(model, shots=10)
-    inputs = torch.full((n, 1), 1.0)
     with own_generators():
         torch.manual_seed(0)
-        values = model.layer(inputs)
-        slope = torch.autograd.grad(values.mean(), model.layer.weights)[0]
+        values = model.layer(ANGLES).detach()
         torch.manual_seed(0)
-        again = model.layer(inputs)
-    assert torch.equal(values, again), "drawn by torch's own generator, which checkpoints keep"
-    counts, mean = 5 * (1 + values.detach()), float(values.detach().mean())
-    torch.testing.assert_close(counts, counts.round(), atol=1e-4, rtol=0)
-    assert mean == pytest.approx(math.cos(1.0), abs=5 * math.sin(1.0) / math.sqrt(10 * n))
-    assert float(slope) == pytest.approx(-math.sin(1.0), abs=5 / math.sqrt(20 * n))
+        assert torch.equal(model.layer(ANGLES), values)
+    torch.testing.assert_close(5 * (1 + values), (5 * (1 + values)).round(), atol=1e-4, rtol=0)
+    assert 0 < (values - ANGLES.cos()).abs().max() < 5 / math.sqrt(10)
 
 
 def test_what_has_shots_already_or_runs_elsewhere_is_refused():

@@ -113,26 +113,16 @@ def causal_lm(
         ValueError: The folder or name cannot be read here (missing, gated, offline, without safetensors), or
             the model knows too few tokens or takes no sequences of this length.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    from qnnkit.models import midi_model  # which makes its kind known to transformers
+    from transformers import AutoModelForCausalLM
 
     kind, name = DTYPES[checks.choice("dtype", dtype, DTYPES)], str(size_or_folder)
     place = torch.device("meta" if torch.device(device).type == "meta" else "cpu")
-    if name in LLAMA or (events and name in midi_model.SIZES):
-        config = (
-            midi_model.config_of(name, version=events, length=length)
-            if events
-            else llama_config(name, vocabulary=vocabulary, length=length)
-        )
+    if config := _from_scratch(name, vocabulary, length, events):
         with seeded(seed), place:
-            new: Any = AutoModelForCausalLM.from_config(config)
-        return _cast(new, kind)
+            return _cast(AutoModelForCausalLM.from_config(config), kind)
+    computes = in_four_bits(name, device)[0] if four_bit else None
     options: dict[str, Any] = {"device_map": place} if place.type == "meta" else {}
-    if computes := in_four_bits(name, device)[0] if four_bit else None:
-        nf4: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-        nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=computes, **nf4)
-        options = {"device_map": {"": torch.device(device)}, "quantization_config": nf4}
+    options |= _in_nf4(computes, device) if computes else {}
     about: Any = {"what": "causal language model", "otherwise": f"one of the sizes {', '.join(LLAMA)}"}
     model = published(AutoModelForCausalLM, name, argument="model", **about, **options)
     _require_fit(model.config, name, vocabulary, length)
@@ -141,6 +131,24 @@ def causal_lm(
     from peft import prepare_model_for_kbit_training
 
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def _from_scratch(name: str, vocabulary: int | None, length: int | None, events: str | None) -> Any:
+    """The configuration of a new model; None for a name that is no size."""
+    from qnnkit.models import midi_model  # which makes its kind known to transformers
+
+    if events and (name in midi_model.SIZES or name in LLAMA):
+        return midi_model.config_of(name, version=events, length=length)
+    return llama_config(name, vocabulary=vocabulary, length=length) if name in LLAMA else None
+
+
+def _in_nf4(computes: torch.dtype, device: torch.device | str) -> dict[str, Any]:
+    """What `from_pretrained` takes for weights in 4 bits."""
+    from transformers import BitsAndBytesConfig
+
+    nf4: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=computes, **nf4)
+    return {"device_map": {"": torch.device(device)}, "quantization_config": nf4}
 
 
 def _cast(model: Any, dtype: torch.dtype) -> Any:
@@ -186,18 +194,15 @@ def without_weights(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from qnnkit.models import midi_model
-
     name = str(size_or_folder)
-    if name in LLAMA or (events and name in midi_model.SIZES):
-        sizes: Any = {"vocabulary": vocabulary, "length": length, "events": events}
-        return causal_lm(name, dtype=dtype, device="meta", **sizes)
-    try:
-        config: Any = hub.read(AutoConfig, name)
-    except ValueError as error:
-        rule = "hold the config.json of a model that transformers knows"
-        raise ValueError(checks.message("model", rule, name, f"It was not read: {error}.")) from None
-    _require_fit(config, name, vocabulary, length)
+    config: Any = _from_scratch(name, vocabulary, length, events)
+    if config is None:
+        try:
+            config = hub.read(AutoConfig, name)
+        except ValueError as error:
+            rule = "hold the config.json of a model that transformers knows"
+            raise ValueError(checks.message("model", rule, name, f"It was not read: {error}.")) from None
+        _require_fit(config, name, vocabulary, length)
     with torch.device("meta"):
         return _cast(AutoModelForCausalLM.from_config(config), DTYPES[dtype])
 

@@ -15,34 +15,26 @@ from qnnkit.data.tokenizers import encode, of_captions
 from qnnkit.layers import controls, count_parameters, exchanged_parameters
 from qnnkit.models import Clip
 from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, LARGEST_LOGIT_SCALE, configuration
-from tests.toys import refused
+from tests.toys import noise, refused
 
 HEADS = ("full", "linear", "quantum")
 TEXTS = ["a photo of a cat", "a dog", "two dogs and a cat on a mat"]
 SIDE = 16
+TOKENIZER = of_captions(None, TEXTS, 10)
 
 
-def tokenizer_of(texts: list[str], length: int = 10) -> Any:
-    return of_captions(None, texts, length)
-
-
-TOKENIZER = tokenizer_of(TEXTS)
-
-
-def pixels_of(n: int = 3, channels: int = 3, seed: int = 0) -> torch.Tensor:
-    shape = (n, channels, SIDE, SIDE)
-    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+def pixels_of(channels: int = 3) -> torch.Tensor:
+    return torch.from_numpy(noise(3, channels, SIDE, SIDE))
 
 
 def batch_of(channels: int = 3) -> dict[str, torch.Tensor]:
     ids, mask = encode(TOKENIZER, TEXTS)
-    return {"pixel_values": pixels_of(channels=channels), "input_ids": ids, "attention_mask": mask}
+    return {"pixel_values": pixels_of(channels), "input_ids": ids, "attention_mask": mask}
 
 
 def clip_of(head: str = "linear", channels: int = 3, **options) -> Clip:
-    sizes = {"tokenizer": TOKENIZER, "channels": channels, "image_size": (SIDE, SIDE)}
-    sizes |= {name: options.pop(name) for name in (*sizes, "seed", "backend") if name in options}
-    return Clip(**sizes, head=head, **{"patch_size": 8} | options)
+    usual = {"tokenizer": TOKENIZER, "image_size": (SIDE, SIDE), "patch_size": 8}
+    return Clip(channels=channels, head=head, **usual | options)
 
 
 def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> None:
@@ -80,27 +72,18 @@ def test_the_seed_decides_the_start_alone():
 
 
 def test_a_full_head_gives_what_transformers_gives():
-    """Of pixels that are scaled as its image processor does."""
+    """Of pixels that are scaled as its image processor does, and of texts up to their end."""
     clip, batch = clip_of("full").eval(), batch_of()
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
     theirs = clip.net(**batch | {"pixel_values": (batch["pixel_values"] / 255 - mean) / std})
     images, texts = clip(**batch)
     close(images, theirs.image_embeds)
     close(texts, theirs.text_embeds)
-
-
-def test_texts_are_read_at_their_end():
-    clip, batch = clip_of("full").eval(), batch_of()
     ids, ends = batch["input_ids"], batch["attention_mask"].sum(1) - 1
     assert (ids[torch.arange(3), ends] == TOKENIZER.eos_token_id).all()
-    states = clip.net.text_model(input_ids=ids, attention_mask=batch["attention_mask"]).last_hidden_state
-    expected = clip.net.text_projection(states[torch.arange(3), ends])
-    close(clip.embed_texts(ids, batch["attention_mask"]), expected / expected.norm(dim=1, keepdim=True))
-    other = torch.where(batch["attention_mask"] == 0, 5, ids)  # what comes after the end is no matter
-    close(clip.embed_texts(other), clip.embed_texts(ids))
-    other = ids.clone()
-    other[:, 1] = 5
-    assert (clip.embed_texts(other) - clip.embed_texts(ids)).abs().max() > 1e-3
+    close(clip.embed_texts(torch.where(batch["attention_mask"] == 0, 5, ids)), texts)
+    first_word = torch.arange(ids.shape[1]) == 1
+    assert (clip.embed_texts(torch.where(first_word, 5, ids)) - texts).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("size", CLIP)
@@ -138,14 +121,12 @@ def test_the_scale_begins_at_1_over_007_and_stays_below_100():
 def test_controls_of_equal_counts():
     clip = clip_of("quantum", circuit="hardware_efficient", n_layers=3).eval()
     before, found = clip(**batch_of()), controls(clip)
-    found = {name: found[name] for name in ("no_entanglement", "frozen_random", "classical", "no_quantum")}
     counts = {name: sum(count_parameters(net).values()) for name, net in found.items()}
-    n_weights = sum(weight.numel() for weight in exchanged_parameters(clip))
-    whole = sum(weight.numel() for weight in clip.parameters())
-    assert n_weights == 2 * 24 and counts.pop("no_quantum") == whole - n_weights
-    assert set(counts.values()) == {whole}
-    for name, net in found.items():
-        for one, other in zip(net(**batch_of()), before, strict=True):
+    n_weights, n_all = 2 * 24, sum(weight.numel() for weight in clip.parameters())
+    assert sum(weight.numel() for weight in exchanged_parameters(clip)) == n_weights
+    for name in ("no_entanglement", "frozen_random", "classical", "no_quantum"):
+        assert counts[name] == n_all - n_weights * (name == "no_quantum"), name
+        for one, other in zip(found[name](**batch_of()), before, strict=True):
             assert one.shape == (3, 64) and (one - other).abs().max() > 1e-4, name
     linear = {name: value.shape for name, value in clip_of("linear").state_dict().items()}
     quantum = {name: value.shape for name, value in clip.state_dict().items() if "circuit" not in name}
@@ -166,23 +147,27 @@ def test_angles_lie_between_0_and_pi():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A small CLIP in a folder, as transformers saves it, with a tokenizer."""
+    """Folders of a small CLIP as transformers saves it: with a tokenizer, of grey images, of no CLIP."""
     folder = tmp_path_factory.mktemp("clip")
-    clip_of("full", seed=5).net.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
+    for name, channels in (("colour", 3), ("grey", 1), ("resnet", 1)):
+        clip_of("full", channels, seed=5).net.save_pretrained(folder / name)
+    TOKENIZER.save_pretrained(folder / "colour")
+    config = json.loads((folder / "resnet" / "config.json").read_text()) | {"model_type": "resnet"}
+    (folder / "resnet" / "config.json").write_text(json.dumps(config))
     return folder
 
 
 def test_weights_of_a_local_folder(saved):
-    given = {"tokenizer": of_captions(saved, ()), "pretrained": str(saved)}
+    place = saved / "colour"
+    given = {"tokenizer": of_captions(place, ()), "pretrained": str(place)}
     one, same = (clip_of("full", **each).eval()(**batch_of()) for each in (given, {"seed": 5}))
     close(one, same)
-    other, stored = clip_of("quantum", n_qubits=3, **given), load_file(saved / "model.safetensors")
+    other, stored = clip_of("quantum", n_qubits=3, **given), load_file(place / "model.safetensors")
     kept = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
     assert all(torch.equal(kept[name], value) for name, value in stored.items() if "projection" not in name)
     assert other(**batch_of())[0].shape == (3, 64)
-    grey, colour = (clip_of("full", channels, pretrained=str(saved)).eval() for channels in (1, 3))
-    image = pixels_of(channels=1)
+    grey, colour = (clip_of("full", channels, pretrained=str(place)).eval() for channels in (1, 3))
+    image = pixels_of(1)
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))
 
 
@@ -193,6 +178,7 @@ def ends_with_2() -> Any:
 
 
 MANY_WORDS = [" ".join(f"word{i}" for i in range(99))]
+PUBLISHED = {"pretrained": "colour"}
 
 
 @pytest.mark.parametrize(
@@ -201,29 +187,23 @@ MANY_WORDS = [" ".join(f"word{i}" for i in range(99))]
         ("size", {"size": "large"}),
         ("patch_size", {"patch_size": 5}),
         ("image_size", {"image_size": (16, 24)}),
+        ("tokenizer", {"tokenizer": ends_with_2()}),
         ("pretrained", {"pretrained": "nobody/clip"}),
-        ("tokenizer", {"tokenizer": ends_with_2}),
-        ("image_size", {"pretrained": None, "image_size": (32, 32)}),
-        ("tokenizer", {"pretrained": None, "tokenizer": lambda: tokenizer_of(MANY_WORDS)}),
-        ("tokenizer", {"pretrained": None, "tokenizer": lambda: tokenizer_of(TEXTS, 40)}),
+        ("pretrained", {"pretrained": "resnet", "channels": 1}),
+        ("channels", {"pretrained": "grey"}),
+        ("image_size", {**PUBLISHED, "image_size": (32, 32)}),
+        ("tokenizer", {**PUBLISHED, "tokenizer": of_captions(None, MANY_WORDS, 10)}),
+        ("tokenizer", {**PUBLISHED, "tokenizer": of_captions(None, TEXTS, 40)}),
     ],
 )
 def test_what_is_refused(monkeypatch, saved, argument, options):
-    """Also data that published weights, those of None here, do not fit."""
+    """Also data that weights of a folder, or published ones, do not fit."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    given = {name: value() if callable(value) else value for name, value in options.items()}
-    given |= {"pretrained": given["pretrained"] or str(saved)} if "pretrained" in given else {}
+    place = saved / options.get("pretrained", "none")
     with refused(argument):
-        clip_of(**given)
+        clip_of(**options | ({"pretrained": str(place)} if place.exists() else {}))
 
 
-def test_weights_of_another_net_and_pixels_that_are_none(tmp_path):
-    clip_of("full", 1).net.save_pretrained(tmp_path)
-    with refused("channels"):
-        clip_of("full", 3, pretrained=str(tmp_path))
-    config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "resnet"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with refused("pretrained"):
-        clip_of("full", 1, pretrained=str(tmp_path))
+def test_pixels_that_are_none():
     with refused("pixel_values"):
         clip_of().embed_images(pixels_of().float())

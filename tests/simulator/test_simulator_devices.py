@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits
-from qnnkit.simulator import OverWeights, array_api, steps
+from qnnkit.simulator import OverWeights, steps
 from qnnkit.simulator.circuit import Circuit
 from tests.simulator.test_random_circuits import GATES
-from tests.toys import Fusion
+from tests.toys import Fusion, same, uniform
 
 META = torch.device("meta")
 FLOAT32 = 1e-5
@@ -98,26 +98,33 @@ def test_a_quanvolution_runs_where_its_images_are():
 
 # --- precision ----------------------------------------------------------------------------------------
 
-SETTINGS = [("mkldnn", "matmul"), ("cuda", "matmul")]
+SETTINGS = [("mkldnn", "all"), ("mkldnn", "matmul"), ("cuda", "matmul")]
+PRODUCTS = SETTINGS[1]
 
 
-@pytest.fixture
+def precision(*of: str) -> str:
+    return torch._C._get_fp32_precision_getter(*of)
+
+
+def set_precision(asked: str, *of: str) -> None:
+    torch._C._set_fp32_precision_setter(*of, asked)
+
+
+@pytest.fixture(autouse=True)
 def restored():
-    before = [torch._C._get_fp32_precision_getter(*of) for of in SETTINGS]
+    before = [precision(*of) for of in SETTINGS]
     yield
     for of, value in zip(SETTINGS, before, strict=True):
-        torch._C._set_fp32_precision_setter(*of, value)
+        set_precision(value, *of)
 
 
 def layer_and_inputs(n_rows: int) -> tuple[QuantumLayer, Tensor]:
-    generator = torch.Generator().manual_seed(0)
     qnode, shapes = circuits.build("data_reuploading", n_qubits=5)
-    start = 6 * torch.rand(shapes["weights"], generator=generator)
-    inputs = 3 * torch.rand(n_rows, 5, generator=generator)
-    return QuantumLayer(qnode, shapes, {"weights": start}), inputs.requires_grad_()
+    start = uniform(*shapes["weights"], top=6)
+    return QuantumLayer(qnode, shapes, {"weights": start}), uniform(n_rows, 5, top=3).requires_grad_()
 
 
-def both_passes(layer: QuantumLayer, inputs: Tensor) -> list[Tensor]:
+def both_passes(layer: Any, inputs: Tensor) -> list[Tensor]:
     """Values, and gradients of their squares by inputs and weights."""
     values = layer(inputs)
     return [values, *torch.autograd.grad(values.square().sum(), [inputs, *layer.parameters()])]
@@ -125,138 +132,102 @@ def both_passes(layer: QuantumLayer, inputs: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("n_rows", [3, 20_000], ids=["by NumPy", "by torch"])
 @pytest.mark.parametrize("setting", ["bf16", "tf32"])
-def test_torchs_precision_changes_no_digit(setting, n_rows, restored, monkeypatch):
+def test_torchs_precision_changes_no_digit(setting, n_rows, monkeypatch):
     seen = []
-    for part in (steps.Weigh, steps.Block):
-        for name in ("forward", "backward"):
-            right = getattr(part, name)
+    for part, name in itertools.product((steps.Weigh, steps.Block), ("forward", "backward")):
+        right = getattr(part, name)
 
-            def spy(*given, right=right):
-                seen.append(torch._C._get_fp32_precision_getter("mkldnn", "matmul"))
-                return right(*given)
+        def spy(*given, right=right):
+            seen.append(precision(*PRODUCTS))
+            return right(*given)
 
-            monkeypatch.setattr(part, name, spy)
+        monkeypatch.setattr(part, name, spy)
     layer, inputs = layer_and_inputs(n_rows)
     found = []
     for asked in ("none", setting):
-        for of in SETTINGS:
-            torch._C._set_fp32_precision_setter(*of, "tf32" if (of[0], asked) == ("cuda", "bf16") else asked)
+        set_precision(asked, *PRODUCTS)
+        set_precision("none" if asked == "none" else "tf32", "cuda", "matmul")
         found.append(both_passes(layer, inputs))
-        assert torch._C._get_fp32_precision_getter(*SETTINGS[0]) == asked
+        assert precision(*PRODUCTS) == asked
     assert seen and (n_rows == 3 or set(seen) <= {"none", "ieee"})  # NumPy knows no such settings
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    same(*found, 0)
 
 
-def test_what_is_inherited_stays_inherited(restored):
-    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
-    torch.backends.mkldnn.fp32_precision = "bf16"
-    try:
-        layer, inputs = layer_and_inputs(3)
+def test_what_is_inherited_stays_inherited():
+    set_precision("none", *PRODUCTS)
+    layer, inputs = layer_and_inputs(3)
+    for asked in ("bf16", "ieee"):
+        torch.backends.mkldnn.fp32_precision = asked
         layer(inputs).sum().backward()
-        assert torch._C._get_fp32_precision_getter("mkldnn", "matmul") == "bf16"
-        torch.backends.mkldnn.fp32_precision = "ieee"
-        assert torch._C._get_fp32_precision_getter("mkldnn", "matmul") == "ieee"
-    finally:
-        torch.backends.mkldnn.fp32_precision = "none"
+        assert precision(*PRODUCTS) == asked
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by the compiler itself
-@pytest.mark.parametrize("through", ["vmap", pytest.param("compiler", marks=pytest.mark.slow)])
-def test_where_torch_goes_back_itself_it_rounds_nothing(through, restored):
-    """Under vmap a program of float64 serves: autograd's products run when the layer has long returned."""
+def test_under_vmap_nothing_is_rounded():
+    """A program of float64 serves: autograd's products run when the layer has long returned."""
     layer, inputs = layer_and_inputs(4)
-
-    def run() -> list[Tensor]:
-        if through == "vmap":
-            jacobian = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))
-            return [jacobian(inputs.detach())]
-        torch.compiler.reset()
-        return both_passes(torch.compile(layer, backend="aot_eager"), inputs)
-
-    exact = run()
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))
+    exact = jacobian(inputs.detach())
     assert layer._programs.last.dtype == torch.float32
-    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "bf16")
-    found = run()
-    assert layer._programs.last.dtype == (torch.float64 if through == "vmap" else torch.float32)
-    for one, other in zip(found, exact, strict=True):
-        assert one.dtype == torch.float32 and (one - other).abs().max() < FLOAT32
-
-
-@pytest.mark.parametrize(("setting", "dtype"), [("none", torch.float32), ("bf16", torch.float64)])
-def test_second_derivatives_are_not_rounded(setting, dtype, restored):
-    layer, inputs = layer_and_inputs(4)
-    torch._C._set_fp32_precision_setter("mkldnn", "matmul", setting)
-    [first] = torch.autograd.grad(layer(inputs).square().sum(), inputs, create_graph=True)
-    dtypes: list[torch.dtype] = []
-    with Products(dtypes):
-        [second] = torch.autograd.grad(first.sum(), layer.weights)
-    assert set(dtypes) == {dtype} and second.dtype == torch.float32 and second.abs().max() > 0.1
+    set_precision("bf16", *PRODUCTS)
+    found = jacobian(inputs.detach())
+    assert layer._programs.last.dtype == torch.float64 and found.dtype == torch.float32
+    same([found], [exact], FLOAT32)
 
 
 class Products(torch.utils._python_dispatch.TorchDispatchMode):
     """Notes the dtypes of matrix products that torch itself differentiates."""
 
-    def __init__(self, dtypes: list[torch.dtype]):
+    def __init__(self):
         super().__init__()
-        self.dtypes = dtypes
+        self.dtypes = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket.__name__ in ("mm", "bmm", "addmm", "mv", "addmv"):
-            self.dtypes.append(args[-1].dtype)
+            self.dtypes.add(args[-1].dtype)
         return func(*args, **(kwargs or {}))
 
 
-# --- small batches ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("setting", "dtype"), [("none", torch.float32), ("bf16", torch.float64)])
+def test_second_derivatives_are_not_rounded(setting, dtype):
+    layer, inputs = layer_and_inputs(4)
+    set_precision(setting, *PRODUCTS)
+    [first] = torch.autograd.grad(layer(inputs).square().sum(), inputs, create_graph=True)
+    with Products() as products:
+        [second] = torch.autograd.grad(first.sum(), layer.weights)
+    assert products.dtypes == {dtype} and second.dtype == torch.float32 and second.abs().max() > 0.1
 
 
-def test_small_batches_run_on_numpy_and_agree(monkeypatch):
-    layer, inputs = layer_and_inputs(7)
-    found = []
-    for small in (2**19, 0):
-        monkeypatch.setattr("qnnkit.simulator.fused.SMALL_BYTES", small)
-        found.append(both_passes(layer, inputs))
-    for near, far in zip(*found, strict=True):
-        assert (near - far).abs().max() < FLOAT32
-    program = layer._programs.last
-    assert program.near is not None and array_api.in_numpy(program.steps[-1]).table.base is not None
-
-
-def test_a_program_over_weights_is_exact_at_any_precision(restored):
+def test_a_program_over_weights_is_exact_at_any_precision():
     program = OverWeights(*circuits.build("strongly_entangling", n_qubits=2), 2)
-    weights = {"weights": torch.linspace(0, 3, 36).reshape(3, 2, 2, 3)}
-    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "bf16")
-    assert program(torch.zeros(2), weights).dtype == torch.float64
+    set_precision("bf16", *PRODUCTS)
+    assert program(torch.zeros(2), {"weights": uniform(3, 2, 2, 3)}).dtype == torch.float64
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------
 
 
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_a_gpu
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
 def test_both_passes_are_captured(ansatz):
     """They never wait for the host, so a CUDA graph replays them."""
-    qnode, shapes = circuits.build(ansatz)
-    layer = QuantumLayer(qnode, shapes).cuda()
-    sample = torch.rand(64, 4, device="cuda", requires_grad=True)
+    layer = QuantumLayer(*circuits.build(ansatz)).cuda()
+    sample, inputs = (uniform(64, 4, seed=seed).cuda().requires_grad_() for seed in (0, 1))
     graphed = torch.cuda.make_graphed_callables(layer, (sample,))
-    inputs = torch.rand(64, 4, device="cuda", requires_grad=True)
-    true = torch.autograd.grad(layer(inputs).square().sum(), [inputs, layer.weights])
-    found = torch.autograd.grad(graphed(inputs).square().sum(), [inputs, layer.weights])
-    assert all((one - other).abs().max() < FLOAT32 for one, other in zip(found, true, strict=True))
+    true, found = (
+        torch.autograd.grad(run(inputs).square().sum(), [inputs, layer.weights]) for run in (layer, graphed)
+    )
+    same(found, true, FLOAT32)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_a_gpu
 def test_tf32_changes_no_digit():
     layer, inputs = layer_and_inputs(64)
     layer, inputs = layer.cuda(), inputs.detach().cuda().requires_grad_()
-    before = torch.get_float32_matmul_precision()
-    found = []
-    try:
-        for asked in ("highest", "high"):
-            torch.set_float32_matmul_precision(asked)
-            found.append(both_passes(layer, inputs))
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    exact = both_passes(layer, inputs)
+    set_precision("tf32", "cuda", "matmul")
+    same(both_passes(layer, inputs), exact, 0)
