@@ -41,22 +41,6 @@ def test_a_continuation_goes_on_from_what_is_given_by_its_seed():
     assert continue_piece(model, TOKENS, Score(24)).note_num()
 
 
-def test_the_model_sees_what_leaves_room_and_no_position_is_passed(monkeypatch, recwarn):
-    model, contexts, seen = llama(positions=64), [], []
-    generate = model.generate
-    note = lambda module, given, named: seen.append(int(named["position_ids"].max()))  # noqa: E731
-    model.model.register_forward_pre_hook(note, with_kwargs=True)
-
-    def spy(input_ids, **options):
-        contexts.append(input_ids[0].tolist())
-        return generate(input_ids=input_ids, **options)
-
-    monkeypatch.setattr(model, "generate", spy)
-    continue_piece(model, TOKENS, band(), seed=1)  # longer than a window
-    ids = TOKENS.encode(band()).ids
-    assert contexts == [ids[-32:]] and max(seen) == 62 and not recwarn.list
-
-
 def test_only_music_is_written():
     """A net that wants nothing but marks and pitches without programs still plays."""
     model = llama()
