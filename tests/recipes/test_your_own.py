@@ -51,7 +51,8 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
     assert len(known) < 40, "it ended before it could be killed"
     done = forked.run(*words)
     assert done.returncode == 0 and "02_gradient_check: finished before" in done.stdout, done.stdout
-    assert "  02_gradient_check: finished before" in (home / "runs" / "wave" / "run.log").read_text()
+    kept = (home / "runs" / "wave" / "run.log").read_text()
+    assert all("[3/3] 04_analyze: done in" in told for told in (kept, done.stdout)), "it is kept, too"
     assert rows.read_text().splitlines()[: len(known) - 1] == known[:-1]
     result = json.loads((home / "runs" / "wave" / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 CLIP = {"n_qubits": 2, "n_layers": 1, "patch_size": 8, "train_fraction": 0.1, "batch_size": 32, "n_seeds": 1}
 CLIP |= {"sequence_length": 9}
-TEXT = {"sequence_length": 16, "vocabulary": 260, "train_fraction": 0.2, "batch_size": 8, "epochs": 1}
+TEXT = {"sequence_length": 16, "vocabulary": 260, "train_fraction": 0.5, "batch_size": 8, "epochs": 1}
+TEXT |= {"split_seed": 3}  # each split has texts of both
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,7 @@ LLAMA_3_2 = {"num_key_value_heads": 1, "tie_word_embeddings": True}
 def test_an_adapter_trains_and_is_read_and_merged_without_the_kit(splits, tmp_path, method, sizes):
     base = tasks.save(small(**sizes), splits.tokenizer, tmp_path / "base")
     ids = torch.tensor([splits.tokenizer.encode(PROMPT)])
-    model = shaken(adapt(causal_lm(base), method, **METHODS[method]))
+    model = shaken(adapt(causal_lm(base), method, **METHODS[method])).eval()
     Language()(model, next(iter(splits.batches("train", 2, shuffle=False)))).loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.requires_grad)
     folder, expected = tasks.save(model, splits.tokenizer, tmp_path / "adapter"), logits(model, ids)
