@@ -37,7 +37,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All by the command; only the run that is never killed is this process'."""
-    words = ["qnnkit", "run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "20"]
+    words = ["qnnkit", "run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "10"]
     words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
     words += ["--set", "plateau_qubits=2", "--set", "save_every_steps=1"]
     words += ["--notebooks", "02_gradient_check,03_train,04_analyze"]
@@ -48,7 +48,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
     first.kill()
     first.wait()
     known = rows.read_text().splitlines()
-    assert len(known) < 40, "it ended before it could be killed"
+    assert len(known) < 20, "it ended before it could be killed"
     done = forked.run(*words)
     assert done.returncode == 0 and "02_gradient_check: finished before" in done.stdout, done.stdout
     kept = (home / "runs" / "wave" / "run.log").read_text()
@@ -58,7 +58,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
     assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]
     assert result["score"] == "r2" and result["nets"][0]["score"] > 0.5 and "test r2" in done.stdout
     assert "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
-    whole = runs.open_run("runs/whole", "mine.py", epochs=20, controls=["classical"], n_seeds=1, threads=1)
+    whole = runs.open_run("runs/whole", "mine.py", epochs=10, controls=["classical"], n_seeds=1, threads=1)
     scores = [final["test_r2"] for final in runs.train_all(whole)]
     assert scores == [row["scores"][0] for row in result["nets"]]  # as if it had never been killed
     np.save(home / "new.npy", np.array([[0.5, 0.25, 0.125]], dtype=np.float32))
