@@ -145,7 +145,7 @@ def test_a_rank_and_alpha_that_are_asked_for(given, tmp_path):
 
 def test_a_base_in_half_precision_and_one_in_four_bits_where_there_is_no_cuda(given, tmp_path):
     """Which is told, and done without."""
-    small = {**given, "rank": 2, "gradient_checkpointing": False}
+    small = {**given, "rank": 2, "gradient_checkpointing": False, "micro_batch": None}
     run = trained(tmp_path / "half", "llama_mac", **small, base_precision="bfloat16")
     weights = [*runs.trained(run).parameters()]
     assert {each.dtype for each in weights if each.requires_grad} == {torch.float32}
