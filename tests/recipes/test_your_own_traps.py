@@ -17,24 +17,23 @@ from tests.same import raises
 from tests.toys import AsFloat, Digits
 
 CELL = """
-import pennylane as qml, qnnkit
-from torch import nn
-from qnnkit import data, recipes
+import pennylane as qml
+from qnnkit import recipes
 
 SIZE = {size}
 
 @qml.qnode(qml.device("default.qubit", wires=2))
-def circuit(inputs, weights):
+def circuit(inputs):
     qml.AngleEmbedding({angle}, wires=range(2))
     return [qml.expval(qml.PauliZ(0))]
 
 class Base:
-    def load(self, settings):
-        return data.arrays(settings, [[1.0] * {width}] * 30, [0.0] * 30)
+    def load(self):
+        return [0.0] * {width}
 
 class Mine(Base):
-    def build(self, settings, splits, seed):
-        return nn.Sequential(qnnkit.QuantumLayer(circuit, {{"weights": (1, 2)}}), nn.Linear(1, SIZE))
+    def build(self):
+        return circuit, SIZE
 
 print(recipes.find(Mine()).digest)
 """
