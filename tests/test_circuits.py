@@ -50,6 +50,9 @@ ONE, X, Y, Z = (
     for matrix in (((1, 0), (0, 1)), ((0, 1), (1, 0)), ((0, -1j), (1j, 0)), ((1, 0), (0, -1)))
 )
 
+TURNED = {"RX": [X], "RY": [Y], "RZ": [Z], "Rot": [Z, Y, Z]}
+"""About which axes a gate turns, the first first."""
+
 
 def rotation(pauli: np.ndarray, angle: float) -> np.ndarray:
     """exp(-i angle pauli / 2), as pauli squared is 1."""
@@ -69,11 +72,9 @@ def controlled(gate: np.ndarray, wires, n_qubits: int) -> np.ndarray:
 
 def dense_matrix(gate, n_qubits: int) -> np.ndarray:
     name, wires, angles = gate.name, list(gate.wires), [float(angle) for angle in gate.parameters]
-    if name in ("RX", "RY", "RZ"):
-        return spread({wires[0]: rotation({"X": X, "Y": Y, "Z": Z}[name[1]], angles[0])}, n_qubits)
-    if name == "Rot":
-        first, second, third = (rotation(p, a) for p, a in zip((Z, Y, Z), angles, strict=True))
-        return spread({wires[0]: third @ second @ first}, n_qubits)
+    if name in TURNED:
+        turns = [rotation(pauli, angle) for pauli, angle in zip(TURNED[name], angles, strict=True)]
+        return spread({wires[0]: reduce(np.matmul, turns[::-1])}, n_qubits)
     if name == "Hadamard":
         return spread({wires[0]: (X + Z) / np.sqrt(2)}, n_qubits)
     if name in ("CNOT", "CZ"):
@@ -102,72 +103,58 @@ def dense_expectations(state: np.ndarray, n_qubits: int) -> list[float]:
 
 @pytest.mark.parametrize("n_qubits", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("ansatz", "embedding"), CASES)
-def test_a_dense_simulator_agrees(ansatz, embedding, n_qubits):
+def test_a_dense_simulator_agrees_sample_by_sample(ansatz, embedding, n_qubits):
     qnode, shapes = circuits.build(ansatz, n_qubits=n_qubits, n_layers=2, embedding=embedding)
-    inputs, weights = arguments(ansatz, embedding, n_qubits)
+    inputs, weights = arguments(ansatz, embedding, n_qubits, batch=(3,))
     assert weights.shape == shapes["weights"]
-    expected = dense_expectations(dense_state(tape_of(qnode, inputs, weights), inputs, n_qubits), n_qubits)
+    states = [dense_state(tape_of(qnode, sample, weights), sample, n_qubits) for sample in inputs]
+    expected = np.stack([dense_expectations(state, n_qubits) for state in states], axis=1)  # (wires, batch)
     np.testing.assert_allclose(qnode(inputs, weights), expected, rtol=0, atol=EXACT)
+    np.testing.assert_allclose(qnode(inputs[0], weights), expected[:, 0], rtol=0, atol=EXACT)
+    assert np.ptp(expected, axis=1).max() > 0.1, "the data matter"
 
 
 # --- closed forms -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("angle", [0.0, 0.3, np.pi / 2, 2.5, -1.0])
-def test_the_angle_embedding_gives_the_cosine(angle):
-    qnode, _ = circuits.build("hardware_efficient", n_qubits=1, n_layers=1)
-    np.testing.assert_allclose(qnode([angle], np.zeros((1, 1, 2))), [np.cos(angle)], atol=EXACT)
+def iqp_as_z(inputs, wires):
+    """With H RZ(x) on both wires and a ZZ rotation by xy, <X_0> is cos x cos xy; RY(-pi/2) makes it <Z_0>."""
+    circuits.iqp(inputs, wires)
+    for wire in wires:
+        qp.RY(-np.pi / 2, wires=wire)
 
 
-def test_the_iqp_embedding_of_two_features():
-    # With H RZ(x) on both wires and a ZZ rotation by xy, <X_0> = cos x cos xy; RY(-pi/2) turns X into Z.
-    x, y = 0.4, 1.1
-
-    @qp.qnode(circuits.make_device("default.qubit", 2))
-    def circuit():
-        circuits.iqp([x, y], (0, 1))
-        for wire in (0, 1):
-            qp.RY(-np.pi / 2, wires=wire)
-        return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))]
-
-    np.testing.assert_allclose(circuit(), [np.cos(x) * np.cos(x * y), np.cos(y) * np.cos(x * y)], atol=EXACT)
+def ghz(inputs, wires):
+    """CZ then RY(-pi/2) on the next wire, layer by layer, on |+...+>: a GHZ state, up to a sign."""
+    n = len(wires)
+    weights = np.zeros((n - 1, n, 2))
+    weights[range(n - 1), range(1, n), 1] = -np.pi / 2
+    circuits.angle(inputs, wires)
+    circuits.hardware_efficient(weights, wires)
 
 
-@pytest.mark.parametrize(
-    ("features", "expected"),
-    [([1, 1, 0, 0], [1, 0]), ([3, 0, 0, 4], [-0.28, -0.28]), ([1, 0, 1], [0, 1]), ([0, -2], [1, -1])],
-)
-def test_the_amplitude_embedding_of_two_wires(features, expected):
-    @qp.qnode(circuits.make_device("default.qubit", 2))
-    def circuit(inputs):
-        circuits.amplitude(inputs, (0, 1))
-        return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))]
-
-    np.testing.assert_allclose(circuit(np.array(features, dtype=float)), expected, atol=EXACT)
+CLOSED = [
+    (circuits.angle, [0.3, -1.0], np.cos([0.3, -1.0])),
+    (iqp_as_z, [0.4, 1.1], np.cos([0.4, 1.1]) * np.cos(0.44)),
+    *((circuits.amplitude, *each) for each in (
+        ([1, 1, 0, 0], [1, 0]), ([3, 0, 0, 4], [-0.28, -0.28]), ([1, 0, 1], [0, 1]), ([0, -2], [1, -1])
+    )),
+    (ghz, [np.pi / 2] * 2, [0, 0, -1, 1]), (ghz, [np.pi / 2] * 3, [0, 0, 0, 1, 1, 1]),
+]  # fmt: skip
+"""Gates, inputs, and what Z of each wire gives; then the product of all X, and Z of neighbours together."""
 
 
-def bell_weights(n_qubits: int) -> np.ndarray:
-    """CZ then RY(-pi/2) on the next wire, layer by layer: on |+...+> it makes a GHZ state, up to a sign."""
-    weights = np.zeros((n_qubits - 1, n_qubits, 2))
-    for layer in range(n_qubits - 1):
-        weights[layer][layer + 1][1] = -np.pi / 2
-    return weights
-
-
-@pytest.mark.parametrize(("n_qubits", "sign"), [(2, -1), (3, 1)])
-def test_bell_and_ghz(n_qubits, sign):
-    wires = tuple(range(n_qubits))
+@pytest.mark.parametrize(("function", "inputs", "expected"), CLOSED)
+def test_closed_forms(function, inputs, expected):
+    wires = range(len(inputs) if function is ghz else 2)
 
     @qp.qnode(circuits.make_device("default.qubit", wires))
     def circuit():
-        circuits.angle([np.pi / 2] * n_qubits, wires)
-        circuits.hardware_efficient(bell_weights(n_qubits), wires)
-        flips = qp.prod(*(qp.X(wire) for wire in wires))
-        ones = [qp.expval(qp.Z(wire)) for wire in wires]
-        return [*ones, *(qp.expval(qp.Z(i) @ qp.Z(i + 1)) for i in wires[:-1]), qp.expval(flips)]
+        function(np.array(inputs, dtype=float), wires)
+        together = [qp.prod(*map(qp.X, wires)), *(qp.Z(i) @ qp.Z(i + 1) for i in wires[:-1])]
+        return [qp.expval(each) for each in [*map(qp.Z, wires), *together]]
 
-    expected = [0] * n_qubits + [1] * (n_qubits - 1) + [sign]
-    np.testing.assert_allclose(circuit(), expected, atol=EXACT)
+    np.testing.assert_allclose(circuit()[: len(expected)], expected, atol=EXACT)
 
 
 # --- gates, written by hand -------------------------------------------------------------------------
@@ -175,27 +162,14 @@ def test_bell_and_ghz(n_qubits, sign):
 
 def test_the_gates_of_data_reuploading():
     qnode, _ = circuits.build("data_reuploading", n_qubits=3, n_layers=2)
-    a, b, c = 0.1, 0.2, 0.3
-    weights = np.arange(1, 19).reshape(2, 3, 3)
-    # fmt: off
-    assert gates(qnode, [a, b, c], weights) == [
-        ("RY", (0,), a), ("RY", (1,), b), ("RY", (2,), c),
-        ("RY", (0,), 1), ("RZ", (0,), 2), ("RY", (1,), 4), ("RZ", (1,), 5), ("RY", (2,), 7), ("RZ", (2,), 8),
-        ("CNOT", (0, 1)), ("CNOT", (1, 2)), ("CNOT", (2, 0)),
-        ("RY", (0,), 3), ("RY", (1,), 6), ("RY", (2,), 9),
-        ("RY", (0,), a), ("RY", (1,), b), ("RY", (2,), c),
-        ("RY", (0,), 10), ("RZ", (0,), 11), ("RY", (1,), 13), ("RZ", (1,), 14),
-        ("RY", (2,), 16), ("RZ", (2,), 17),
-        ("CNOT", (0, 1)), ("CNOT", (1, 2)), ("CNOT", (2, 0)),
-        ("RY", (0,), 12), ("RY", (1,), 15), ("RY", (2,), 18),
-    ]
-    # fmt: on
-
-
-def test_a_block_of_hardware_efficient_alternates_from_its_place():
-    for first, pairs in ((0, [[0, 1], [2, 3]]), (1, [[1, 2]])):
-        tape = qp.tape.make_qscript(circuits.hardware_efficient)(np.zeros((1, 4, 2)), range(4), first=first)
-        assert [each.wires.tolist() for each in tape.operations if each.name == "CZ"] == pairs
+    inputs, weights, expected = [0.1, 0.2, 0.3], np.arange(1, 19).reshape(2, 3, 3), []
+    for layer in weights:
+        expected += [("RY", (wire,), inputs[wire]) for wire in range(3)]
+        for wire in range(3):
+            expected += [("RY", (wire,), layer[wire][0]), ("RZ", (wire,), layer[wire][1])]
+        expected += [("CNOT", (0, 1)), ("CNOT", (1, 2)), ("CNOT", (2, 0))]
+        expected += [("RY", (wire,), layer[wire][2]) for wire in range(3)]
+    assert gates(qnode, inputs, weights) == expected
 
 
 def test_hardware_efficient_alternates_its_pairs():
@@ -225,17 +199,7 @@ def test_random_keeps_its_structure_by_seed_and_uses_every_weight_once():
     np.testing.assert_allclose(angles, weights.flatten(), atol=1e-6)
 
 
-# --- batches, gradients -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_qubits", [1, 3])
-@pytest.mark.parametrize(("ansatz", "embedding"), CASES)
-def test_a_batch_is_a_loop_over_its_samples(ansatz, embedding, n_qubits):
-    qnode, _ = circuits.build(ansatz, n_qubits=n_qubits, embedding=embedding)
-    inputs, weights = arguments(ansatz, embedding, n_qubits, batch=(5,))
-    one_by_one = np.stack([qnode(sample, weights) for sample in inputs], axis=1)  # (n_qubits, batch)
-    np.testing.assert_allclose(qnode(inputs, weights), one_by_one, rtol=0, atol=EXACT)
-    assert np.ptp(one_by_one, axis=1).max() > 0.1  # the data matter
+# --- gradients --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_qubits", [1, 2, 4])
@@ -275,22 +239,11 @@ def test_a_blank_sample_becomes_the_zero_state_and_has_finite_gradients(n_featur
 # --- without entanglement ---------------------------------------------------------------------------
 
 
-def product_inputs(embedding: str, n_qubits: int) -> np.ndarray:
-    """Features that no embedding entangles: amplitudes of a product state for the amplitude embedding."""
-    angles = np.linspace(0.3, 2.5, n_qubits)
-    if embedding != "amplitude":
-        return angles
-    return reduce(np.kron, [np.array([np.cos(angle), np.sin(angle)]) for angle in angles])
-
-
-def purities(state: np.ndarray, n_qubits: int) -> list[float]:
-    """Of each wire alone: 1 for a product state, less for an entangled one."""
-    found = []
-    for wire in range(n_qubits):
-        matrix = np.moveaxis(state.reshape([2] * n_qubits), wire, 0).reshape(2, -1)
-        density = matrix @ matrix.conj().T
-        found.append(float((density @ density).trace().real))
-    return found
+def alone_and_together(qnode, inputs, weights) -> tuple[list, list]:
+    """Its gates on one wire and those on several, without the preparation of a state."""
+    gates = tape_of(qnode, inputs, weights).operations
+    gates = [gate for gate in gates if not isinstance(gate, qp.operation.StatePrepBase)]
+    return [gate for gate in gates if len(gate.wires) == 1], [gate for gate in gates if len(gate.wires) > 1]
 
 
 @pytest.mark.parametrize("n_qubits", [2, 3, 4])
@@ -298,21 +251,12 @@ def purities(state: np.ndarray, n_qubits: int) -> list[float]:
 def test_drop_entanglement(ansatz, embedding, n_qubits):
     qnode, _ = circuits.build(ansatz, n_qubits=n_qubits, n_layers=3, embedding=embedding)
     separable = circuits.drop_entanglement(qnode)
-    _, weights = arguments(ansatz, embedding, n_qubits, n_layers=3)
-    inputs = product_inputs(embedding, n_qubits)
-    whole, tape = tape_of(qnode, inputs, weights), tape_of(separable, inputs, weights)
-
-    def angles_of(tape) -> list[float]:
-        return [float(angle) for gate in tape.operations if len(gate.wires) == 1 for angle in gate.parameters]
-
-    prepares = qp.operation.StatePrepBase
-    assert [gate for gate in tape.operations if len(gate.wires) > 1 and not isinstance(gate, prepares)] == []
-    assert angles_of(tape) == angles_of(whole)
-    assert len(angles_of(tape)) >= weights.size  # every weight still acts
-    state = dense_state(tape, inputs, n_qubits)
-    np.testing.assert_allclose(purities(state, n_qubits), 1, atol=EXACT)
+    inputs, weights = arguments(ansatz, embedding, n_qubits, n_layers=3)
+    (alone, together), left = (alone_and_together(each, inputs, weights) for each in (qnode, separable))
+    assert left == (alone, []) and together, "there was something to drop"
+    assert sum(gate.num_params for gate in alone) >= weights.size, "every weight still acts"
+    state = dense_state(tape_of(separable, inputs, weights), inputs, n_qubits)
     np.testing.assert_allclose(separable(inputs, weights), dense_expectations(state, n_qubits), atol=EXACT)
-    assert min(purities(dense_state(whole, inputs, n_qubits), n_qubits)) < 0.99  # there was something to drop
 
 
 def test_drop_entanglement_keeps_entangled_data():
@@ -352,11 +296,8 @@ def test_circuits_take_any_wires(ansatz):
     def values(wires):
         @qp.qnode(circuits.make_device("default.qubit", wires))
         def circuit():
-            if CIRCUITS[ansatz].kind == "both":
-                CIRCUITS[ansatz].function(inputs, weights, wires)
-            else:
-                circuits.angle(inputs, wires)
-                CIRCUITS[ansatz].function(weights, wires)
+            circuits.angle(inputs, wires)
+            CIRCUITS[ansatz].function(*[inputs] * (CIRCUITS[ansatz].kind == "both"), weights, wires)
             return [qp.expval(qp.Z(wire)) for wire in wires]
 
         return circuit()
@@ -386,7 +327,6 @@ def test_an_ansatz_takes_no_features():
         ({"ansatz": "random", "embedding": "amplitud"}, "embedding", "Did you mean 'amplitude'?"),
         ({"ansatz": "random", "embedding": "random"}, "embedding", "angle, amplitude, iqp"),
         ({"ansatz": "random", "n_qubits": 0}, "n_qubits", "but is 0"),
-        ({"ansatz": "random", "n_qubits": -2}, "n_qubits", "but is -2"),
         ({"ansatz": "random", "n_layers": 0}, "n_layers", "but is 0"),
     ],
 )

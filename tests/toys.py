@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import os
 import re
 import resource
@@ -286,6 +287,15 @@ def by_composer(splits: Any) -> dict[str, Any]:
     return {
         name: replace(splits, **{side: part(splits.split(side), name) for side in SPLITS}) for name in names
     }
+
+
+def music(path: Path, third: int = 4, n: int = 12) -> Path:
+    """Pieces of chords in JSON, which are gzipped for ".gz"."""
+    notes = (0, third, 7, 12)
+    pieces = {f"{i}": [[60 + i % 5 + each] for _ in range(12) for each in notes] for i in range(n)}
+    content = json.dumps(pieces).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
 
 
 def texts(folder: Path) -> Path:

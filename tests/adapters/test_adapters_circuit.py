@@ -17,24 +17,18 @@ def angles_of(*shape, seed=0):
     return 2 * math.pi * torch.rand(*shape, generator=generator, dtype=torch.float64)
 
 
-def gates(angles, wires, entangled=True):
-    """The circuit, in PennyLane's words; angles of shape (n_layers + 1, n_wires)."""
-    for layer, of_wires in enumerate(angles):
-        if layer and entangled:
-            for one, other in itertools.pairwise(wires):
-                qp.CZ(wires=(one, other))
-        for wire, angle in zip(wires, of_wires, strict=True):
-            qp.RY(angle, wires=wire)
-
-
 def by_pennylane(angles, entangled):
-    """The matrix of one circuit, of shape (2**n, 2**n)."""
-    wires = tuple(range(angles.shape[-1]))
+    """The matrix of one circuit, of shape (2**n, 2**n); angles of shape (n_layers + 1, n)."""
+    wires = range(angles.shape[-1])
 
-    def function(weights):
-        gates(weights, wires, entangled)
+    def circuit(angles):
+        for layer, of_wires in enumerate(angles):
+            for pair in itertools.pairwise(wires) if layer and entangled else ():
+                qp.CZ(wires=pair)
+            for wire, angle in zip(wires, of_wires, strict=True):
+                qp.RY(angle, wires=wire)
 
-    return torch.as_tensor(qp.matrix(function, wire_order=wires)(angles.numpy()))
+    return torch.as_tensor(qp.matrix(circuit, wire_order=wires)(angles.numpy()))
 
 
 @pytest.mark.parametrize("entangled", [True, False])

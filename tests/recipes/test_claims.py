@@ -12,13 +12,14 @@ from tests.toys import real
 
 PAGE = (Path(__file__).parents[2] / "docs" / "claims.md").read_text("utf-8")
 FIELDS = ("citation", "arxiv", "claim", "number", "claimed", "data", "where", "source", "verified", "here")
+SOME = ["lstm", "classical", "no_quantum", "fourier"]  # four circuits each: all of them would take long
 SMALL = {
     "henderson_quanv": {"dataset": "digits", "train_fraction": 60, "validation_fraction": 60, "n_test": 60},
     "perez_salinas_reuploading": {"n_layers": 2, "test_fraction": 40},
     "cong_qcnn": {"n_side": 3, "batch_size": 20},
     "altmann_sequent": {"points": "spirals", "n_layers": 1, "n_first": 2, "test_fraction": 40},
     "mari_transfer": {"n_features": 8, "n_layers": 1, "train_fraction": 0.05},
-    "chen_qlstm": {"series": "bessel", "n_layers": 1, "batch_size": 144},
+    "chen_qlstm": {"series": "bessel", "n_layers": 1, "batch_size": 144, "controls": SOME},
 }
 """Recipe -> settings of a quick training."""
 

@@ -8,30 +8,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from qnnkit import recipes, report, runs
+from qnnkit import recipes, runs
 from tests import forked
 from tests.recipes.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
+from tests.same import raises
+from tests.toys import AsFloat, Digits
 
 CELL = """
-import pennylane as qml, qnnkit
-from torch import nn
-from qnnkit import data, recipes
+import pennylane as qml
+from qnnkit import recipes
 
 SIZE = {size}
 
 @qml.qnode(qml.device("default.qubit", wires=2))
-def circuit(inputs, weights):
+def circuit(inputs):
     qml.AngleEmbedding({angle}, wires=range(2))
     return [qml.expval(qml.PauliZ(0))]
 
 class Base:
-    def load(self, settings):
-        return data.arrays(settings, [[1.0] * {width}] * 30, [0.0] * 30)
+    def load(self):
+        return [0.0] * {width}
 
 class Mine(Base):
-    def build(self, settings, splits, seed):
-        return nn.Sequential(qnnkit.QuantumLayer(circuit, {{"weights": (1, 2)}}), nn.Linear(1, SIZE))
+    def build(self):
+        return circuit, SIZE
 
 print(recipes.find(Mine()).digest)
 """
@@ -47,19 +49,6 @@ def test_what_cells_make_of_a_recipe_counts(home):  # noqa: F811
     assert done.returncode == 0, done.stderr
     first, same, *others = done.stdout.split()[-5:]
     assert first == same and len({first, *others}) == 4
-
-
-def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
-    text = RECIPE.replace("import qnnkit\n", "import qnnkit\nimport neighbour\n", 1)
-    digests, heights = set(), []
-    for number in (1, 2):
-        (folder := home / f"d{number}").mkdir()
-        (folder / "neighbour.py").write_text(f"height = {number}\n")
-        (folder / "mine.py").write_text(text.replace("np.sin(3 * t)", "neighbour.height * t"))
-        recipe = recipes.find(folder / "mine.py")
-        digests.add(recipe.digest)
-        heights.append(float(recipe.load(recipe.settings()).train.targets.abs().max()))
-    assert len(digests) == 2 and heights[1] == pytest.approx(2 * heights[0])
 
 
 def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbour(home):  # noqa: F811
@@ -78,23 +67,21 @@ def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbou
         assert spec is not None and not Path(spec.origin).is_relative_to(home)
 
 
-def test_what_a_recipe_imports_by_a_dot_or_by_a_link_to_its_folder_counts(home, tmp_path_factory):  # noqa: F811
-    link = tmp_path_factory.mktemp("elsewhere") / "link"
-    link.symlink_to(home)
+def test_what_a_recipe_imports_from_its_folder_by_a_dot_or_by_a_link_counts_as_it_is_now(home, tmp_path):  # noqa: F811
+    link, found = tmp_path / "link", []
+    link.symlink_to(home / "a")
     sys.path.insert(0, str(link))  # as of a script that was started by the link
-    (home / "pkg").mkdir()
-    (home / "pkg" / "__init__.py").write_text("from .inner import number\n")
-    (home / "pkg" / "inner.py").write_text("number = 0\n")
-    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1))
-    digests = set()
-    for number in (1, 2):
-        for place in ("near.py", "pkg/inner.py"):
-            (home / place).write_text(f"number = {number}\n")
-            recipe = recipes.find("mine.py")
-            digests.add(recipe.digest)
-        assert recipe.code.near.number == recipe.code.pkg.number == number
+    for folder, near, inner in (("a", 1, 1), ("a", 2, 1), ("a", 2, 2), ("b", 3, 2)):
+        (home / folder / "pkg").mkdir(parents=True, exist_ok=True)
+        files = {"mine.py": RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1)}
+        files |= {"pkg/__init__.py": "from .inner import number\n", "pkg/inner.py": f"number = {inner}\n"}
+        for name, text in (files | {"near.py": f"number = {near}\n"}).items():
+            (home / folder / name).write_text(text)
+        found.append(recipe := recipes.find(home / folder / "mine.py"))
+        assert (recipe.code.near.number, recipe.code.pkg.number) == (near, inner)
         assert sorted(recipe.neighbours) == ["near.py", "pkg/__init__.py", "pkg/inner.py"]
-    assert len(digests) == 4
+    assert len({recipe.digest for recipe in found}) == 4
+    assert [recipe.code.near.number for recipe in found] == [1, 2, 2, 3], "each has its own"
 
 
 def trained(home):  # noqa: F811
@@ -124,16 +111,6 @@ def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(ho
     np.savez("more.npz", inputs=np.full((4, 3), 0.5, np.float32), targets=np.ones(4, np.float32))
     found = runs.evaluate("runs/one", "more.npz", recipe="mine.py")
     assert (found["samples"], found["score"]) == (4, "r2") and np.isfinite(found["r2"])
-
-
-def test_a_row_without_an_event_is_none(home):  # noqa: F811
-    run, _ = trained(home)
-    lines = (home / "runs" / "one" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    lines.insert(2, '{"net": "hybrid", "seed": 0}\n')
-    (home / "runs" / "one" / "metrics.jsonl").write_text("".join(lines))
-    assert len(list(runs.train_all(runs.open_run("runs/one", "mine.py", epochs=3)))) == 1
-    report.finish(run)
-    assert run.result["nets"][0]["net"] == "hybrid"
 
 
 def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811
@@ -182,9 +159,8 @@ REFUSED = {
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
     "a circuit outside its modules": (LAYERS, NET, "exchange every circuit of the net"),
     "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 11: ZeroDivisionError"),
-    "no module": ("import qnnkit\n", "import qnnkit\nimport nowhere\n", "line 8: ModuleNotFoundError"),
-    "an error in build": (LAYERS, f"1 + {LAYERS[7:]}", "line 33, in build: TypeError"),
     "no net": (LAYERS, "return 3", "Argument `build` must"),
+    "wider data": ("nn.Linear(3, 3)", "nn.Linear(4, 3)", "shapes cannot be multiplied"),
     "no splits": ("    return data.arrays", "    return t\n    data.arrays", "`load` must return splits"),
     "an unknown argument": ("build(settings, splits, seed)", "build(settings, splits, sed)", "ask for `sed`"),
     "other settings": ("(qnnkit.Settings)", "", "`Settings` must derive from qnnkit.Settings"),
@@ -213,17 +189,18 @@ def test_what_is_wrong_is_told_in_a_sentence_and_begins_no_run(kind, home):  # n
     assert not (home / "runs" / "one" / "config.json").exists()
 
 
-@pytest.mark.parametrize("when", ["its import", "its use"])
-def test_the_file_that_failed_is_named_with_its_line(home, when):  # noqa: F811
-    helping = '"""Help."""\n\n\ndef scale():\n    return 1 / 0\n'
-    (home / "helping.py").write_text(helping + "\n\nscale()\n" * (when == "its import"))
+def test_the_file_that_failed_is_named_with_its_line(home):  # noqa: F811
     text = RECIPE.replace("import qnnkit\n", "import helping\nimport qnnkit\n", 1)
     (home / "mine.py").write_text(text.replace("np.sin(3 * t)", "helping.scale()"))
-    with pytest.raises(recipes.RecipeError, match=r"mine\.py`, helping\.py, line 5, in scale: ZeroD"):
-        runs.open_run("runs/one", "mine.py")
-    (home / "helping.py").write_text("\n\ndef (\n")
-    with pytest.raises(recipes.RecipeError, match=r"mine\.py`: SyntaxError: .*\(helping\.py, line 3\)"):
-        recipes.find("mine.py")
+    helping = '"""Help."""\n\n\ndef scale():\n    return 1 / 0\n'
+    for text, told in (  # when it is used, imported and read
+        (helping, r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
+        (helping + "\n\nscale()\n", r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
+        ("\n\ndef (\n", r"mine\.py`: SyntaxError: .*\(helping\.py, line 3\)"),
+    ):
+        (home / "helping.py").write_text(text)
+        with pytest.raises(recipes.RecipeError, match=told):
+            runs.open_run("runs/one", "mine.py")
 
 
 def test_a_name_that_is_nearly_one_of_a_recipe_is_told(home):  # noqa: F811
@@ -233,66 +210,43 @@ def test_a_name_that_is_nearly_one_of_a_recipe_is_told(home):  # noqa: F811
             recipes.find("mine.py")
 
 
-UNSEEDED = """
-import numpy as np
-import qnnkit
-import torch
-from torch import nn
-from qnnkit import data
-
-class Settings(qnnkit.Settings):
-    controls: tuple[str, ...] = ()
-
-def load(settings):
-    images = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
-    return data.arrays(settings, images, (images.sum(1) > 0).astype("int64"))
-
-def build(settings, splits, seed):
-    net = nn.Sequential(nn.Linear(4, 1024), nn.Tanh(), nn.Linear(1024, 2))
-    net[0].requires_grad_(False)
-    net[0].weight.data = torch.as_tensor(np.random.default_rng().normal(size=(1024, 4)), dtype=torch.float32)
-    return net
-"""
+class Bytes(Digits):
+    @staticmethod
+    def build(splits, seed):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-OF_IMAGES = (
-    UNSEEDED[: UNSEEDED.index("def load")].replace("(qnnkit.", "(data.Images, qnnkit.")
-    + """
-load = data.of
-
-class Net(nn.Linear):
-    def forward(self, images):
-        return super().forward(images.flatten(1).float())
-
-def build(settings, splits, seed):
-    return %s
-"""
-)
-NOT_TAKEN = {
-    "torch.uint8. Begin forward with: images = ": OF_IMAGES % "nn.Sequential(nn.Flatten(), nn.Linear(9, 9))",
-    "`build` must give a net that returns shape (2, 10)": OF_IMAGES % "Net(64, 9)",
-    "shapes cannot be multiplied (2x1024 and 3x2)'. A sample has": UNSEEDED.replace("r(1024, 2", "r(3, 2"),
-}
+class Nine(Digits):
+    @staticmethod
+    def build(splits, seed):
+        return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, 9))
 
 
-def test_a_net_that_does_not_take_its_data_is_told(home):  # noqa: F811
-    for told, text in NOT_TAKEN.items():
-        (home / "mine.py").write_text(text)
+class Unseeded(Digits):
+    @staticmethod
+    def build(splits, seed):
+        first = nn.Linear(64, 256).requires_grad_(False)
+        first.weight.data = torch.rand(256, 64, generator=unseeded())
+        return nn.Sequential(nn.Flatten(), AsFloat(), first, nn.Tanh(), nn.Linear(256, 10))
+
+
+def unseeded():
+    (generator := torch.Generator()).seed()
+    return generator
+
+
+def test_a_net_that_does_not_take_its_images_is_told(tmp_path):
+    for kind, told in ((Bytes, "uint8. Begin forward with: images = "), (Nine, "returns shape (2, 10)")):
         with pytest.raises(recipes.RecipeError) as caught:
-            runs.open_run("runs/one", "mine.py", **TINY)
+            runs.open_run(tmp_path / "run", kind)
         assert told in str(caught.value)
 
 
-def test_a_frozen_layer_that_is_drawn_otherwise_each_time_is_kept(home):  # noqa: F811
-    (home / "unseeded.py").write_text(UNSEEDED)
-    run = runs.open_run("runs/one", "unseeded.py", **TINY)
-
-    def stop(row):
-        raise KeyboardInterrupt
-
+def test_a_frozen_layer_that_is_drawn_otherwise_each_time_is_kept(tmp_path):
+    run = runs.open_run(tmp_path / "run", Unseeded, **TINY, train_fraction=0.2)
     with pytest.raises(KeyboardInterrupt):
-        list(runs.train_all(run, stop))
-    (row,) = runs.train_all(run)
+        list(runs.train_all(run, lambda row: raises()()))
+    [row] = runs.train_all(run)
     assert row["epochs_trained"] == 2
     one, other = runs.trained(run), runs.trained(run)
-    assert torch.equal(one[0].weight, other[0].weight)
+    assert torch.equal(one[2].weight, other[2].weight)

@@ -1,8 +1,6 @@
 """Music as runs: a base, an adapter for each composer, and what each is worth on whose music."""
 
-import gzip
 import itertools
-import json
 
 import pandas as pd
 import pytest
@@ -12,23 +10,13 @@ from qnnkit import adapters, report, runs, stats, tasks
 from qnnkit.data import pieces
 from qnnkit.data.pieces import collect, of_steps
 from qnnkit.models import causal_lm
-from tests.toys import by_composer
+from tests.toys import by_composer, music
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
-SEEDS = 2
 THREE = ("bach", "mozart", "nottingham")
-THIRDS = {"bach": 4, "mozart": 3, "nottingham": 5}
-
-
-def written_music(path, third, n):
-    pieces = {
-        f"{third}-{shift}": [[60 + shift % 5 + each] for _ in range(12) for each in (0, third, 7, 12)]
-        for shift in range(n)
-    }
-    content = json.dumps(pieces).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+ADAPTED = THREE[:2]
 
 
 def trained(folder, recipe, **settings):
@@ -42,9 +30,9 @@ def trained(folder, recipe, **settings):
 def home(tmp_path_factory):
     """Music of three composers; a fourth has too few pieces for splits."""
     place = tmp_path_factory.mktemp("composers")
-    for name, third in THIRDS.items():
-        written_music(place / f"{name}.json{'.gz' * (name == 'nottingham')}", third, 12)
-    written_music(place / "scarce.json", 6, 2)
+    for third, name in enumerate(("mozart.json", "bach.json", "nottingham.json.gz"), start=3):
+        music(place / name, third)
+    music(place / "scarce.json", 6, 2)
     return place
 
 
@@ -57,14 +45,9 @@ def base(home, tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(home, base, tmp_path_factory):
     """Finished runs of both composers: a quantum adapter, and LoRA beside it."""
-    folder, common = tmp_path_factory.mktemp("adapters"), {"data_dir": str(home), "n_seeds": SEEDS}
+    folder, common = tmp_path_factory.mktemp("adapters"), {"data_dir": str(home), "n_seeds": 2}
     common |= {"pretrained": str(base.folder / "model"), "controls": ["lora"]}
-    return [
-        trained(folder / name, "music_adapter", composers=[name], **common) for name in ("bach", "mozart")
-    ]
-
-
-# --- a base ----------------------------------------------------------------------------------------------
+    return [trained(folder / name, "music_adapter", composers=[name], **common) for name in ADAPTED]
 
 
 def test_music_is_trained_written_and_drawn(base):
@@ -77,12 +60,8 @@ def test_music_is_trained_written_and_drawn(base):
     assert (base.folder / "model" / "model.safetensors").exists() and picture is not None
 
 
-# --- one run's adapters on everybody's music ---------------------------------------------------------------
-
-
-def test_every_net_is_judged_on_every_composer(pair, base):
-    run = pair[0]
-    finals = run.finals()
+def test_every_net_is_judged_on_every_composer(pair, base, monkeypatch):
+    finals = pair[0].finals()
     assert [name for name in finals if "_on_" in name] == [
         f"test_{kind}_on_{name}" for name in THREE for kind in ("loss", "base")
     ], "of the fourth there is too little"
@@ -91,69 +70,45 @@ def test_every_net_is_judged_on_every_composer(pair, base):
         expected = tasks.Language().loss(plain, parts[name])
         assert finals[f"test_base_on_{name}"].tolist() == pytest.approx([expected] * len(finals), rel=1e-5)
     assert finals["test_loss_on_bach"].tolist() == pytest.approx(finals["test_loss"].tolist(), rel=1e-5)
-    table, halves = report.by_group(finals)
-    assert list(table.index) == ["base", "hybrid", "lora"] and list(table) == list(THREE)
-    assert table.loc["base", "mozart"] == pytest.approx(finals["test_base_on_mozart"][0])
-    assert halves.loc["lora", "mozart"] > 0
-    assert report.by_group(pd.DataFrame({"net": ["hybrid"], "test_accuracy": [0.5]}))[0].empty
-
-
-def test_it_stays_cheap(base, monkeypatch):
+    assert not any("base_on" in name for name in base.finals()), "a net without an adapter has no base"
     assert list(tasks.Music().judge(None, base.splits, {"loss": 1})) == ["perplexity"]
     monkeypatch.setattr("qnnkit.tasks.music.MOST_BLOCKS", 1)
-    found = tasks.Music(settings=base.config).composers
-    assert list(found) == list(THREE) and {len(each.test) for each in found.values()} == {1}
-    assert not any("base_on" in name for name in base.finals()), "a net without an adapter has no base"
-
-
-# --- the matrix over runs ----------------------------------------------------------------------------------
+    cheap = tasks.Music(settings=base.config).composers
+    assert list(cheap) == list(THREE) and {len(each.test) for each in cheap.values()} == {1}
 
 
 def test_the_matrix_over_composers_is_a_pivot_of_the_frame(pair):
-    whole = runs.frame([run.folder for run in pair])
-    frame = whole.explode("composers")
-    columns = [f"test_loss_on_{name}" for name in THREE]
-    table = frame.pivot_table(index=["net", "composers"], values=columns)
+    whole = runs.frame([run.folder for run in pair]).reset_index(drop=True)
+    frame, columns = whole.explode("composers"), [f"test_loss_on_{name}" for name in THREE]
     means, halves = report.by_group(frame, ("net", "composers"))
     assert list(means.index) == ["base", "hybrid, bach", "lora, bach", "hybrid, mozart", "lora, mozart"]
     assert report.by_group(whole, ("net", "composers"))[0].equals(means), "lists are told as their words"
-    for net, own in table.index:
-        expected = [table.loc[(net, own), column] for column in columns]
-        assert means.loc[f"{net}, {own}"].tolist() == pytest.approx(expected)
+    for (net, own), expected in frame.groupby(["net", "composers"])[columns].mean().iterrows():
+        assert means.loc[f"{net}, {own}"].tolist() == pytest.approx(expected.tolist())
+    assert means.loc["base", "mozart"] == pytest.approx(whole["test_base_on_mozart"][0])
     assert halves.loc["base"].isna().all() and halves.drop("base").gt(0).all().all()
     values = frame.query("net == 'lora' and composers == 'mozart'")["test_loss_on_bach"].tolist()
     mean, _, high = stats.mean_interval(values)
     assert halves.loc["lora, mozart", "bach"] == pytest.approx(high - mean)
+    whole.loc[0, "test_base_on_bach"] *= 1.1
+    assert "base" not in report.by_group(whole)[0].index, "nets on several bases have none in common"
+    assert report.by_group(whole[:1])[1].isna().all().all(), "one seed says nothing of the spread"
+    assert report.by_group(pd.DataFrame({"net": ["hybrid"], "test_accuracy": [0.5]}))[0].empty
 
 
-def test_nets_on_several_bases_stand_without_one(pair):
-    rows = runs.frame([run.folder for run in pair]).reset_index(drop=True)
-    rows.loc[0, "test_base_on_bach"] *= 1.1
-    assert "base" not in report.by_group(rows)[0].index
-    one = report.by_group(rows[:1])[1]
-    assert one.isna().all().all(), "one seed says nothing of the spread"
+def test_adapters_of_several_runs_are_switched(pair, base):
+    written = pieces.writing(pieces.tokenizer_of(base.folder / "model"))
+    ids = torch.tensor([written.encode(of_steps([[60], [64], [67]] * 4))[0]])
 
-
-# --- switching ---------------------------------------------------------------------------------------------
-
-
-def test_adapters_of_several_runs_play_in_turn(pair, base):
-    prompt, model = of_steps([[60], [64], [67]] * 4), causal_lm(base.folder / "model")
-    tokens = pieces.tokenizer_of(base.folder / "model")
-
-    def played(net):
-        ids = torch.tensor([pieces.writing(tokens).encode(prompt)[0]])
+    def given(net):
         with torch.no_grad():
-            return net.eval()(ids).logits, tasks.continue_piece(net, tokens, prompt, seed=1)
+            return net.eval()(ids).logits
 
-    for run, name in zip(pair, ("bach", "mozart"), strict=True):
+    model, expected = causal_lm(base.folder / "model"), [given(runs.trained(run)) for run in (*pair, base)]
+    for run, name in zip(pair, ADAPTED, strict=True):
         model = adapters.load(model, run.folder / "adapter", name)
-    found = []
-    for run, name in zip(pair, ("bach", "mozart"), strict=True):
-        model.set_adapter(name)
-        found.append(played(model))
-        assert found[-1][1] == played(runs.trained(run))[1], name
+    found = [model.set_adapter(name) or given(model) for name in ADAPTED]
     with model.disable_adapter():
-        found.append(played(model))
-    assert found[-1][1] == played(runs.trained(base))[1]
-    assert all(not torch.allclose(one, two) for (one, _), (two, _) in itertools.combinations(found, 2))
+        found.append(given(model))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert all(not torch.allclose(one, two) for one, two in itertools.combinations(found, 2))

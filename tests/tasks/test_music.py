@@ -29,32 +29,16 @@ def llama(seed: int = 0, positions: int = 256) -> nn.Module:
 
 
 def test_a_continuation_goes_on_from_what_is_given_by_its_seed():
-    model, before = llama(positions=2048).train(), torch.get_rng_state()
+    model = llama(positions=512).train()
     given = TOKENS.decode(TOKENS.encode(band()).ids)
     played = continue_piece(model, TOKENS, band(), seed=3)
-    assert torch.equal(torch.get_rng_state(), before) and model.training
+    assert model.training
     assert heard(given) == heard(band()) and heard(played) > heard(given)
     assert [round(each.qpm) for each in played.tempos][:2] == [87, 143]
     assert {-1, 0, 40, 73} <= {program for program, *_ in heard(played)}
     assert continue_piece(model, TOKENS, band(), seed=3) == played
     assert continue_piece(model, TOKENS, band(), seed=4) != played
     assert continue_piece(model, TOKENS, Score(24)).note_num()
-
-
-def test_the_model_sees_what_leaves_room_and_no_position_is_passed(monkeypatch, recwarn):
-    model, contexts, seen = llama(positions=64), [], []
-    generate = model.generate
-    note = lambda module, given, named: seen.append(int(named["position_ids"].max()))  # noqa: E731
-    model.model.register_forward_pre_hook(note, with_kwargs=True)
-
-    def spy(input_ids, **options):
-        contexts.append(input_ids[0].tolist())
-        return generate(input_ids=input_ids, **options)
-
-    monkeypatch.setattr(model, "generate", spy)
-    continue_piece(model, TOKENS, band(), seed=1)  # longer than a window
-    ids = TOKENS.encode(band()).ids
-    assert contexts == [ids[-32:]] and max(seen) == 62 and not recwarn.list
 
 
 def test_only_music_is_written():
