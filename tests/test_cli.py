@@ -300,13 +300,6 @@ def test_the_machine_is_told_as_json(qnnkit):
     assert found["machine"]["python"] == platform.python_version()
 
 
-def test_a_plan_takes_the_words_of_the_run_that_it_is_of(qnnkit, home):
-    (home / "mine.yaml").write_text("epochs: 3\nn_seeds: 2\n")
-    words = "--recipe", "digits_quanv", "--settings", "mine.yaml", "--epochs", "7", "--no-measuring"
-    status, out, err = qnnkit("plan", *words)
-    assert status == 0 and "7 epochs of" in out and "seeds: 2," in out, err
-
-
 def test_a_script_for_colab_is_written_where_colab_can_fetch_what_it_needs(qnnkit, home, tmp_path):
     run = "run", "--recipe", "digits_quanv", "--run-dir"
     refused(qnnkit(*run, "runs/a", "--on", "colab"), "--on", "have a git remote `origin`")

@@ -185,8 +185,6 @@ SAME = "which says nothing of how seeds differ; train more seeds."
     [
         # Differences 3, 4, 5 points: mean 4, half width 4.3027 / sqrt(3) = 2.48.
         (HIGH, LOW, None, "better", "hybrid did better than classical: +4.0 points " + SURE),
-        (LOW, HIGH, None, "worse", "hybrid did worse than classical: -4.0 points (95 % interval -6.5 to "
-                                   "-1.5, p = 0.020, 3 seeds)."),
         (HIGH, LOW, 9, "better", "hybrid did better than classical: +4.0 points " + SURE + " It is less than "
                                  "the 9 points that would matter."),
         # The same accuracies in another order: nothing but the pairing changes, and with it what is shown.
@@ -195,13 +193,11 @@ SAME = "which says nothing of how seeds differ; train more seeds."
         ([0.901, 0.9, 0.899], [0.9, 0.901, 0.8995], None, "equivalent", "hybrid and classical are equivalent "
             "within 1 point, p = 0.002 of the two one-sided tests: +0.0 points (95 % interval -0.3 to +0.2, "
             "p = 0.808, 3 seeds)."),
-        ([0.9, 0.8], [0.9, 0.8], None, "undecided", "hybrid and classical differ by nothing on each of 2 "
-                                                    "seeds, " + SAME),
-        ([0.9], [0.5], None, "undecided", "hybrid minus classical: +40.0 points on one seed, which shows "
-                                          "nothing; train more seeds."),
         # One test image more on every seed is no interval of width zero.
         ([1.0, 1.0], [0.9, 0.9], None, "undecided", "hybrid and classical differ by +10.0 points on each "
                                                     "of 2 seeds, " + SAME),
+        ([0.9], [0.5], None, "undecided", "hybrid minus classical: +40.0 points on one seed, which shows "
+                                          "nothing; train more seeds."),
     ],
 )  # fmt: skip
 def test_verdicts_and_their_sentences_by_hand(hybrid, classical, margin, verdict, said):
