@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from qnnkit import checks
-from tests.toys import refused
 
 
 @pytest.mark.parametrize(("value", "nearest"), [("amplitud", "amplitude"), ("xyz", None), ("", None)])
@@ -17,14 +16,6 @@ def test_choice_and_the_nearest(value, nearest):
     guess = f"Did you mean {nearest!r}? " if nearest else ""
     told = f"but is {value!r}. {guess}The choices are angle, amplitude, iqp."
     assert str(caught.value) == f"Argument `embedding` must be a known name, {told}"
-
-
-def test_folder(tmp_path):
-    assert checks.folder("data_dir", str(tmp_path), "Make it.") == tmp_path
-    (tmp_path / "file").touch()
-    for name, error in (("file", NotADirectoryError), ("nothing", FileNotFoundError)):
-        with refused("data_dir", error):
-            checks.folder("data_dir", tmp_path / name, "Make it.")
 
 
 def test_an_argument_is_named_as_its_caller_knows_it():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import nbformat
 import pytest
 
 from qnnkit import RECIPES, cli, cli_settings, device, recipes, report, runs
@@ -90,7 +91,6 @@ def test_settings_are_json_or_text_of_words_and_files(home):
 FILES = {
     "- 1\n": "must hold lines such as `epochs: 2`", "recipe: digits_quanv\n": "be a setting with a value",
     "epochs:\n": "`epochs` must be a setting with a value", "epocs: 2\n": "Did you mean 'epochs'?",
-    "epochs: !!python/object/apply:os.getcwd []\n": "could not determine a constructor",
 }  # fmt: skip
 
 
@@ -234,10 +234,7 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     assert status == 2 and "must have trained a net" in err
     of_each = [{name: given[name] for name in given if name not in ("recipe", "run_dir")} for given in asked]
     assert of_each == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
-    status, _, err = qnnkit(*begin, "--set", "plateau_qubits=four", "--set", "n_seeds=1")
-    assert status == 2 and "`plateau_qubits` must be of type int, but is 'four'" in err
-    status, _, err = qnnkit(*begin, "--set", "plateau_qubit=4", "--set", "n_seeds=1")
-    assert status == 2 and "be a known name, but is 'plateau_qubit'" in err
+    refused(qnnkit(*begin, "--set", "plateau_qubits=four"), "`plateau_qubits` must be of type int")
 
 
 def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
@@ -269,13 +266,11 @@ def test_training_takes_epochs_and_tells_what_the_data_are(qnnkit, pictures):
 def test_a_notebook_that_stops_is_told_in_its_own_words(qnnkit, pictures, tmp_path):
     """One of the workspace comes first; what was noticed of the data is told before it starts."""
     (pictures / "a" / "text.png").write_text("no image")
-    mine = json.loads(runs.chain.find_notebook("00_setup").read_text())
-    [given] = [cell for cell in mine["cells"] if "parameters" in cell["metadata"].get("tags", ())]
-    stops = {"id": "stops", "metadata": {}, "source": "raise ImportError('pandas is broken here.')"}
+    book = nbformat.read(runs.chain.find_notebook("00_setup"), 4)
+    [given] = [cell for cell in book.cells if "parameters" in cell.metadata.get("tags", ())]
+    book.cells = [given, nbformat.v4.new_code_cell("raise ImportError('pandas is broken here.')")]
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks" / "00_setup.ipynb").write_text(
-        json.dumps(mine | {"cells": [given, given | stops]})
-    )
+    nbformat.write(book, tmp_path / "notebooks" / "00_setup.ipynb")
     status, out, err = qnnkit("run", "--recipe", "folder_quanv", "run", "--set", "data_dir=pictures")
     notes = [line for line in out.splitlines() if line.startswith("Note: ")]
     assert sum("1 of 13 images that cannot be read: a/text.png (" in note for note in notes) == 1
