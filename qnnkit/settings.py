@@ -250,7 +250,7 @@ class Settings(Base):
             >>> Settings().override(epochs=2).epochs
             2
         """
-        return type(self).of({**self.model_dump(exclude_computed_fields=True, warnings=False), **values})
+        return type(self).of({**dict(self), **values})
 
     def flat(self) -> dict[str, Any]:
         """Every setting as JSON has it, and the recipe.
@@ -259,7 +259,7 @@ class Settings(Base):
             >>> Settings().flat()["batch_size"]
             64
         """
-        values = self.model_dump(mode="json", exclude_computed_fields=True, warnings=False)
+        values = self.model_dump(mode="json", exclude={*type(self).model_computed_fields}, warnings=False)
         return {"recipe": self.recipe, **values}
 
     @classmethod

@@ -9,8 +9,8 @@ elsewhere every process begins by itself.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
-import pickle
 import runpy
 import signal
 import subprocess
@@ -18,27 +18,25 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import connection, forkserver
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 PARENT = "QNNKIT_STOP_WITH_PARENT"
 """Variable of a process that ends cleanly once the one whose id it holds has ended: see `wait_for_parent`."""
 PATH = sys.path[1:]  # of `python -m`: its first is the current folder
 
 _begun = False
-_starter: int | None = None
-"""In a forked process: a file descriptor that is readable once the process that asked for it has ended."""
 
 
 def begin() -> None:
-    """Starts the fork server, once; it imports `qnnkit.kernel`, and ends with this process."""
+    """Starts the fork server, once; it imports what forked processes need, and ends with this process."""
     global _begun
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a kernel's debugger warns
     if sys.platform != "linux" or _begun:
         return
     _begun = True
-    forkserver.set_forkserver_preload(["qnnkit.kernel"])
+    forkserver.set_forkserver_preload(["qnnkit.kernel", "qnnkit.cli"])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     forkserver.ensure_running()  # Ctrl-C, which a terminal sends to all, is for the others
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -70,76 +68,59 @@ class Forked(subprocess.Popen[bytes]):
     stdin = stdout = stderr = None
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path | None = None):
+        from multiprocessing import popen_forkserver
+
         self.args, self.returncode = command, None  # pyright: ignore[reportAttributeAccessIssue]
-        status, program = forkserver.connect_to_new_process([])
-        self._status = connection.Connection(status, writable=False)
-        self._alive = connection.Connection(program, readable=False)  # its end is seen by `wait_for_parent`
-        made = _Program(list(command[2:]), dict(env), str(Path.cwd()), log and str(log))
-        with open(program, "wb", closefd=False) as file:  # first what multiprocessing prepares: no `__main__`
-            file.write(pickle.dumps({}) + pickle.dumps(made))
-        self.pid = forkserver.read_signed(status)
+        arguments = list(command[2:]), dict(env), log and str(log)
+        process: Any = multiprocessing.get_context("forkserver").Process(target=_become, args=arguments)
+        self._forked = popen_forkserver.Popen(process)  # not `start`, whose caller waits for it at its end
+        self.pid = self._forked.pid
 
     def poll(self) -> int | None:
-        """Its exit status once it has ended; one that nobody can tell any more was killed."""
-        if self.returncode is None and self._status.poll():
-            try:
-                self.returncode = forkserver.read_signed(self._status.fileno())
-            except EOFError:
-                self.returncode = -signal.SIGKILL
+        """Its exit status once it has ended."""
+        self.returncode = self._forked.poll()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status; raises subprocess.TimeoutExpired where it goes on."""
-        if self.returncode is None and not self._status.poll(timeout):
+        if self._forked.wait(timeout) is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.poll()  # pyright: ignore[reportReturnType]
 
 
 def wait_for_parent(parent: int) -> None:
     """Returns once the process that started this one, with the id `parent`, has ended."""
-    if _starter is not None:
-        connection.wait([_starter])
-    while _starter is None and os.getppid() == parent:
+    if (starter := multiprocessing.parent_process()) is not None:  # a forked process is the server's child
+        return starter.join()
+    while os.getppid() == parent:
         time.sleep(0.5)
 
 
-class _Program(NamedTuple):
-    """What `python -m WORDS` does, in a folder and with an environment."""
-
-    words: list[str]
-    env: dict[str, str]
-    folder: str
-    log: str | None
-
-    def _bootstrap(self, starter: int) -> int:
-        """Does it, and returns the exit status: called in the forked process, as of a `Process`."""
-        global _begun, _starter
-        _begun, _starter = True, starter
-        server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
-        server.ensure_running = lambda: None  # what is started here is forked by the same server
-        os.setsid()
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.log is not None:
-            file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-        os.chdir(self.folder)
-        _take(self.env)
-        if PARENT not in self.env:  # else it ends by itself, cleanly
-            threading.Thread(target=_end_with_parent, daemon=True).start()
-        sys.path[:] = [*([] if sys.flags.safe_path else [self.folder]), *PATH]
-        sys.argv[:] = self.words
-        try:
-            sys.modules.pop(self.words[0], None)  # imported ahead of time; now it is the program
-            runpy.run_module(self.words[0], run_name="__main__", alter_sys=True)
-        except SystemExit as error:
-            return error.code if isinstance(error.code, int) else int(error.code is not None)
-        finally:  # the fork server prints any other error
-            threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-        return 0
+def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
+    """Does what `python -m WORDS` does, with an environment, in the folder of the process that asked."""
+    global _begun
+    _begun = True
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    server.ensure_running = lambda: None  # what is started here is forked by the same server
+    multiprocessing.set_start_method(None, force=True)  # the usual one
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if log is not None:
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+    _take(env)
+    if PARENT not in env:  # else it ends by itself, cleanly
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.path[:] = [*([] if sys.flags.safe_path else [str(Path.cwd())]), *PATH]
+    sys.argv[:] = words
+    try:
+        sys.modules.pop(words[0], None)  # imported ahead of time; now it is the program
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    finally:
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
 
 
 def _take(env: Mapping[str, str]) -> None:

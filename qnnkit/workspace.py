@@ -12,7 +12,7 @@ import unicodedata
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from qnnkit import checks
 from qnnkit.device.machine import on_colab
@@ -261,7 +261,11 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
     """
     line = (json.dumps(row, allow_nan=False) + "\n").encode()
     with writing(path), path.open("a+b", buffering=0) as file:
-        file.truncate(whole_length(file))
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if end and file.read(1) != b"\n":  # which is rare
+            file.seek(0)
+            file.truncate(file.read(end).rfind(b"\n") + 1)
         if file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -292,16 +296,6 @@ def read_json(path: Path) -> Any:
             f"File `{path}` is damaged ({error}). Put it back from a copy, or delete it and run the same "
             "command again."
         ) from None
-
-
-def whole_length(file: BinaryIO) -> int:
-    """Bytes of an open file up to and with the last newline."""
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - 1))
-    if file.read(1) == b"\n":
-        return end
-    file.seek(0)  # a kill has left half a line, which is rare
-    return file.read(end).rfind(b"\n") + 1
 
 
 @contextlib.contextmanager

@@ -10,16 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import nbformat
 import pytest
 
-from qnnkit import RECIPES, __version__, cli, cli_settings, device, recipes, report, runs
+from qnnkit import RECIPES, cli, cli_settings, device, recipes, report, runs
 from qnnkit.runs import chain
 from tests import forked
 from tests.toys import fill, room_for
-
-HERE = Path(sys.executable).parent
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ def refused(answer, *told):
 
 
 WORDS = {
-    "epochs=2": 2, "learning_rate=1e-3": 0.001, "trainable=false": False, "circuit=random": "random",
+    "epochs=2": 2, "trainable=false": False, "circuit=random": "random",
     "trainable=False": "False",  # not JSON: text, which the setting's own rule judges
     'controls=["classical"]': ["classical"], "data_dir=/my=data": "/my=data", "data_dir=": "",
 }  # fmt: skip
@@ -76,9 +74,9 @@ WORDS = {
 
 def test_settings_are_json_or_text_of_words_and_files(home):
     """Later files win, and words and options win over files."""
-    for word, value in WORDS.items():
-        [(name, read)] = cli_settings.gathered(None, [word]).items()
-        assert name == word.partition("=")[0] and (read, type(read)) == (value, type(value))
+    assert {word: [*cli_settings.gathered(None, [word]).values()] for word in WORDS} == {
+        word: [value] for word, value in WORDS.items()
+    }
     (home / "machine.yaml").write_text("device: cpu\nthreads: 2\nepochs: 7\n")
     (home / "experiment.yaml").write_text("epochs: 3\nlearning_rate: 1e-3\n")
     files = [home / "machine.yaml", home / "experiment.yaml"]
@@ -93,7 +91,6 @@ def test_settings_are_json_or_text_of_words_and_files(home):
 FILES = {
     "- 1\n": "must hold lines such as `epochs: 2`", "recipe: digits_quanv\n": "be a setting with a value",
     "epochs:\n": "`epochs` must be a setting with a value", "epocs: 2\n": "Did you mean 'epochs'?",
-    "epochs: !!python/object/apply:os.getcwd []\n": "could not determine a constructor",
 }  # fmt: skip
 
 
@@ -117,24 +114,12 @@ def test_bad_data_are_refused_before_anything_is_written(qnnkit, pictures, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_that_may_not_be_written(qnnkit, request):
-    runs.open_run("before", "digits_quanv")  # by who may read what this imports
-    closed = request.getfixturevalue("closed")
-    answer = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", closed / "run")
-    refused(answer, f"Cannot write `{closed / 'run'}`", "Choose a folder that you may write to")
-
-
-@pytest.mark.parametrize(
-    ("room", "path"), [(400, "run/provenance.json"), (8000, "run/notebooks/00_setup.running.ipynb")]
-)
-def test_a_full_disk(qnnkit, tmp_path, room, path):
-    with room_for(room):
+def test_a_full_disk(qnnkit, tmp_path):
+    with room_for(400):
         status, _, err = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", "run")
-    refused(
-        (status, "", err), f"Cannot write `{tmp_path / path}`", "Free some space and run the same command"
-    )
-    begun = runs.open_run("run", "digits_quanv")  # what was written before is whole
-    assert begun.result is None and not begun.notebook("00_setup").exists()
+    path = tmp_path / "run" / "provenance.json"
+    refused((status, "", err), f"Cannot write `{path}`", "Free some space and run the same command")
+    assert runs.open_run("run", "digits_quanv").result is None, "it begins"
 
 
 def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit, pictures):
@@ -159,7 +144,6 @@ def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit, tmp_path):
 
 REFUSED = {
     "run a --recipe digits_quanv --only quantum": "`--only` must name the run's own net, hybrid",
-    "train a --recipe digits_quanv --only classical": "the run's own net, hybrid",
     "run a --recipe digits_quanv --only hybrid,clasical": "Did you mean 'classical'?",
     "run a --recipe digits_quanv --set controls=classical --only hybrid": "`controls` must be given once",
     "run a --recipe digits_quanv --set epochs=4 --epochs 5": "`epochs` must be given once",
@@ -168,18 +152,15 @@ REFUSED = {
     "run a --recipe digit_quanv": "`--recipe` must be a known name",
     "run --recipe digits_quanv": "`RUN_DIR` must be given once, but is []",
     "train a --recipe digits_quanv --run-dir b": "`RUN_DIR` must be given once",
-    "run a --recipe folder_quanv --set data_dir=no.zip": "`data_dir` must be an existing folder",
     "run a --recipe cnn --set epochs": "must be KEY=VALUE, but is 'epochs'",
     "run a --recipe cnn --set epochs=null": "`epochs` must be a setting with a value",
     "run a --recipe cnn --set run_dir=b": "`run_dir` must be a setting",
     "run a": "must hold a run, but is",
     "plan --recipe digits_quanv --set foo=1": "`setting` must be a known name, but is 'foo'",
-    "measure --set foo=1": "`setting` must be a known name, but is 'foo'",
     "report batch --recipe cnn": "takes neither", "report batch --verify": "takes neither",
     "report nothere": "must hold a run or a batch", "merge nothere out": "must hold a run with an adapter",
     "predict language x --recipe cnn": "`--recipe` must be left out for a language model",
     "new mine.py --like digit_quanv": "`--like` must be a known name",
-    "recipes digit_quanv": "Did you mean 'digits_quanv'?",
 }  # fmt: skip
 
 
@@ -212,10 +193,13 @@ def finish(folder):
     return begun
 
 
-@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize("command", [("train",), ("run", "--notebooks", "03_train")], ids=" ".join)
+ENDS = [("train", "SIGINT"), ("train", "SIGHUP"), ("run", "SIGINT"), ("run", "SIGTERM")]
+
+
+@pytest.mark.parametrize(("command", "sign"), ENDS)
 def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, command, sign):
-    words = [*command, "run", "--recipe", "folder_quanv", "--only", "hybrid", "--epochs", "999999"]
+    words = [command, "run", "--recipe", "folder_quanv", "--only", "hybrid", "--epochs", "999999"]
+    words += ["--notebooks", "03_train"] * (command == "run")
     small = "data_dir=pictures", "n_seeds=1", "stride=8", "hidden=2", "threads=1", "gradient_samples=0"
     process = forked.start("qnnkit", *words, *(w for s in small for w in ("--set", s)), log=home / "log")
     while len(runs.rows.trainings(runs.rows.read(home / "run"), "epoch", None)) < 2:
@@ -250,10 +234,7 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     assert status == 2 and "must have trained a net" in err
     of_each = [{name: given[name] for name in given if name not in ("recipe", "run_dir")} for given in asked]
     assert of_each == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
-    status, _, err = qnnkit(*begin, "--set", "plateau_qubits=four", "--set", "n_seeds=1")
-    assert status == 2 and "`plateau_qubits` must be of type int, but is 'four'" in err
-    status, _, err = qnnkit(*begin, "--set", "plateau_qubit=4", "--set", "n_seeds=1")
-    assert status == 2 and "be a known name, but is 'plateau_qubit'" in err
+    refused(qnnkit(*begin, "--set", "plateau_qubits=four"), "`plateau_qubits` must be of type int")
 
 
 def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
@@ -265,14 +246,6 @@ def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
     for other in ("plateau_qubits=5", "samples=5"):
         status, _, err = qnnkit("run", "--run-dir", "run", "--set", other)
         assert status == 2 and "be what 02_gradient_check of this run has finished with" in err
-
-
-def test_ctrl_c_in_a_command_that_keeps_nothing(qnnkit, monkeypatch):
-    def interrupted(place):
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr("qnnkit.device.report", interrupted)
-    assert qnnkit("doctor")[0] == 130
 
 
 def test_training_takes_epochs_and_tells_what_the_data_are(qnnkit, pictures):
@@ -293,38 +266,16 @@ def test_training_takes_epochs_and_tells_what_the_data_are(qnnkit, pictures):
 def test_a_notebook_that_stops_is_told_in_its_own_words(qnnkit, pictures, tmp_path):
     """One of the workspace comes first; what was noticed of the data is told before it starts."""
     (pictures / "a" / "text.png").write_text("no image")
-    mine = json.loads(runs.chain.find_notebook("00_setup").read_text())
-    [given] = [cell for cell in mine["cells"] if "parameters" in cell["metadata"].get("tags", ())]
-    stops = {"id": "stops", "metadata": {}, "source": "raise ImportError('pandas is broken here.')"}
+    book = nbformat.read(runs.chain.find_notebook("00_setup"), 4)
+    [given] = [cell for cell in book.cells if "parameters" in cell.metadata.get("tags", ())]
+    book.cells = [given, nbformat.v4.new_code_cell("raise ImportError('pandas is broken here.')")]
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks" / "00_setup.ipynb").write_text(
-        json.dumps(mine | {"cells": [given, given | stops]})
-    )
+    nbformat.write(book, tmp_path / "notebooks" / "00_setup.ipynb")
     status, out, err = qnnkit("run", "--recipe", "folder_quanv", "run", "--set", "data_dir=pictures")
     notes = [line for line in out.splitlines() if line.startswith("Note: ")]
     assert sum("1 of 13 images that cannot be read: a/text.png (" in note for note in notes) == 1
     told = "Notebook 00_setup.ipynb stopped: pandas is broken here.", "00_setup.failed.ipynb"
     refused((status, "", err), *told)
-
-
-def test_the_installed_command_and_the_module_are_the_same():
-    command = HERE / "qnnkit"
-    if not command.exists():
-        pytest.skip("qnnkit is not installed beside this Python")
-    for words in ([command], [sys.executable, "-m", "qnnkit"]):
-        done = subprocess.run([*words, "--version"], capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, f"qnnkit {__version__}\n"), done.stderr
-
-
-@pytest.mark.slow
-def test_too_few_file_handles_are_told_in_a_sentence(tmp_path):
-    command = "ulimit -n 40; exec {} -m qnnkit run --recipe digits_quanv --run-dir runs/few --epochs 1"
-    done = subprocess.run(
-        ["bash", "-c", command.format(sys.executable)],
-        env={**os.environ, "QNNKIT_HOME": str(tmp_path)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("qnnkit: Notebook 00_setup.ipynb")
-    assert "ulimit -n 1024" in done.stderr
 
 
 def test_recipes_are_listed_described_and_copied(qnnkit, home):
@@ -344,13 +295,6 @@ def test_the_machine_is_told_as_json(qnnkit):
     assert found["machine"]["python"] == platform.python_version()
 
 
-def test_a_plan_takes_the_words_of_the_run_that_it_is_of(qnnkit, home):
-    (home / "mine.yaml").write_text("epochs: 3\nn_seeds: 2\n")
-    words = "--recipe", "digits_quanv", "--settings", "mine.yaml", "--epochs", "7", "--no-measuring"
-    status, out, err = qnnkit("plan", *words)
-    assert status == 0 and "7 epochs of" in out and "seeds: 2," in out, err
-
-
 def test_a_script_for_colab_is_written_where_colab_can_fetch_what_it_needs(qnnkit, home, tmp_path):
     run = "run", "--recipe", "digits_quanv", "--run-dir"
     refused(qnnkit(*run, "runs/a", "--on", "colab"), "--on", "have a git remote `origin`")
@@ -368,13 +312,3 @@ def test_a_script_for_colab_is_written_where_colab_can_fetch_what_it_needs(qnnki
         address, _, words, run_dir = ast.literal_eval(re.search(r"RUN_DIR = (\(.*\))\n", script)[1])
         assert (address, run_dir) == ("https://example.org/a/b", "runs/a")
         assert words == [word for word in command if word not in ("--on", "--on=colab", "colab")]
-    content, package = tmp_path / "content", str(Path(cli.__file__).parents[1])
-    for place in ("qnnkit", "workspace/runs/a"):
-        (content / place).mkdir(parents=True)
-    (content / "qnnkit" / "requirements-colab.txt").touch()
-    (tmp_path / "job.py").write_text(script.replace(repr(words), repr(["--version"])))
-    variables = os.environ | {"QNNKIT_CONTENT": str(content), "PYTHONPATH": package}
-    command = [sys.executable, "job.py"]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    assert f"-m qnnkit --version\nqnnkit {__version__}\n" in done.stdout, done.stderr
-    assert done.stdout.endswith(f"colab download {content / 'runs_a.zip'} .\n") and done.stderr == ""

@@ -9,7 +9,7 @@ import pytest
 import qnnkit
 from qnnkit import RECIPES, data, models, recipes, workspace
 from qnnkit.adapters.recipe import AdapterSettings
-from qnnkit.settings import CRITERIA, MAIN_NETS, PLACEMENT, Recorded, Settings
+from qnnkit.settings import CRITERIA, PLACEMENT, Recorded, Settings
 from tests.toys import refused
 
 LONGEST_DESCRIPTION = 130  # characters; it ends a sentence of refusal
@@ -46,6 +46,7 @@ def changes(recipe: str) -> dict[str, Settings]:
 def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
     own = usual(recipe)
     before, kind = own.flat(), type(own)
+    assert {*CRITERIA} < {*PLACEMENT} < {*before}
     for name, changed in changes(recipe).items():
         told, after = kind.describe(name), changed.flat()
         assert told.endswith(".") and "\n" not in told and 10 < len(told) <= LONGEST_DESCRIPTION, name
@@ -58,12 +59,6 @@ def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
         flat = json.loads(json.dumps(after))
         assert flat == after and flat.pop("recipe") == recipe
         assert kind.of(flat) == changed and recipes.settings(recipe, **flat) == changed
-
-
-def test_placement_and_criteria_are_settings_of_every_recipe():
-    assert set(PLACEMENT) <= set(Settings.model_fields)
-    assert set(CRITERIA) < set(PLACEMENT) and all(name[:4] in ("max_", "min_") for name in CRITERIA)
-    assert not set(MAIN_NETS) & {"classical", "no_quantum"}
 
 
 def test_a_setting_that_a_version_adds_changes_no_digest():
@@ -79,12 +74,11 @@ BAD = [
     ("epochs", True, "be a number or a text, not true or false, but is True. It means: Passes over"),
     ("batch_size", True, "be a number or a text"), ("batch_size", "many", "be a valid integer"),
     ("learning_rate", float("nan"), "be a finite number, but is nan"),
-    ("learning_rate", -1.0, "be greater than 0, but is -1.0"), ("learning_rate", "fast", "be a valid number"),
     ("schedule", "cosin", "be 'constant', 'cosine' or 'linear', but is 'cosin'"),
-    ("shots", 0, "be greater than or equal to 1"), ("noise", ["depolarising=0.1"], "match pattern"),
+    ("noise", ["depolarising=0.1"], "match pattern"),
     ("noise", ["readout=0.1", "readout=0.2"], "name each once"),
     ("controls", ["classical"] * 2, "name each once, but is ['classical', 'class"),
-    ("seed", 2**31, "be less than 2147483648"), ("label_smoothing", 1, "be less than 1, but is 1"),
+    ("label_smoothing", 1, "be less than 1, but is 1"),
     ("test_fraction", 1.0, "be a share below 1, or a whole number of samples, but is"),
     ("train_fraction", 2.5, "be a share below 1, or a whole number of samples"),
     ("data_dir", [12], "be a valid string, but is [12]"),
@@ -103,13 +97,10 @@ def test_a_bad_value_gets_one_sentence(recipe):
         assert type(caught.value) is ValueError  # not pydantic's own, which prints four lines
     with refused("learning_rate"):
         usual(recipe).override(net_settings=["hybrid.learning_rate=-1"])
-    for name, told in (
-        ("epocs", "Did you mean 'epochs'? All of them: qnnkit recipes NAME"),
-        ("vocabulary", ""),
-    ):
-        with refused("setting") as caught:
-            usual(recipe).override(**{name: 2})
-        assert f"be a known name, but is {name!r}. {told}" in str(caught.value)
+    with refused("setting") as caught:
+        usual(recipe).override(epocs=2)
+    told = "but is 'epocs'. Did you mean 'epochs'? All of them: qnnkit recipes NAME"
+    assert f"be a known name, {told}" in str(caught.value)
 
 
 def test_a_number_may_be_left_to_be_measured():

@@ -128,7 +128,7 @@ def test_a_kernel_that_is_interrupted_before_it_is_ready_is_ended(chain, tmp_pat
     assert done.stdout == "[True]\n", done.stderr
 
 
-def python(code, folder, modules=("torch", "threadpoolctl")):
+def python(code, folder, modules=("threadpoolctl",)):
     """A process that has begun the fork server, which imports few modules, and then does `code`."""
     preload = folder / "preload.py"
     preload.write_text("".join(f"import {name}\n" for name in modules))
@@ -166,7 +166,7 @@ def test_a_forked_process_is_as_one_of_its_own(tmp_path):
                 process.terminate()
         print(process.wait(30))
     """
-    done = python(code, tmp_path)
+    done = python(code, tmp_path, ("torch", "threadpoolctl"))
     assert done.stdout.split() == ["0", "3", "1", "-15"], done.stderr
     assert (tmp_path / "3.log").read_text() == f"['3'] {tmp_path} x 2 True\nat exit\n"
     assert "ValueError: no" in (tmp_path / "raises.log").read_text()
@@ -174,30 +174,31 @@ def test_a_forked_process_is_as_one_of_its_own(tmp_path):
 
 def test_what_a_process_has_done_reaches_none_that_it_starts(tmp_path):
     """Nor does one that is forked, which starts another by the same server, import anything again."""
+    (tmp_path / "heavy.py").write_text("state = 0\n")
     starts = "warm.start([sys.executable, '-m', {!r}], os.environ, Path('log')).wait(60)\n"
-    head = "import os, sys\nfrom pathlib import Path\nfrom qnnkit import warm\nwarm.begin()\n"
+    head = "import os, sys\nfrom pathlib import Path\nfrom qnnkit import warm\nif __name__ == '__main__': "
     (tmp_path / "starts.py").write_text(head + starts.format("says"))
-    says = "import sys; there = 'torch' in sys.modules; import torch; print(there, torch.initial_seed() == 5)"
+    says = "import sys; there = 'heavy' in sys.modules; import heavy; print(there, heavy.state)"
     (tmp_path / "says.py").write_text(says)
-    spoils = "import torch; torch.manual_seed(5); torch.ones(500, 500) @ torch.ones(500, 500)\n"
-    done = python(spoils + starts.format("starts"), tmp_path)
-    assert (tmp_path / "log").read_text() == "True False\n", done.stderr
+    spoils = "import heavy; heavy.state = 5\n"
+    done = python(spoils + starts.format("starts"), tmp_path, ("heavy", "threadpoolctl"))
+    assert (tmp_path / "log").read_text() == "True 0\n", done.stderr
 
 
 KILLED = """
-    made = Path("connection.json").absolute()
-    process = warm.start([sys.executable, "-m", "qnnkit.kernel", "-f", str(made)], os.environ, Path("log"))
-    while not made.exists() and process.poll() is None:
+    process = warm.start([sys.executable, "-m", "waits"], os.environ, Path("log"))
+    while not Path("log").exists() or not Path("log").stat().st_size:
         time.sleep(0.02)
     print(warm.forkserver._forkserver._forkserver_pid, process.pid, flush=True)
-    if process.poll() is None and "{}" == "kill":
+    if "{}" == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.parametrize("how", ["ends", "kill"])
 def test_all_that_is_forked_ends_with_who_began_it(tmp_path, how):
-    done = python(KILLED.format(how), tmp_path, ("torch", "threadpoolctl", "ipykernel.kernelapp"))
+    (tmp_path / "waits.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
+    done = python(KILLED.format(how), tmp_path)
     assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), (tmp_path / "log").read_text()
     end, left = time.monotonic() + 60, [int(pid) for pid in done.stdout.split()]
     while any(map(psutil.pid_exists, left)) and time.monotonic() < end:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from qnnkit import checks
 
+LEVEL = 0.95
+"""Confidence level of every interval."""
+
 
 class Interval(NamedTuple):
     """A mean with the ends of its confidence interval, which are NaN where nothing is known of the spread."""
@@ -18,19 +21,18 @@ class Interval(NamedTuple):
     high: float = math.nan
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95, ratio: float = 0.0) -> Interval:
-    """Mean of one number per seed with its t-interval, mean -+ t s sqrt(1 / n + ratio).
+def mean_interval(values: Sequence[float], ratio: float = 0.0) -> Interval:
+    """Mean of one number per seed with its 95 % t-interval, mean -+ t s sqrt(1 / n + ratio).
 
     The ends are unknown for one seed, and for values that are all the same: these say nothing of the spread.
 
     Args:
         values: One number per seed.
-        level: Confidence level.
         ratio: Test samples by training samples, where each seed has a split of its own. Such splits share
             most samples, so that values spread less than those of fresh data; 0 where all share one split.
 
     Raises:
-        ValueError: There is no value, one is not finite, or `level` is not between 0 and 1.
+        ValueError: There is no value, or one is not finite.
 
     Example:
         >>> mean, low, high = mean_interval([1.0, 2.0, 3.0])
@@ -43,19 +45,15 @@ def mean_interval(values: Sequence[float], level: float = 0.95, ratio: float = 0
     checks.positive("the number of values", len(values), "Give at least one value.")
     if not all(map(math.isfinite, values)):
         raise ValueError(checks.message("values", "be finite", list(values), "Repeat the failed runs."))
-    if not 0 < level < 1:
-        raise ValueError(checks.message("level", "lie between 0 and 1", level, "0.95 is usual."))
     mean, n = statistics.fmean(values), len(values)
     spread = statistics.stdev(values) if n > 1 else 0.0
     if spread <= 1e-12 * max(map(abs, values)):  # nothing but rounding
         return Interval(mean)
-    half = quantile(n, level) * spread * math.sqrt(1 / n + ratio)
+    half = quantile(n) * spread * math.sqrt(1 / n + ratio)
     return Interval(mean, mean - half, mean + half)
 
 
-def share_interval(
-    values: Sequence[float], samples: int, level: float = 0.95, ratio: float = 0.0
-) -> Interval:
+def share_interval(values: Sequence[float], samples: int, ratio: float = 0.0) -> Interval:
     """Mean of shares of `samples` test samples; the interval covers seeds and the choice of the samples.
 
     The distances of its ends from the mean are the roots of the summed squares of the t-interval's and of
@@ -70,16 +68,16 @@ def share_interval(
     Reference:
         Zou and Donner 2008, doi:10.1002/sim.3095 (intervals of a sum).
     """
-    mean, low, high = mean_interval(values, level, ratio)
+    mean, low, high = mean_interval(values, ratio)
     if len(values) == 1:
         return Interval(mean)
     half = 0.0 if math.isnan(high) else high - mean
-    low, high = clopper_pearson(mean * samples, samples, level)
+    low, high = clopper_pearson(mean * samples, samples)
     below, above = math.hypot(half, mean - low), math.hypot(half, high - mean)
     return Interval(mean, max(0.0, mean - below), min(1.0, mean + above))
 
 
-def loss_interval(values: Sequence[float], level: float = 0.95, ratio: float = 0.0) -> Interval:
+def loss_interval(values: Sequence[float], ratio: float = 0.0) -> Interval:
     """Mean of positive values that spread by a factor, with Cox's interval for a log-normal variable.
 
     exp(m + s^2 / 2 -+ t sqrt(s^2 / n + s^4 / (n - 1))) with m and s those of the logarithms. Its last term is
@@ -88,19 +86,19 @@ def loss_interval(values: Sequence[float], level: float = 0.95, ratio: float = 0
     Reference:
         Olsson 2005, doi:10.1080/10691898.2005.11910638.
     """
-    mean, low, _ = mean_interval(values, level, ratio)
+    mean, low, _ = mean_interval(values, ratio)
     if math.isnan(low):
         return Interval(mean)
     logs, n = [math.log(value) for value in values], len(values)
     variance = statistics.variance(logs)
     middle = statistics.fmean(logs) + variance / 2
-    half = quantile(n, level) * math.sqrt(variance * (1 / n + ratio) + variance**2 / (n - 1))
+    half = quantile(n) * math.sqrt(variance * (1 / n + ratio) + variance**2 / (n - 1))
     low, high = math.exp(middle - half), math.exp(min(700.0, middle + half))  # a float ends at exp(709)
     return Interval(mean, min(mean, low), max(mean, high))
 
 
-def clopper_pearson(right: float, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Ends of the exact interval of a share, when `right` of `n` were; a mean over seeds need not be whole.
+def clopper_pearson(right: float, n: int) -> tuple[float, float]:
+    """Ends of the exact 95 % interval of a share, when `right` of `n` were; `right` need not be whole.
 
     Example:
         >>> low, high = clopper_pearson(9, 10)
@@ -110,16 +108,16 @@ def clopper_pearson(right: float, n: int, level: float = 0.95) -> tuple[float, f
     Reference:
         Clopper and Pearson 1934, Biometrika 26(4), 404-413.
     """
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
-    tail = (1 - level) / 2
-    low = float(beta.ppf(tail, right, n - right + 1)) if right > 0 else 0.0
-    high = float(beta.ppf(1 - tail, right + 1, n - right)) if right < n else 1.0
+    tail = (1 - LEVEL) / 2
+    low = float(betaincinv(right, n - right + 1, tail)) if right > 0 else 0.0
+    high = float(betaincinv(right + 1, n - right, 1 - tail)) if right < n else 1.0
     return low, high
 
 
-def quantile(n: int, level: float) -> float:
+def quantile(n: int, level: float = LEVEL) -> float:
     """How many standard errors a two-sided t-interval of `n` values reaches to each side."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf((1 + level) / 2, n - 1))
+    return float(stdtrit(n - 1, (1 + level) / 2))

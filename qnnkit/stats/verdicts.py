@@ -18,25 +18,27 @@ ALPHA = 0.05
 POWER = 0.8
 """How often seeds must find a difference that is there, to be called enough for it."""
 MOST_SEEDS = 10_000
+ROW = (
+    *("seeds", "unit", "difference", "low", "high", "effect_size", "p", "p_holm"),
+    *("min_difference", "p_equivalent", "detectable", "seeds_needed", "family"),
+)
+"""A comparison: how many seeds, or splits; the mean difference with its 95 % t-interval; `effect_size`; the
+two-sided p, alone and corrected; the margin, and the larger p of the two one-sided t-tests that the
+difference lies within it; the smallest true difference that as many seeds of this spread find in 80 of 100
+studies; how many find one of the margin as often, infinite where 10,000 are not enough (with splits of their
+own no number finds every difference); and how many comparisons are made at once."""
 
 
 def compare(
-    values: Sequence[float],
-    others: Sequence[float],
-    ratio: float = 0.0,
-    margin: float = 0.0,
-    family: int = 1,
+    values: Sequence[float], others: Sequence[float], ratio: float = 0.0, margin: float = 0.0, family: int = 1
 ) -> dict[str, Any]:
     """First minus second, seed by seed: a paired t-test, equivalence within a margin, and power.
 
     Where every seed has a split of its own, the splits share most of their samples, so that the differences
     spread less than fresh data would make them. Nadeau and Bengio's corrected t-test takes
-    s sqrt(1 / n + n_test / n_train) for the standard error in place of s / sqrt(n).
-
-    The effect size is g_z = J d_z, with d_z = mean / standard deviation of the differences and
-    J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1 (Hedges 1981): d_z is too large for few seeds.
-    It is NaN for fewer than three. Where all differences are the same number, as happens with a handful of
-    test images, nothing is known of how seeds differ (p is 1, and the effect 0, if that number is zero).
+    s sqrt(1 / n + n_test / n_train) for the standard error in place of s / sqrt(n). Where all differences are
+    the same number, as happens with a handful of test images, nothing is known of how seeds differ (p is 1,
+    and the effect 0, if that number is zero).
 
     Args:
         values: One number per seed.
@@ -46,12 +48,7 @@ def compare(
         family: How many comparisons are made: a corrected p must pass `ALPHA / family` to be sure to count.
 
     Returns:
-        `seeds`, how many; `unit`, what they are: seeds, or splits; `difference`, the mean, with `low` and
-        `high`, its 95 % t-interval; `effect_size`; two-sided `p`; `min_difference`, the margin;
-        `p_equivalent`, the larger p of the two one-sided t-tests that the difference lies within it;
-        `detectable`, the smallest true difference that as many seeds of this spread find in 80 of 100
-        studies; `seeds_needed`, how many seeds find one of `margin` as often, infinite where 10,000 are not
-        enough. What is not known is NaN.
+        The columns of `ROW`. What is not known is NaN, as is `p_holm`, which `decide` adds.
 
     Raises:
         ValueError: The two have not as many values as one another, or none, or one is not finite.
@@ -64,75 +61,66 @@ def compare(
         (0.033, 10)
 
     Reference:
-        Lakens 2013, doi:10.3389/fpsyg.2013.00863 (d_z and its correction); Student 1908; Nadeau and Bengio
-        2003, doi:10.1023/A:1024068626366 (splits that share samples); Schuirmann 1987,
-        doi:10.1007/BF01068419 (two one-sided tests); Cohen 1988 (power).
+        Student 1908; Nadeau and Bengio 2003, doi:10.1023/A:1024068626366; Schuirmann 1987,
+        doi:10.1007/BF01068419 (two one-sided tests).
     """
     if len(values) != len(others):
         rule = f"have one value per seed, as `values` has {len(values)}"
         raise ValueError(checks.message("others", rule, list(others), "Train both nets on the same seeds."))
     differences, n = [float(a - b) for a, b in zip(values, others, strict=True)], len(values)
-    mean, low, high = mean_interval(differences, ratio=ratio)
-    row: dict[str, Any] = {"seeds": n, "unit": "splits" if ratio else "seeds", "difference": mean}
-    row |= dict.fromkeys(("low", "high", "effect_size", "p", "p_holm"), math.nan)
-    row |= {"min_difference": margin, "p_equivalent": math.nan, "detectable": math.nan}
-    row |= {"seeds_needed": math.nan, "family": family}
-    spread, m, alpha = statistics.stdev(differences) if n > 1 else 0.0, n - 1, ALPHA / family
+    mean, low, high = mean_interval(differences, ratio)
+    unit = "splits" if ratio else "seeds"
+    row: dict[str, Any] = dict.fromkeys(ROW, math.nan)
+    row |= {"seeds": n, "unit": unit, "difference": mean, "min_difference": margin, "family": family}
+    spread = statistics.stdev(differences) if n > 1 else 0.0
     if spread <= 1e-12 * max(map(abs, [*values, *others])):  # nothing but rounding, or one seed
         return row | ({"effect_size": 0.0, "p": 1.0} if n > 1 and abs(mean) <= spread else {})
-    from scipy.stats import t
+    from scipy.special import stdtr
 
-    error = spread * math.sqrt(1 / n + ratio)
-    if m > 1:
-        shrink = math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) / math.sqrt(m / 2)
-        row["effect_size"] = shrink * mean / spread
-    row |= {"low": low, "high": high, "p": 2 * float(t.sf(abs(mean) / error, m))}
-    row["p_equivalent"] = float(t.sf((margin - abs(mean)) / error, m))
-    row["detectable"] = spread * detectable_effect(n, alpha, ratio)
-    numbers = range(1, MOST_SEEDS + 1)
-    needed = 1 + bisect.bisect_left(numbers, POWER, key=lambda n: power(margin / spread, n, alpha, ratio))
-    return row | {"seeds_needed": needed if needed <= MOST_SEEDS else math.inf}
+    def findable(n: int) -> float:
+        """The difference that `n` seeds find."""
+        return spread * math.sqrt(1 / n + ratio) * least_shift(n, ALPHA / family)
+
+    error, numbers = spread * math.sqrt(1 / n + ratio), range(2, MOST_SEEDS + 1)
+    needed = 2 + bisect.bisect_left(numbers, True, key=lambda n: findable(n) <= margin)
+    row |= {"low": low, "high": high, "effect_size": effect_size(mean / spread, n)}
+    row |= {"p": 2 * float(stdtr(n - 1, -abs(mean) / error))}
+    row |= {"p_equivalent": float(stdtr(n - 1, (abs(mean) - margin) / error))}
+    return row | {"detectable": findable(n), "seeds_needed": needed if needed <= MOST_SEEDS else math.inf}
 
 
-def detectable_effect(n: int, alpha: float = ALPHA, ratio: float = 0.0) -> float:
-    """The effect, in standard deviations of a difference, that `n` seeds find in 80 of 100 studies.
+def effect_size(ratio: float, n: int) -> float:
+    """Hedges' g_z = J d_z of `n` differences whose mean is `ratio` (d_z) times their standard deviation.
 
-    Example:
-        >>> round(detectable_effect(10), 2)
-        1.0
+    J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1: d_z is too large for few seeds. NaN for two.
+
+    Reference:
+        Hedges 1981; Lakens 2013, doi:10.3389/fpsyg.2013.00863.
     """
-    from scipy.optimize import brentq
-
-    most = 4 * (quantile(n, 1 - alpha) + 1) * math.sqrt(1 / n + ratio)
-    found: Any = brentq(lambda effect: power(effect, n, alpha, ratio) - POWER, 0, most)
-    return found
+    m = n - 1
+    gammas = math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) if m > 1 else math.nan
+    return ratio * gammas / math.sqrt(m / 2)
 
 
-def power(effect: float, n: int, alpha: float = ALPHA, ratio: float = 0.0) -> float:
-    """How often a paired t-test of `n` seeds finds a difference of `effect` standard deviations.
-
-    `ratio` as in `compare`: with splits of their own, no number of seeds finds every difference.
+@functools.lru_cache(maxsize=1024)
+def least_shift(n: int, alpha: float = ALPHA) -> float:
+    """The true mean, in its standard errors, that `n` seeds find in 80 of 100 studies by a paired t-test.
 
     The noncentral t-distribution, as a mean over 128 quantiles of the spread that is measured.
 
     Example:
-        >>> round(power(1.0, 10), 3)  # tables of Cohen: 0.80
-        0.803
+        >>> round(least_shift(10) / math.sqrt(10), 2)  # tables of Cohen (1988): 1.0 standard deviations
+        1.0
     """
-    from scipy.special import ndtr
-
-    bound, shift = _bounds(n, alpha), effect / math.sqrt(1 / n + ratio)
-    return float((ndtr(shift - bound) + ndtr(-bound - shift)).mean())
-
-
-@functools.lru_cache(maxsize=1024)
-def _bounds(n: int, alpha: float) -> Any:
-    """What a mean must exceed to be found, in standard errors, at 128 quantiles of the measured spread."""
     import numpy as np
-    from scipy.stats import chi2
+    from scipy.optimize import brentq
+    from scipy.special import gammaincinv, ndtr
 
-    squares = chi2.ppf((np.arange(128) + 0.5) / 128, n - 1) / (n - 1)
-    return quantile(n, 1 - alpha) * np.sqrt(squares)
+    half = (n - 1) / 2
+    spreads = np.sqrt(gammaincinv(half, (np.arange(128) + 0.5) / 128) / half)
+    bounds, most = quantile(n, 1 - alpha) * spreads, 4 * (quantile(n, 1 - alpha) + 1)
+    found: Any = brentq(lambda at: (ndtr(at - bounds) + ndtr(-bounds - at)).mean() - POWER, 0, most)
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -214,8 +202,7 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         hybrid did worse than classical: -2.7 points (95 % interval -4.1 to -1.2, p = 0.015, 3 seeds).
     """
     name, other, many = row["net"], row["other_net"], f"{row['seeds']} {row['unit']}"
-    unit = score.unit and f" {score.unit}"
-    gap = f"{score.signed(row['difference'])}{unit}"
+    gap = f"{score.signed(row['difference'])} {score.unit}".rstrip()
     if row["seeds"] == 1:
         return f"{name} minus {other}: {gap} on one seed, which shows nothing; train more seeds."
     if math.isnan(row["detectable"]):
@@ -248,11 +235,10 @@ def detectable(row: Mapping[str, Any], score: Score) -> str:
     """
     if math.isnan(row["detectable"]):
         return ""
-    least, needed = f"{score.factor * row['detectable']:.{score.digits}f}", row["seeds_needed"]
-    most = f"{needed:,.0f}" if math.isfinite(needed) else f"more than {MOST_SEEDS:,}"
-    unit = score.unit and f" {score.unit}"
-    many = f"{least}{unit} by {row['seeds']} {row['unit']}, {_margin(row, score)} by {most}"
-    return f"Detectable with 80 % power: {many}."
+    least = f"{score.factor * row['detectable']:.{score.digits}f} {score.unit}".rstrip()
+    enough = f"{row['seeds_needed']:,.0f}" if row["seeds_needed"] < math.inf else f"more than {MOST_SEEDS:,}"
+    many = f"{row['seeds']} {row['unit']}"
+    return f"Detectable with 80 % power: {least} by {many}, {_margin(row, score)} by {enough}."
 
 
 def _margin(row: Mapping[str, Any], score: Score) -> str:
