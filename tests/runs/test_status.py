@@ -5,12 +5,12 @@ import itertools
 import json
 import math
 import re
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from qnnkit import cli, runs, workspace
 from qnnkit.runs import Training, lock, state, trainings
@@ -23,44 +23,37 @@ SMALL = {"epochs": 2, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": ["no
 SMALL |= {"train_fraction": 0.2}
 
 
-def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(tmp_path):
-    run, seen = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL), []
-    assert (read(run.folder).state, read(run.folder).row) == ("waiting", {})
+@pytest.fixture
+def begun(tmp_path):
+    """A run of two nets of one seed."""
+    return runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
+
+
+def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(begun):
+    seen = []
+    assert (read(begun.folder).state, read(begun.folder).row) == ("waiting", {})
 
     def stop(row):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.train_all(run, on_row=each_epoch(stop))
-    assert read(run.folder).state == "stopped"
-    [begun] = [row for row in run.rows("metrics") if row["event"] == "begin"]
-    run.log("metrics", begun | {"peak_memory": 10**12})
-    finals = runs.train_all(run, on_row=each_epoch(lambda row: seen.append(read(run.folder))))
-    assert {one.state for one in seen} == {"running"} and len(seen) == 4
-    first, last = seen[0].row, seen[-1].row
-    assert (first["net"], first["epochs"], last["net"], last["seed"]) == ("hybrid", 2, "no_quantum", 0)
-    assert first["steps"] == math.ceil(len(run.splits.train) / 32)
-    assert 1 <= first["step"] <= first["steps"] and first["loss"] > 0
-    losses = [row["train_loss"] for row in run.epochs().to_dict("records")]
-    assert [one.row["loss"] for one in seen] == losses
+        runs.train_all(begun, on_row=each_epoch(stop))
+    assert read(begun.folder).state == "stopped"
+    begun.log("metrics", begun.rows("metrics")[0] | {"peak_memory": 10**12})
+    finals = runs.train_all(begun, on_row=each_epoch(lambda row: seen.append(read(begun.folder))))
+    assert [(one.state, one.row["net"]) for one in seen[::2]] == [("running", net) for net in begun.nets]
+    row = seen[0].row
+    assert (row["seed"], row["epochs"], row["steps"]) == (0, 2, math.ceil(len(begun.splits.train) / 32))
+    assert 1 <= row["step"] <= row["steps"]
+    assert [one.row["loss"] for one in seen] == begun.epochs()["train_loss"].tolist()
     assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net alone
-    assert finals[1]["peak_memory"] == pytest.approx(finals[1]["peak_ram"], rel=0.01), "one, on a CPU"
     assert 1e8 < finals[1]["peak_memory"] < 1e11
-    end = read(run.folder)
+    assert finals[1]["peak_memory"] == pytest.approx(finals[1]["peak_ram"], rel=0.01), "one, on a CPU"
+    end = read(begun.folder)
     assert (end.state, end.row["net"], end.row["epoch"]) == ("trained", "no_quantum", 2)
 
 
 # --- what is written ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The time, which a test moves."""
-    clock = SimpleNamespace(now=1000.0)
-    fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
-    for module in (trainings, state):
-        monkeypatch.setattr(module, "time", fake)
-    return clock
 
 
 def moment(updates, steps=10, loss=0.5):
@@ -69,58 +62,46 @@ def moment(updates, steps=10, loss=0.5):
     return place | {"samples": 32, "loss": loss, "learning_rate": 0.1}
 
 
-def reported(folder, net="hybrid", seed=0):
-    """A training, of a run of two nets and two seeds."""
-    workspace.write_json(folder / "config.json", {"seed": 0, "n_seeds": 2})
-    workspace.write_json(folder / "provenance.json", {"nets": ["hybrid", "classical"]})
-    (folder / ".train.lock").touch()
-    run = SimpleNamespace(
-        log=lambda kind, row: workspace.append_line(folder / "metrics.jsonl", row),
-        rows=lambda kind: files.read(folder),
-        config=SimpleNamespace(of_net=lambda net: None),
-    )
-    return Training(run, net, seed, torch.device("cpu"))
+@pytest.fixture
+def reported(begun, monkeypatch):
+    """Reports the updates of a training, which take so many seconds each."""
+    clock = SimpleNamespace(now=1000.0)
+    fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
+    for module in (trainings, state):
+        monkeypatch.setattr(module, "time", fake)
+    run = runs.Run(begun.folder, begun.config.override(n_seeds=2))
+    workspace.write_json(run.folder / "config.json", run.config.flat())
+    (run.folder / ".train.lock").touch()
+
+    def report(seconds, updates, seed=0, **given):
+        training = Training(run, "hybrid", seed, torch.device("cpu"))
+        for number in range(1, updates + 1):
+            training._update(moment(number, **given))
+            clock.now += seconds
+        return read(run.folder)
+
+    return report
 
 
-def ended(folder, net, seed=0, **facts):
-    workspace.append_line(folder / "metrics.jsonl", {"event": "test", "net": net, "seed": seed, **facts})
-
-
-def steps(told, clock, n=11):
-    for updates in range(1, n + 1):
-        told._update(moment(updates))
-        clock.now += 0.5
-
-
-def test_time_left_and_speed(tmp_path, clock, monkeypatch):
-    ended(tmp_path, "classical")
-    steps(reported(tmp_path), clock)
-    found = read(tmp_path)
+def test_time_left_and_speed(begun, reported, monkeypatch):
+    begun.log("metrics", {"event": "test", "net": "no_quantum", "seed": 0})
+    found = reported(0.5, 11)
     assert (found.state, found.row["epoch"], found.row["step"]) == ("stopped", 2, 1)
     assert found.row["per_second"] == 64
     assert found.seconds_left == pytest.approx((29 + 2 * 40) * 0.5), "both nets of seed 1 as long as this one"
     monkeypatch.setenv("WORLD_SIZE", "2")  # several processes are as fast as all of them
-    steps(reported(tmp_path, seed=1), clock)
-    assert read(tmp_path).row["per_second"] == 128
+    assert reported(0.5, 11, seed=1).row["per_second"] == 128
 
 
-def test_a_row_every_few_seconds(tmp_path, clock):
-    told = reported(tmp_path)
-    for updates in range(1, 10001):
-        clock.now += 0.01
-        told._update(moment(updates, steps=10000))
-    times = [row["time"] for row in files.read(tmp_path) if row["event"] == "step"]
+def test_a_row_every_few_seconds_and_a_disk_that_fails_stops_nothing(begun, reported):
+    reported(0.01, 10000, steps=10000)
+    times = [row["time"] for row in begun.rows("metrics") if row["event"] == "step"]
     assert len(times) == 20 and all(b - a == pytest.approx(5, abs=0.02) for a, b in itertools.pairwise(times))
-
-
-def test_a_disk_that_fails_stops_nothing(tmp_path):
-    told = reported(tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").mkdir()
-    told._update(moment(1))
-    (tmp_path / "metrics.jsonl").rmdir()
-    reported(tmp_path)._update(moment(1, loss=float("nan")))
-    assert read(tmp_path).row["loss"] is None
+    (begun.folder / "metrics.jsonl").unlink()
+    (begun.folder / "metrics.jsonl").mkdir()
+    reported(1, 1)
+    (begun.folder / "metrics.jsonl").rmdir()
+    assert reported(1, 1, loss=float("nan")).row["loss"] is None
 
 
 # --- what is read ------------------------------------------------------------------------------------------
@@ -167,7 +148,8 @@ def test_all_nets_tested_it_is_trained_and_once_it_is_extended_it_is_not(tmp_pat
         workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": epochs})
         for net in NETS:
             assert read(tmp_path).state == "stopped"
-            ended(tmp_path, net, epochs=epochs)
+            row = {"event": "test", "net": net, "seed": 0, "epochs": epochs}
+            workspace.append_line(tmp_path / "metrics.jsonl", row)
         assert read(tmp_path).state == "trained"
 
 
@@ -177,41 +159,33 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
-    (tmp_path / "metrics.jsonl").write_text(damaged)
-    assert read(tmp_path).state == "waiting"
     workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
     with refused("folder"):
         state.of_batch(tmp_path)
 
 
-def test_a_file_that_grows_is_read_once_and_a_replaced_one_again(tmp_path, monkeypatch):
-    planted(tmp_path)
-    n_bytes, parse = [], workspace.parse_lines
-    monkeypatch.setattr(workspace, "parse_lines", lambda added: n_bytes.append(len(added)) or parse(added))
+def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(tmp_path, monkeypatch):
+    path, added, parse = planted(tmp_path) / "metrics.jsonl", [], workspace.parse_lines
+    monkeypatch.setattr(workspace, "parse_lines", lambda lines: added.append(lines) or parse(lines))
 
     def events():
         return [row["event"] for row in files.read(tmp_path)]
 
-    assert events() == events() == ["begin", "step", "step"] and len(n_bytes) == 1
-    row = {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": 1}
-    workspace.append_line(tmp_path / "metrics.jsonl", row)
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"event": "epoch", "net": "b"')  # a kill, or a look amid a write
-    assert events()[3:] == ["epoch"] and n_bytes[1:] == [len(json.dumps(row)) + 1]
-    ended(tmp_path, "b")
-    assert events()[4:] == ["test"]
+    assert events() == events() == ["begin", "step", "step"] and len(added) == 1
+    whole, half = (
+        b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n',
+        b'{"event": "test", "net": "b", ',
+    )
+    with path.open("ab") as file:
+        file.write(whole + half)  # a kill, or a look amid a write
+    assert events()[3:] == ["epoch"] and added[1:] == [whole]
+    with path.open("ab") as file:
+        file.write(b'"seed": 0}\n{"event\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n')
+        file.write(b'{"event": "step", "net": "b", "seed": 0, "time": 1.0, "epoch": "2"}\n')
+    with pytest.warns(UserWarning, match=r"metrics.jsonl` has 1 damaged lines"):
+        assert events()[4:] == ["test"]
     planted(tmp_path)  # as a mirror does it
     assert len(events()) == 3
-
-
-def test_a_row_without_an_event_or_a_net_is_none(tmp_path):
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
-    of_net = {"net": "b", "seed": 0}
-    damaged = {"event": "epoch", **of_net}, {"event": "step", **of_net, "time": 1.0, "epoch": "2"}
-    for row in ({**of_net, "epoch": 1}, {"event": "epoch", "epoch": 1}, {}, *damaged):
-        run.log("metrics", row)
-    assert run.rows("metrics") == [] and read(run.folder).state == "waiting"
-    assert len(run.epochs()) == len(run.finals()) == 0
 
 
 def test_a_run_that_has_failed_says_why_and_where(tmp_path):
@@ -252,8 +226,6 @@ def test_watching_says_each_line_once_waits_while_it_trains_and_ends_with_it(tmp
 
     with held:
         held.enter_context(lock.alone(tmp_path, "train"))
-        [found] = runs.watch(tmp_path, [].append, once=True)
-        assert found.state == "running"
         [found] = runs.watch(tmp_path, echo, every=0.01)
     assert found.state == "stopped" and "stopped" in said[-1]
     assert [re.search(r"epoch (\d+)/12", each)[1] for each in said] == ["1", "2", "3", "4"]
@@ -266,15 +238,12 @@ def batch_of(folder, *names):
     return [workspace.make_folder(folder / "runs" / name) for name in names]
 
 
-def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path, monkeypatch, capsys):
-    """Also those that a sampler proposes meanwhile."""
+def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
+    """Also those that a sampler proposes meanwhile; what has not begun is no line."""
     places, session, said = batch_of(tmp_path, "one", "two"), tmp_path / "session.json", []
     planted(places[0], net="net of one")
-    monkeypatch.setattr(sys, "argv", ["qnnkit", "watch", str(tmp_path), "--once"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    [line] = capsys.readouterr().out.splitlines()
-    assert caught.value.code == 0 and "net of one" in line, "what has not begun is no line"
+    [line] = CliRunner().invoke(cli.app, ["watch", str(tmp_path), "--once"]).output.splitlines()
+    assert "net of one" in line
     workspace.write_json(session, {"id": "one", "pruned": []})
 
     def echo(sentence):
@@ -301,13 +270,3 @@ def test_a_run_that_nobody_works_on_is_not_waited_for(tmp_path):
     for work in ("chain", "train"):
         (tmp_path / f".{work}.lock").touch()  # as a kill leaves it
     assert [status.state for status in runs.watch(tmp_path, str)] == ["waiting"]
-
-
-def test_damaged_lines_of_rows_are_left_out_with_a_warning(tmp_path):
-    path = tmp_path / "gradients.jsonl"
-    path.write_bytes(b'{"event": "epoch"}\n{"event\n{"no": "event"}\n{"event": "check"}\n{"half')
-    with pytest.warns(UserWarning, match=r"gradients.jsonl` has 1 damaged lines"):
-        assert [row["event"] for row in files.read(tmp_path, "gradients")] == ["epoch", "check"]
-    with path.open("ab") as file:
-        file.write(b'": 1}\n{"event": "size"}\n')
-    assert [row["event"] for row in files.read(tmp_path, "gradients")][2:] == ["size"]
