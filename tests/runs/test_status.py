@@ -56,52 +56,30 @@ def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(be
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-def moment(updates, steps=10, loss=0.5):
-    epoch, step = divmod(updates - 1, steps)
-    place = {"epoch": epoch + 1, "epochs": 4, "step": step + 1, "steps": steps, "updates": updates}
-    return place | {"samples": 32, "loss": loss, "learning_rate": 0.1}
-
-
-@pytest.fixture
-def reported(begun, monkeypatch):
-    """Reports the updates of a training, which take so many seconds each."""
+def test_a_row_every_few_seconds_with_its_speed_and_a_disk_that_fails_stops_nothing(begun, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
-    for module in (trainings, state):
-        monkeypatch.setattr(module, "time", fake)
-    run = runs.Run(begun.folder, begun.config.override(n_seeds=2))
-    workspace.write_json(run.folder / "config.json", run.config.flat())
-    (run.folder / ".train.lock").touch()
+    monkeypatch.setattr(trainings, "time", fake)
 
-    def report(seconds, updates, seed=0, **given):
-        training = Training(run, "hybrid", seed, torch.device("cpu"))
-        for number in range(1, updates + 1):
-            training._update(moment(number, **given))
-            clock.now += seconds
-        return read(run.folder)
+    def update(training, times, **given):
+        for _ in range(times):
+            clock.now += 0.01
+            training._update({"samples": 32, "loss": 0.5, **given})
+        return [row for row in begun.rows("metrics") if row["event"] == "step"]
 
-    return report
-
-
-def test_time_left_and_speed(begun, reported, monkeypatch):
-    begun.log("metrics", {"event": "test", "net": "no_quantum", "seed": 0})
-    found = reported(0.5, 11)
-    assert (found.state, found.row["epoch"], found.row["step"]) == ("stopped", 2, 1)
-    assert found.row["per_second"] == 64
-    assert found.seconds_left == pytest.approx((29 + 2 * 40) * 0.5), "both nets of seed 1 as long as this one"
+    place = dict.fromkeys(("epoch", "epochs", "step", "steps", "updates"), 1)
+    rows = update(Training(begun, "hybrid", 0, torch.device("cpu")), 10000, **place)
+    assert len(rows) == 20 and [row["per_second"] for row in rows[1:]] == pytest.approx([3200] * 19, rel=0.01)
+    for one, other in itertools.pairwise(rows):
+        assert other["time"] - one["time"] == pytest.approx(5, abs=0.02)
     monkeypatch.setenv("WORLD_SIZE", "2")  # several processes are as fast as all of them
-    assert reported(0.5, 11, seed=1).row["per_second"] == 128
-
-
-def test_a_row_every_few_seconds_and_a_disk_that_fails_stops_nothing(begun, reported):
-    reported(0.01, 10000, steps=10000)
-    times = [row["time"] for row in begun.rows("metrics") if row["event"] == "step"]
-    assert len(times) == 20 and all(b - a == pytest.approx(5, abs=0.02) for a, b in itertools.pairwise(times))
+    other = Training(begun, "hybrid", 1, torch.device("cpu"))
+    assert update(other, 1000, **place)[-1]["per_second"] == pytest.approx(6400, rel=0.01)
     (begun.folder / "metrics.jsonl").unlink()
     (begun.folder / "metrics.jsonl").mkdir()
-    reported(1, 1)
+    assert update(other, 1000, **place) == []
     (begun.folder / "metrics.jsonl").rmdir()
-    assert reported(1, 1, loss=float("nan")).row["loss"] is None
+    assert update(other, 1000, **place, loss=float("nan"))[-1]["loss"] is None
 
 
 # --- what is read ------------------------------------------------------------------------------------------
