@@ -79,8 +79,7 @@ class Training:
         """
         run, config, net, seed = self.run, self.config, self.net, self.seed
         folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `fit` says what is damaged
+        with warnings.catch_warnings(action="ignore"):  # `fit` says what is damaged
             begun = Store(folder, identity).restore()
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
