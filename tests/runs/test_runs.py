@@ -182,21 +182,16 @@ def test_a_begin_that_was_cut_short_begins_again(tiny):
 # --- rows --------------------------------------------------------------------------------------------------
 
 
-def test_epochs_are_told_while_a_notebook_writes_them(tiny):
-    run, told, of_net = tiny(), [], {"net": "hybrid", "seed": 0}
-    row = {"event": "epoch", **of_net, "train_loss": 0.5, "seconds": 0.1, "validation_accuracy": 0.75}
-    run.log("metrics", row | {"epoch": 1})
-    follow = chain._following(run, lambda line: told.append(" ".join(line.split())))
-    warning = {"event": "warning", **of_net, "sentence": "They vanish."}
-    test = {"event": "test", **of_net, "test_accuracy": 0.5, "best_epoch": 2}
-    for new in (row | {"epoch": 2}, warning, test):
-        run.log("metrics", new)
-        follow()
-    assert told == [
-        "hybrid seed 0 epoch 2/2 loss 0.500 validation accuracy 75.0 % 0.10 s",
-        "hybrid seed 0 They vanish.",
-        "hybrid seed 0 test accuracy (%): 50.0, best epoch 2",
-    ]
+def test_a_row_in_words(tiny):
+    run, of_net = tiny(), {"net": "hybrid", "seed": 0}
+    epoch = {"epoch": 2, "train_loss": 0.5, "seconds": 0.1, "validation_accuracy": 0.75}
+    for event, facts, words in (
+        ("epoch", epoch, "epoch 2/2 loss 0.500 validation accuracy 75.0 % 0.10 s"),
+        ("warning", {"sentence": "They vanish."}, "They vanish."),
+        ("test", {"test_accuracy": 0.5, "best_epoch": 2}, "test accuracy (%): 50.0, best epoch 2"),
+    ):
+        told = runs.epoch_line(run, {"event": event, **of_net, **facts})
+        assert " ".join(told.split()) == f"hybrid seed 0 {words}"
 
 
 # --- training ----------------------------------------------------------------------------------------------

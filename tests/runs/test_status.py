@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import math
-import re
 import time
 from types import SimpleNamespace
 
@@ -189,23 +188,6 @@ def test_a_line_of_words(tmp_path):
     assert state.line(state.State(tmp_path)) == f"{tmp_path.name}  waiting"
 
 
-def test_watching_says_each_line_once_waits_while_it_trains_and_ends_with_it(tmp_path):
-    planted(tmp_path, epoch=1)
-    said, held = [], contextlib.ExitStack()
-
-    def echo(sentence):
-        said.append(sentence)
-        planted(tmp_path, epoch=len(said) + 1)
-        if len(said) == 3:
-            held.close()
-
-    with held:
-        held.enter_context(lock.alone(tmp_path, "train"))
-        [found] = runs.watch(tmp_path, echo, every=0.01)
-    assert found.state == "stopped" and "stopped" in said[-1]
-    assert [re.search(r"epoch (\d+)/12", each)[1] for each in said] == ["1", "2", "3", "4"]
-
-
 def batch_of(folder, *names):
     """Lists runs in the file of a batch; their folders."""
     listed = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
@@ -213,28 +195,30 @@ def batch_of(folder, *names):
     return [workspace.make_folder(folder / "runs" / name) for name in names]
 
 
-def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
-    """Also those that a sampler proposes meanwhile; what has not begun is no line."""
-    places, session, said = batch_of(tmp_path, "one", "two"), tmp_path / "session.json", []
-    planted(places[0], net="net of one")
+def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_path):
+    """Each line is said once, also of runs that a sampler proposes; what has not begun is none."""
+    places, session, said = batch_of(tmp_path, "1", "2"), tmp_path / "session.json", []
+    planted(places[0], net="net of 1")
     [line] = CliRunner().invoke(cli.app, ["watch", str(tmp_path), "--once"]).output.splitlines()
-    assert "net of one" in line
+    assert "net of 1" in line
     workspace.write_json(session, {"id": "one", "pruned": []})
 
     def echo(sentence):
         said.append(sentence)
         if len(said) == 1:
             (places[0] / "result.json").write_text("{}")
+            places[:] = batch_of(tmp_path, "1", "2", "3")
         elif len(said) == 2:
-            planted(places[1])
-            places[:] = batch_of(tmp_path, "one", "two", "three")
-        elif len(said) == 3:
-            (places[1] / "result.json").write_text("{}")
             state.write_failure(places[2], "failed", "Odd.")
+            stack.enter_context(lock.alone(planted(places[1]), "train"))
             session.unlink()
+        elif "running" in sentence:  # which nothing but its lock says
+            stack.close()
 
-    found = runs.watch(tmp_path, echo, every=0.01)
-    assert [run.state for run in found] == ["finished", "finished", "failed"]
+    with contextlib.ExitStack() as stack:
+        found = runs.watch(tmp_path, echo, every=0.01)
+    assert [run.state for run in found] == ["finished", "stopped", "failed"]
+    assert len(said) == 5 == len({*said})
 
 
 def test_a_run_that_nobody_works_on_is_not_waited_for(tmp_path):
