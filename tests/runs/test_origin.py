@@ -30,10 +30,8 @@ def test_where_a_run_begins_and_whether_the_checkout_was_changed(tmp_path, monke
 
     git(tmp_path, "init", "-q")
     assert seen() == (None, None), "another project's checkout"
-    git(tmp_path / "checkout", "init", "-q")
-    git(tmp_path / "checkout", "add", ".")
-    git(tmp_path / "checkout", "commit", "-qm", "first")
-    head = git(tmp_path / "checkout", "rev-parse", "HEAD")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"], ["rev-parse", "HEAD"]):
+        head = git(tmp_path / "checkout", *words)
     assert seen() == (head, False)
     file.write_text("one = 2\n")
     assert seen() == (head, True)

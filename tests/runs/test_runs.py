@@ -300,9 +300,8 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained):
 
 def test_a_result_that_is_missing_is_made_again(tiny, monkeypatch):
     run, launched = tiny(), []
-    (run.folder / "notebooks").mkdir()
     for name in runs.NOTEBOOKS:
-        run.notebook(name).write_text(name)
+        workspace.make_folder(run.folder / "notebooks").joinpath(f"{name}.ipynb").touch()
 
     def launch(notebook, output, *_):
         launched.append(notebook.stem)
@@ -456,9 +455,8 @@ def test_runs_are_one_table(tiny, tmp_path):
     table, epochs = runs.frame(given), runs.frame(given, "epoch")
     assert table["hidden"].tolist() == [2, 2, 3, 3] and set(table["recipe"]) == {"folder_quanv"}
     assert table["folder"].iloc[-1] == str(two.folder)
-    assert all(
-        each.items() <= row.items() for each, row in zip(finals, table.to_dict("records"), strict=True)
-    )
+    for each, row in zip(finals, table.to_dict("records"), strict=True):
+        assert each.items() <= row.items()
     assert len(epochs) == 4 and not epochs.duplicated(["folder", "net", "seed", "epoch"]).any()
     with refused("event"):
         runs.frame([one.folder], "epochs")

@@ -101,13 +101,6 @@ def planted(folder, **facts):
     return folder
 
 
-def test_a_run_goes_on_while_a_living_process_holds_it(tmp_path):
-    planted(tmp_path, time=0.0)  # validation may be long, and a process that lives goes on
-    with forked.holding(tmp_path, "train"):
-        assert read(tmp_path).state == "running"
-    assert read(tmp_path).state == "stopped"
-
-
 def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
     """As in a folder that was brought from Drive, or that may only be read."""
     for age, expected in ((0, "running"), (1e6, "stopped")):
@@ -149,12 +142,9 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
         return [row["event"] for row in files.read(tmp_path)]
 
     assert events() == events() == ["begin", "step", "step"] and len(added) == 1
-    whole, half = (
-        b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n',
-        b'{"event": "test", "net": "b", ',
-    )
+    whole = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
     with path.open("ab") as file:
-        file.write(whole + half)  # a kill, or a look amid a write
+        file.write(whole + b'{"event": "test", "net": "b", ')  # a kill, or a look amid a write
     assert events()[3:] == ["epoch"] and added[1:] == [whole]
     with path.open("ab") as file:
         file.write(b'"seed": 0}\n{"event\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n')
@@ -165,13 +155,14 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
     assert len(events()) == 3
 
 
-def test_a_run_that_has_failed_says_why_and_where(tmp_path):
-    (planted(tmp_path) / "failed.json").write_text('{"odd": 1}')
+def test_a_run_that_has_failed_says_why_until_somebody_works_on_it(tmp_path):
+    (planted(tmp_path, time=0.0) / "failed.json").write_text('{"odd": 1}')
     assert (read(tmp_path).state, read(tmp_path).error) == ("failed", None)
     state.write_failure(tmp_path, "failed", "It diverged.")
     assert (read(tmp_path).state, read(tmp_path).error) == ("failed", "It diverged.")
-    with lock.alone(tmp_path, "chain"):
-        assert read(tmp_path).state == "running", "somebody has started it again"
+    for work in ("chain", "train"):
+        with forked.holding(tmp_path, work):  # validation may be long, and a process that lives goes on
+            assert read(tmp_path).state == "running"
     (tmp_path / "result.json").write_text("{}")
     assert read(tmp_path).state == "finished"
 
