@@ -75,6 +75,7 @@ def there(moved, monkeypatch):
     return moved[0]
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, there, monkeypatch):
     card = (there / "runs/two/adapter/README.md").read_text()
     for told in ("base model | `./runs/base/model`", "quantum_peft", "of circuits", "| data | other.txt |"):
