@@ -17,11 +17,12 @@ from PIL import Image
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from qnnkit import adapters, cli, data, runs, stats, tasks, workspace
+from qnnkit import adapters, cli, runs, stats, workspace
 from qnnkit.data import pieces
 from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.tasks import saving
 from tests.data.test_music_data import heard
+from tests.recipes.test_your_own import RECIPE
 from tests.toys import refused
 
 TINY = {"epochs": 1, "n_seeds": 1, "threads": 1, "gradient_samples": 0}
@@ -285,47 +286,29 @@ def test_captions_and_images_are_matched_by_clip(home):
 # --- arrays of a recipe of one's own -----------------------------------------------------------------------
 
 
-class Squares:
-    monitor = "mse"
-
-    def __call__(self, net, batch):
-        errors = (net(batch[0]) - batch[1]).square().mean(1)
-        return tasks.Step(errors.mean(), {"mse": errors.sum().detach()}, len(errors))
-
-
-class Sums:
-    def load(settings):
-        points = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-        return data.arrays(settings, points, points.sum(1, keepdim=True))
-
-    def build(settings, splits, seed):
-        return torch.nn.Linear(2, 1)
-
-    def task(settings):
-        return Squares()
-
-
-BAD = {"0": "a\n0\n", "1": "a,b\n0,\n1,1\n", "2": "a,b\n0,0,0\n", "3": ""}
+BAD = {"0": "a\n0\n", "1": "a,b,c\n0,,1\n1,1,1\n", "2": "a,b,c\n0,0,0,0\n", "3": ""}
 
 
 def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used_and_judged_by_its_task(home, monkeypatch):
-    run = trained(Sums)
+    (home / "mine.py").write_text(RECIPE)
+    run, own = trained("mine.py"), {"recipe": "mine.py"}
     np.savez(home / "test.npz", inputs=run.splits.test.inputs, targets=run.splits.test.targets)
     [row] = run.tested().values()
-    found = runs.evaluate("runs/one", "test.npz", recipe=Sums)
-    assert found["mse"] == pytest.approx(row["test_mse"], abs=1e-6) and found["score"] == "mse"
-    np.savez(home / "wide.npz", inputs=np.zeros((4, 3)), targets=np.zeros((4, 1)))
+    found = runs.evaluate("runs/one", "test.npz", **own)
+    assert found["r2"] == pytest.approx(row["test_r2"], abs=1e-5) and found["score"] == "r2"
+    np.savez(home / "wide.npz", inputs=np.zeros((4, 4)), targets=np.zeros(4))
     with refused("data"):
-        runs.evaluate("runs/one", "wide.npz", recipe=Sums)
-    [row] = runs.predict("runs/one", [np.float32([0.5, 0.25])], recipe=Sums)
-    for text in ("a,b\n0,0\n0.5,0.25\n", "0;0\n0.5;0.25\n"):  # a table, named or not
+        runs.evaluate("runs/one", "wide.npz", **own)
+    [row] = runs.predict("runs/one", [np.float32([0.5, 0.25, 0.125])], **own)
+    for text in ("a,b,c\n0,0,0\n0.5,0.25,0.125\n", "0;0;0\n0.5;0.25;0.125\n"):  # a table, named or not
         (home / "new.csv").write_text(text)
-        [table] = runs.predict("runs/one", ["new.csv"], recipe=Sums)
+        [table] = runs.predict("runs/one", ["new.csv"], **own)
         assert table["output"][1] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 2
     for name, ending in itertools.product([*BAD, "none"], ("csv", "npy")):
         if name in BAD:
             (home / f"{name}.{ending}").write_text(BAD[name])
         with refused("inputs"):
-            runs.predict("runs/one", [f"{name}.{ending}"], recipe=Sums)
-    monkeypatch.setattr(Squares, "predict", lambda self, net, inputs: [f"mine of {inputs}"], raising=False)
-    assert list(runs.predict("runs/one", ["a"], recipe=Sums)) == ["mine of ['a']"]
+            runs.predict("runs/one", [f"{name}.{ending}"], **own)
+    task, told = type(run.task.task), ["mine"]
+    monkeypatch.setattr(task, "predict", lambda self, net, inputs: told + inputs, raising=False)
+    assert list(runs.predict("runs/one", ["a"], **own)) == ["mine", "a"]
