@@ -422,20 +422,6 @@ def test_a_notebook_that_stops_and_what_is_shared_names_no_folder_of_this_machin
     assert 'name = \\"./images\\"' in failed.read_text()
 
 
-def test_a_copy_beside_the_workspace_comes_before_the_kits_own_and_is_announced(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    monkeypatch.setattr(chain, "launch", lambda *_: None)
-    run, told = runs.open_run("runs/a", "digits_quanv"), []
-    assert run.folder == tmp_path / "runs" / "a"
-    workspace.make_folder(tmp_path / "notebooks").joinpath("02_gradient_check.ipynb").write_bytes(
-        chain.find_notebook("02_gradient_check").read_bytes()
-    )
-    runs.run_notebooks(run, told.append, names=("00_setup", "02_gradient_check"))
-    assert told[0].endswith("in place of the kit's: 02_gradient_check.") and len(told) == 5
-    with refused("notebook", FileNotFoundError):
-        chain.find_notebook("03_trian")
-
-
 # --- many runs as one table --------------------------------------------------------------------------------
 
 
