@@ -114,10 +114,10 @@ def look(folder: Path, score: Score | None = None) -> State:
     seeds = range(first, first + settings.get("n_seeds", 1))
     wanted = {(net, seed) for seed in seeds for net in provenance.get("nets") or ()}
     tested = {(row["net"], row["seed"]) for row in trainings(rows, "test", settings.get("epochs"))}
-    own = [number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS]
-    reached = [value for value in own if value is not None]
+    own = (number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS)
     known: dict[str, Any] = {"id": folder.name, "score": score, **_latest(rows, wanted - tested)}
-    known["validation"] = score.best(reached) if reached else None
+    if reached := [value for value in own if value is not None]:
+        known["validation"] = score.best(reached)
     locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if finished(folder):
         state = "finished"

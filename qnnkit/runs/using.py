@@ -46,10 +46,6 @@ class Data:
     classes: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
 
-    def __post_init__(self):  # as JSON has them, lists
-        sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in self.sizes.items()}
-        vars(self).update(sizes=sizes, classes=tuple(self.classes), captions=tuple(self.captions))
-
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
         if name in sizes:
@@ -113,7 +109,7 @@ def merge(run: Run | str | Path, folder: str | Path) -> Path:
         NotImplementedError: It cannot be merged.
         OSError: The base is not found, or the folder cannot be written.
     """
-    place = _folder(getattr(run, "folder", run))
+    place = _folder(run.folder if isinstance(run, Run) else run)
     if not (place / CONFIG).exists():
         step = "A run whose recipe has an adapter writes adapter/ when it is trained."
         raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(place.parent), step))
@@ -179,11 +175,11 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
         step = f"It is {look(folder.parent).state}. Finish the run: its 04_analyze writes model/."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
-    used, values = recipes.of(config), {**about["data"], "sizes": dict(about["data"]["sizes"])}
+    used, kept = recipes.of(config), about["data"]  # as JSON has it: lists; of an earlier version, and more
+    sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in kept["sizes"].items()}
     if (folder / "tokenizer").is_dir():
-        values["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    known = values.keys() & Data.__dataclass_fields__.keys()  # a run of an earlier version says more
-    data = Data(**{name: values[name] for name in known})
+        sizes["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
+    data = Data(kept["name"], sizes, kept["shapes"], tuple(kept["classes"]), tuple(kept["captions"]))
     net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
     from safetensors.torch import load
 

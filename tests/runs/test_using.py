@@ -291,24 +291,24 @@ BAD = {"0": "a\n0\n", "1": "a,b,c\n0,,1\n1,1,1\n", "2": "a,b,c\n0,0,0,0\n", "3":
 
 def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used_and_judged_by_its_task(home, monkeypatch):
     (home / "mine.py").write_text(RECIPE)
-    run, own = trained("mine.py"), {"recipe": "mine.py"}
+    run = trained("mine.py")
     np.savez(home / "test.npz", inputs=run.splits.test.inputs, targets=run.splits.test.targets)
     [row] = run.tested().values()
-    found = runs.evaluate("runs/one", "test.npz", **own)
+    found = runs.evaluate("runs/one", "test.npz", recipe="mine.py")
     assert found["r2"] == pytest.approx(row["test_r2"], abs=1e-5) and found["score"] == "r2"
     np.savez(home / "wide.npz", inputs=np.zeros((4, 4)), targets=np.zeros(4))
     with refused("data"):
-        runs.evaluate("runs/one", "wide.npz", **own)
-    [row] = runs.predict("runs/one", [np.float32([0.5, 0.25, 0.125])], **own)
+        runs.evaluate("runs/one", "wide.npz", recipe="mine.py")
+    [row] = runs.predict("runs/one", [np.float32([0.5, 0.25, 0.125])], recipe="mine.py")
     for text in ("a,b,c\n0,0,0\n0.5,0.25,0.125\n", "0;0;0\n0.5;0.25;0.125\n"):  # a table, named or not
         (home / "new.csv").write_text(text)
-        [table] = runs.predict("runs/one", ["new.csv"], **own)
+        [table] = runs.predict("runs/one", ["new.csv"], recipe="mine.py")
         assert table["output"][1] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 2
     for name, ending in itertools.product([*BAD, "none"], ("csv", "npy")):
         if name in BAD:
             (home / f"{name}.{ending}").write_text(BAD[name])
         with refused("inputs"):
-            runs.predict("runs/one", [f"{name}.{ending}"], **own)
+            runs.predict("runs/one", [f"{name}.{ending}"], recipe="mine.py")
     task, told = type(run.task.task), ["mine"]
     monkeypatch.setattr(task, "predict", lambda self, net, inputs: told + inputs, raising=False)
-    assert list(runs.predict("runs/one", ["a"], **own)) == ["mine", "a"]
+    assert list(runs.predict("runs/one", ["a"], recipe="mine.py")) == ["mine", "a"]
