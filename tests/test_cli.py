@@ -274,6 +274,7 @@ def test_a_notebook_that_stops_is_told_in_its_own_words(qnnkit, pictures, tmp_pa
     status, out, err = qnnkit("run", "--recipe", "folder_quanv", "run", "--set", "data_dir=pictures")
     notes = [line for line in out.splitlines() if line.startswith("Note: ")]
     assert sum("1 of 13 images that cannot be read: a/text.png (" in note for note in notes) == 1
+    assert "Taken from notebooks/ of the workspace, in place of the kit's: 00_setup." in out
     told = "Notebook 00_setup.ipynb stopped: pandas is broken here.", "00_setup.failed.ipynb"
     refused((status, "", err), *told)
 

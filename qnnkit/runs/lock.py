@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,13 +59,11 @@ def keep_mirrored(folder: Path) -> None:
     """
     if folder in _MIRRORS:
         return
-    remote = workspace.remote_of(folder)
-    if remote is None:
+    if remote := workspace.remote_of(folder):
+        _MIRRORS[folder] = Mirror(folder, remote).__enter__()
+        atexit.register(_end, folder, None, SystemExit(), None)  # which tells of trouble, and raises nothing
+    else:
         settle(folder)
-        return
-    if not _MIRRORS:
-        atexit.register(_close)
-    _MIRRORS[folder] = Mirror(folder, remote).__enter__()
 
 
 @contextlib.contextmanager
@@ -76,25 +75,18 @@ def mirrored(folder: Path) -> Iterator[None]:
     """
     keep_mirrored(folder)
     with contextlib.ExitStack() as last:
-        last.push(lambda *error: _end(folder, *error))
+        last.push(functools.partial(_end, folder))
+        last.callback(keep_mirrored, folder)  # before it: the body may have ended one of its own
         yield
 
 
 def _end(folder: Path, *error: Any) -> None:
-    keep_mirrored(folder)
-    if folder in _MIRRORS:
+    if folder in _MIRRORS and folder.exists():
         _MIRRORS.pop(folder).__exit__(*error)
-
-
-def _close() -> None:
-    for folder in [folder for folder in _MIRRORS if folder.exists()]:
-        _MIRRORS.pop(folder).__exit__(None, SystemExit(), None)  # which tells of trouble, and raises nothing
 
 
 def bring(folder: Path) -> None:
     """Makes a run folder from its copy on Drive, if that is newer or the only one."""
     remote = workspace.remote_of(folder)
-    if remote is None:
-        return
-    for note in restore(remote, folder):
+    for note in restore(remote, folder) if remote else ():
         warnings.warn(note, stacklevel=3)

@@ -147,28 +147,23 @@ def origin() -> dict[str, Any]:
 
     Nothing of it names a person or a host.
     """
-    package = Path(qnnkit.__file__).parent
-    commit = _git(package, "log", "-1", "--format=%H", "--", ".") or None  # none of another project's
-    changed = commit and _git(package, "status", "--porcelain", "--", ".")
+    root, said = Path(qnnkit.__file__).parents[1], ""
+    asked = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    if (root / ".git").exists():  # else it lies in no checkout, or in another project's
+        # A git that is cut short would leave its lock behind, and nobody could write to the checkout.
+        command = ["git", "--no-optional-locks", "-C", str(root), *asked]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
     return {
         "begun": now(),
         "qnnkit": qnnkit.__version__,
-        "commit": commit,
-        "commit_changed": None if changed is None else bool(changed),
+        "commit": said.removesuffix("-dirty") or None,
+        "commit_changed": said.endswith("-dirty") if said else None,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": survey.facts(),
         "packages": {name: machine.version(name) for name in PACKAGES},
     }
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    """What git says of the checkout that `folder` is in; None where it says nothing within 10 s."""
-    # Without locks: a git that is cut short would leave one behind, and the checkout could not be written to.
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
-    return None
 
 
 # --- what it may begin with ---------------------------------------------------------------------------------

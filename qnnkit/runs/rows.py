@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import threading
 import warnings
 from collections import defaultdict
@@ -62,50 +61,34 @@ def facts(folder: Path, name: str) -> dict[str, Any]:
 def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
     """The rows of `<kind>.jsonl`, oldest first, but for those that are damaged (see `is_whole`).
 
-    Of a file that cannot be read there are none; of one that has grown, what is new is read.
+    Of a file that cannot be read there are none; of one that has grown, what is new is parsed.
     """
-    lines = _lines(work(folder) / f"{kind}.jsonl")
+    kept = _kept(work(folder) / f"{kind}.jsonl")
     with contextlib.suppress(OSError), _LOOKING:
-        lines.look()
-        return [row for row in lines.rows if kind != "metrics" or is_whole(row)]
+        lines = content(folder, f"{kind}.jsonl") or b""
+        lines = lines[: lines.rfind(b"\n") + 1]
+        if not lines.startswith(kept[0]):  # it was changed or replaced
+            kept[:] = b"", []
+        if added := lines[len(kept[0]) :]:
+            rows, damaged = workspace.parse_lines(added)
+            if damaged:
+                sentence = f"File `{folder / kind}.jsonl` has {damaged} damaged lines, which are left out."
+                warnings.warn(sentence, stacklevel=2)
+            whole = [row for row in rows if "event" in row and (kind != "metrics" or is_whole(row))]
+            kept[:] = lines, kept[1] + whole
+        return [*kept[1]]
     return []
+
+
+_LOOKING = threading.Lock()
+_kept: Callable[[Path], list[Any]] = functools.lru_cache(maxsize=256)(lambda path: [b"", []])
+"""Of a file: its lines, and their rows."""
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Whether a row of metrics.jsonl has what every row has, and the numbers of its event."""
     named = {"net", "seed"} <= row.keys()
     return named and all(number(row, name) is not None for name in NUMBERS.get(str(row["event"]), ()))
-
-
-class _Lines:
-    """The rows of a file that may grow: a look reads what has been added since the last one."""
-
-    def __init__(self, path: Path):
-        self.path, self.rows, self.end, self.last = path, list[dict[str, Any]](), 0, b""
-        self.state = 0, 0, 0
-
-    def look(self) -> None:
-        with self.path.open("rb") as file:
-            status, before = os.fstat(file.fileno()), self.state
-            self.state = status.st_ino, status.st_size, status.st_mtime_ns
-            if self.state == before:
-                return
-            file.seek(self.end - len(self.last))
-            has_grown = self.state[0] == before[0] and self.state[1] > before[1]
-            if not has_grown or file.read(len(self.last)) != self.last:  # it was changed or replaced
-                self.rows, self.end = [], file.seek(0)
-            added = file.read()
-        if whole := added[: added.rfind(b"\n") + 1]:
-            self.end, self.last = self.end + len(whole), whole.splitlines(keepends=True)[-1]
-            rows, damaged = workspace.parse_lines(whole)
-            self.rows += [row for row in rows if "event" in row]
-            if damaged:
-                warnings.warn(
-                    f"File `{self.path}` has {damaged} damaged lines, which are left out.", stacklevel=4
-                )
-
-
-_lines, _LOOKING = functools.lru_cache(maxsize=256)(_Lines), threading.Lock()
 
 
 def number(row: Mapping[str, Any], name: str) -> Any:

@@ -41,9 +41,7 @@ class State:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What sets it apart in its batch."""
     error: str | None = None
-    """Why it failed."""
-    notebook: Path | None = None
-    """Where it failed."""
+    """Why it failed, and where."""
     score: Score = ACCURACY
     validation: float | None = None
     """The best that the run's own net came to on the validation split, by `score`."""
@@ -116,18 +114,17 @@ def look(folder: Path, score: Score | None = None) -> State:
     seeds = range(first, first + settings.get("n_seeds", 1))
     wanted = {(net, seed) for seed in seeds for net in provenance.get("nets") or ()}
     tested = {(row["net"], row["seed"]) for row in trainings(rows, "test", settings.get("epochs"))}
-    own = [number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS]
-    reached = [value for value in own if value is not None]
+    own = (number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS)
     known: dict[str, Any] = {"id": folder.name, "score": score, **_latest(rows, wanted - tested)}
-    known["validation"] = score.best(reached) if reached else None
+    if reached := [value for value in own if value is not None]:
+        known["validation"] = score.best(reached)
     locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if finished(folder):
         state = "finished"
     elif any(locks):
         state = "running"
     elif failure:
-        state, notebook = str(failure.get("state", "failed")), failure.get("notebook")
-        known |= {"error": failure.get("error"), "notebook": folder / notebook if notebook else None}
+        state, known["error"] = str(failure.get("state", "failed")), failure.get("error")
     elif wanted and wanted <= tested:
         state = "trained"
     elif locks[-1] is None and any((number(row, "time") or 0) > time.time() - STALE for row in rows):
@@ -144,11 +141,8 @@ def finished(folder: Path) -> bool:
 
 def write_failure(folder: Path, how: str, error: str) -> None:
     """Notes in a run folder that it failed or was pruned."""
-    failed = sorted((work(folder) / "notebooks").glob("*.failed.ipynb")) if how == "failed" else []
-    notebook = f"notebooks/{failed[-1].name}" if failed else None
-    note = {"state": how, "error": error, "notebook": notebook}
     with contextlib.suppress(OSError):  # where not even that can be written, the other runs continue
-        workspace.write_json(workspace.make_folder(folder) / "failed.json", note)
+        workspace.write_json(workspace.make_folder(folder) / "failed.json", {"state": how, "error": error})
 
 
 def frame(states: Iterable[State]) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -78,8 +79,7 @@ class Training:
         """
         run, config, net, seed = self.run, self.config, self.net, self.seed
         folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `fit` says what is damaged
+        with warnings.catch_warnings(action="ignore"):  # `fit` says what is damaged
             begun = Store(folder, identity).restore()
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
@@ -232,11 +232,9 @@ def _note(run: Run, where: Placement) -> None:
     if config.of_kit("four_bit", False):
         notes.append(in_four_bits(str(config.of_kit("pretrained")), where.device)[1])
         warnings.warn(notes[-1], stacklevel=5)
-    trained = {"sentence": where.sentence, "backend": where.backend, "threads": where.threads}
-    trained |= {"processes": n_processes(), "precision": config.precision}
-    samples = {name: len(splits.split(name)) for name in SPLITS}
-    known = {"data": splits.fingerprint(), "notes": notes, "samples": samples}
-    run.note_provenance(**known, device=where.device, trained=trained)
+    facts = {"data": splits.fingerprint(), "samples": {name: len(splits.split(name)) for name in SPLITS}}
+    trained = asdict(replace(where, rows=[])) | {"processes": n_processes()}
+    run.note_provenance(**facts, notes=notes, device=where.device, trained=trained)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
+from qnnkit.runs.rows import work
 from qnnkit.runs.state import look
 from qnnkit.runs.trainings import tested
 
@@ -44,10 +45,6 @@ class Data:
     """Of what a net takes: name -> dtype and shape without the batch; "" for one tensor."""
     classes: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
-
-    def __post_init__(self):  # as JSON has them, lists
-        sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in self.sizes.items()}
-        vars(self).update(sizes=sizes, classes=tuple(self.classes), captions=tuple(self.captions))
 
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
@@ -142,35 +139,6 @@ def export(run: Run) -> Path:
     return tasks.save(net, splits.tokenizer, place, settings, facts)
 
 
-def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data, Recipe]:
-    """A net as `write_model` left it, in evaluation mode on the CPU; no training data are read.
-
-    Args:
-        folder: `model/` of a finished run, or a copy of it anywhere.
-        recipe: The run's, where it is a user's own: its code runs only where it is named.
-
-    Raises:
-        ValueError, OSError: The folder holds no model, or one of another recipe.
-    """
-    from safetensors.torch import load
-
-    folder = workspace.place(folder)
-    about = workspace.read_json(folder / ABOUT)
-    if not isinstance(about, dict):
-        run = folder.parent if folder.name in ("model", "adapter") else folder
-        step = f"It is {look(run).state}. Finish the run: its 04_analyze writes model/."
-        raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
-    config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
-    used, values = recipes.of(config), {**about["data"], "sizes": dict(about["data"]["sizes"])}
-    if (folder / "tokenizer").is_dir():
-        values["sizes"]["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    known = values.keys() & Data.__dataclass_fields__.keys()  # a run of an earlier version says more
-    data = Data(**{name: values[name] for name in known})
-    net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
-    net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
-    return net.eval(), data, used
-
-
 def load_language(folder: Path) -> tuple[Any, Data, Any]:
     """A language model, or an adapter on its base, as transformers and PEFT write them, and its task.
 
@@ -202,9 +170,37 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
             step = "It is read from its own files."
             raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
         return *load_language(folder), None
-    net, about, found = load_model(folder, recipe)
-    settings = settings_of(workspace.read_json(folder / ABOUT)["settings"], found)
-    return net, about, found.task(settings), settings
+    about = workspace.read_json(folder / ABOUT)
+    if not isinstance(about, dict):
+        step = f"It is {look(folder.parent).state}. Finish the run: its 04_analyze writes model/."
+        raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
+    config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
+    used, kept = recipes.of(config), about["data"]  # as JSON has it: lists; of an earlier version, and more
+    sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in kept["sizes"].items()}
+    if (folder / "tokenizer").is_dir():
+        sizes["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
+    data = Data(kept["name"], sizes, kept["shapes"], tuple(kept["classes"]), tuple(kept["captions"]))
+    net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
+    from safetensors.torch import load
+
+    net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
+    return net.eval(), data, used.task(config), config
+
+
+def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data, Recipe | None]:
+    """A trained net in evaluation mode on the CPU, what it knows of its data, and its recipe.
+
+    No training data are read. A language model has its own files and no recipe.
+
+    Args:
+        folder: A finished run, its `model/` or `adapter/`, or a copy of that anywhere.
+        recipe: The run's, where it is a user's own: its code runs only where it is named.
+
+    Raises:
+        ValueError, OSError: The folder holds no model, or one of another recipe.
+    """
+    net, data, _, config = _loaded(folder, recipe)
+    return net, data, config and recipes.of(config)
 
 
 def predict(
@@ -300,6 +296,6 @@ def line(row: Mapping[str, Any]) -> str:
 
 def _folder(run_dir: str | Path) -> Path:
     """The folder that holds the trained net: the one that is named, or one in it."""
-    place = workspace.run_folder(run_dir)
+    place = work(workspace.place(run_dir))
     places = (place, place / "model", place / "adapter")
     return next((each for each in places if any((each / name).exists() for name in FILES)), places[1])

@@ -36,18 +36,13 @@ def test_what_a_script_begins_is_mirrored(workspaces, tmp_path, monkeypatch):
     )
 
 
-def test_a_drive_that_takes_nothing_is_told_in_one_sentence(workspaces, tmp_path):
+def test_a_drive_that_takes_nothing_is_told_and_gets_a_finished_run_by_the_same_command(workspaces, tmp_path):
     (tmp_path / "drive" / "runs").write_text("no folder can be made here")
     done = script()
     assert "could not be mirrored whole" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-    assert runs.open_run("runs/one").rows("gradients") == [{"event": "check", "error": 0.25}]
-
-
-def test_a_finished_run_that_drive_lacks_is_mirrored_by_the_same_command(workspaces, tmp_path):
-    (tmp_path / "drive" / "runs").write_text("no folder can be made here")
-    script()
-    workspace.write_json(tmp_path / "machine" / "runs" / "one" / "result.json", {"told": 1})
     run = runs.open_run("runs/one")
+    assert run.rows("gradients") == [{"event": "check", "error": 0.25}]
+    workspace.write_json(run.folder / "result.json", {"told": 1})
     with pytest.raises(OSError, match="could not be mirrored whole"):
         runs.chain.finished(run)
     (tmp_path / "drive" / "runs").unlink()

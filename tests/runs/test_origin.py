@@ -5,55 +5,35 @@ import platform
 import subprocess
 from importlib import metadata
 
-import pytest
-
 from qnnkit.runs import opening
 
 
 def git(folder, *words):
-    done = subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A committed package of one file, in a repository of its own."""
-    package = tmp_path / "repository" / "package"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("one = 1\n")
-    git(package, "init", "-q", "..")
-    git(package, "add", ".")
     someone = "-c", "user.email=someone@example.invalid", "-c", "user.name=Someone"
-    git(package, *someone, "commit", "-qm", "first")
-    monkeypatch.setattr(opening.qnnkit, "__file__", str(package / "__init__.py"))
-    return package
+    command = ["git", "-C", str(folder), *someone, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_origin_of_a_run_here():
-    found = opening.origin()
-    assert found["packages"]["torch"] == metadata.version("torch")
-    assert {"pennylane", "accelerate", "numpy"} <= set(found["packages"])
-    assert " core" in found["machine"]["name"] and found["machine"]["memory_bytes"] > 0
-    told = json.dumps(found, allow_nan=False)
-    assert not platform.node() or f'"{platform.node()}' not in told
-
-
-def test_a_changed_checkout_is_said_to_be(checkout, monkeypatch, tmp_path):
-    head = git(checkout, "rev-parse", "HEAD")
+def test_where_a_run_begins_and_whether_the_checkout_was_changed(tmp_path, monkeypatch):
+    file = tmp_path / "checkout" / "package" / "__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("one = 1\n")
+    monkeypatch.setattr(opening.qnnkit, "__file__", str(file))
 
     def seen():
-        return opening.origin()["commit"], opening.origin()["commit_changed"]
+        found = opening.origin()
+        assert (
+            found["packages"]["torch"] == metadata.version("torch") and found["machine"]["memory_bytes"] > 0
+        )
+        assert not platform.node() or f'"{platform.node()}' not in json.dumps(found, allow_nan=False)
+        return found["commit"], found["commit_changed"]
 
-    (checkout.parent / "notes.txt").write_text("untracked")
-    assert seen() == (head, False), "what lies outside the package is no matter"
-    for name in ("new.py", "__init__.py"):
-        (checkout / name).write_text("one = 2\n")
-        assert seen() == (head, True)
-        git(checkout, "clean", "-qf")
-    inside = checkout.parent / ".venv" / "package"  # in another project's checkout
-    inside.mkdir(parents=True)
-    (inside / "__init__.py").write_text("")
-    monkeypatch.setattr(opening.qnnkit, "__file__", str(inside / "__init__.py"))
-    assert seen() == (None, None)
+    git(tmp_path, "init", "-q")
+    assert seen() == (None, None), "another project's checkout"
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"], ["rev-parse", "HEAD"]):
+        head = git(tmp_path / "checkout", *words)
+    assert seen() == (head, False)
+    file.write_text("one = 2\n")
+    assert seen() == (head, True)
     monkeypatch.setenv("PATH", str(tmp_path))  # without git
     assert seen() == (None, None)

@@ -4,13 +4,12 @@ import contextlib
 import itertools
 import json
 import math
-import re
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from qnnkit import cli, runs, workspace
 from qnnkit.runs import Training, lock, state, trainings
@@ -23,104 +22,63 @@ SMALL = {"epochs": 2, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": ["no
 SMALL |= {"train_fraction": 0.2}
 
 
-def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(tmp_path):
-    run, seen = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL), []
-    assert (read(run.folder).state, read(run.folder).row) == ("waiting", {})
+@pytest.fixture
+def begun(tmp_path):
+    """A run of two nets of one seed."""
+    return runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
+
+
+def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(begun):
+    seen = []
+    assert (read(begun.folder).state, read(begun.folder).row) == ("waiting", {})
 
     def stop(row):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.train_all(run, on_row=each_epoch(stop))
-    assert read(run.folder).state == "stopped"
-    [begun] = [row for row in run.rows("metrics") if row["event"] == "begin"]
-    run.log("metrics", begun | {"peak_memory": 10**12})
-    finals = runs.train_all(run, on_row=each_epoch(lambda row: seen.append(read(run.folder))))
-    assert {one.state for one in seen} == {"running"} and len(seen) == 4
-    first, last = seen[0].row, seen[-1].row
-    assert (first["net"], first["epochs"], last["net"], last["seed"]) == ("hybrid", 2, "no_quantum", 0)
-    assert first["steps"] == math.ceil(len(run.splits.train) / 32)
-    assert 1 <= first["step"] <= first["steps"] and first["loss"] > 0
-    losses = [row["train_loss"] for row in run.epochs().to_dict("records")]
-    assert [one.row["loss"] for one in seen] == losses
+        runs.train_all(begun, on_row=each_epoch(stop))
+    assert read(begun.folder).state == "stopped"
+    begun.log("metrics", begun.rows("metrics")[0] | {"peak_memory": 10**12})
+    finals = runs.train_all(begun, on_row=each_epoch(lambda row: seen.append(read(begun.folder))))
+    assert [(one.state, one.row["net"]) for one in seen[::2]] == [("running", net) for net in begun.nets]
+    row = seen[0].row
+    assert (row["seed"], row["epochs"], row["steps"]) == (0, 2, math.ceil(len(begun.splits.train) / 32))
+    assert 1 <= row["step"] <= row["steps"]
+    assert [one.row["loss"] for one in seen] == begun.epochs()["train_loss"].tolist()
     assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net alone
-    assert finals[1]["peak_memory"] == pytest.approx(finals[1]["peak_ram"], rel=0.01), "one, on a CPU"
     assert 1e8 < finals[1]["peak_memory"] < 1e11
-    end = read(run.folder)
+    assert finals[1]["peak_memory"] == pytest.approx(finals[1]["peak_ram"], rel=0.01), "one, on a CPU"
+    end = read(begun.folder)
     assert (end.state, end.row["net"], end.row["epoch"]) == ("trained", "no_quantum", 2)
 
 
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The time, which a test moves."""
+def test_a_row_every_few_seconds_with_its_speed_and_a_disk_that_fails_stops_nothing(begun, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
-    for module in (trainings, state):
-        monkeypatch.setattr(module, "time", fake)
-    return clock
+    monkeypatch.setattr(trainings, "time", fake)
 
+    def update(training, times, **given):
+        for _ in range(times):
+            clock.now += 0.01
+            training._update({"samples": 32, "loss": 0.5, **given})
+        return [row for row in begun.rows("metrics") if row["event"] == "step"]
 
-def moment(updates, steps=10, loss=0.5):
-    epoch, step = divmod(updates - 1, steps)
-    place = {"epoch": epoch + 1, "epochs": 4, "step": step + 1, "steps": steps, "updates": updates}
-    return place | {"samples": 32, "loss": loss, "learning_rate": 0.1}
-
-
-def reported(folder, net="hybrid", seed=0):
-    """A training, of a run of two nets and two seeds."""
-    workspace.write_json(folder / "config.json", {"seed": 0, "n_seeds": 2})
-    workspace.write_json(folder / "provenance.json", {"nets": ["hybrid", "classical"]})
-    (folder / ".train.lock").touch()
-    run = SimpleNamespace(
-        log=lambda kind, row: workspace.append_line(folder / "metrics.jsonl", row),
-        rows=lambda kind: files.read(folder),
-        config=SimpleNamespace(of_net=lambda net: None),
-    )
-    return Training(run, net, seed, torch.device("cpu"))
-
-
-def ended(folder, net, seed=0, **facts):
-    workspace.append_line(folder / "metrics.jsonl", {"event": "test", "net": net, "seed": seed, **facts})
-
-
-def steps(told, clock, n=11):
-    for updates in range(1, n + 1):
-        told._update(moment(updates))
-        clock.now += 0.5
-
-
-def test_time_left_and_speed(tmp_path, clock, monkeypatch):
-    ended(tmp_path, "classical")
-    steps(reported(tmp_path), clock)
-    found = read(tmp_path)
-    assert (found.state, found.row["epoch"], found.row["step"]) == ("stopped", 2, 1)
-    assert found.row["per_second"] == 64
-    assert found.seconds_left == pytest.approx((29 + 2 * 40) * 0.5), "both nets of seed 1 as long as this one"
+    place = dict.fromkeys(("epoch", "epochs", "step", "steps", "updates"), 1)
+    rows = update(Training(begun, "hybrid", 0, torch.device("cpu")), 10000, **place)
+    assert len(rows) == 20 and [row["per_second"] for row in rows[1:]] == pytest.approx([3200] * 19, rel=0.01)
+    for one, other in itertools.pairwise(rows):
+        assert other["time"] - one["time"] == pytest.approx(5, abs=0.02)
     monkeypatch.setenv("WORLD_SIZE", "2")  # several processes are as fast as all of them
-    steps(reported(tmp_path, seed=1), clock)
-    assert read(tmp_path).row["per_second"] == 128
-
-
-def test_a_row_every_few_seconds(tmp_path, clock):
-    told = reported(tmp_path)
-    for updates in range(1, 10001):
-        clock.now += 0.01
-        told._update(moment(updates, steps=10000))
-    times = [row["time"] for row in files.read(tmp_path) if row["event"] == "step"]
-    assert len(times) == 20 and all(b - a == pytest.approx(5, abs=0.02) for a, b in itertools.pairwise(times))
-
-
-def test_a_disk_that_fails_stops_nothing(tmp_path):
-    told = reported(tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").mkdir()
-    told._update(moment(1))
-    (tmp_path / "metrics.jsonl").rmdir()
-    reported(tmp_path)._update(moment(1, loss=float("nan")))
-    assert read(tmp_path).row["loss"] is None
+    other = Training(begun, "hybrid", 1, torch.device("cpu"))
+    assert update(other, 1000, **place)[-1]["per_second"] == pytest.approx(6400, rel=0.01)
+    (begun.folder / "metrics.jsonl").unlink()
+    (begun.folder / "metrics.jsonl").mkdir()
+    assert update(other, 1000, **place) == []
+    (begun.folder / "metrics.jsonl").rmdir()
+    assert update(other, 1000, **place, loss=float("nan"))[-1]["loss"] is None
 
 
 # --- what is read ------------------------------------------------------------------------------------------
@@ -143,13 +101,6 @@ def planted(folder, **facts):
     return folder
 
 
-def test_a_run_goes_on_while_a_living_process_holds_it(tmp_path):
-    planted(tmp_path, time=0.0)  # validation may be long, and a process that lives goes on
-    with forked.holding(tmp_path, "train"):
-        assert read(tmp_path).state == "running"
-    assert read(tmp_path).state == "stopped"
-
-
 def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
     """As in a folder that was brought from Drive, or that may only be read."""
     for age, expected in ((0, "running"), (1e6, "stopped")):
@@ -167,7 +118,8 @@ def test_all_nets_tested_it_is_trained_and_once_it_is_extended_it_is_not(tmp_pat
         workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": epochs})
         for net in NETS:
             assert read(tmp_path).state == "stopped"
-            ended(tmp_path, net, epochs=epochs)
+            row = {"event": "test", "net": net, "seed": 0, "epochs": epochs}
+            workspace.append_line(tmp_path / "metrics.jsonl", row)
         assert read(tmp_path).state == "trained"
 
 
@@ -177,53 +129,40 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
-    (tmp_path / "metrics.jsonl").write_text(damaged)
-    assert read(tmp_path).state == "waiting"
     workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
     with refused("folder"):
         state.of_batch(tmp_path)
 
 
-def test_a_file_that_grows_is_read_once_and_a_replaced_one_again(tmp_path, monkeypatch):
-    planted(tmp_path)
-    n_bytes, parse = [], workspace.parse_lines
-    monkeypatch.setattr(workspace, "parse_lines", lambda added: n_bytes.append(len(added)) or parse(added))
+def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(tmp_path, monkeypatch):
+    path, added, parse = planted(tmp_path) / "metrics.jsonl", [], workspace.parse_lines
+    monkeypatch.setattr(workspace, "parse_lines", lambda lines: added.append(lines) or parse(lines))
 
     def events():
         return [row["event"] for row in files.read(tmp_path)]
 
-    assert events() == events() == ["begin", "step", "step"] and len(n_bytes) == 1
-    row = {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": 1}
-    workspace.append_line(tmp_path / "metrics.jsonl", row)
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"event": "epoch", "net": "b"')  # a kill, or a look amid a write
-    assert events()[3:] == ["epoch"] and n_bytes[1:] == [len(json.dumps(row)) + 1]
-    ended(tmp_path, "b")
-    assert events()[4:] == ["test"]
+    assert events() == events() == ["begin", "step", "step"] and len(added) == 1
+    whole = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
+    with path.open("ab") as file:
+        file.write(whole + b'{"event": "test", "net": "b", ')  # a kill, or a look amid a write
+    assert events()[3:] == ["epoch"] and added[1:] == [whole]
+    with path.open("ab") as file:
+        file.write(b'"seed": 0}\n{"event\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n')
+        file.write(b'{"event": "step", "net": "b", "seed": 0, "time": 1.0, "epoch": "2"}\n')
+    with pytest.warns(UserWarning, match=r"metrics.jsonl` has 1 damaged lines"):
+        assert events()[4:] == ["test"]
     planted(tmp_path)  # as a mirror does it
     assert len(events()) == 3
 
 
-def test_a_row_without_an_event_or_a_net_is_none(tmp_path):
-    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
-    of_net = {"net": "b", "seed": 0}
-    damaged = {"event": "epoch", **of_net}, {"event": "step", **of_net, "time": 1.0, "epoch": "2"}
-    for row in ({**of_net, "epoch": 1}, {"event": "epoch", "epoch": 1}, {}, *damaged):
-        run.log("metrics", row)
-    assert run.rows("metrics") == [] and read(run.folder).state == "waiting"
-    assert len(run.epochs()) == len(run.finals()) == 0
-
-
-def test_a_run_that_has_failed_says_why_and_where(tmp_path):
-    (planted(tmp_path) / "failed.json").write_text('{"odd": 1}')
+def test_a_run_that_has_failed_says_why_until_somebody_works_on_it(tmp_path):
+    (planted(tmp_path, time=0.0) / "failed.json").write_text('{"odd": 1}')
     assert (read(tmp_path).state, read(tmp_path).error) == ("failed", None)
-    failed = workspace.make_folder(tmp_path / "notebooks") / "03_train.failed.ipynb"
-    failed.touch()
     state.write_failure(tmp_path, "failed", "It diverged.")
-    found = read(tmp_path)
-    assert (found.state, found.error, found.notebook) == ("failed", "It diverged.", failed)
-    with lock.alone(tmp_path, "chain"):
-        assert read(tmp_path).state == "running", "somebody has started it again"
+    assert (read(tmp_path).state, read(tmp_path).error) == ("failed", "It diverged.")
+    for work in ("chain", "train"):
+        with forked.holding(tmp_path, work):  # validation may be long, and a process that lives goes on
+            assert read(tmp_path).state == "running"
     (tmp_path / "result.json").write_text("{}")
     assert read(tmp_path).state == "finished"
 
@@ -240,25 +179,6 @@ def test_a_line_of_words(tmp_path):
     assert state.line(state.State(tmp_path)) == f"{tmp_path.name}  waiting"
 
 
-def test_watching_says_each_line_once_waits_while_it_trains_and_ends_with_it(tmp_path):
-    planted(tmp_path, epoch=1)
-    said, held = [], contextlib.ExitStack()
-
-    def echo(sentence):
-        said.append(sentence)
-        planted(tmp_path, epoch=len(said) + 1)
-        if len(said) == 3:
-            held.close()
-
-    with held:
-        held.enter_context(lock.alone(tmp_path, "train"))
-        [found] = runs.watch(tmp_path, [].append, once=True)
-        assert found.state == "running"
-        [found] = runs.watch(tmp_path, echo, every=0.01)
-    assert found.state == "stopped" and "stopped" in said[-1]
-    assert [re.search(r"epoch (\d+)/12", each)[1] for each in said] == ["1", "2", "3", "4"]
-
-
 def batch_of(folder, *names):
     """Lists runs in the file of a batch; their folders."""
     listed = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
@@ -266,48 +186,36 @@ def batch_of(folder, *names):
     return [workspace.make_folder(folder / "runs" / name) for name in names]
 
 
-def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path, monkeypatch, capsys):
-    """Also those that a sampler proposes meanwhile."""
-    places, session, said = batch_of(tmp_path, "one", "two"), tmp_path / "session.json", []
-    planted(places[0], net="net of one")
-    monkeypatch.setattr(sys, "argv", ["qnnkit", "watch", str(tmp_path), "--once"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    [line] = capsys.readouterr().out.splitlines()
-    assert caught.value.code == 0 and "net of one" in line, "what has not begun is no line"
+def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_path):
+    """Each line is said once, also of runs that a sampler proposes; what has not begun is none."""
+    places, session, said = batch_of(tmp_path, "1", "2"), tmp_path / "session.json", []
+    planted(places[0], net="net of 1")
+    [line] = CliRunner().invoke(cli.app, ["watch", str(tmp_path), "--once"]).output.splitlines()
+    assert "net of 1" in line
     workspace.write_json(session, {"id": "one", "pruned": []})
 
     def echo(sentence):
         said.append(sentence)
         if len(said) == 1:
             (places[0] / "result.json").write_text("{}")
+            places[:] = batch_of(tmp_path, "1", "2", "3")
         elif len(said) == 2:
-            planted(places[1])
-            places[:] = batch_of(tmp_path, "one", "two", "three")
-        elif len(said) == 3:
-            (places[1] / "result.json").write_text("{}")
             state.write_failure(places[2], "failed", "Odd.")
+            stack.enter_context(lock.alone(planted(places[1]), "train"))
             session.unlink()
+        elif "running" in sentence:  # which nothing but its lock says
+            stack.close()
 
-    found = runs.watch(tmp_path, echo, every=0.01)
-    assert [run.state for run in found] == ["finished", "finished", "failed"]
+    with contextlib.ExitStack() as stack:
+        found = runs.watch(tmp_path, echo, every=0.01)
+    assert [run.state for run in found] == ["finished", "stopped", "failed"]
+    assert len(said) == 5 == len({*said})
 
 
 def test_a_run_that_nobody_works_on_is_not_waited_for(tmp_path):
-    for error, asked in ((ValueError, {"every": 0}), (FileNotFoundError, {})):
-        with refused("every" if asked else "run_dir", error):
-            runs.watch(tmp_path, **asked)
+    with refused("every"):
+        runs.watch(tmp_path, every=0)
     (tmp_path / "config.json").write_text("{}")
     for work in ("chain", "train"):
         (tmp_path / f".{work}.lock").touch()  # as a kill leaves it
     assert [status.state for status in runs.watch(tmp_path, str)] == ["waiting"]
-
-
-def test_damaged_lines_of_rows_are_left_out_with_a_warning(tmp_path):
-    path = tmp_path / "gradients.jsonl"
-    path.write_bytes(b'{"event": "epoch"}\n{"event\n{"no": "event"}\n{"event": "check"}\n{"half')
-    with pytest.warns(UserWarning, match=r"gradients.jsonl` has 1 damaged lines"):
-        assert [row["event"] for row in files.read(tmp_path, "gradients")] == ["epoch", "check"]
-    with path.open("ab") as file:
-        file.write(b'": 1}\n{"event": "size"}\n')
-    assert [row["event"] for row in files.read(tmp_path, "gradients")][2:] == ["size"]
