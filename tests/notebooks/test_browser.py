@@ -117,9 +117,10 @@ def _open(browser, lab: str, name: str):
     return page, _watch(page)
 
 
-@pytest.mark.parametrize(
-    ("name", "n_pictures"), [("02_gradient_check", 4), ("03_train", 1), ("04_analyze", 4)]
-)
+SLOW = pytest.param("02_gradient_check", 4, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "n_pictures"), [SLOW, ("03_train", 1), ("04_analyze", 4)])
 def test_a_notebook_runs_in_jupyterlab(browser, lab: str, home: Path, name: str, n_pictures: int) -> None:
     """One after the other, on one run: every picture is shown, and no output is wider than its place."""
     page, complaints = _open(browser, lab, name)

@@ -101,7 +101,7 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
     """A whole run at toy size, by the command that people type, in an empty folder without a checkout."""
     home, before = tmp_path_factory.mktemp("chain"), files(installed.parent)
     small = ("n_seeds=1", 'controls=["classical"]', "stride=2", "threads=1", "device=cpu", "samples=1")
-    small += ("plateau_qubits=4", "plateau_starts=20", "hardware_images=8")
+    small += ("plateau_qubits=4", "plateau_starts=20", "hardware_images=2", "try_updates=2")
     words = [word for each in small for word in ("--set", each)]
     words += ["--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "1"]
     done = outside(home, installed / "bin" / "qnnkit", "run", *words)
