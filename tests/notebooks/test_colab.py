@@ -45,10 +45,7 @@ def machine(new_machine: Path, tmp_path: Path) -> Machine:
 @pytest.fixture(scope="module")
 def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of such a machine, to be copied."""
-    try:  # not find_spec, which setuptools answers with a warning where distutils was imported before
-        metadata.version("pip")
-    except metadata.PackageNotFoundError:
-        pytest.skip("this Python has no pip, which the notebook needs")
+    pytest.importorskip("pip", reason="the notebook needs pip")
     made = make_machine(tmp_path_factory.mktemp("machine") / "new")
     made.publish({"qnnkit/__init__.py": f"{(ROOT / 'qnnkit' / '__init__.py').read_text()}\nedition = 1\n"})
     return made.folder
@@ -187,16 +184,15 @@ def test_parameter_variable_remote_and_what_was_written_come_in_this_order(machi
 # --- the address in badges, cells and pyproject.toml ---
 
 
-OPENS = {path: path for path in ("colab_setup.ipynb", *(f"notebooks/{path.name}" for path in NUMBERED))}
-OPENS |= {"README.md": "colab_setup.ipynb", "pyproject.toml": None}
-"""The files that name the address, and which notebook the badge of each opens on Colab."""
+NOTEBOOKS = ("colab_setup.ipynb", *(f"notebooks/{path.name}" for path in NUMBERED))
+EVERYWHERE = {"README.md": 1, "pyproject.toml": 1, **dict.fromkeys(NOTEBOOKS, 2)}
+"""How often each file names the address: a notebook in its badge and its cell."""
 
 
-def make_address(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["make", "address", f"PYTHON={sys.executable}", *words]
-    of_make = "REPO", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"  # these tests are run by `make test` themselves
-    environment = {name: value for name, value in os.environ.items() if name not in of_make}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+def make_address(root: Path, repo: str = "") -> subprocess.CompletedProcess[str]:
+    command = ["make", "address", f"PYTHON={sys.executable}", *([f"REPO={repo}"] if repo else [])]
+    path = {"PATH": os.environ["PATH"]}  # and nothing of the `make` that runs these tests
+    return subprocess.run(command, cwd=root, env=path, capture_output=True, text=True, check=False)
 
 
 def texts(root: Path) -> dict[str, str]:
@@ -205,18 +201,12 @@ def texts(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text() for path in files}
 
 
-def named(texts: dict[str, str], repo: str) -> dict[str, tuple[int, int]]:
-    """How often each file names the address: in a badge that opens the right notebook, and as a whole."""
-    badges = {path: text.count(f"/{repo}/blob/main/{OPENS.get(path)})") for path, text in texts.items()}
-    written = (
-        f'address = \\"https://github.com/{repo}\\"  # written',
-        f'\nRepository = "https://github.com/{repo}"\n',
-    )
-    whole = {path: sum(map(text.count, written)) for path, text in texts.items()}
-    return {path: (badges[path], whole[path]) for path in texts if badges[path] or whole[path]}
-
-
-EVERYWHERE = {path: (int(bool(opened)), int(path != "README.md")) for path, opened in OPENS.items()}
+def named(texts: dict[str, str], repo: str) -> dict[str, int]:
+    """How often each file names the address, where it does; of badges, those that open what they should."""
+    opened = {path: path if path in NOTEBOOKS else "colab_setup.ipynb" for path in texts}
+    counts = {path: text.count(f"/{repo}/blob/main/{opened[path]})") for path, text in texts.items()}
+    counts = {path: counts[path] + text.count(f"https://github.com/{repo}") for path, text in texts.items()}
+    return {path: count for path, count in counts.items() if count}
 
 
 @pytest.fixture
@@ -231,25 +221,22 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_badges_cells_and_pyproject_name_the_same_address(tree: Path) -> None:
-    named_there = re.search(
-        r'^Repository = "https://github.com/(.+)"', (tree / "pyproject.toml").read_text(), re.M
-    )
-    assert named(texts(tree), named_there[1] if named_there else "") == (EVERYWHERE if named_there else {})
+    before = texts(tree)
+    repo = re.search(r'^Repository = "https://github.com/(.+)"', before["pyproject.toml"], re.MULTILINE)
+    assert named(before, repo[1] if repo else "owner/name") == (EVERYWHERE if repo else {})
 
 
 @NEEDS_MAKE
 def test_make_address_rewrites_every_place_and_nothing_else(tree: Path) -> None:
     before = texts(tree)
     for repo in ("a-fork/kit.of_mine", "Owner2/qnn-kit", "Owner2/qnn-kit"):  # anew, changed, once more
-        done = make_address(tree, f"REPO={repo}")
+        done = make_address(tree, repo)
         assert done.returncode == 0 and repo in done.stdout and done.stdout.count("\n") == 1, done.stderr
         after = texts(tree)
         assert named(after, repo) == EVERYWHERE
-    lines = {
-        path: zip(before[path].splitlines(), text.splitlines(), strict=True) for path, text in after.items()
-    }
-    changed = {path: sum(old != new for old, new in pairs) for path, pairs in lines.items()}
-    assert changed == {path: sum(EVERYWHERE.get(path, (0, 0))) for path in before}
+    for path, text in after.items():
+        pairs = zip(before[path].splitlines(), text.splitlines(), strict=True)
+        assert sum(old != new for old, new in pairs) == EVERYWHERE.get(path, 0), path
     command = [sys.executable, "-m", "ruff", "check", "--select=E501", "--no-cache", tree]
     assert subprocess.run(command, check=False).returncode == 0, "a line became too long"
 
@@ -273,7 +260,7 @@ def test_make_address_takes_the_remote_or_says_what_is_wrong(tree, repo, remote,
     elif remote:
         subprocess.run(["git", "init", "--quiet", tree], check=True)
         subprocess.run(["git", "-C", tree, "remote", "add", "origin", remote], check=True)
-    before, done = texts(tree), make_address(tree, *([f"REPO={repo}"] if repo else []))
+    before, done = texts(tree), make_address(tree, repo)
     assert message in done.stderr and (done.returncode == 0) == (not message)
     assert texts(tree) == before if message else named(texts(tree), "a-fork/kit") == EVERYWHERE
 
