@@ -223,7 +223,7 @@ def tree(tmp_path: Path) -> Path:
 def test_badges_cells_and_pyproject_name_the_same_address(tree: Path) -> None:
     before = texts(tree)
     repo = re.search(r'^Repository = "https://github.com/(.+)"', before["pyproject.toml"], re.MULTILINE)
-    assert named(before, repo[1] if repo else "owner/name") == (EVERYWHERE if repo else {})
+    assert named(before, repo[1] if repo else "nobody/kit") == (EVERYWHERE if repo else {})
 
 
 @NEEDS_MAKE
