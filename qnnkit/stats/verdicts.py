@@ -127,7 +127,7 @@ def power(effect: float, n: int, alpha: float = ALPHA, ratio: float = 0.0) -> fl
 
 @functools.lru_cache(maxsize=1024)
 def _bounds(n: int, alpha: float) -> Any:
-    """What a mean must exceed to be found, in standard errors, at 128 quantiles of the measured spread."""
+    """What a mean must exceed to be detected, in standard errors, at 128 quantiles of the measured spread."""
     import numpy as np
     from scipy.stats import chi2
 
