@@ -19,7 +19,7 @@ def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
 
     Omitted is what is written last or while something runs: result.json, SHA256SUMS itself, 04_analyze's
-    executed copy, what 05_benchmark and `qnnkit measure` found, running and failed notebooks, logs and hidden
+    executed copy, what 05_benchmark and `qnnkit measure` measured, running and failed notebooks, logs and hidden
     files.
 
     Raises:
