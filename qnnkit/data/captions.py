@@ -116,7 +116,7 @@ def captions(
 
     Captions are read from all files called captions or metadata (or with such a beginning, as COCO's), else
     from a .txt next to each image, else from all files of records. `docs/formats.md` has every form. An
-    image is found by its path, in images/ there, or anywhere if no other is called so, whatever the case or
+    image is looked up by its path, in images/ there, or anywhere if no other is called so, whatever the case or
     the suffix. A column `split`, files and folders of train, validation (val, dev) and test are the splits.
     What is missing, unreadable, empty or without a caption is left out, with a note; so are keys that are not
     used. An image is in one split with all its captions.
@@ -233,7 +233,7 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
     """(File, where in it, record) of everything that names an image and its captions.
 
     Files that are called captions or metadata, with more behind it as COCO has it; where there are none, the
-    text file beside each image; without these, all files of records.
+    text file next to each image; without these, all files of records.
     """
     images = {_stem(each.name): each.base for each in place.members if each.is_image}
     files = [each for each in place.members if each.base.lower().endswith((*records.SUFFIXES, ".txt"))]
