@@ -1,6 +1,6 @@
 """The settings that every recipe has: how nets are trained, compared and judged, where they are computed.
 
-A recipe's own settings are next to its code, in a class derived from `Settings`: flat, frozen, unknown names refused.
+A recipe adds its settings in a class derived from `Settings`: flat, frozen, unknown names refused.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Settings(Base):
     vary_split: bool = False
     """Whether every seed has a split of its own (number split_seed + seed), for intervals over splits too."""
     validation_fraction: float = Field(default=0.2, gt=0)
-    """Share (of files about) or number of samples that choose the epoch; from train/ if there is a test part."""
+    """Share (of files about) or number of samples that choose the epoch; from train/ with a test part."""
     test_fraction: float = Field(default=0.2, gt=0)
     """Share (of files about) or number of samples that are read at the end; unused with a test part."""
     train_fraction: float = Field(default=1.0, gt=0)

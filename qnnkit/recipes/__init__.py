@@ -1,4 +1,4 @@
-"""Recipes: what a run computes, one file each. The files next to this one ship with qnnkit; yours can be anywhere.
+"""Recipes: what a run computes, one file each. Those in this folder ship with qnnkit; yours can be anywhere.
 
 A recipe is a Python file, a module or any object with these names:
 

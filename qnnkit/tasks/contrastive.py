@@ -1,4 +1,4 @@
-"""Images and their captions distinguished from all others of a batch: CLIP's loss, and what it is judged by."""
+"""Images and captions, distinguished from all others of a batch: CLIP's loss, and what it is judged by."""
 
 from __future__ import annotations
 
