@@ -22,7 +22,7 @@ help:  ## what each target does
 	$(INSTALL) '.[$*]'
 	@touch $@
 
-run: .venv/installed  ## the main job: digits, a hybrid net beside its controls, a report
+run: .venv/installed  ## the main job: digits, a hybrid net with its controls, a report
 	$(BIN)/qnnkit run --recipe digits_quanv --run-dir runs/first
 
 # Two files of tests at a time, the longest first (tests/conftest.py), each on one thread: on two cores, more
@@ -62,7 +62,7 @@ format: .venv/with-dev  ## mend what lint can mend by itself
 type: .venv/with-dev  ## types, by pyright
 	$(BIN)/pyright
 
-lab: .venv/with-lab  ## JupyterLab on the notebooks, and on the runs beside them
+lab: .venv/with-lab  ## JupyterLab with the notebooks and the runs
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
 docs: .venv/with-docs  ## the documentation site, in docs/_build/html
@@ -71,7 +71,7 @@ docs: .venv/with-docs  ## the documentation site, in docs/_build/html
 torture: .venv/with-dev  ## kill trainings (mirrored ones too), notebook chains and batches at random moments, and compare
 	$(BIN)/python -m tests.torture
 
-bench: .venv/with-bench  ## time and memory beside PennyLane's simulators and JAX, as a table
+bench: .venv/with-bench  ## time and memory of PennyLane's simulators, JAX and qnnkit, as a table
 	$(BIN)/python -m benchmarks.run
 
 # Needs no environment.

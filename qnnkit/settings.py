@@ -1,6 +1,6 @@
 """The settings that every recipe has: how nets are trained, compared and judged, where they are computed.
 
-A recipe's own stand beside its code, in a class derived from `Settings`: flat, frozen, unknown names refused.
+A recipe adds its settings in a class derived from `Settings`: flat, frozen, unknown names refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FlatValue = Any
 SETTINGS = "All of them: qnnkit recipes NAME."
 """Where a message sends those who look for a setting."""
 MAIN_NETS = ("hybrid", "reference")
-"""What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
+"""Name of the net that a run compares with its controls: with a circuit in it, or without any."""
 
 
 def listed(text: str) -> list[str]:
@@ -114,7 +114,7 @@ class Settings(Base):
     save_every_minutes: float | None = Field(default=5.0, gt=0)
     """Minutes between checkpoints inside an epoch; every epoch ends in one anyway. May differ later."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints of each net that stay, the best epoch's beside them. May differ later."""
+    """Number of newest checkpoints kept for each net, besides the best epoch's. May differ later."""
     gradient_samples: int = Field(default=16, ge=0)
     """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
 
@@ -124,7 +124,7 @@ class Settings(Base):
     vary_split: bool = False
     """Whether every seed has a split of its own (number split_seed + seed), for intervals over splits too."""
     validation_fraction: float = Field(default=0.2, gt=0)
-    """Share (of files about) or number of samples that choose the epoch; of train/ beside a test part."""
+    """Share (of files about) or number of samples that choose the epoch; from train/ with a test part."""
     test_fraction: float = Field(default=0.2, gt=0)
     """Share (of files about) or number of samples that are read at the end; unused with a test part."""
     train_fraction: float = Field(default=1.0, gt=0)
@@ -156,7 +156,7 @@ class Settings(Base):
     threads: Count | None = AUTO
     """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
     trackers: Words = ()
-    """Where numbers go beside metrics.jsonl: trackio, tensorboard, mlflow, wandb, ...; may differ later."""
+    """Where numbers go besides metrics.jsonl: trackio, tensorboard, mlflow, wandb, ...; may differ later."""
     price_per_hour: float | None = Field(default=None, ge=0)
     """What an hour of the machine costs, in any currency, for the estimate in provenance.json. May differ."""
 

@@ -220,7 +220,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, made if missing; raises OSError where nothing may be written there, found by writing."""
+    """`path`, made if missing; raises OSError if nothing can be written there (tested by writing)."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -51,6 +50,14 @@ def mount(mountpoint):
     pathlib.Path(mountpoint, "MyDrive").symlink_to(stand_in / "gdrive")
     with log.open("a") as file:
         file.write(mountpoint + "\\n")
+"""
+
+# What tells a notebook that it is on Colab.
+SHELL = """
+from IPython.terminal.interactiveshell import TerminalInteractiveShell
+
+class Shell(TerminalInteractiveShell):
+    pass
 """
 
 USERDATA = """
@@ -110,75 +117,31 @@ def write(path: Path, text: str) -> None:
     path.write_text(textwrap.dedent(text).lstrip())
 
 
-@dataclass
 class Machine:
     """A folder that stands for a Colab machine; see the top of this file."""
 
-    folder: Path
-    colab: bool = True
-
-    @property
-    def content(self) -> Path:
-        """What /content is on Colab: where notebooks start, and where the checkout lies."""
-        return self.folder / "content"
-
-    @property
-    def checkout(self) -> Path:
+    def __init__(self, folder: Path):
+        self.folder, self.colab = folder, True
+        self.content = folder / "content"  # what /content is on Colab: where notebooks start
         # Named like the package and lying where notebooks start, as on Colab: a trap for imports.
-        return self.content / "qnnkit"
-
-    @property
-    def workspace(self) -> Path:
-        return self.content / "drive" / "MyDrive" / "my runs"
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "venv" / "bin" / "python"
-
-    @property
-    def repository(self) -> str:
-        return (self.folder / "repository.git").as_uri()  # a plain path would make git ignore --depth
-
-    @property
-    def parameters(self) -> dict[str, object]:
-        return {
-            "repository": self.repository,
-            "checkout": str(self.checkout),
-            "drive_mount": str(self.content / "drive"),
-            "drive_folder": str(self.workspace),
-            "run_main_job": False,
-        }
+        self.checkout = self.content / "qnnkit"
+        self.workspace = self.content / "drive" / "MyDrive" / "my runs"
+        self.python = folder / "venv" / "bin" / "python"
+        self.repository = (folder / "repository.git").as_uri()  # a plain path would make git ignore --depth
 
     def environment(self, **variables: str) -> dict[str, str]:
         """The environment variables of every process on this machine."""
-        leave_out = ("QNNKIT_", "JUPYTER", "PYTHON", "GIT_")
+        leave_out = ("QNNKIT_", "JUPYTER", "PYTHON", "GIT_", "XDG_", "IPYTHON")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
-        return {
-            **inherited,
-            "STAND_IN": str(self.folder),
-            "HOME": str(self.folder / "home"),
-            "IPYTHONDIR": str(self.folder / "ipython"),
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "JUPYTER_PREFER_ENV_PATH": "1",
-            "JUPYTER_PATH": (self.folder / "jupyter.txt").read_text(),
-            "PIP_NO_INDEX": "1",  # everything that is asked for is already there
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": str(self.folder / "gitconfig"),
-            **({"PYTHONPATH": str(self.folder / "colab")} if self.colab else {}),
-            **variables,
-        }
+        colab = {"PYTHONPATH": str(self.folder / "colab")} if self.colab else {}
+        places = {"STAND_IN": str(self.folder), "HOME": str(self.folder / "home")}
+        # No index: everything that is asked for is already there.
+        return inherited | colab | places | {"PIP_NO_INDEX": "1", "GIT_CONFIG_NOSYSTEM": "1"} | variables
 
     def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs a command where a notebook would start."""
-        return subprocess.run(
-            [str(word) for word in command],
-            cwd=self.content,
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        options: dict = {"cwd": self.content, "env": self.environment(**variables), "timeout": 300}
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
 
     def git(self, folder: Path, *words: str) -> str:
         """What git prints; it must succeed."""
@@ -202,12 +165,13 @@ class Machine:
 
     def cells(self, until: str = "", **changes: object) -> list[str]:
         """The code of the notebook with its parameters exchanged, up to the cell that holds `until`."""
+        values = {"repository": self.repository, "checkout": str(self.checkout), "run_main_job": False}
+        values |= {"drive_mount": str(self.content / "drive"), "drive_folder": str(self.workspace), **changes}
         sources = []
         for cell in code_cells(NOTEBOOK):
             sources.append(cell.source)
             if "parameters" in cell.metadata.get("tags", []):
-                values = self.parameters | changes
-                sources.append("\n".join(f"{name} = {value!r}" for name, value in values.items()))
+                sources += [f"{name} = {value!r}" for name, value in values.items()]
             if until and until in cell.source:
                 return sources
         assert not until, f"no cell holds {until!r}"
@@ -227,7 +191,9 @@ class Machine:
 
     def run_ipython(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs `code` as one cell, which may hold lines that begin with ! or %."""
-        return self.run(self.python, "-m", "IPython", "--colors=NoColor", "-c", code, **variables)
+        shell = "--TerminalIPythonApp.interactive_shell_class=google.colab._shell.Shell"
+        options = ["--colors=NoColor", *([shell] if self.colab else [])]
+        return self.run(self.python, "-m", "IPython", *options, "-c", code, **variables)
 
     def lines(self, name: str) -> list[str]:
         """Of a file that the stand-ins write."""
@@ -243,9 +209,16 @@ class Machine:
         (self.content / "drive" / "MyDrive").unlink()
         return self.content / "drive"
 
-    def first_cell(self, path: Path = NUMBERED[0]) -> str:
-        """The first cell of a numbered notebook, and what it runs, with this machine's places."""
-        return self.here(setup_cell(path))
+    def first_cell(self, address: str | None = None) -> str:
+        """The first cell of a numbered notebook with this machine's places, and an address or its own."""
+        cell, address = self.here(setup_cell(NUMBERED[0])), self.repository if address is None else address
+        return cell.replace('address = ""', f'address = "{address}"')
+
+    def set_up(self) -> None:
+        """Runs that cell, as a person on Colab would."""
+        self.publish({"colab_setup.ipynb": self.here(NOTEBOOK.read_text())})
+        done = self.run_ipython(self.first_cell())
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def here(self, text: str) -> str:
         return (
@@ -294,13 +267,15 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
     subprocess.run([python, "-m", "venv", "--without-pip", "--symlinks", folder / "venv"], check=True)
     # It sees that Python's packages, last of all, and cannot change them: pip removes nothing outside a venv.
     ask = "import sys, sysconfig; print(sysconfig.get_path('purelib'), sys.prefix, sep='\\n')"
-    told = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
-    packages, prefix = told.splitlines()
-    (folder / "jupyter.txt").write_text(f"{prefix}/share/jupyter")  # nbconvert's templates
+    packages, prefix = made.run(python, "-c", ask).stdout.splitlines()
+    (folder / "venv" / "share").mkdir(exist_ok=True)
+    (folder / "venv" / "share" / "jupyter").symlink_to(f"{prefix}/share/jupyter")  # nbconvert's templates
     own = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    (own / "zz_developer.pth").write_text(f"{packages}\n")
-    write(folder / "gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
-    for name, text in {"__init__": "", "drive": DRIVE, "output": "", "userdata": USERDATA}.items():
+    slow = "import sys; sys.modules['rfc3987_syntax'] = None"  # JupyterLab's; importing it takes seconds
+    (own / "zz_base.pth").write_text(f"{packages}\n{slow}\n")
+    write(folder / "home" / ".gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
+    stubs = {"__init__": "", "_shell": SHELL, "drive": DRIVE, "output": "", "userdata": USERDATA}
+    for name, text in stubs.items():
         write(folder / "colab" / "google" / "colab" / f"{name}.py", text)
     write(folder / "colab" / "sitecustomize.py", SITECUSTOMIZE)
     for name, options in {"repository.git": ["--bare"], "author": []}.items():
@@ -308,15 +283,8 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
     leave_out = shutil.ignore_patterns("__pycache__", *([] if command is None else ["__main__.py"]))
     for name in ("qnnkit", "notebooks"):
         shutil.copytree(ROOT / name, folder / "author" / name, ignore=leave_out)
-    if command is not None:
-        write(folder / "author" / "qnnkit" / "__main__.py", command)
-    made.publish(
-        {
-            "pyproject.toml": PYPROJECT,
-            "backend.py": BACKEND,
-            "colab_setup.ipynb": made.here(NOTEBOOK.read_text()),
-            "requirements-colab.txt": "-e .\ntorch\nnumpy\nnbformat>=5.10\n",
-            ".gitignore": "__pycache__/\n",
-        }
-    )
+    files = {} if command is None else {"qnnkit/__main__.py": command}
+    files |= {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, ".gitignore": "__pycache__/\n"}
+    files["requirements-colab.txt"] = "-e .\ntorch\nnumpy\nnbformat>=5.10\n"
+    made.publish(files)
     return made

@@ -263,10 +263,10 @@ def idx_files(
     return {name: gzip.compress(each) if suffix else each for name, each in files.items()}
 
 
-def ahcd_files(folder: Path) -> Path:
-    """The four CSV files of AHCD, with 112 and 56 letters of its 28 classes."""
+def ahcd_files(folder: Path, *counts: int) -> Path:
+    """The four CSV files of AHCD, with 4 and 2 letters, or other counts, of each of its 28 classes."""
     folder.mkdir(parents=True)
-    for side, n in (("Train", 112), ("Test", 56)):
+    for side, n in zip(("Train", "Test"), [28 * count for count in counts or (4, 2)], strict=True):
         np.savetxt(folder / f"csv{side}Images {n}x1024.csv", noise(n, 1024, seed=n), "%d", ",")
         np.savetxt(folder / f"csv{side}Label {n}x1.csv", np.arange(n) % 28 + 1, "%d")
     return folder

@@ -8,11 +8,9 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 ROOT = Path(__file__).parent.parent
 # What only extras bring: in the environment that holds the wheel they are as good as missing.
@@ -37,49 +35,29 @@ def outside(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` fills, once for all processes that test."""
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "made").exists():
-            folder.mkdir()
-            make(folder)
-            (folder / "made").touch()
-    return folder
-
-
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy: setuptools leaves files where it builds."""
-
-    def build(made: Path) -> None:
-        source = made / "source"
-        source.mkdir()
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, source)
-        for name in ("qnnkit", "notebooks"):
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made)
-        outside(source, *pip, source)
-
-    return next(once(tmp_path_factory, "wheel", build).glob("qnnkit-*.whl"))
+    made, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("qnnkit", "notebooks"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made)
+    outside(source, *pip, source)
+    return next(made.glob("qnnkit-*.whl"))
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that holds the wheel; beside it, of the packages of this one, what running needs."""
-
-    def install(made: Path) -> None:
-        folder = made / "venv"
-        venv.create(folder, with_pip=False, symlinks=True)
-        pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps")
-        outside(made, *pip, wheel)
-        # Of an editable qnnkit there, the path stands in a .pth file, which is not read here.
-        lines = (sysconfig.get_path("purelib"), f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
-        own = next((folder / "lib").glob("python*/site-packages"))
-        templates = Path(sys.prefix, "share", "jupyter")  # nbconvert's
-        (folder / "share" / "jupyter").symlink_to(templates)
-        (own / "zz_packages.pth").write_text("\n".join(lines))
-
-    return once(tmp_path_factory, "installed", install) / "venv"
+    """An environment that holds the wheel; next to it, of the packages of this one, what running needs."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps")
+    outside(folder, *pip, wheel)
+    # Of an editable qnnkit there, the path stands in a .pth file, which is not read here.
+    lines = (sysconfig.get_path("purelib"), f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
+    packages = next((folder / "lib").glob("python*/site-packages"))
+    (packages / "zz_packages.pth").write_text("\n".join(lines))
+    (folder / "share" / "jupyter").symlink_to(Path(sys.prefix, "share", "jupyter"))  # nbconvert's templates
+    return folder

@@ -113,12 +113,12 @@ def captions(
 ) -> CaptionSplits:
     """Your own images with captions: a folder of images with a table, JSON, parquet or texts of captions.
 
-    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's),
-    else from a .txt or .caption next to each image, else from all files of records. `docs/formats.md` has
-    every form. An image is found by its path, in images/ there, or anywhere if no other is called so,
-    whatever the case or the suffix. A column `split`, files and folders of train, validation (val, dev)
-    and test are the splits. What is missing, unreadable, empty or without a caption is left out, with a
-    note; so are keys that are not used. An image is in one split with all its captions.
+    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's), else
+    from a .txt or .caption next to each image, else from all files of records. `docs/formats.md` has every
+    form. An image is looked up by its path, in images/ there, or anywhere if no other is called so; case and suffix
+    do not matter. A column `split`, or files and folders of train, validation (val, dev) and test, are the
+    splits. What is missing, unreadable, empty or without a caption is left out, with a note; so are unused
+    keys. An image is in one split with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
@@ -235,7 +235,7 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
     """(File, where in it, record) of everything that names an image and its captions.
 
     Files that are called captions or metadata, with more behind it as COCO has it; where there are none, the
-    text file beside each image; without these, all files of records.
+    text file next to each image; without these, all files of records.
     """
     images = {_stem(each.name): each.base for each in place.members if each.is_image}
     files = [each for each in place.members if each.base.lower().endswith((*records.SUFFIXES, *TEXTS))]

@@ -15,7 +15,7 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
     Args:
         reader: A class of transformers.
         name: Local folder, or name on the Hub.
-        options: For `from_pretrained`; code that lies beside the files is never run.
+        options: For `from_pretrained`; code next to the files is never run.
 
     Raises:
         ValueError: It cannot be read; the message is the reason alone, without a full stop.
@@ -26,7 +26,7 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
     place = str(folder.absolute()) if folder.is_dir() else str(name)
     options |= {"trust_remote_code": False}
     local = {**options, "local_files_only": True}
-    if reader.__name__.startswith("AutoModel"):  # which looks for an adapter beside the model too
+    if reader.__name__.startswith("AutoModel"):  # which looks for an adapter next to the model too
         local["adapter_kwargs"] = {"local_files_only": True}
     disable_progress_bar()  # a net is built many times, and each time is short
     try:

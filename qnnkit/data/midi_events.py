@@ -116,7 +116,7 @@ class MidiEvents:
 
         Times are rounded to 16ths. A note ends where the next one of its track and pitch begins. What sets
         programs, controllers, tempo and key before the first note stands at time 0. Silences of 128 quarters
-        and more are told by repeating the tempo. symusic does not give a file's own channels, so they are
+        and more are written by repeating the tempo. symusic does not give a file's own channels, so they are
         numbered from 0, and tracks from 1, as for the published models called `tv2o`.
 
         Returns:

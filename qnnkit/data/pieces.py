@@ -315,7 +315,7 @@ def music(
 
     Args:
         root: Folder, archive, JSON or MIDI file; see `collect`.
-        composers: Which of those found there; None takes all.
+        composers: Which of the composers there; None takes all.
         sequence_length: Tokens of a block; a bar of a chorale has about 75.
         split_seed: Fixes who is in which split, and the shifts.
         validation_fraction: Share of each composer's pieces, about; one piece at least.

@@ -1,14 +1,14 @@
-"""Recipes: what a run computes, one file each. The files beside this one are shipped; yours lie anywhere.
+"""Recipes: what a run computes, one file each. Those in this folder ship with qnnkit; yours can be anywhere.
 
 A recipe is a Python file, a module or any object with these names:
 
 - `Settings`, derived from `qnnkit.Settings`; without it there are no others than those;
 - `load(settings)`, which gives the data, such as `data.of(settings)` or `data.arrays(settings, x, y)`;
 - `build(settings, splits, seed)`, which gives the net: any `nn.Module`, circuits in `qnnkit.QuantumLayer`s;
-- `task(settings)`, what it is trained for; `tasks.Classification()` where it is left out;
-- `controls(net, settings, splits, seed)`, the nets beside it by name, or functions that make them;
-  `qnnkit.controls(net)` where it is left out;
-- `check(settings)`, which raises ValueError for settings that do not go together.
+- `task(settings)`, what it is trained for; by default `tasks.Classification()`;
+- `controls(net, settings, splits, seed)`, its controls by name, or functions that make them;
+  by default `qnnkit.controls(net)`;
+- `check(settings)`, which raises ValueError for settings that cannot be combined.
 
 Each takes those of the arguments above that it names.
 """
@@ -116,7 +116,7 @@ RECIPES: Mapping[str, Recipe] = {
     path.stem: Recipe(path.stem, path.stem, f"{__name__}.{path.stem}", path.read_text())
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))
 }
-"""Name -> recipe beside this file; its module is imported when it is first used."""
+"""Name -> recipe next to this file; its module is imported when it is first used."""
 
 
 def _named(name: str) -> Recipe:

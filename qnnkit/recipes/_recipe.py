@@ -1,4 +1,4 @@
-"""A recipe that has been found: its settings, and the calls of its functions."""
+"""A loaded recipe: its settings, and the calls of its functions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A recipe that has been found; `find` makes them."""
+    """A loaded recipe; `find` makes them."""
 
     name: str
     """In tables: a shipped name, or that of the file."""
     reference: str
-    """By which it is found again: a shipped name, a file, or a word for an object of this process."""
+    """What loads it again: a shipped name, a file, or a word for an object of this process."""
     home: Any
     """The module or the object that has its functions, or the name of a shipped one's module."""
     source: str
     """Python text of the file or the object."""
     neighbours: Mapping[str, str] = field(default_factory=dict)
-    """Files beside it that it imports: name -> text."""
+    """Files next to it that it imports: name -> text."""
 
     @cached_property
     def code(self) -> Any:
@@ -112,13 +112,13 @@ class Recipe:
         return tasks.complete(self._call("task", settings=settings)) if own else tasks.Classification()
 
     def control_names(self, settings: Settings, splits: Any, seed: int) -> tuple[str, ...]:
-        """What the nets beside the recipe's own are called."""
+        """The names of the controls."""
         if hasattr(self.code, "controls"):
             return tuple(self._own_controls(settings, splits, seed))
         return layers.control_names(self.build(settings, splits, seed))
 
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
-        """One of the nets beside the recipe's own, which starts from the same weights.
+        """One of the controls, with the same initial weights as the recipe's net.
 
         Raises:
             ValueError: There is none of that name.

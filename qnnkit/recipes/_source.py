@@ -1,4 +1,4 @@
-"""The Python text of recipes: of files and what they import beside them, of objects in a notebook's cells."""
+"""The Python text of recipes: of files, of the files next to them that they import, of objects in cells."""
 
 from __future__ import annotations
 

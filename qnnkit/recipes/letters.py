@@ -23,7 +23,7 @@ class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
     maps: int = Field(default=4, ge=1)
     """Channels that the stem hands to the quanvolution."""
     hidden: int = 114
-    # Letters turned, shifted and scaled a little; found on the validation images of AHCD.
+    # Letters turned, shifted and scaled a little; chosen on the validation images of AHCD.
     epochs: int = 40
     batch_size: int = 128
     learning_rate: float = 4e-3
@@ -47,7 +47,7 @@ def build(settings, splits, seed):
 
 
 class ResidualQuanvNet(nn.Module):
-    """Pixels -> residual stem -> angles -> quanvolution beside a skip -> two linear layers -> logits.
+    """Pixels -> residual stem -> angles -> quanvolution next to a skip -> two linear layers -> logits.
 
     The stem quarters the sides and leaves `maps` channels: 32x32 becomes 4 maps of 8x8, and a circuit of
     four wires runs 64 times an image. With width 64, hidden 114 and 44 classes it has 87,936 weights.

@@ -18,9 +18,9 @@ _PASSING = (".running.ipynb", ".failed.ipynb", ".log")
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
 
-    Omitted is what is written last or while something runs: result.json, SHA256SUMS itself, 04_analyze's
-    executed copy, what 05_benchmark and `qnnkit measure` found, running and failed notebooks, logs and hidden
-    files.
+    Files that are written last or while something runs are omitted: result.json, SHA256SUMS itself, the
+    executed 04_analyze, files of 05_benchmark and `qnnkit measure`, running and failed notebooks, logs and
+    hidden files.
 
     Raises:
         OSError: A file cannot be read.

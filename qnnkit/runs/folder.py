@@ -70,7 +70,7 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What 04_analyze found; None while the run is unfinished."""
+        """The result that 04_analyze wrote; None while the run is unfinished."""
         return workspace.read_json(self.folder / "result.json")
 
     @property

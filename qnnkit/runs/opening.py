@@ -143,7 +143,7 @@ def extend(run: Run, epochs: int) -> None:
 
 
 def origin() -> dict[str, Any]:
-    """Code, packages, machine and time of a beginning, for provenance.json; None: it cannot be found out.
+    """Code, packages, machine and time of a beginning, for provenance.json; None: it is unknown.
 
     Nothing of it names a person or a host.
     """

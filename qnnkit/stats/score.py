@@ -49,9 +49,9 @@ class Score:
     word: str
     """As people call it."""
     per: str = "%"
-    """Unit in which it is told; "%" is that of a share, between 0 and 1."""
+    """Unit in which it is reported; "%" is that of a share, between 0 and 1."""
     factor: float = 100.0
-    """From what is kept to what is told: 100 where shares are told in percent."""
+    """Reported value over the stored one: 100 for a share that is reported in percent."""
     unit: str = "points"
     """Of a difference."""
     digits: int = 1
@@ -90,7 +90,7 @@ class Score:
         return f"validation {self.watched or self.word}"
 
     def tell(self, value: float, beside: float | None = None) -> str:
-        """A value without its unit; with as many digits as tell it from another one `beside` it.
+        """A value without its unit; with as many digits as distinguish it from the value `beside`.
 
         Example:
             >>> ACCURACY.tell(0.9741), ACCURACY.tell(0.89996, beside=0.9)

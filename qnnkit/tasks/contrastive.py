@@ -1,4 +1,4 @@
-"""Images and their captions told apart from all others of a batch: CLIP's loss, and what it is judged by."""
+"""Images and captions, distinguished from all others of a batch: CLIP's loss, and what it is judged by."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ def scores(found: Embeddings) -> dict[str, float]:
 def recall(images: Tensor, texts: Tensor, right: Tensor, ranks: Sequence[int] = RANKS) -> dict[str, float]:
     """Share of queries with a right answer among the k nearest, by cosine, for each k of `ranks`.
 
-    An image has found its captions once one of them is found, and a caption one of its images. A wrong answer
-    that lies as near as the best right one comes before it: a model that holds all alike finds nothing.
+    An image counts if one of its captions is among them, a caption if one of its images is. A wrong answer as
+    near as the best right one ranks before it: a model that holds all alike scores 0.
 
     Args:
         images: Embeddings of length 1, (n_images, n_dimensions).

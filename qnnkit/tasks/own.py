@@ -1,4 +1,4 @@
-"""A user's own task, with what the training loop and the reports ask beside."""
+"""A user's own task, with what else the training loop and the reports ask for."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def usual(data: Any) -> Any:
 
 
 def complete(task: Any) -> Any:
-    """A task as it is, where it is one of the kit's; a user's with what is asked of tasks beside."""
+    """A task of qnnkit as it is; a user's task with what else is asked of tasks."""
     if not callable(task):
         rule, step = "be callable: (model, batch) -> tasks.Step", "Give tasks.Classification(), or a class."
         raise Refused(checks.message("task", rule, task, step))
     of_kit = type(task).__module__.startswith("qnnkit.tasks.")
-    # One of the kit's that is told to choose the epoch by a number that falls is as one of a user's.
+    # A task of qnnkit that chooses the epoch by a number that falls is treated like a user's.
     return task if isinstance(task, Own) or (of_kit and direction(task.monitor)) else Own(task)
 
 

@@ -50,7 +50,7 @@ def counts(splits: Any, title: str, **columns: Callable[[Any], int]) -> Shown:
 class Task(Protocol):
     """What the training loop asks of a task.
 
-    Beside these a task may have, and what it has is used:
+    A task may also have these, which are used if it has them:
 
     - `counted`: "tokens" where steps count tokens and not samples;
     - `judge(outputs, splits, net, means)`: {name: number} of the whole test split, after the pass that gave

@@ -1,7 +1,8 @@
-"""02 to 04b, cell by cell, for nets of every kind: what they show, and what they leave out."""
+"""Notebooks cell by cell, for nets and data of every kind: what they show, leave out, and refuse."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import matplotlib
@@ -11,10 +12,16 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from qnnkit import runs
+from qnnkit import QuantumLayer, runs, workspace
+from qnnkit.data.tokenizers import trained
+from qnnkit.measure import survey
+from qnnkit.models import causal_lm
+from tests.acted import read_lines
+from tests.same import from_seed
+from tests.toys import texts
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1}
+TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1, "epochs": 1}
 NETS = {
     "quanv": {},
     "frozen filters": {"filters": 2, "trainable": False, "circuit": "random"},
@@ -22,6 +29,7 @@ NETS = {
     "amplitude": {"circuit": "strongly_entangling", "embedding": "amplitude"},
     "resnet": {"recipe": "resnet_circuit_trained", "dataset": "digits", "stem_stride": 1},
 }
+BRIEF = {"samples": 1, "plateau_qubits": 2, "try_updates": 2, "n_worst": 1, "hardware_images": 2}
 PLATEAUS = {"quanv": ({"2", "8"}, True), "iqp": ({"1", "4"}, False)}
 """Depths in the plateau scan of the run's own circuit, and whether a mirrored one is in it."""
 
@@ -44,8 +52,8 @@ def cells(name, run, **parameters):
 
 
 def executed(name, **parameters):
-    """Runs a notebook's cells here; returns its variables."""
-    variables = {}
+    """Runs a notebook's cells here, with those of the parameters that it has; returns its variables."""
+    variables = {"display": lambda shown: None}
     for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code" and "setup" not in tags:
@@ -66,7 +74,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_gradient_check_of_every_kind_of_circuit(place, name):
-    run, width = begun(place / name, **NETS[name], epochs=1), 4 if name in PLATEAUS else 2
+    run, width = begun(place / name, **NETS[name]), 4 if name in PLATEAUS else 2
     shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=20)
     assert figures(run) >= {"02_circuit", "02_gates", "02_sizes"}
     fresh = runs.build(run, run.nets[0], 0).state_dict()
@@ -81,10 +89,10 @@ def test_the_gradient_check_of_every_kind_of_circuit(place, name):
 
 @pytest.mark.parametrize("name", ["quanv", "frozen filters", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_training_and_the_analysis_of_a_trained_net(place, name):
-    run = begun(place / name, **NETS[name], epochs=1)
-    tried = cells("03_train", run)["losses"]
-    assert 0 < len(tried) <= 50 and tried[-1] < tried[0], "a batch that is not learnt"
-    again = begun(place / f"{name}, again", **NETS[name], epochs=1)
+    run = begun(place / name, **NETS[name])
+    tried = cells("03_train", run, try_updates=20)["losses"]
+    assert 0 < len(tried) <= 20 and tried[-1] < tried[0], "a batch that is not learnt"
+    again = begun(place / f"{name}, again", **NETS[name])
     alike = ["net", "seed", "test_loss"]
     pandas.testing.assert_frame_equal(
         run.finals()[alike], pandas.DataFrame(runs.train_all(again))[alike], check_exact=True
@@ -102,7 +110,7 @@ def test_training_and_the_analysis_of_a_trained_net(place, name):
 
 
 def test_the_recorded_gradients_of_groups_and_layers_and_none_where_they_are_lost(tmp_path):
-    run = begun(tmp_path / "run", epochs=1, quantum_clip_norm=1e-3, controls=["classical"])
+    run = begun(tmp_path / "run", quantum_clip_norm=1e-3, controls=["classical"])
     list(runs.train_all(run))
     groups = cells("04_analyze", run)["of_groups"]
     assert groups.loc["quantum", "n_weights"] == 24 and groups.loc["quantum", "clipped"] == 1
@@ -117,3 +125,112 @@ def test_the_recorded_gradients_of_groups_and_layers_and_none_where_they_are_los
     cells("04_analyze", run)
     cells("04b_inside", run, hardware_images=0)
     assert run.result is not None and "No gradients are shown:" in run.report.read_text()
+
+
+# --- other data, and a net without a circuit ----------------------------------------------------------------
+
+
+def of_captions(folder):
+    sizes = {"n_qubits": 2, "n_layers": 1, "patch_size": 8, "batch_size": 32}
+    return begun(folder / "run", "digits_clip", **sizes, controls=["classical"])
+
+
+def of_language(folder):
+    (folder / "texts").mkdir()
+    tokenizer = trained([path.read_text() for path in texts(folder / "texts").iterdir()], 260)
+    model = from_seed(lambda: causal_lm("tiny", vocabulary=len(tokenizer), length=64))
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "base")
+    sizes = {"data_dir": str(folder / "texts"), "sequence_length": 16, "adapter_weights": 3000}
+    base = {"pretrained": str(folder / "base"), "controls": ["lora"], "train_fraction": 1.0}
+    return begun(folder / "run", "text_adapter", **sizes, **base)
+
+
+@pytest.mark.parametrize(
+    ("made", "saved", "column", "score"),
+    [
+        (of_captions, {"01_captions", "02_sizes"}, "zero-shot accuracy", "recall_1"),
+        (of_language, {"02_sizes", "03_comparison", "04_curves"}, "perplexity", "loss"),
+    ],
+)
+def test_other_data_go_through_every_notebook(made, saved, column, score, tmp_path):
+    run = made(tmp_path)
+    for name in runs.NOTEBOOKS[1:]:
+        cells(name, run, **BRIEF)
+    assert saved <= figures(run)
+    assert column in run.report.read_text() and run.result["score"] == score
+
+
+def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path, capsys, monkeypatch):
+    """And its machine's survey is next to that of another machine, which measured another net."""
+    net = {"recipe": "another", "digest": "", "batch_size": 1, "n_samples": 1}
+    (tmp_path / "others").mkdir()
+    other = {"machine": {"name": "Another"}, "net": net, "rows": []}
+    workspace.write_json(tmp_path / "others" / "other.json", other)
+    run = begun(tmp_path / "run", "cnn")
+    for name in runs.NOTEBOOKS[2:]:
+        cells(name, run, **BRIEF)
+    reached = {"bandwidth_gb_s": 9.0, "overhead_us": 5.0, "tflops": {"float32": 0.1}}  # test_measure_survey's
+    monkeypatch.setattr(survey, "figures", lambda *given, **options: reached)
+    with torch.random.fork_rng(devices=[]):
+        cells("05_benchmark", run, budget=0.1, compare_with=str(tmp_path / "others"))
+    assert [row["net"] for row in run.result["nets"]] == ["reference"]
+    assert run.result["nets"][0]["quantum"] == 0
+    assert (run.result["verdicts"], run.result["robustness"]) == ([], [])
+    printed = capsys.readouterr().out
+    assert "This net has no circuit" in printed and "Machines: 2; with this net: 1." in printed
+    assert {"02_sizes", "06_worst", "benchmark_step"} <= figures(run)
+    assert not figures(run) & {"02_circuit", "02_gates", "07_maps", "08_circuit", "13_landscape"}
+    rows = json.loads((run.folder / "machine.json").read_bytes())["rows"]
+    assert {row["device"] for row in rows if row["what"] == "bandwidth"} >= {"cpu"}
+    rows = read_lines(run.folder / "benchmark.jsonl")
+    names = {row["name"] for row in rows if row["event"] == "strategy"}
+    assert {"as it is", "bfloat16"} < names and not {"batched", "frozen"} & names
+    assert not any(row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum")
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def wrong_sign(monkeypatch):
+    """Gradients through circuits have the wrong sign in float32, as training computes; witnesses do not."""
+    right = QuantumLayer.forward
+
+    def forward(self, inputs):
+        values = right(self, inputs)
+        if values.requires_grad and inputs.dtype == torch.float32:
+            values.register_hook(lambda gradient: -gradient)
+        return values
+
+    monkeypatch.setattr(QuantumLayer, "forward", forward)
+
+
+def silent_step(monkeypatch):
+    """Adam moves no weight in float32."""
+    right = torch.optim.Adam.step
+
+    def step(self):
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        if weights[0].dtype != torch.float32:  # of the witness
+            right(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+
+
+@pytest.mark.parametrize(
+    ("notebook", "fault", "message"),
+    [
+        ("02_gradient_check", wrong_sign, r"^[^\n]*`quanv\.filters\.0[^\n]*Do not train[^\n]*$"),
+        ("00_setup", silent_step, r"^Wrong numbers or steps .* batched on cpu[^\n]*another[^\n]*$"),
+        ("04_analyze", lambda monkeypatch: None, r"^[^\n]*03_train[^\n]*$"),
+    ],
+    ids=["wrong gradient", "device that does not step", "not trained yet"],
+)
+def test_a_fault_stops_the_notebook_in_one_sentence(notebook, fault, message, tmp_path, monkeypatch):
+    fault(monkeypatch)
+    given = {"recipe": "digits_quanv", "run_dir": str(tmp_path / "run")}
+    if notebook == "04_analyze":
+        begun(tmp_path / "run")
+    with pytest.raises(Exception, match=message):
+        executed(notebook, **given)
+    assert notebook != "00_setup" or not (tmp_path / "run").exists()
