@@ -26,8 +26,8 @@ from tests.toys import disk_order, room_for
 IDENTITY = {"net": "hybrid", "seed": 0}
 
 
-def net(seed=0, n_classes=2):
-    return from_seed(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, n_classes)), seed)
+def net():
+    return from_seed(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
 
 
 def state_of(number):
@@ -147,15 +147,6 @@ def test_what_is_crafted_or_pickled_is_refused_and_runs_nothing(tmp_path, monkey
     with pytest.raises(ValueError, match="is damaged"):
         file.read(path)
     assert [*tmp_path.iterdir()] == [path]
-
-
-def test_another_model_is_refused_before_anything_is_changed(tmp_path):
-    model = net()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for other in (net(1, n_classes=3), nn.Sequential(nn.BatchNorm1d(3))):
-        with pytest.raises(ValueError, match="belongs to another model: `"):
-            weights.load(model, other.state_dict())
-    assert same(dict(model.state_dict()), before)
 
 
 def adapted(seed=0):

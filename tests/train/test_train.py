@@ -481,13 +481,16 @@ def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
     assert same(weights(model), weights(straight))
 
 
-def test_where_none_fits_nothing_is_begun_anew(tmp_path):
+@pytest.mark.parametrize("other", [linear(8, 3), nn.BatchNorm1d(8)])
+def test_where_none_fits_nothing_is_begun_anew_and_nothing_changed(tmp_path, other):
     fit(net(), epochs=1, folder=tmp_path)
-    model, before = net(), {path: path.read_bytes() for path in tmp_path.iterdir()}
-    model[3] = linear(8, 3)
-    with pytest.raises(ValueError, match="another model"):
+    model, before = net(seed=1), {path: path.read_bytes() for path in tmp_path.iterdir()}
+    model[3] = other
+    untouched = weights(model)
+    with pytest.raises(ValueError, match="belongs to another model: `"):
         fit(model, epochs=2, folder=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert same(weights(model), untouched)
 
 
 def test_the_best_epoch_lost_after_the_last(tmp_path):
