@@ -1,12 +1,10 @@
-"""Batches written by hand, pages as a parser reads them, and Chromium: what tests of pages share."""
+"""Pages as a parser reads them, results written by hand, and Chromium: what tests of pages share."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,33 +47,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text += "" if self.inside else data.replace("\u00a0", " ")
-
-
-class Batch:
-    """The folder of a batch, and the folders of its runs beside it.
-
-    Args:
-        root: Of the workspace.
-        recipe: As batch.json names it.
-    """
-
-    def __init__(self, root: Path, recipe: str | list[str] = "digits_quanv"):
-        self.root, self.folder, self.recipe = root, root / "batches" / "grid", recipe
-        self.runs: list[dict[str, Any]] = []
-        self.folder.mkdir(parents=True)
-
-    def plan(self, id_: str, settings: dict[str, Any]) -> Path:
-        self.runs.append({"id": id_, "folder": f"../../runs/{id_}", "settings": settings})
-        content = {"name": "grid", "recipe": self.recipe, "runs": self.runs}
-        (self.folder / "batch.json").write_text(json.dumps(content))
-        return self.root / "runs" / id_
-
-
-def log_epochs(run: runs.Run, net: str, seed: int, validated: list[float]) -> None:
-    """The rows of some epochs, with a validation accuracy each."""
-    for epoch, accuracy in enumerate(validated, start=1):
-        row = {"event": "epoch", "net": net, "seed": seed, "epoch": epoch, "seconds": 0.5, "train_loss": 1.0}
-        run.log("metrics", row | {"validation_loss": 1.0, "validation_accuracy": accuracy})
 
 
 def log_test(run: runs.Run, net: str, seed: int, accuracy: float, **more: Any) -> None:

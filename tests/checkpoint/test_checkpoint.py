@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -25,8 +26,8 @@ from tests.toys import disk_order, room_for
 IDENTITY = {"net": "hybrid", "seed": 0}
 
 
-def net(seed=0, n_classes=2):
-    return from_seed(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, n_classes)), seed)
+def net():
+    return from_seed(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
 
 
 def state_of(number):
@@ -112,30 +113,16 @@ def test_a_flipped_bit_or_an_end_anywhere_is_noticed(tmp_path):
 
 
 class Payload:
-    """Leaves a trace when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
+    """Leaves a trace in the current folder when it is unpickled."""
 
     def __reduce__(self):
-        return os.mkdir, (str(self.path),)
+        return os.mkdir, ("trace",)
 
 
-def hashed(folder, content, number=1):
-    """A file with this content and the name that fits it."""
-    path = folder / f"checkpoint-{number:06d}-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
-    path.write_bytes(content)
-    return path
-
-
-def test_a_pickle_is_refused_and_not_run(tmp_path):
-    """Nor is a header read that claims to be huge."""
-    torch.save(Payload(tmp_path / "trace"), tmp_path / "zip")
-    pickled = [pickle.dumps(Payload(tmp_path / "trace")), (tmp_path / "zip").read_bytes()]
-    for content in (*pickled, b"\x80\x04" + b"0" * 50, struct.pack("<Q", 2**62) + b"{}"):
-        with pytest.raises(ValueError, match="is damaged"):
-            file.read(hashed(tmp_path, content))
-    assert not (tmp_path / "trace").exists()
+def zipped():
+    file = io.BytesIO()
+    torch.save(Payload(), file)
+    return file.getvalue()
 
 
 STATES = [
@@ -146,23 +133,20 @@ STATES = [
 HEADERS = [{"format": file.FORMAT, "state": {"dict": [["model", state]]}} for state in STATES]
 HEADERS += [{"format": file.FORMAT, "state": state} for state in ([], "model")]
 HEADERS += [[], None, {"format": 1}, {"step": 1}]
+CRAFTED = [safetensors({"a": torch.ones(1)}, {"qnnkit": json.dumps(header)}) for header in HEADERS]
+CRAFTED += [pickle.dumps(Payload()), zipped(), b"\x80\x04" + b"0" * 50]
+CRAFTED += [struct.pack("<Q", 2**62) + b"{}"]  # a header that claims to be huge
 
 
-@pytest.mark.parametrize("header", HEADERS)
-def test_a_crafted_header_or_another_format_is_refused_and_runs_nothing(tmp_path, header):
-    path = hashed(tmp_path, safetensors({"a": torch.ones(1)}, {"qnnkit": json.dumps(header)}))
+@pytest.mark.parametrize("content", CRAFTED, ids=range(len(CRAFTED)))
+def test_what_is_crafted_or_pickled_is_refused_and_runs_nothing(tmp_path, monkeypatch, content):
+    """Though its name has the hash that fits it."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"checkpoint-000001-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+    path.write_bytes(content)
     with pytest.raises(ValueError, match="is damaged"):
         file.read(path)
-    assert {each.name for each in tmp_path.iterdir()} == {path.name}
-
-
-def test_another_model_is_refused_before_anything_is_changed(tmp_path):
-    model = net()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for other in (net(1, n_classes=3), nn.Sequential(nn.BatchNorm1d(3))):
-        with pytest.raises(ValueError, match="belongs to another model: `"):
-            weights.load(model, other.state_dict())
-    assert same(dict(model.state_dict()), before)
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def adapted(seed=0):
@@ -301,11 +285,7 @@ def replaced(folder, by):
 # What is done to the folder f -> which state is restored, and what is said of that.
 DAMAGE = {
     "nothing": (lambda f: None, 5, None),
-    "newest cut short": (
-        lambda f: cut(f, 5),
-        4,
-        r"00005-\w+.safetensors` is damaged .* goes on from .*000004",
-    ),
+    "newest cut short": (lambda f: cut(f, 5), 4, r"00005-\w+.\w+` is damaged .* goes on from .*000004"),
     "newest of no length": (lambda f: cut(f, 5, length=0), 4, "000004"),
     "newest with a flipped bit": (lambda f: flip(named(f, 5)), 4, "000004"),
     "newest missing": (lambda f: named(f, 5).unlink(), 4, None),
@@ -337,19 +317,8 @@ def test_the_newest_whole_state_is_restored_and_nothing_good_is_deleted(kept, da
     assert told is None or ("best epoch are lost" in str(warned[0].message)) == ("lost" in told)
     assert {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()} == before
     with warnings.catch_warnings(action="ignore"):
-        keep(
-            Store(kept, IDENTITY, keep=2), 7, 8, best=7
-        )  # training goes on from there, and is kept in its turn
+        keep(Store(kept, IDENTITY, keep=2), 7, 8, best=7)  # training goes on, and is kept in its turn
         assert restored(kept) == 8
-
-
-def test_a_lost_best_costs_no_training(kept):
-    flip(named(kept, 3))
-    with pytest.warns(UserWarning, match="weights of the best epoch are lost"):
-        store = Store(kept, IDENTITY)
-        assert store.restore()["progress"]["updates"] == 5 and store.best_lost
-    with pytest.warns(UserWarning):
-        assert best_of(kept) == 5
 
 
 def test_what_is_damaged_takes_no_good_ones_place(kept):

@@ -40,16 +40,26 @@ def notebook(tmp_path):
     return write
 
 
-def test_what_was_shown_without_code_and_without_the_way_there(notebook):
+def test_what_was_shown_by_section_without_code_and_without_the_way_there(notebook):
+    """A section may begin within a cell; one without results, or on top of the page already, is not shown."""
     path = notebook(
-        new_markdown_cell("## What came out\n\nProse with *stress*."),
-        code("print('secret source')", says("97.6 %")),
-        code("figure", shows(image_png=RED_DOT)),
+        new_markdown_cell("## Circuits\n\nHow to read them."),
+        code("None"),
+        new_markdown_cell("## Prose alone\n\nWith *stress*."),
+        new_markdown_cell("## Verdict"),
+        code("1", says("the verdict"), tags=[page.ON_TOP]),
+        new_markdown_cell("## First"),
+        code("print('secret source')", says("97.6 %"), shows(image_png=RED_DOT)),
+        new_markdown_cell("How to read it.\n\n## Second"),
+        code("2", shows(image_png=RED_DOT)),
+        new_markdown_cell("Read.\n\n## Empty"),
+        code("3"),
     )
     found = page.body(path)
-    assert found.sections == [("What-came-out", "What came out")]
-    assert "97.6 %" in found.html and "<em>stress</em>" in found.html and 'alt="What came out"' in found.html
-    for gone in ("secret source", "Title", "Parameters", "run_dir", "¶"):
+    assert found.sections == [("Prose-alone", "Prose alone"), ("First", "First"), ("Second", "Second")]
+    for shown in ("<em>stress</em>", "97.6 %", 'alt="First"', 'alt="Second"'):
+        assert shown in found.html
+    for gone in ("secret source", "Title", "Parameters", "run_dir", "¶", "verdict", "Circuits"):
         assert gone not in found.html
 
 
@@ -66,26 +76,6 @@ def test_a_notebook_that_still_runs_ends_before_the_section_that_does(notebook, 
     assert (
         found.sections == [("Done", "Done")] and "half" not in found.html and "How to read" not in found.html
     )
-
-
-def test_sections_are_those_that_show_something(notebook):
-    """One may begin within a cell; one that is on top of the page already is not shown twice."""
-    path = notebook(
-        new_markdown_cell("## Circuits\n\nHow to read them."),
-        code("None"),
-        new_markdown_cell("## Prose alone"),
-        new_markdown_cell("## Verdict"),
-        code("1", says("the verdict"), tags=[page.ON_TOP]),
-        new_markdown_cell("## First"),
-        code("1", shows(image_png=RED_DOT)),
-        new_markdown_cell("How to read it.\n\n## Second"),
-        code("2", shows(image_png=RED_DOT)),
-        new_markdown_cell("Read.\n\n## Empty"),
-        code("3"),
-    )
-    found = page.body(path)
-    assert [name for _, name in found.sections] == ["Prose alone", "First", "Second"]
-    assert 'alt="First"' in found.html and 'alt="Second"' in found.html and "verdict" not in found.html
 
 
 def test_text_of_outputs_stays_text(notebook):

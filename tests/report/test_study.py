@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import math
 import re
 from pathlib import Path
@@ -20,7 +18,6 @@ from typer.testing import CliRunner
 from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
 from qnnkit.stats.verdicts import holm
-from tests.showing import Batch
 
 ROOT = Path(__file__).parents[2]
 # seaborn.objects calls pandas with an argument that pandas 3 no longer needs
@@ -45,43 +42,48 @@ def execute(folder):
     return names
 
 
-class Workspace(Batch):
-    """Folders of runs as finished runs leave them."""
+class Workspace:
+    """The folder of a batch, and the folders of its runs as finished runs leave them."""
 
-    score = None
+    def __init__(self, root):
+        self.root, self.folder, self.runs, self.score = root, root / "batches" / "grid", [], stats.ACCURACY
+        self.folder.mkdir(parents=True)
+
+    def plan(self, id_, settings):
+        """A run that waits."""
+        self.runs.append({"id": id_, "folder": f"../../runs/{id_}", "settings": settings})
+        content = {"name": "grid", "recipe": "digits_quanv", "runs": self.runs}
+        content |= {"score": dataclasses.asdict(self.score)}
+        workspace.write_json(self.folder / "batch.json", content)
+        return self.root / "runs" / id_
 
     def write(
         self, id_, scores, fraction=HIGH, recipe="digits_quanv", *, name=None, seed=0, data="one", notes=(),
         score=stats.ACCURACY, **varied,
     ):  # fmt: skip
         """A run's folder with a score per net and seed: `scores` is net -> values."""
-        nets, epochs = list(scores), varied.get("epochs", 2)
-        own = {"epochs": epochs, "train_fraction": fraction, "seed": seed, "controls": nets[1:]} | varied
-        own["n_seeds"] = len(scores[nets[0]])
+        nets = list(scores)
+        own = {"epochs": 2, "train_fraction": fraction, "seed": seed, "controls": nets[1:]} | varied
+        self.score = self.score if self.runs else score
         folder = self.plan(id_, {"recipe": name or recipe, "train_fraction": fraction} | varied)
-        workspace.make_folder(folder)
+        config = recipes.settings(recipe, **own, n_seeds=len(scores[nets[0]]))
+        run = runs.Run(workspace.make_folder(folder), config)
         watched = f"validation_{score.on_validation}"
         for net, values in scores.items():
             for number, value in enumerate(values, start=seed):
-                row = {"net": net, "seed": number, "epochs": epochs}
+                row = {"net": net, "seed": number, "epochs": config.epochs}
                 for epoch in (1, 2):
                     learned = {"event": "epoch", "epoch": epoch, watched: value - 0.05 * (3 - epoch)}
-                    workspace.append_line(folder / "metrics.jsonl", row | learned)
+                    run.log("metrics", row | learned)
                 beside = {"macro_f1": value - 0.01, "ece": 0.02, "perplexity": math.exp(value), "loss": 0.5}
-                beside = {f"test_{each}": found for each, found in (beside | {score.name: value}).items()}
-                costs = {"quantum": 24, "classical": 1000, "frozen": 3, "seconds_per_epoch": 0.25}
-                test = {"event": "test", "best_epoch": 2, watched: value - 0.05}
-                test |= {"n_test": 20} if "split_seed" in varied else {}
-                workspace.append_line(folder / "metrics.jsonl", row | test | beside | costs)
-        config = {"recipe_digest": recipes.find(recipe).digest, **recipes.settings(recipe, **own).flat()}
-        provenance = {"data": data, "notes": notes, "nets": nets, "score": dataclasses.asdict(score)}
-        provenance |= {"samples": {"train": 60}}
-        for file, content in (("config", config), ("result", {"nets": []}), ("provenance", provenance)):
-            workspace.write_json(folder / f"{file}.json", content)
-        batch = json.loads((self.folder / "batch.json").read_text())
-        self.score = self.score or dataclasses.asdict(score)
-        batch["score"] = self.score  # the first one
-        (self.folder / "batch.json").write_text(json.dumps(batch))
+                row |= {f"test_{each}": found for each, found in (beside | {score.name: value}).items()}
+                row |= {"quantum": 24, "classical": 1000, "frozen": 3, "seconds_per_epoch": 0.25}
+                row |= {"n_test": 20} if "split_seed" in varied else {}
+                run.log("metrics", row | {"event": "test", "best_epoch": 2, watched: value - 0.05})
+        run.note_provenance(data=data, notes=notes, nets=nets, score=dataclasses.asdict(score))
+        run.note_provenance(samples={"train": 60})
+        workspace.write_json(folder / "config.json", {"recipe_digest": run.recipe.digest, **config.flat()})
+        workspace.write_json(folder / "result.json", {"nets": []})
         return folder
 
     def read(self):
@@ -136,43 +138,30 @@ def test_one_row_per_model_net_fraction_and_seed(study):
     assert curve["epoch"].tolist() == [1, 2] and curve["validation"].tolist() == pytest.approx([0.71, 0.76])
 
 
-def test_runs_that_are_not_whole_are_left_out_and_counted(study):
-    study.plan("waiting", {"recipe": "frozen", "train_fraction": 0.1})
-    nets = {"hybrid": [0.5, 0.6], "classical": [0.4, 0.5]}
-    told = dict.fromkeys(("waiting", "begun"), "it has not finished.")
-    (study.write("begun", nets, 0.1) / "result.json").unlink()
-    for name, file, content, why in (
-        ("broken", "result.json", b"half", "it has not finished."),
-        ("shapeless", "result.json", b"[1]", "it has not finished."),
-        ("foreign", "config.json", b"[]", "its config.json is missing or damaged."),
-        ("lost", "metrics.jsonl", None, "its metrics.jsonl tells no test accuracy of classical, seed 1."),
-    ):
-        folder, told[name] = study.write(name, nets, 0.1), why
-        rows = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-        (folder / file).write_bytes(content or b"".join(rows[:-1]))
-    found = study.read()
-    assert (found.planned, found.finished, len(found.frame)) == (10, 4, 18)
-    assert found.left_out.keys() == told.keys()
-    assert all(found.left_out[name].endswith(why) for name, why in told.items())
+HALF, WHOLE = {"train_fraction": LOW}, {"train_fraction": HIGH}
 
 
 @pytest.mark.parametrize(
     ("settings", "models"),
     [
         ([{"circuit": "random", "n_layers": 2}, {"epochs": 2}], ["random, n_layers 2", "epochs 2"]),
-        ([{"circuit": "random"}, {"train_fraction": 1.0}], ["random", "digits_quanv"]),
+        ([{"circuit": "random"}, WHOLE], ["random", "digits_quanv"]),
         # of the nets only where nothing else tells models apart
         ([{"head": "a", "controls": []}, {"head": "b", "controls": ["classical"]}], ["a", "b"]),
         ([{"controls": []}, {"controls": ["classical"]}], ["controls ", "controls classical"]),
+        # of epochs not where each fraction has its own, for as many updates
+        ([HALF | {"epochs": 6}, WHOLE | {"epochs": 3}], ["digits_quanv"]),
+        ([each | {"epochs": n} for each in (HALF, WHOLE) for n in (6, 3)], ["epochs 6", "epochs 3"]),
+        ([WHOLE | {"epochs": 6}, WHOLE | {"epochs": 3}], ["epochs 6", "epochs 3"]),
     ],
 )  # fmt: skip
 def test_a_model_is_called_by_what_varies(space, settings, models):
-    for id_, each in zip("ab", settings, strict=True):
-        own = {name: value for name, value in each.items() if name != "head"}  # which this recipe has not
-        space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, **own)
+    for number, each in enumerate(settings):
+        own = {name: value for name, value in each.items() if name not in ("head", "train_fraction")}
+        space.write(str(number), TWO, each.get("train_fraction", HIGH), **own)  # it has no `head`
         space.runs[-1]["settings"] = each
     space.plan("last", {})
-    assert space.models() == models
+    assert space.models() == models and space.read().finished == len(settings)
 
 
 def test_seeds_in_runs_of_their_own_are_one_model_and_count_once(space):
@@ -188,21 +177,6 @@ def test_a_run_that_has_left_its_plan_is_called_by_what_it_is(space):
     space.runs[-1]["settings"] |= {"epochs": 1, "n_layers": 7}
     space.plan("last", {"train_fraction": 1.0, "epochs": 3})
     assert [each.split(", ")[1:] for each in space.models()] == [["epochs 1"], ["epochs 2", "n_layers 2"]]
-
-
-@pytest.mark.parametrize(
-    ("epochs", "models"),
-    [
-        ({0.5: [6], 1.0: [3]}, ["frozen"]),  # as many updates at each fraction
-        ({0.5: [6, 3], 1.0: [3, 6]}, ["frozen, epochs 6", "frozen, epochs 3"]),
-        ({1.0: [6, 3]}, ["frozen, epochs 6", "frozen, epochs 3"]),
-    ],
-)
-def test_epochs_that_go_with_the_fraction_are_no_other_model(space, epochs, models):
-    for share, each in [(share, each) for share, all_of in epochs.items() for each in all_of]:
-        space.write(f"{share}-{each}", TWO, share, name="frozen", epochs=each)
-    space.plan("last", {})
-    assert space.models() == models and len(space.read().frame) == 4 * sum(map(len, epochs.values()))
 
 
 # --- what it shows -----------------------------------------------------------------------------------------
@@ -276,14 +250,6 @@ def test_notes_on_data_and_pairs_are_told_and_counted(space, undrawn):
     assert "they saw different data" in told
 
 
-def test_one_seed_shows_nothing_and_is_drawn(space):
-    space.write("a", {"hybrid": [0.99], "classical": [0.10]})
-    table = execute(space.folder)["compared"]
-    assert table[["low", "high", "effect_size", "p", "p_holm"]].isna().all().all()
-    assert "0 better, 0 worse, 0 equivalent, 1 undecided of 1." in report.verdict(table)
-    assert (space.folder / "study" / "curves.png").exists()
-
-
 def test_of_a_loss_the_least_is_better_and_no_interval_is_below_what_it_can_be(space, undrawn):
     losses = {"hybrid": [2.500, 2.510, 2.490], "lora": [2.600, 2.613, 2.588], "vera": [0.2, 5.0, 9.0]}
     space.write("text", losses, recipe="text_adapter", score=stats.LOSS)
@@ -303,21 +269,6 @@ def test_of_a_loss_the_least_is_better_and_no_interval_is_below_what_it_can_be(s
         assert image.text["Title"].startswith("Test loss")
 
 
-def test_a_run_of_another_score_is_left_out(space, undrawn):
-    recall = {"hybrid": [0.5, 0.6, 0.7], "classical": [0.4, 0.41, 0.45]}
-    space.write("clip", recall, recipe="digits_clip", score=stats.RECALL)
-    space.write("image", TWO)
-    study = space.read()
-    assert study.score.name == "recall_1"
-    assert study.frame["recall_1"].tolist() == [*recall["hybrid"], *recall["classical"]]
-    assert study.left_out == {"image": "its nets are compared by accuracy, those of the batch by recall@1."}
-    execute(space.folder)
-    assert "test recall@1 (\\%)" in (space.folder / "study" / "means.tex").read_text()
-
-
-# --- what is written ---------------------------------------------------------------------------------------
-
-
 def test_the_command_writes_page_and_study_of_the_runs_they_name(study):
     """06_study is executed by `qnnkit report`; names of models are as people choose them."""
     study.write("odd", {"hybrid": [0.8, 0.7, 0.6]}, name="a_b & 100 % ~^#{")
@@ -328,28 +279,17 @@ def test_the_command_writes_page_and_study_of_the_runs_they_name(study):
     assert f"Study: {place}" in told.output and f"Report: {path}" in told.output
     found, page, copy = study.read(), path.read_text(), study.folder / "06_study.ipynb"
     written = copy.stat().st_mtime_ns
+    drawn = {f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")}
+    assert {each.name for each in place.iterdir()} == TABLES | drawn
     assert re.fullmatch("[0-9a-f]{12}", found.stamp)
-    assert {each.name for each in place.iterdir()} == TABLES | {
-        f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")
-    }
-    for name in TABLES:
-        content = (place / name).read_text()
-        if name.endswith(".csv"):
-            assert set(pd.read_csv(io.StringIO(content), dtype=str)["stamp"]) == {found.stamp}
-        elif name.endswith(".tex"):
-            assert content.splitlines()[0].startswith(f"% qnnkit study grid {found.stamp}; needs ")
-        else:
-            assert found.stamp in content and report.verdict(study.compared()[0]) in content
-    for name in DRAWN:
-        with Image.open(place / f"{name}.png") as image:
-            assert found.stamp in image.text["Stamp"] and image.text["Title"]
-        assert found.stamp.encode() in (place / f"{name}.pdf").read_bytes()
+    assert all(found.stamp.encode() in each.read_bytes() for each in place.iterdir())
+    assert set(pd.read_csv(place / "runs.csv", dtype=str)["stamp"]) == {found.stamp}
+    assert report.verdict(study.compared()[0]) in (place / "conclusions.txt").read_text()
     assert page.count("data:image/png;base64,") == len(DRAWN), "the figures of the notebook"
     assert "Paired comparisons</h2>" in page and 'href="06_study.ipynb"' in page
     assert 'href="study/"' in page and found.stamp in page and "report.read_study" not in page, "code"
     report.analyze_batch(study.folder, again=False)
     assert copy.stat().st_mtime_ns == written and path.read_text() == page, "nothing has changed"
-
     study.plan("waiting", {"recipe": "frozen"})
     page = report.write_batch_page(study.folder).read_text()
     assert page.count("data:image/png;base64,") == len(DRAWN), "of the last executed copy"
@@ -375,12 +315,15 @@ def test_the_stamp_changes_with_results_and_settings_and_with_nothing_else(study
 
 
 def test_names_are_neither_latex_nor_html_nor_mathematics(space):
-    """Nor does a figure change with the day that it is drawn on."""
+    """Nor does a figure change with the day that it is drawn on. One seed shows nothing, and is drawn."""
     hostile = r"$a_b$ & 5 %{c}#^~\input{x}<b>"
-    space.write("a", TWO, name=hostile)
-    drawn = space.folder / "study" / "scores.pdf"
-    (names, first), (_, again) = [(execute(space.folder), drawn.read_bytes()) for _ in range(2)]
-    assert first == again and first[:5] == b"%PDF-" and b"/Type3" not in first
+    space.write("a", {"hybrid": [0.99], "classical": [0.10]}, name=hostile)
+    names, drawn = execute(space.folder), space.folder / "study" / "scores.pdf"
+    first, table = drawn.read_bytes(), names["compared"]
+    next(report.draw(names["study"], names["means"]))
+    assert first == drawn.read_bytes() and first[:5] == b"%PDF-" and b"/Type3" not in first
+    assert table[["low", "high", "effect_size", "p", "p_holm"]].isna().all().all()
+    assert "0 better, 0 worse, 0 equivalent, 1 undecided of 1." in report.verdict(table)
     style = names["style"].to_html()
     assert "<b>" not in style and "&lt;b&gt;" in style
     for name in ("means.tex", "comparisons.tex"):
@@ -395,8 +338,6 @@ def test_names_are_neither_latex_nor_html_nor_mathematics(space):
 
 
 def test_nothing_to_study(space):
-    with pytest.raises(FileNotFoundError, match="must hold a batch"):
-        space.read()
     space.plan("waiting", {})
     assert space.read().frame.empty
     with pytest.raises(RuntimeError, match="No run has finished"):
@@ -426,23 +367,18 @@ def test_splits_of_their_own_are_compared_by_the_corrected_test(space):
 
 
 def test_with_vary_split_every_seed_has_a_split_of_its_own(tmp_path):
-    """Loaders, rows, comparison and page; beside a run whose seeds share one split."""
+    """Loaders, rows, comparison and page."""
     small = {"epochs": 1, "n_layers": 1, "hidden": 4, "controls": ["classical"], "train_fraction": 0.05}
-    found = {}
-    for vary in (True, False):
-        run = runs.open_run(tmp_path / str(vary), "digits_quanv", n_seeds=2, seed=3, vary_split=vary, **small)
-        list(runs.train_all(run))
-        result, found[vary] = report.finish(run), report.frame_of(run)
-        [row] = result["comparisons"]
-        assert row["unit"] == ("splits" if vary else "seeds")
-        assert ("corrected resampled t-test" in run.report.read_text()) == vary
-    own, shared = found[True], found[False]
+    run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=2, seed=3, vary_split=True, **small)
+    runs.train_all(run)
+    [row] = report.finish(run)["comparisons"]
+    assert row["unit"] == "splits" and "corrected resampled t-test" in run.report.read_text()
+    own = report.frame_of(run)
     assert own["split_seed"].tolist() == [3, 4] * 2 and own["data"].nunique() == 2
-    assert shared["split_seed"].tolist() == [0] * 4 and shared["data"].nunique() == 1
     alone = runs.open_run(tmp_path / "alone", "digits_quanv", n_seeds=1, seed=4, split_seed=4, **small)
-    list(runs.train_all(alone))
+    runs.train_all(alone)
     assert report.frame_of(alone)["accuracy"].tolist() == own.query("seed == 4")["accuracy"].tolist()
-    again = runs.open_run(tmp_path / "True")
+    again = runs.open_run(run.folder)
     assert again.splits.fingerprint() == again.provenance["data"] != again.splits_of(4).fingerprint()
 
 
@@ -460,12 +396,10 @@ def test_many_models_have_tables_and_eight_have_figures(space, undrawn):
 def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, capsys):
     from qnnkit.cli_output import show_batch
 
-    monkeypatch.setenv("QNNKIT_HOME", str(study.root))
-    mine = nbformat.read(ROOT / "notebooks" / "06_study.ipynb", as_version=4)
-    own = [cell for cell in mine.cells if cell.metadata.get("tags") == ["parameters"]]
-    mine.cells = [*own, nbformat.v4.new_code_cell("raise ValueError('mine')")]
-    (study.root / "notebooks").mkdir()
-    nbformat.write(mine, study.root / "notebooks" / "06_study.ipynb")
+    def stops(*given):
+        raise runs.NotebookError("Notebook 06_study.ipynb stopped: mine.")
+
+    monkeypatch.setattr("qnnkit.report.batch_page.launch", stops)
     show_batch(study.folder, again=False)
     told = "The page of the batch could not be made: Notebook 06_study.ipynb stopped: mine"
     assert told in capsys.readouterr().out

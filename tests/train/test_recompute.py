@@ -9,13 +9,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from qnnkit import circuits, gradients, layers, train
-from qnnkit.settings import Settings
-from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
 from tests import nets
 from tests.nets import NETS, family
 from tests.same import from_seed, same
-from tests.toys import Batches, uniform
+from tests.toys import Batches, two_expvals, uniform
+from tests.train.test_train import fit, timeless
 
 SIZES = {"channels": 3, "image_size": (16, 16), "n_classes": 4}
 IMAGES = torch.randint(256, (16, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -98,15 +97,15 @@ CASES |= {
 
 
 def step(model, loss, again):
-    """Loss, gradients and buffers of one step, and the next number of the generator."""
+    """Loss, gradients (of two walks back) and buffers of one step, and the next number of the generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(5)
-        model.zero_grad()
         with recomputing(model) if again else contextlib.nullcontext():
             found = loss()
-        found.backward()
-        gradients = {name: weight.grad for name, weight in model.named_parameters()}
-        return found.detach(), gradients, dict(model.named_buffers()), torch.rand(())
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        options = {"retain_graph": True, "allow_unused": True}
+        walks = [torch.autograd.grad(found, weights, **options) for _ in range(2)]
+        return found.detach(), walks, dict(model.named_buffers()), torch.rand(())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,16 +124,7 @@ def test_gradients_buffers_and_random_numbers_are_the_same_bits_and_the_model_st
     buffers = dict(model.named_buffers())
     again = step(model, loss, again=True)
     assert same(again, plain) and all(buffer is buffers[name] for name, buffer in model.named_buffers())
-    assert any(gradient is not None and gradient.abs().max() > 0 for gradient in plain[1].values())
-
-
-def test_a_graph_may_be_walked_twice():
-    model, loss = CASES["a list"]()
-    with torch.random.fork_rng(devices=[]), recomputing(model):
-        found = loss()
-    weights = list(model.parameters())
-    first, second = (torch.autograd.grad(found, weights, retain_graph=True) for _ in range(2))
-    assert all(map(torch.equal, first, second))
+    assert any(gradient is not None and gradient.any() for gradient in plain[1][0])
 
 
 def kept(loss):
@@ -147,7 +137,7 @@ def kept(loss):
 
 
 SMALLER = {
-    "residual_quanv": 0.6, "cnn": 0.6, "two filters": 0.6, "default.qubit": 0.75, "a list": 0.5, "llama": 0.5,
+    "residual_quanv": 0.6, "cnn": 0.6, "two filters": 0.6, "a list": 0.5, "llama": 0.5,
 }  # fmt: skip
 
 
@@ -164,24 +154,21 @@ def test_less_is_kept(name, monkeypatch):
     assert again < SMALLER[name] * plain
 
 
-def trained(model, **settings):
+def trained(**settings):
     """Weights, rows and watched gradients of a short training."""
-    labels, rows, found = torch.arange(len(IMAGES)) % 4, [], []
-    loaders = {name: Batches(IMAGES, labels, 12, shuffle=name == "train") for name in ("train", "validation")}
+    model, labels = model_of("residual_quanv", dropout=0.2), torch.arange(len(IMAGES)) % 4
+    data = {name: Batches(IMAGES, labels, 12, shuffle=name == "train") for name in ("train", "validation")}
     groups = [train.Group("all", list(model.parameters()), 0.01)]
-    watch = gradients.Watch(model, groups, log=found.append) if layers.quantum_parameters(model) else None
-    config = Settings(epochs=2, micro_batch=6, **settings)
-    train.fit(model, Classification(), loaders, config, watch=watch, log=rows.append)
-    return model.state_dict(), [{**row, "seconds": None} for row in rows], found
+    watch = gradients.Watch(model, groups)
+    rows = fit(model, data=data, epochs=2, micro_batch=6, groups=groups, watch=watch, **settings).rows
+    assert not any("forward" in vars(module) for module in model.modules())
+    return model.state_dict(), timeless(rows), watch.rows
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["residual_quanv", "cnn"])
-def test_a_training_ends_in_the_same_bits_and_leaves_the_net_as_it_was(name, precision):
-    plain, model = trained(model_of(name, dropout=0.2), precision=precision), model_of(name, dropout=0.2)
-    again = trained(model, precision=precision, gradient_checkpointing=True)
-    assert same(plain[0], again[0]) and plain[1:] == again[1:]
-    assert not any("forward" in vars(module) for module in model.modules())
+def test_a_training_ends_in_the_same_bits_and_leaves_the_net_as_it_was(precision):
+    again = trained(precision=precision, gradient_checkpointing=True)
+    assert same(again, trained(precision=precision))
 
 
 def test_hooks_on_a_part_run_once():
@@ -199,7 +186,7 @@ def test_a_circuit_with_shots_is_not_run_twice():
         counted.append(1)
         qp.AngleEmbedding(inputs, wires=range(2))
         qp.BasicEntanglerLayers(weights, wires=range(2))
-        return [qp.expval(qp.PauliZ(wire)) for wire in range(2)]
+        return two_expvals()
 
     qnode = qp.QNode(sampled, qp.device("default.qubit", wires=2, seed=0), diff_method="parameter-shift")
     layer = from_seed(lambda: layers.QuantumLayer(qp.set_shots(qnode, 50), {"weights": (1, 2)}))

@@ -6,31 +6,11 @@ import shutil
 
 import pytest
 
-from qnnkit import report, runs
+from qnnkit import report, stats
 from qnnkit.report import write_batch_page
 from qnnkit.report.batch_page import runs_table
-from tests.showing import Batch, Page, log_epochs, log_test
-
-
-class Workspace(Batch):
-    """Real run folders, begun, trained in words, finished by the real report."""
-
-    def begin(self, id_, scores, n_seeds=2, finish=False, **settings):
-        """A run whose hybrid net ends at `scores`, one per seed."""
-        folder = self.plan(id_, settings)
-        run = runs.open_run(folder, "digits_quanv", controls=["classical"], n_seeds=n_seeds, **settings)
-        for seed, score in enumerate(scores):
-            for net, accuracy in (("hybrid", score), ("classical", score - 0.05)):
-                log_epochs(run, net, seed, [accuracy - 0.1, accuracy])
-                more = {"validation_accuracy": accuracy, "classical": 12658}
-                if finish:
-                    log_test(run, net, seed, accuracy - 0.02, **more)
-        return run
-
-    def finish(self, id_, scores, **settings):
-        run = self.begin(id_, scores, n_seeds=len(scores), finish=True, **settings)
-        report.finish(run)
-        return run
+from tests.report.test_study import TWO, Workspace
+from tests.showing import Page
 
 
 @pytest.fixture
@@ -38,28 +18,22 @@ def space(tmp_path):
     return Workspace(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Two that finished, one that failed with a notebook, one that waits."""
-    space = Workspace(tmp_path_factory.mktemp("four"))
-    good = space.finish("digits-good", [0.95, 0.97], n_layers=2, learning_rate=0.01)
-    (good.folder / "notebooks").mkdir()
-    (good.folder / "notebooks" / "03_train.ipynb").write_text("{}")
-    (good.folder / "notebooks" / "04_analyze.running.ipynb").write_text("{}")
-    space.finish("digits-fair", [0.85, 0.87], n_layers=10, learning_rate=0.001)
-    failed = space.begin("digits-lost", [0.5], n_layers=3, learning_rate=0.1)
-    (failed.folder / "notebooks").mkdir()
-    (failed.folder / "notebooks" / "03_train.failed.ipynb").write_text("{}")
-    write_failure(failed.folder, "The training loss is not finite at epoch 2, batch 3.")
-    space.plan("digits-next", {"n_layers": 4, "learning_rate": None})
-    return space
-
-
 @pytest.fixture
-def four(space, made):
-    """A copy of them."""
-    shutil.copytree(made.root, space.root, dirs_exist_ok=True)
-    space.runs.extend(made.runs)
+def four(space):
+    """Two that finished, one that failed with a notebook, one that waits."""
+    good = {"hybrid": [0.93, 0.95], "classical": [0.88, 0.90]}
+    space.write("digits-good", good, n_layers=2, learning_rate=0.01)
+    space.write("digits-fair", TWO, n_layers=10, learning_rate=0.001)
+    lost = space.write("digits-lost", TWO, n_layers=3, learning_rate=0.1)
+    (lost / "result.json").unlink()
+    for name in ("digits-good", "digits-fair"):
+        (space.root / "runs" / name / "report.html").write_text("")
+    for name in ("digits-good/notebooks/03_train", "digits-lost/notebooks/03_train.failed"):
+        path = space.root / "runs" / f"{name}.ipynb"
+        path.parent.mkdir()
+        path.write_text("{}")
+    write_failure(lost, "The training loss is not finite at epoch 2, batch 3.")
+    space.plan("digits-next", {"n_layers": 4, "learning_rate": None})
     return space
 
 
@@ -88,73 +62,75 @@ def test_the_table_says_what_the_runs_say(four):
     assert good["hybrid, test accuracy (%)"] == "94.0 (81.3 to 100.0)"
     assert good["classical, test accuracy (%)"] == "89.0 (76.3 to 100.0)"
     names = ("validation accuracy, mean", "circuit weights", "other weights", "s / epoch")
-    assert [good[name] for name in names] == ["96.0", "24", "12,658", "0.50"]
+    assert [good[name] for name in names] == ["89.0", "24", "1,000", "0.25"]
     lost, waiting = found["digits-lost"], found["digits-next"]
     assert lost["state"] == "failed" and lost["hybrid, test accuracy (%)"] == ""
     assert "not finite at epoch 2, batch 3." in lost["notes"]
     assert waiting["state"] == "waiting" and waiting["learning_rate"] == "none"
-    text = re.sub(r"\s+", " ", read(four)[1].text)
+    _, page = read(four)
+    text = re.sub(r"\s+", " ", page.text)
     assert "2 finished, 1 failed, 1 waiting" in text
     assert "All comparisons: 0 better, 0 worse, 0 equivalent, 3 undecided of 3." in text
     assert text.count("the choice of test samples") == 1
+    assert [tag for tag, found in page.tags if "src" in found or tag in ("link", "iframe", "object")] == []
+    links = {found["href"] for tag, found in page.tags if tag == "a"}
+    places = "good/report.html", "fair/report.html", "lost/notebooks/03_train.failed.ipynb"
+    assert links == {f"../../runs/digits-{place}" for place in places}
 
 
-def test_a_run_that_was_extended_is_listed_as_it_is_now(four):
-    """It was planned with one epoch."""
-    path = four.root / "runs" / "digits-good" / "config.json"
-    assert json.loads(path.read_text())["epochs"] == 12
+def test_a_run_is_listed_as_it_is_now(four):
+    """One was planned with one epoch and extended; one finished after a failure; one is pruned."""
     content = json.loads((four.folder / "batch.json").read_text())
     content["runs"][0]["settings"]["epochs"] = 1
     (four.folder / "batch.json").write_text(json.dumps(content))
-    assert rows(four)["digits-good"]["epochs"] == "12"
-
-
-def test_links_lead_to_files_that_are_there_and_nothing_is_fetched(four):
-    _, page = read(four)
-    assert [tag for tag, found in page.tags if "src" in found or tag in ("link", "iframe", "object")] == []
-    links = [found["href"] for tag, found in page.tags if tag == "a"]
-    expected = {
-        "../../runs/digits-good/report.html",
-        "../../runs/digits-fair/report.html",
-        "../../runs/digits-lost/notebooks/03_train.failed.ipynb",
-    }
-    assert set(links) == expected and all((four.folder / link).is_file() for link in links)
-
-
-def test_a_run_that_finished_after_a_failure_is_finished_and_one_may_be_pruned(four):
     write_failure(four.root / "runs" / "digits-good", "The kernel died.")
     write_failure(four.root / "runs" / "digits-lost", "Worse than the median.", "pruned", None)
     good, lost = (rows(four)[name] for name in ("digits-good", "digits-lost"))
-    assert good["state"] == "finished" and "kernel died" not in good["notes"] and lost["state"] == "pruned"
+    assert (good["epochs"], good["state"], lost["state"]) == ("2", "finished", "pruned")
+    assert "kernel died" not in good["notes"]
 
 
 # --- folders that are damaged, and names that are hostile --------------------------------------------------
 
+UNFINISHED, UNTOLD = "it has not finished.", "its metrics.jsonl tells no test accuracy of "
+
 
 @pytest.mark.filterwarnings("ignore:File `.*` has .* damaged lines:UserWarning")
 @pytest.mark.parametrize(
-    ("file", "content", "state_is_lost"),
+    ("file", "content", "why"),
     [
-        ("result.json", "{", True), ("result.json", "[]", True), ("result.json", b"\xff\xfe", True),
-        ("result.json", '{"nets": 5, "verdicts": 7}', False), ("config.json", "[]", True),
-        ("failed.json", "half", False), ("metrics.jsonl", '{"event": "epoch"}\nnonsense\n[1]\n', True),
-        ("metrics.jsonl", None, True), ("notebooks", "a file", False),
+        ("result.json", b"{", UNFINISHED), ("result.json", b"[1]", UNFINISHED),
+        ("result.json", b"\xff\xfe", UNFINISHED), ("result.json", None, UNFINISHED),
+        ("result.json", b'{"nets": 5, "verdicts": 7}', ""), ("failed.json", b"half", ""),
+        ("config.json", b"[]", "its config.json is missing or damaged."), ("notebooks", b"a file", ""),
+        ("metrics.jsonl", b'{"event": "epoch"}\nnonsense\n[1]\n', UNTOLD + "hybrid, seed 0."),
+        ("metrics.jsonl", "the last row", UNTOLD + "classical, seed 1."),
+        ("metrics.jsonl", "a folder", UNTOLD + "hybrid, seed 0."),
     ],
 )  # fmt: skip
-def test_a_damaged_folder_costs_one_row(four, file, content, state_is_lost):
+def test_a_folder_that_is_not_whole_costs_one_row_and_is_left_out(four, file, content, why):
     path = four.root / "runs" / "digits-good" / file
+    before = path.read_bytes() if path.is_file() else b""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    if content is None:
+    if content == "a folder":
         path.mkdir()
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    found = rows(four)
+    elif content is not None:
+        path.write_bytes(b"".join(before.splitlines(True)[:-1]) if content == "the last row" else content)
+    study, found = four.read(), rows(four)
     assert found["digits-fair"]["state"] == "finished" and read(four)[0]
-    state = "unfinished" if state_is_lost else "finished"
-    assert found["digits-good"]["state"] == state
-    assert found["digits-good"]["notes"] or not state_is_lost
+    assert study.left_out.get("digits-good", "").endswith(why) and study.finished == 2 - bool(why)
+    assert len(study.frame) == 4 * study.finished and (study.planned, len(found)) == (4, 4)
     scores = [told for name, told in found["digits-good"].items() if "test accuracy" in name]
-    assert any(scores) is not state_is_lost
+    assert any(scores) is (not why)
+    if not why or why != UNFINISHED:
+        assert found["digits-good"]["state"] == ("unfinished" if why else "finished")
+        assert found["digits-good"]["notes"].endswith(why)
+
+
+def test_a_run_of_another_score_is_left_out(four):
+    four.write("clip", TWO, recipe="digits_clip", score=stats.RECALL)
+    why = "its nets are compared by recall@1, those of the batch by accuracy."
+    assert four.read().left_out["clip"] == rows(four)["clip"]["notes"] == why
 
 
 def test_no_batch_and_a_damaged_one(tmp_path):
@@ -171,7 +147,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 def test_hostile_words_stay_text(space):
     """A setting, an id, an error, a notebook and a folder that would be HTML or an address."""
-    space.finish("fine", [0.9], n_layers=1)
+    space.write("fine", TWO, n_layers=1)
     for folder in ("javascript:alert(3)", '"onmouseover="alert(4)'):
         path = space.root / "runs" / folder
         (path / "notebooks").mkdir(parents=True)
