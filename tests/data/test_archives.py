@@ -274,15 +274,16 @@ def test_files_of_every_depth_and_name_are_read_no_link_is_followed_and_others_a
     fill(tmp_path / "elsewhere", ["c.txt"])
     for name, target in (("1/back", books), ("other", tmp_path / "elsewhere"), ("c.txt", books / "a.txt")):
         (books / name).symlink_to(target)
-    (tmp_path / "linked").symlink_to(books)  # the tmp_path itself may be one
+    os.mkfifo(books / "pipe.txt")
+    (tmp_path / "linked").symlink_to(books)  # the folder itself may be one
     with tarfile.open(tmp_path / "books.tgz", "w:gz") as opened:
         opened.add(books, "books")
     for root, above in ((books, ""), (tmp_path / "linked", ""), (tmp_path / "books.tgz", "books/")):
         found, notes = documents(root)
         assert sorted(each.name for each in found) == sorted(above + name for name in DEEP)
         others = ", ".join(above + name for name in ("c", "cover.pdf", "deep/notes.docx"))
-        links = ", ".join(above + name for name in ("1/back", "c.txt", "other"))
+        links = ", ".join(above + name for name in ("1/back", "c.txt", "other", "pipe.txt"))
         assert notes == [
             f"Left out 3 files that are no text ({', '.join(SUFFIXES)}): {others}.",
-            f"Left out 3 links, devices or empty folders: {links}.",
+            f"Left out 4 links, devices or empty folders: {links}.",
         ]

@@ -26,7 +26,7 @@ from tests.toys import ahcd_files, archive, fill, idx_files, noise, put, refused
 
 
 def folder_of(root: Path, classes: Sequence[str] = "ab", n: int = 6, size: tuple[int, ...] = (8, 8)) -> Path:
-    return fill(root, [f"{name}/{i}.png" for name in classes for i in range(n)], size=size)
+    return fill(root, [f"{name}/{i}.png" for name in classes for i in range(n)], 100, size)
 
 
 def all_rows(splits: ImageSplits) -> dict[str, torch.Tensor]:
