@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 MANY = 20
-"""Choices that a message does not list, if it can name the nearest."""
+"""Choices that a message does not list, where they stand elsewhere."""
 
 
 _names: ContextVar[Mapping[str, str]] = ContextVar("names", default={})  # noqa: B039  never changed
@@ -62,13 +62,13 @@ def choice(name: str, value: str, choices: Collection[str], more: str = "") -> s
 
     Raises:
         ValueError: It is not. The message has the nearest choice, then all of them (unless there are many and
-            `more` says where to find them), then `more`.
+            `more` says where they stand), then `more`.
     """
     if value in choices:
         return value
     near = difflib.get_close_matches(str(value), [*choices], n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    listed = choices and not (near and len(choices) > MANY and more)
+    listed = choices and not (len(choices) > MANY and more)
     names = f"The choices are {', '.join(choices)}. " if listed else ""
     raise ValueError(message(name, "be a known name", value, f"{hint}{names}{more}"))
 

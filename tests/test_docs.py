@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 import typer
 
-import qnnkit
 from benchmarks import adapting, noisy, placing, plateau, predicting, results, run, torchlayer
 from qnnkit import cli, recipes, report, runs
 from tests import toys

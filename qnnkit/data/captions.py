@@ -113,12 +113,12 @@ def captions(
 ) -> CaptionSplits:
     """Your own images with captions: a folder of images with a table, JSON, parquet or texts of captions.
 
-    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's), else
-    from a .txt or .caption next to each image, else from all files of records. `docs/formats.md` has every
-    form. An image is looked up by its path, in images/ there, or anywhere if no other is called so; case and suffix
-    do not matter. A column `split`, or files and folders of train, validation (val, dev) and test, are the
-    splits. What is missing, unreadable, empty or without a caption is left out, with a note; so are unused
-    keys. An image is in one split with all its captions.
+    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's),
+    else from a .txt or .caption next to each image, else from all files of records. `docs/formats.md` has
+    every form. An image is looked up by its path, in images/ there, or anywhere if no other is called so;
+    case and suffix do not matter. A column `split`, or files and folders of train, validation (val, dev)
+    and test, are the splits. What is missing, unreadable, empty or without a caption is left out, with a
+    note; so are unused keys. An image is in one split with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
