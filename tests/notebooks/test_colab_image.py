@@ -111,12 +111,12 @@ def test_a_run_reaches_drive(undisturbed: Machine) -> None:
 
 def test_after_a_restart_the_run_is_found(undisturbed: Machine) -> None:
     before = len(undisturbed.mounts())
-    train(undisturbed)
-    code = "from qnnkit import runs; print(runs.open_run('runs/first').result is not None)"
+    code = "from qnnkit import workspace; print(workspace.run_folder('runs/first') / 'result.json')"
     trace = {"GIT_TRACE": str(undisturbed.folder / "git.txt")}
     restarted = undisturbed.run_ipython(f"{undisturbed.first_cell()}\n{code}", **trace)
-    assert restarted.stdout.splitlines()[-1] == "True", restarted.stdout + restarted.stderr
+    assert restarted.stdout.strip() == str(local_run(undisturbed) / "result.json"), restarted.stderr
     assert len(undisturbed.mounts()) == before and undisturbed.fetched() == []
+    train(undisturbed)
 
 
 @pytest.mark.slow
