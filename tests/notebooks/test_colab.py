@@ -105,7 +105,8 @@ def test_refused_drive_stops_before_anything_is_fetched(machine: Machine) -> Non
 
 def test_stop_leaves_no_command_behind(machine: Machine) -> None:
     """The command interrupts its notebook alone, as a front end may do, and would go on for a minute."""
-    stop = "import os, time; print('id', os.getpid(), flush=True); os.kill(os.getppid(), 2); time.sleep(60)"
+    stop = "import os, time; print('id', os.getpid(), flush=True)\n"
+    stop += "time.sleep(1); os.kill(os.getppid(), 2); time.sleep(60)"  # once its line was read
     command = f"run({[str(machine.python), '-c', stop]!r}, otherwise='')"
     done = machine.run_code("\n\n".join([*machine.cells(until="def run("), command]))
     assert sentence(done) == "KeyboardInterrupt"
