@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from qnnkit import runs
 from qnnkit.tasks import Classification, Step
-from qnnkit.train.processes import Processes, Share, n_processes, shares
+from qnnkit.train.processes import Processes, Share, n_processes
 from tests import forked
 from tests.same import same
 from tests.toys import Batches
@@ -113,15 +113,6 @@ def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, ot
 
 def test_all_processes_end_with_the_same_bits(trained):
     assert same(trained("both.2.0"), trained("both.2.1"))
-
-
-@pytest.mark.parametrize(("n", "size", "world"), [(97, 8, 2), (96, 8, 2), (5, 2, 3), (1, 4, 2), (64, 1, 4)])
-def test_shares_are_of_equal_number_and_together_everything(n, size, world):
-    batches = [list(range(start, min(start + size, n))) for start in range(0, n, size)]
-    for index, parts in enumerate(zip(*(shares(batches, rank, world) for rank in range(world)), strict=True)):
-        whole = range(index * world * size, min((index + 1) * world * size, n))
-        assert sorted(sample for part, own in parts if own for sample in part) == list(whole)
-        assert all(part for part, _ in parts)  # one without samples of its own computes along on one
 
 
 RUN = "import sys; from qnnkit import runs; runs.train_all(runs.open_run(sys.argv[1]))"
