@@ -67,7 +67,7 @@ class Splits(Generic[P]):
         Each class keeps about this share of its samples, so that the total is this share of all, and one
         sample at least. Which ones depends on `seed` alone, and a smaller share lies inside a larger one.
         """
-        labels = getattr(self.train, "labels", None) if getattr(self, "n_classes", None) else None
+        labels = self.split("train").labels if getattr(self, "n_classes", None) else None
         rows = share_of(len(self.train), train_fraction, seed, labels)
         return self if rows is None else replace(self, train=self.train.at(rows))
 
