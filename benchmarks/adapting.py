@@ -23,6 +23,8 @@ NAMES = ("lora", "vera", "quantum_peft")
 TARGETS = ["q_proj", "v_proj"]
 HIDDEN, WEIGHTS = (128, 384), (1000, 4000, 16000)
 """Sizes of the net and of its adapters."""
+BATCH, LENGTH = 8, 128
+"""Texts of a step, and tokens of each."""
 SECONDS = 20.0
 """Of a race, about."""
 
@@ -60,9 +62,9 @@ def floor(model: nn.Module) -> nn.Module:
     return model
 
 
-def compare(hidden: int, n_weights: int, batch: int = 8, length: int = 128) -> list[dict[str, Any]]:
+def compare(hidden: int, n_weights: int) -> list[dict[str, Any]]:
     """A row for each adapter, of about `n_weights` weights: milliseconds a step and times LoRA's."""
-    tokens = torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, 256, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     nets = {"floor": floor(llama(hidden))}
     for name in NAMES:
         nets[name] = adapters.adapt(llama(hidden), name, n_weights=n_weights, targets=TARGETS)

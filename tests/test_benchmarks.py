@@ -120,7 +120,7 @@ TOY = {
         lambda rows: rows["outside"].between(0, 1),
     ),
     "adapting": (
-        {"HIDDEN": (32,), "WEIGHTS": (1000,), "SECONDS": 0.1},
+        {"HIDDEN": (32,), "WEIGHTS": (1000,), "LENGTH": 8, "SECONDS": 0.1},
         lambda rows: (rows["times_lora"] == 1) == (rows["adapter"] == "lora"),
     ),
     "moving": (
