@@ -30,8 +30,9 @@ IMAGE = os.environ.get("QNNKIT_COLAB_IMAGE")
 SMALL = {"image_size": 8, "n_layers": 1, "epochs": 60 if IMAGE else 6, "n_seeds": 1, "train_fraction": 0.3}
 SMALL |= {"controls": '["classical"]', "threads": 1, "device": "cpu"}
 RUN = ("run", "--recipe", "digits_quanv", "--run-dir", "runs/first")
-RUN += () if IMAGE else ("--notebooks", "03_train,04_analyze")
 RUN += tuple(word for name, value in SMALL.items() for word in ("--set", f"{name}={value}"))
+SHORT = () if IMAGE else ("--notebooks", "03_train,04_analyze")
+"""What default tests add to it: notebooks that train nothing change no score."""
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,9 @@ def machine_at(new_machine: Path, folder: Path, drive: Path | None = None) -> Ma
     return machine
 
 
-def train(machine: Machine) -> None:
+def train(machine: Machine, *words: str) -> None:
     """Types the run's command, which ends well."""
-    done = machine.run(machine.python, "-m", "qnnkit", *RUN)
+    done = machine.run(machine.python, "-m", "qnnkit", *RUN, *words)
     assert done.returncode == 0 and "Report: " in done.stdout, done.stdout + done.stderr
     assert "frozen modules" not in done.stdout + done.stderr
 
@@ -69,7 +70,8 @@ def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str]) -> None:
     """Until it is so; the run may not end before."""
     end = time.monotonic() + 120
     while not ready():
-        assert process.poll() is None and time.monotonic() < end, process.stdout.read()
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
 
 
@@ -108,7 +110,7 @@ def undisturbed(new_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """A machine on which the run went through."""
     machine = machine_at(new_machine, tmp_path_factory.mktemp("undisturbed") / "machine")
     machine.set_up()
-    train(machine)
+    train(machine, *SHORT)
     return machine
 
 
@@ -127,7 +129,7 @@ def test_after_a_restart_the_run_is_found(undisturbed: Machine) -> None:
     restarted = undisturbed.run_ipython(f"{undisturbed.first_cell()}\n{code}", **trace)
     assert restarted.stdout.strip() == str(local_run(undisturbed) / "result.json"), restarted.stderr
     assert len(undisturbed.mounts()) == before and undisturbed.fetched() == []
-    train(undisturbed)
+    train(undisturbed, *SHORT)
 
 
 @pytest.mark.slow
