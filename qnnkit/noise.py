@@ -91,8 +91,9 @@ def robustness(
     rows = [exact]
     for condition, strengths in asked.items():
         for strength in strengths:
-            given = strength, seed, backend
-            qnodes = {layer: _changed(condition, layer, i, *given) for i, layer in enumerate(first)}
+            qnodes = {
+                each: _changed(condition, each, i, strength, seed, backend) for i, each in enumerate(first)
+            }
             rows.append(_under(net, condition, strength, qnodes))
     return rows
 
@@ -105,13 +106,9 @@ def _changed(condition: str, layer: QuantumLayer, i: int, strength: Any, seed: i
     if condition == "device":
         return _OnDevice(layer, backend, strength, seed)
     if condition == "shots":
-        return _with_shots(layer, strength, seed * 1000 + i)
+        own = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=seed * 1000 + i)
+        return qp.set_shots(layer.qnode.update(device=own, diff_method=None), shots=int(strength))
     return (_depolarized if condition == "depolarizing" else _misread)(_mixed(layer), strength)
-
-
-def _with_shots(layer: QuantumLayer, shots: int, seed: int) -> qp.QNode:
-    device = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=seed)
-    return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=int(shots))
 
 
 def _depolarized(qnode: qp.QNode, probability: float) -> Any:
@@ -120,8 +117,7 @@ def _depolarized(qnode: qp.QNode, probability: float) -> Any:
             qp.DepolarizingChannel(probability, wires=wire)
 
     # PennyLane adds these gates once its device has taken templates apart.
-    noise = qp.NoiseModel({qp.BooleanFn(_is_gate): after})
-    return qp.add_noise(qnode, noise, level="device")
+    return qp.add_noise(qnode, qp.NoiseModel({qp.BooleanFn(_is_gate): after}), level="device")
 
 
 def _misread(qnode: qp.QNode, probability: float) -> Any:
