@@ -91,9 +91,8 @@ def robustness(
     rows = [exact]
     for condition, strengths in asked.items():
         for strength in strengths:
-            qnodes = {
-                each: _changed(condition, each, i, strength, seed, backend) for i, each in enumerate(first)
-            }
+            given = strength, seed, backend
+            qnodes = {layer: _changed(condition, layer, i, *given) for i, layer in enumerate(first)}
             rows.append(_under(net, condition, strength, qnodes))
     return rows
 
@@ -316,8 +315,7 @@ def _layers(model: nn.Module) -> list[QuantumLayer]:
 
 
 def _tape(layer: QuantumLayer, row: Tensor) -> Any:
-    weights = {name: weight.detach().to(row) for name, weight in layer.qnode_weights.items()}
-    return qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: row, **weights})
+    return qp.workflow.construct_tape(layer.qnode, level="user")(**layer._arguments(row))
 
 
 # --- what cannot be asked -----------------------------------------------------------------------------------
