@@ -128,10 +128,8 @@ def plan(
         OSError, ValueError: The table of machines cannot be used.
     """
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
-    limits = {
-        "time": None if deadline is None else words.parse_duration(deadline, "deadline"),
-        "price": budget,
-    }
+    within = None if deadline is None else words.parse_duration(deadline, "deadline")
+    limits = {"time": within, "price": budget}
     if measure and (busy := note(load())):
         notes.append(busy)
     if workload.training.batch_size > workload.n_samples:

@@ -104,10 +104,9 @@ def predict(
 ) -> Prediction:
     """What a training will take on this machine.
 
-    Memory is traced without being used (see `trace`), and on top comes what this process holds already: call
-    it in a process like the one that will train. Time is that of a few updates by the training loop itself,
-    at the full batch where that takes less than half of the free memory and no more than MOST_WORK
-    operations, else at a smaller one, scaled up.
+    Memory is traced, not used (see `trace`); what this process holds already is added: call it in a process
+    like the one that will train. Time is that of a few updates by the training loop itself, at the full batch
+    where that takes less than half of the free memory and MOST_WORK operations at most, else scaled up.
 
     Args:
         workload: What is to be trained.
