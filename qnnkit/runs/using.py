@@ -173,6 +173,7 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
     about = workspace.read_json(folder / ABOUT)
     if not isinstance(about, dict):
         step = f"It is {look(folder.parent).state}. Finish the run: its 04_analyze writes model/."
+        step = step if folder.parent.is_dir() else "Nothing is there: check the path."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
     used, kept = recipes.of(config), about["data"]  # as JSON has it: lists; of an earlier version, and more
