@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -247,7 +248,8 @@ def page(table: pd.DataFrame) -> str:
         for row in table.itertuples()
     )
     shown = record.markdown([*head, "off", "rounds"], rows)
-    return f"{kinds}. {kept}{TIME:.0%} of the seconds per epoch.\n\n{shown}"
+    first = textwrap.fill(f"{kinds}. {kept}{TIME:.0%} of the seconds per epoch.", 100)
+    return f"{first}\n\n{shown}"
 
 
 def _off(share: float, bound: float) -> str:

@@ -649,7 +649,7 @@ def test_a_sampler_proposes_learns_and_prunes(home, studies):
                 assert trial.value == pytest.approx(1 - abs(trial.params["learning_rate"] - 0.3))
                 assert set(trial.intermediate_values) == {1, 2, 3}
     pruned = outcomes[2]
-    assert pruned.state == "pruned" and "worse than other runs" in pruned.error and pruned.notebook is None
+    assert pruned.state == "pruned" and "worse than other runs" in pruned.error
     assert epochs_of(pruned) < 3
     assert len(quietly(study_of(RATES, n_trials=6, workers=1, **STARTUP))[0]) == 6
 

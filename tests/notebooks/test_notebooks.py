@@ -159,14 +159,6 @@ def test_the_page_of_the_chain_has_what_its_notebooks_show(finished: runs.Run) -
     assert len(json.dumps(read(finished.notebook(runs.INSIDE)).metadata.widgets)) < 1_000_000
 
 
-def test_a_finished_run_is_only_printed(finished: runs.Run) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()}
-    done = forked.run("qnnkit", "run", "--recipe", "digits_quanv", "--run-dir", finished.folder)
-    assert done.returncode == 0, done.stdout
-    assert str(finished.report) in done.stdout and "hybrid" in done.stdout
-    assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()} == before
-
-
 def test_the_report_is_written_again_from_the_users_own_notebook(finished: runs.Run, tmp_path: Path) -> None:
     """With the parameters that the notebook had, in a workspace that holds another 04."""
     shutil.copytree(finished.folder, tmp_path / "runs" / "copy")

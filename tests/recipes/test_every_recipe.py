@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qnnkit import RECIPES, runs
-from tests.notebooks.test_notebooks import ROOT, run_cells
+from tests.notebooks.test_notebook_cells import cells, style  # noqa: F401  one is a fixture
 from tests.recipes.test_recipes import pretrained, sets, toy  # noqa: F401  fixtures
 
 
@@ -17,11 +17,9 @@ def test_its_notebooks_run_it(name, sets, pretrained, tmp_path):  # noqa: F811
     settings |= {each: 4 for each in ("hidden", "width") if each in known}
     settings |= {"controls": list(RECIPES[name].settings().controls)[:1]}
     folder = tmp_path / "run"
-    runs.open_run(folder, name, **settings)
-    paths = [ROOT / "notebooks" / f"{each}.ipynb" for each in runs.NOTEBOOKS]
-    small = {"plateau_qubits": 2, "n_worst": 1, "hardware_images": 2, "samples": 1}
-    done = run_cells(*paths, prelude="", recipe=None, run_dir=str(folder), **small)
-    assert done.returncode == 0, done.stderr
+    run = runs.open_run(folder, name, **settings)
+    for notebook in runs.NOTEBOOKS:
+        cells(notebook, run, plateau_qubits=2, n_worst=1, hardware_images=2, samples=1)
     result = json.loads((folder / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == list(runs.open_run(folder).nets)
     assert (folder / "report.html").exists()
