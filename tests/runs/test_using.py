@@ -236,7 +236,7 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
     for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))]):
         with refused("inputs"):
             runs.predict("runs/one", given)
-    Path("runs/other").mkdir(parents=True)
+    (pictured.folder.parent / "other").mkdir()
     for run, step in (("runs/other", "Finish the run"), ("runs/nowhere", "check the path")):
         with pytest.raises(FileNotFoundError, match=step):
             runs.predict(run, ["a.png"])
