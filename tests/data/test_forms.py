@@ -121,9 +121,9 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "`metadata.jsonl` around folders of sides": ({"metadata.jsonl": [{"file_name": "train/a.jpg",
         "text": CAT}, {"file_name": "val/b.jpg", "text": OWL}]}, {"train/a.jpg": (CAT,), "val/b.jpg": (OWL,)},
         ""),
-    "a file for all next to those of folders": (SPLIT | {"metadata_more.jsonl": [{"file_name": name,
-        "text": "more"} for name in ("dev/b.jpg", "train/a.jpg")]}, {"dev/b.jpg": (OWL, "more"),
-        "train/a.jpg": ("more", CAT)}, ""),
+    "a file for all next to those of sides": ({f"captions_{side}.json": [{"image": name, "caption": text}]
+        for side, (name, text) in zip(("train", "val"), ROWS, strict=True)}
+        | {"captions_x.json": [{"image": n, "caption": "more"} for n in SAID]}, {"a.jpg": (CAT, "more"), "b.jpg": (OWL, "more")}, ""),
     "images in a folder `images`": ({"captions.csv": table(",")}, {f"images/{n}": s for n, s in SAID.items()},
         ""),
     "images in other folders": ({"captions.csv": table(",")}, {f"x/{n}/{n}": s for n, s in SAID.items()}, ""),
