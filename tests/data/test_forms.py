@@ -123,7 +123,8 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
         ""),
     "a file for all next to those of sides": ({f"captions_{side}.json": [{"image": name, "caption": text}]
         for side, (name, text) in zip(("train", "val"), ROWS, strict=True)}
-        | {"captions_x.json": [{"image": n, "caption": "more"} for n in SAID]}, {"a.jpg": (CAT, "more"), "b.jpg": (OWL, "more")}, ""),
+        | {"captions_x.json": [{"image": n, "caption": "more"} for n in SAID]},
+        {"a.jpg": (CAT, "more"), "b.jpg": (OWL, "more")}, ""),
     "images in a folder `images`": ({"captions.csv": table(",")}, {f"images/{n}": s for n, s in SAID.items()},
         ""),
     "images in other folders": ({"captions.csv": table(",")}, {f"x/{n}/{n}": s for n, s in SAID.items()}, ""),
