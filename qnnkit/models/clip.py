@@ -145,10 +145,11 @@ class Clip(nn.Module):
         In training the weight itself is put back to that bound: one beyond would have no gradient to return.
         """
         weight: Tensor = self.net.logit_scale
-        if self.training:
-            with torch.no_grad():
-                weight.clamp_(max=LARGEST_LOGIT_SCALE)
-        return weight.clamp(max=LARGEST_LOGIT_SCALE).exp()
+        if not self.training:
+            return weight.clamp(max=LARGEST_LOGIT_SCALE).exp()
+        with torch.no_grad():
+            weight.clamp_(max=LARGEST_LOGIT_SCALE)
+        return weight.exp()
 
 
 class Projection(nn.Module):

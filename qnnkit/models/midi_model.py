@@ -8,6 +8,7 @@ to an event, and the model is asked for the next one as any causal language mode
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +35,9 @@ SIZES = {
     "medium": (1024, 12, 16, 4096),  # as published
     "large": (1024, 24, 16, 4096),  # likewise
 }
+_NAMES = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in _NAMES else "past_key_values"
+"""What transformers calls what a model has seen: `cache` from 5.24 on."""
 LONGEST = 4096
 """Events that a published model sees at once."""
 
@@ -110,6 +114,7 @@ class MidiModel(PreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         labels: Tensor | None = None,
         past_key_values: _Seen | None = None,
+        cache: _Seen | None = None,
         attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         **_: Any,
@@ -120,16 +125,16 @@ class MidiModel(PreTrainedModel, GenerationMixin):
             input_ids: Tokens from the beginning of an event on; the last event may lack some. (batch, n)
             labels: As `input_ids`, or -100 where nothing is predicted: then `loss` is the mean cross-entropy.
             past_key_values: What `generate` has seen of them; then the logits are those after the last token.
+            cache: The same, as transformers calls it from 5.24 on.
             attention_mask: Ignored: each token sees all before it, as at the model's training.
             use_cache: Ignored, as `generate` alone keeps anything.
 
         Returns:
             `logits`, (batch, n, vocabulary). Those after the first seven are 0: no event is before theirs.
         """
-        if past_key_values is not None:
-            return CausalLMOutputWithPast(
-                logits=self._next(input_ids, past_key_values), past_key_values=past_key_values
-            )
+        seen = cache if past_key_values is None else past_key_values
+        if seen is not None:
+            return CausalLMOutputWithPast(logits=self._next(input_ids, seen))
         length = input_ids.shape[1]
         events = nn.functional.pad(input_ids, (0, -length % WIDTH), value=PAD).unflatten(1, (-1, WIDTH))
         hidden = self.net(inputs_embeds=self.net.embed_tokens(events).sum(2), use_cache=False)[0]
@@ -150,7 +155,7 @@ class MidiModel(PreTrainedModel, GenerationMixin):
         if whole > known:
             events = ids[:, known * WIDTH : whole * WIDTH].unflatten(1, (-1, WIDTH))
             embedded = self.net.embed_tokens(events).sum(2)
-            hidden = self.net(inputs_embeds=embedded, past_key_values=seen, use_cache=True)[0]
+            hidden = self.net(inputs_embeds=embedded, use_cache=True, **{CACHE: seen})[0]
             seen.begin()
             made = self._write(hidden[:, -1:], seen)
         begun = ids[:, whole * WIDTH + seen.tokens.get_seq_length() - 1 :]
@@ -160,16 +165,16 @@ class MidiModel(PreTrainedModel, GenerationMixin):
         return self.lm_head(made[:, -1:])
 
     def _write(self, embedded: Tensor, seen: _Seen) -> Tensor:
-        return self.net_token(inputs_embeds=embedded, past_key_values=seen.tokens, use_cache=True)[0]
+        return self.net_token(inputs_embeds=embedded, use_cache=True, **{CACHE: seen.tokens})[0]
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """All tokens so far: which of them are new is known to `past_key_values`."""
-        return {"input_ids": input_ids, "past_key_values": kwargs.get("past_key_values")}
+        """All tokens so far: which of them are new is known to the cache."""
+        return {"input_ids": input_ids, CACHE: kwargs.get(CACHE)}
 
     def generate(self, *args: Any, **options: Any) -> Any:
         """As transformers' own. Prompts have whole events, and begin with that of `BOS`."""
         inherited: Any = super()  # transformers' stubs want the cache as the last argument
-        return inherited.generate(*args, **{"past_key_values": _Seen()} | options)
+        return inherited.generate(*args, **{CACHE: _Seen()} | options)
 
 
 def config_of(size: str, *, version: str = "v2", length: int | None = None) -> MidiConfig:

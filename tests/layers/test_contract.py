@@ -447,7 +447,7 @@ OVER_WEIGHTS = {
 """Each of a functional call, which TorchLayer does not take, and of the QNode itself."""
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:", "ignore::torch.jit.TracerWarning")  # which torch calls
 @PURE_AND_NOT
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_differentiating(name, way, monkeypatch):
@@ -455,7 +455,7 @@ def test_ways_of_differentiating(name, way, monkeypatch):
     same(found[1], found[0])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:")
 @pytest.mark.parametrize("name", ["plain", "module_global", "matrix_of_inputs_that_is_not_unitary"])
 @pytest.mark.parametrize("way", OVER_WEIGHTS)
 def test_functions_of_the_weights(name, way, monkeypatch):
