@@ -35,7 +35,7 @@ SIZES = {
     "medium": (1024, 12, 16, 4096),  # as published
     "large": (1024, 24, 16, 4096),  # likewise
 }
-_NAMES = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+_NAMES = inspect.signature(vars(GenerationMixin)["prepare_inputs_for_generation"]).parameters
 CACHE = "cache" if "cache" in _NAMES else "past_key_values"
 """What transformers calls what a model has seen: `cache` from 5.24 on."""
 LONGEST = 4096
