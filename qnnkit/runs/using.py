@@ -176,11 +176,12 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
         step = step if folder.parent.is_dir() else "Nothing is there: check the path."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
-    used, kept = recipes.of(config), about["data"]  # as JSON has it: lists; of an earlier version, and more
+    used, kept = recipes.of(config), about["data"]  # lists; earlier versions say more, or less
     sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in kept["sizes"].items()}
     if (folder / "tokenizer").is_dir():
         sizes["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    data = Data(kept["name"], sizes, kept["shapes"], tuple(kept["classes"]), tuple(kept["captions"]))
+    texts = (tuple(kept.get(name, ())) for name in ("classes", "captions"))
+    data = Data(kept["name"], sizes, kept.get("shapes", {}), *texts)
     net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
     from safetensors.torch import load
 

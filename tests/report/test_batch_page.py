@@ -37,9 +37,8 @@ def four(space):
     return space
 
 
-def write_failure(folder, error, state="failed", notebook="notebooks/03_train.failed.ipynb"):
-    content = {"state": state, "error": error, "notebook": notebook}
-    (folder / "failed.json").write_text(json.dumps(content))
+def write_failure(folder, error, state="failed"):
+    (folder / "failed.json").write_text(json.dumps({"state": state, "error": error}))
 
 
 def read(space):
@@ -84,7 +83,7 @@ def test_a_run_is_listed_as_it_is_now(four):
     content["runs"][0]["settings"]["epochs"] = 1
     (four.folder / "batch.json").write_text(json.dumps(content))
     write_failure(four.root / "runs" / "digits-good", "The kernel died.")
-    write_failure(four.root / "runs" / "digits-lost", "Worse than the median.", "pruned", None)
+    write_failure(four.root / "runs" / "digits-lost", "Worse than the median.", "pruned")
     good, lost = (rows(four)[name] for name in ("digits-good", "digits-lost"))
     assert (good["epochs"], good["state"], lost["state"]) == ("2", "finished", "pruned")
     assert "kernel died" not in good["notes"]
