@@ -108,7 +108,8 @@ def test_stop_leaves_no_command_behind(machine: Machine) -> None:
     stop = "import os, time; print('id', os.getpid(), flush=True)\n"
     stop += "time.sleep(1); os.kill(os.getppid(), 2); time.sleep(60)"  # once its line was read
     command = f"run({[str(machine.python), '-c', stop]!r}, otherwise='')"
-    done = machine.run_code("\n\n".join([*machine.cells(until="def run("), command]))
+    kernel = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"  # as a kernel has it
+    done = machine.run_code("\n\n".join([kernel, *machine.cells(until="def run("), command]))
     assert sentence(done) == "KeyboardInterrupt"
     with pytest.raises(ProcessLookupError):
         os.kill(int(re.search(r"^id (\d+)$", done.stdout, re.MULTILINE)[1]), 0)
