@@ -127,14 +127,15 @@ def race(
     share = seconds / (FEWEST * max(1, len(first)))  # a short step may only have had a hiccup
     calls = {name: first[name] * steps[name].samples for name in first}
     near = [name for name in first if first[name] <= FAR_SLOWER * best or calls[name] < share]
-    repeats = {name: max(1, math.ceil(TURN / calls[name])) for name in near}
     taken: dict[Any, list[float]] = {name: [] for name in near}
     order = random.Random(0)
     for number in range(rounds if len(near) > 1 else 0):
         if number >= FEWEST and time.perf_counter() - begin > 2 * seconds:
             break
         for name in order.sample(near, len(near)):
-            taken[name].append(_turn(steps[name], repeats[name]) / steps[name].samples)
+            once = _turn(steps[name], max(1, math.ceil(TURN / calls[name])))
+            taken[name].append(once / steps[name].samples)
+            calls[name] = min(calls[name], once)  # the first calls are slow, and would make for short turns
     if near and taken[near[0]]:
         fastest = taken[min(near, key=lambda name: _typical(taken[name]))]
         for name in near:
