@@ -68,7 +68,7 @@ class Run(torch.autograd.Function):
         # What the forward pass kept goes with the first backward pass, as autograd's does.
         built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
-        gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
+        gradients: Any = gradient.numpy().T if way is program.near else gradient.t()
         built, saved = built or program.built(way, vector)
         first, to_rows = 0, []
         to_matrices: Any = [None] * len(built) if needed[1] else None

@@ -218,11 +218,11 @@ class Fused:
                 return True
         return False
 
-    def _reduced(self, columns: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
+    def _reduced(self, rows: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The same angles within one period; amplitudes behind them stay."""
-        angles, rest = columns.tensor_split([len(self.row_angles[0])])
-        angles = _reduced(angles, self.periods[1])
-        return torch.cat([angles, rest]) if len(rest) else angles, _reduced(vector, self.periods[0])
+        angles, rest = rows.tensor_split([len(self.row_angles[0])], dim=1)
+        angles, vector = _reduced(angles, self.periods[1]), _reduced(vector, self.periods[0])
+        return torch.cat([angles, rest], 1) if rest.shape[1] else angles, vector
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
@@ -253,19 +253,19 @@ class Fused:
         Angles are no longer large. Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of
         shape (n, samples), or (chunks, n, samples).
         """
-        columns, n, is_plain = rows.t(), rows.shape[0], self._is_plain(rows, vector)
-        if not is_plain or self._is_large(rows.numpy(), vector.numpy()):
-            columns, vector = self._reduced(columns, vector)
+        n, is_plain = rows.shape[0], self._is_plain(rows, vector)
         way = (self.near or self.mixed or self.far) if is_plain else self.far
-        if way is self.near and n * self.state_bytes <= SMALL_BYTES:
+        if not is_plain or self._is_large(numbers := rows.numpy(), shared := vector.numpy()):
+            rows, vector = self._reduced(rows, vector)
+        elif way is self.near and n * self.state_bytes <= SMALL_BYTES:
             most = ONE_THREAD // 4 ** (self.n_wires + 1)
             if n_chunks := 1 if n <= most else chunks(n, -(-n // most)):
-                return way, (in_chunks(columns.numpy(), n_chunks),), vector.numpy().copy()
+                return way, (in_chunks(numbers.T, n_chunks),), shared.copy()
         vector, threads = vector.clone(), torch.get_num_threads()  # it may change before the way back
         size, fewest = CACHE_BYTES * threads, FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = PART_BYTES // len(self.steps), 1
-        parts = columns.split(max(fewest, size // self.state_bytes), dim=1)
+        parts = rows.t().split(max(fewest, size // self.state_bytes), dim=1)
         if way is self.near and threads > 1:
             least = max(FEWEST_CHUNKS, 2 * threads)
             parts = [in_chunks(part, chunks(part.shape[1], least, threads) or 1) for part in parts]
@@ -273,10 +273,10 @@ class Fused:
 
     def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch, which autograd can follow."""
-        columns, vector = self._reduced(rows.t(), vector.reshape(-1))
+        rows, vector = self._reduced(rows, vector.reshape(-1))
         (matrices, _), state = self.matrices.forward(vector), None
         for step in self.steps:
-            state = step.run(state, columns, matrices)
+            state = step.run(state, rows.t(), matrices)
         assert state is not None  # a program has steps
         return state.t()
 

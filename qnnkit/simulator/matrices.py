@@ -90,13 +90,14 @@ class Matrices:
             size = factors.shape[-1] // 2
             if chain.last is not None:
                 gradient, products = chain.last.T @ gradient, products[:-1]
-            to_products = [gradient]
+            product = xp(gradient).concatenate(products).reshape(len(factors), *gradient.shape)
+            to_product = xp(product).empty_like(product)
+            to_product[-1] = gradient
             for j in range(len(factors) - 1, 0, -1):
-                to_products.append(factors[j].T @ to_products[-1])
+                xp(product).matmul(factors[j].T, to_product[j], out=to_product[j - 1])
             # d re / d angle = im, d im / d angle = -re, row by row
-            stacked = xp(gradient).stack
-            product, to_product = stacked(products), stacked(to_products[::-1])
-            to_angles = to_product[:, :size] * product[:, size:]
-            to_angles -= to_product[:, size:] * product[:, :size]
-            to_rows.append(to_angles.sum(-1).reshape(-1))
+            einsum, by_row = xp(product).einsum, "jrc,jrc->jr"
+            to_angles = einsum(by_row, to_product[:, :size], product[:, size:])
+            to_angles -= einsum(by_row, to_product[:, size:], product[:, :size])
+            to_rows.append(to_angles.reshape(-1))
         return self.back @ (to_rows[-1] if len(to_rows) < 3 else xp(self.offset).concatenate(to_rows))

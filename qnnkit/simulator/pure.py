@@ -30,7 +30,6 @@ from qnnkit.simulator.circuit import names
 from qnnkit.simulator.queueing import is_pennylanes
 
 CONSTANTS = (int, float, complex, str, bool, type(None), range, slice, type(...))
-KINDS = Operator | MeasurementProcess
 FUNCTIONS = [
     qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod,
     *map(vars(builtins).get, names("range len enumerate zip reversed list tuple int float sum abs")),
