@@ -1,4 +1,26 @@
-"""qnnkit: a notebook-first research kit for hybrid quantum-classical neural networks.
+"""qnnkit: a research kit for hybrid quantum-classical neural networks in PyTorch and PennyLane.
+
+Where to start:
+
+* **One layer.** `QuantumLayer` takes the place of `pennylane.qnn.TorchLayer` and runs the whole batch at
+  once; `Quanv2d` slides a circuit over images. `circuits.build(name, ...)` makes a QNode of `CIRCUITS`.
+* **A fair comparison.** `controls(model)` gives the same net with its circuit replaced, frozen, unentangled
+  or removed.
+* **A run.** `open_run("runs/first", "digits_quanv")` opens a folder for a recipe (one of `RECIPES`, a file or
+  a class of yours); `qnnkit run --recipe digits_quanv --run-dir runs/first` trains it, its controls included,
+  and writes the report. A recipe of yours begins with a class of `Settings`, or with `qnnkit new`.
+* **Parts.** `data` reads and splits, `tasks` score, `train` is the loop, `gradients` and `noise` look inside,
+  `measure` predicts time, memory and money, `report` compares runs.
+
+A net and its controls, which have the sizes of a batch that it has seen:
+
+>>> import torch
+>>> from qnnkit import QuantumLayer, circuits, controls
+>>> net = QuantumLayer(*circuits.build("strongly_entangling", n_qubits=4, n_layers=2))
+>>> net(torch.zeros(8, 4)).shape
+torch.Size([8, 4])
+>>> controls(net)["classical"](torch.zeros(8, 4)).shape
+torch.Size([8, 4])
 
 The names below load what they need when first used: importing qnnkit costs and changes nothing.
 """
