@@ -96,8 +96,7 @@ class Matrices:
             for j in range(len(factors) - 1, 0, -1):
                 xp(product).matmul(factors[j].T, to_product[j], out=to_product[j - 1])
             # d re / d angle = im, d im / d angle = -re, row by row
-            einsum, by_row = xp(product).einsum, "jrc,jrc->jr"
-            to_angles = einsum(by_row, to_product[:, :size], product[:, size:])
-            to_angles -= einsum(by_row, to_product[:, size:], product[:, :size])
-            to_rows.append(to_angles.reshape(-1))
+            to_angles = to_product[:, :size] * product[:, size:]
+            to_angles -= to_product[:, size:] * product[:, :size]
+            to_rows.append(to_angles.sum(-1).reshape(-1))
         return self.back @ (to_rows[-1] if len(to_rows) < 3 else xp(self.offset).concatenate(to_rows))
