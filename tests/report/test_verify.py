@@ -62,18 +62,12 @@ def test_what_comes_later_is_no_damage_nor_is_a_move(finished, tmp_path):
         checked(moved)
 
 
-DAMAGES = {
-    CHECKPOINT: lambda path: path.unlink(),
-    "metrics.jsonl": lambda path: path.write_bytes(path.read_bytes().replace(b"0.5", b"0.9")),
-    "config.json": lambda path: path.write_bytes(path.read_bytes().replace(b'"epochs": 12', b'"epochs": 13')),
-    "report.html": lambda path: path.write_bytes(path.read_bytes() + b" "),
-}
-
-
-@pytest.mark.parametrize("name", [None, *DAMAGES])
+@pytest.mark.parametrize("name", [None, CHECKPOINT, "metrics.jsonl", "config.json", "report.html"])
 def test_every_damage_is_named_by_the_systems_own_tool_too(finished, name):
-    if name:
-        DAMAGES[name](finished / name)
+    if name == CHECKPOINT:
+        (finished / name).unlink()
+    elif name:
+        (finished / name).write_bytes((finished / name).read_bytes() + b"\n")
     assert [each for each, told in checked(finished).items() if told == "FAILED"] == ([name] if name else [])
     if tool := shutil.which("sha256sum"):
         command = [tool, "--check", "--quiet", rows.SUMS]
