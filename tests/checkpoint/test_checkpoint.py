@@ -10,7 +10,6 @@ import random
 import struct
 import threading
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from torch import nn
 from qnnkit import checkpoint
 from qnnkit.checkpoint import Store, file, weights
 from tests.same import from_seed, same
-from tests.toys import disk_order, room_for
+from tests.toys import damage, disk_order, room_for
 
 IDENTITY = {"net": "hybrid", "seed": 0}
 
@@ -227,12 +226,6 @@ def best_of(folder):
     return model.weight[0].item()
 
 
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_the_newest_the_last_few_and_the_best_stay(kept):
     assert restored(kept) == 5
     assert {int(path.name[11:17]) for path in kept.glob("checkpoint-*")} == {3, 4, 5}
@@ -247,16 +240,9 @@ def test_an_empty_folder(tmp_path):
         best_of(tmp_path)
 
 
-def cut(folder, *steps, length=50):
+def harm(folder, how, *steps):
     for step in steps:
-        os.truncate(named(folder, step), length)
-
-
-def swap(folder):
-    one, other = named(folder, 5), named(folder, 4)
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
+        damage(named(folder, step), how)
 
 
 def newest(folder, **changes):
@@ -265,26 +251,20 @@ def newest(folder, **changes):
     written(folder, whole | changes, 6)
 
 
-def replaced(folder, by):
-    path = named(folder, 5)
-    path.unlink()
-    by(path)
-
-
 # What is done to the folder f -> which state is restored, and what is said of that.
 DAMAGE = {
     "nothing": (lambda f: None, 5, None),
-    "newest cut short": (lambda f: cut(f, 5), 4, r"00005-\w+.\w+` is damaged .* goes on from .*000004"),
-    "newest of no length": (lambda f: cut(f, 5, length=0), 4, "000004"),
-    "newest with a flipped bit": (lambda f: flip(named(f, 5)), 4, "000004"),
-    "newest missing": (lambda f: named(f, 5).unlink(), 4, None),
-    "newest grown": (lambda f: cut(f, 5, length=9999), 4, "000004"),
-    "newest is a folder": (lambda f: replaced(f, Path.mkdir), 4, "000004"),
-    "newest is a link to itself": (lambda f: replaced(f, lambda path: path.symlink_to(path)), 4, "000004"),
-    "two newest cut short": (lambda f: cut(f, 5, 4), 3, "00005-.*00004-.* goes on from .*000003"),
-    "two swapped": (swap, 3, "000003"),
-    "best with a flipped bit": (lambda f: flip(named(f, 3)), 5, "weights of the best epoch are lost"),
-    "everything cut short": (lambda f: cut(f, 5, 4, 3), None, "Training begins again"),
+    "newest cut short": (lambda f: harm(f, "cut", 5), 4, r"5-\w+.\w+` is damaged .* goes on from .*00004"),
+    "newest of no length": (lambda f: harm(f, "empty", 5), 4, "000004"),
+    "newest with a flipped bit": (lambda f: harm(f, "flip", 5), 4, "000004"),
+    "newest missing": (lambda f: harm(f, "delete", 5), 4, None),
+    "newest grown": (lambda f: harm(f, "grow", 5), 4, "000004"),
+    "newest is a folder": (lambda f: harm(f, "folder", 5), 4, "000004"),
+    "newest is a link to itself": (lambda f: harm(f, "loop", 5), 4, "000004"),
+    "newest is a copy": (lambda f: named(f, 5).write_bytes(named(f, 3).read_bytes()), 4, "000004"),
+    "two newest cut short": (lambda f: harm(f, "cut", 5, 4), 3, "00005-.*00004-.* goes on from .*000003"),
+    "best with a flipped bit": (lambda f: harm(f, "flip", 3), 5, "weights of the best epoch are lost"),
+    "everything cut short": (lambda f: harm(f, "cut", 5, 4, 3), None, "Training begins again"),
     "another net's": (lambda f: newest(f, identity={"seed": 0}), 5, "belongs to another training"),
     "a best that is a path": (lambda f: newest(f, best="../../x.safetensors"), 6, "lost"),
     "a best that is a number": (lambda f: newest(f, best=5), 6, "lost"),

@@ -25,7 +25,7 @@ from qnnkit.checkpoint import mirror as there
 from qnnkit.checkpoint.mirror import NOTE, STATE, Mirror, restore, settle, visible
 from tests.acted import read_lines
 from tests.same import raises, same
-from tests.toys import disk_order, room_for
+from tests.toys import damage, disk_order, room_for
 
 PATIENCE = 60  # seconds until something that must happen counts as not happening
 NET = "checkpoints/hybrid-seed0"
@@ -397,21 +397,6 @@ def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before, result):
 
 
 # --- damage ------------------------------------------------------------------------------------------------
-
-
-def damage(path, harm):
-    content, moved = bytearray(path.read_bytes()), path.with_name("moved")
-    path.rename(moved)
-    if harm == "link":
-        path.symlink_to(moved)
-        return
-    moved.unlink()
-    if harm == "folder":
-        path.mkdir()
-    elif harm != "delete":
-        content[len(content) // 2] ^= 1
-        random_bytes = random.Random(3).randbytes(len(content))
-        path.write_bytes({"flip": content, "cut": content[:-1], "empty": b"", "swap": random_bytes}[harm])
 
 
 @pytest.mark.filterwarnings("ignore:File `.*` has .* damaged lines:UserWarning")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import re
-import shutil
 from pathlib import Path
 
 import nbformat
@@ -88,13 +86,6 @@ class Workspace:
         workspace.write_json(folder / "result.json", {"nets": []})
         return folder
 
-    def copy(self, root):
-        """The same batch in a workspace of its own."""
-        made = Workspace(root)
-        shutil.copytree(self.root, root, dirs_exist_ok=True)
-        made.runs, made.score = copy.deepcopy(self.runs), self.score
-        return made
-
     def read(self):
         return report.read_study(self.folder)
 
@@ -106,24 +97,19 @@ class Workspace:
 
 
 @pytest.fixture
-def space(tmp_path):
+def space(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))  # or every read looks for it
     return Workspace(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
+@pytest.fixture
+def study(space):
     """Two models at two fractions, three seeds each."""
-    space = Workspace(tmp_path_factory.mktemp("study"))
     for fraction in (HIGH, LOW):  # in no order
         nets = {"hybrid": HYBRID[fraction], "classical": CLASSICAL[fraction]}
         space.write(f"frozen-{fraction}", nets, fraction, name="frozen", notes=[TWICE])
         space.write(f"cnn-{fraction}", {"reference": REFERENCE[fraction]}, fraction, "cnn", notes=5)
     return space
-
-
-@pytest.fixture
-def study(written, tmp_path):
-    return written.copy(tmp_path)
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -372,9 +358,9 @@ def test_with_vary_split_every_seed_has_a_split_of_its_own(tmp_path):
     assert row["unit"] == "splits" and "corrected resampled t-test" in run.report.read_text()
     own = report.frame_of(run)
     assert own["split_seed"].tolist() == [3, 4] * 2 and own["data"].nunique() == 2
-    alone = runs.open_run(tmp_path / "alone", "digits_quanv", n_seeds=1, seed=4, split_seed=4, **small)
-    runs.train_all(alone)
-    assert report.frame_of(alone)["accuracy"].tolist() == own.query("seed == 4")["accuracy"].tolist()
+    small |= {"controls": [], "n_seeds": 1, "seed": 4, "split_seed": 4}
+    [alone] = runs.train_all(runs.open_run(tmp_path / "alone", "digits_quanv", **small))
+    assert alone["test_accuracy"] == own.query("net == 'hybrid' and seed == 4")["accuracy"].item()
     again = runs.open_run(run.folder)
     assert again.splits.fingerprint() == again.provenance["data"] != again.splits_of(4).fingerprint()
 
@@ -407,8 +393,7 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
         show_batch(study.folder)
 
 
-def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(space.root))
+def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space):
     for rate, hybrid, classical in ((0.1, 0.7, 0.9), (0.2, 0.8, 0.6)):
         nets = {"hybrid": [hybrid, hybrid - 0.1], "classical": [classical, classical - 0.1]}
         space.write(f"a{rate}", nets, learning_rate=rate, quantum_learning_rate=5 * rate)

@@ -522,7 +522,9 @@ def test_a_task_is_an_island_of_float32(precision, around):
     model[0].register_forward_hook(lambda layer, given, found: inside.add(found.dtype))
     fit(model, Seeing(), epochs=1, precision=precision)
     assert inside == {around} and seen == {torch.float32}
-    assert not (model._forward_hooks or torch.is_autocast_enabled("cpu")), "the training leaves something behind"
+    assert not (model._forward_hooks or torch.is_autocast_enabled("cpu")), (
+        "the training leaves something behind"
+    )
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
