@@ -14,9 +14,8 @@ RED_DOT = (
 )
 
 
-def code(source, *outputs, tags=(), status="completed"):
-    metadata = {"tags": list(tags), "papermill": {"status": status}}
-    return new_code_cell(source, outputs=list(outputs), metadata=metadata)
+def code(source, *outputs, tags=()):
+    return new_code_cell(source, outputs=list(outputs), metadata={"tags": list(tags)})
 
 
 def says(text):
@@ -61,21 +60,6 @@ def test_what_was_shown_by_section_without_code_and_without_the_way_there(notebo
         assert shown in found.html
     for gone in ("secret source", "Title", "Parameters", "run_dir", "¶", "verdict", "Circuits"):
         assert gone not in found.html
-
-
-@pytest.mark.parametrize("status", ["running", "pending"])
-def test_a_notebook_that_still_runs_ends_before_the_section_that_does(notebook, status):
-    path = notebook(
-        new_markdown_cell("## Done"),
-        code("1", says("done")),
-        new_markdown_cell("## Write the report"),
-        code("finish()", says("half"), status=status),
-        new_markdown_cell("How to read it."),
-    )
-    found = page.body(path)
-    assert (
-        found.sections == [("Done", "Done")] and "half" not in found.html and "How to read" not in found.html
-    )
 
 
 def test_only_the_notebook_that_is_being_launched_counts(notebook, tmp_path, monkeypatch):
