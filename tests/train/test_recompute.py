@@ -3,7 +3,6 @@
 import contextlib
 from functools import partial
 
-import pennylane as qp
 import pytest
 import torch
 from torch import nn
@@ -67,16 +66,8 @@ def with_a_circuit(backend="auto"):
     return nn.Sequential(nn.Sequential(nn.Linear(8, 4), circuit), nn.Sequential(nn.Tanh()))
 
 
-def with_shots():
-    """Run twice, it would draw others: its device has a generator of its own."""
-    circuit, shapes = circuits.build("hardware_efficient", n_qubits=2, n_layers=1)
-    device = qp.device("default.qubit", wires=2, seed=0)
-    qnode = qp.QNode(circuit.func, device, diff_method="parameter-shift")
-    return layers.QuantumLayer(qp.set_shots(qnode, 50), shapes)
-
-
-def of_values(make, n=16, features=8):
-    model, values = from_seed(make), uniform(n, features, seed=1, top=1.0)
+def of_values(make, n=16):
+    model, values = from_seed(make), uniform(n, 8, seed=1, top=1.0)
     return model, lambda: model(values).square().sum()
 
 
@@ -95,7 +86,6 @@ CASES |= {
     "a list": lambda: of_values(Listed, 512),
     "spectral norm": lambda: of_values(with_spectral_norm),
     "a circuit in a part": lambda: of_values(with_a_circuit),
-    "with shots": lambda: of_values(with_shots, 2, 2),
     "llama": llama,
 }
 
