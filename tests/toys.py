@@ -86,6 +86,26 @@ def room_for(n_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def damage(path: Path, harm: str) -> None:
+    """Does it to a file: "flip" a bit, "cut" its end, "grow", "empty", "swap" for noise, "delete";
+    puts a "folder", a "link" to it or a "loop" of links in its place."""
+    content, moved = bytearray(path.read_bytes()), path.with_name("moved")
+    path.rename(moved)
+    if harm == "link":
+        path.symlink_to(moved)
+        return
+    moved.unlink()
+    if harm == "folder":
+        path.mkdir()
+    elif harm == "loop":
+        path.symlink_to(path)
+    elif harm != "delete":
+        content[len(content) // 2] ^= 1
+        swapped = noise(len(content)).tobytes()
+        kinds = {"flip": content, "cut": content[:-1], "grow": content + b"0", "empty": b"", "swap": swapped}
+        path.write_bytes(kinds[harm])
+
+
 def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
     """Grows with what is flushed (its inode) and what takes a name (that), in this order."""
     done, flush, replace = [], os.fsync, os.replace

@@ -83,43 +83,24 @@ def fit(
         ValueError: A loader is empty, or nothing can be trained.
         OSError: A checkpoint cannot be written.
     """
-    for name in ("train", "validation"):
-        checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
-    task, place, loop = complete(task), torch.device(device), None
     with own_generators(), deferred() as stop:
-        try:
-            processes = Processes(place)
-            stepper = Stepper(model, task, config, groups, processes.device)
-            if stepper.optimizer is None:
-                step = "Make a part of it trainable."
-                raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
-            train, validation = (Share(loaders[name], processes) for name in ("train", "validation"))
-            store = Store(folder, identity, config.keep_checkpoints) if folder else None
-            checkpoints = Checkpoints(store, stepper, train, processes)
-            loop = _Loop(stepper, processes, checkpoints, train, validation, stop, seed, watch, on_update)
-            return loop.run(log or (lambda row: None))
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            what = words.first_line(error)
-        from accelerate.utils.memory import clear_device_cache
-
-        # Out here the error is gone, and with it the frames that hold what was being computed.
-        clear_device_cache(garbage_collection=True)
-        where, batch = ("the beginning", None) if loop is None else (loop.where, loop.batch)
-        n = None if batch is None else samples(batch)
-        raise out_of_memory(where, what, config, n and min(n, config.micro_batch or n))
+        given = model, complete(task), loaders, config, groups, torch.device(device), folder, identity
+        loop = _Loop(*given, stop, seed, watch, on_update)
+        return _with_remedies(loop, lambda: loop.run(log or (lambda row: None)))
 
 
 @dataclass
 class _Loop:
-    """One training: what it needs, and how far it has come."""
+    """One training: what it was given, and how far it has come."""
 
-    stepper: Stepper
-    processes: Processes
-    checkpoints: Checkpoints
-    train: Share
-    validation: Share
+    model: Any
+    task: Task
+    loaders: dict[str, DataLoader]
+    config: Settings
+    groups: Sequence[Group] | None
+    device: torch.device
+    folder: Path | None
+    identity: dict[str, Any] | None
     stop: Stop
     seed: int
     watch: Any
@@ -129,8 +110,17 @@ class _Loop:
     """What is being computed, for the message where memory runs out."""
 
     def run(self, log: Callable[[dict[str, Any]], None]) -> Progress:
-        self.model, self.config = self.processes.spread(self.stepper.model), self.stepper.config
-        self.steps = len(self.train)
+        for name in ("train", "validation"):
+            checks.positive(f"the number of {name} batches", len(self.loaders[name]), "Give it data to load.")
+        self.processes = Processes(self.device)
+        self.stepper = Stepper(self.model, self.task, self.config, self.groups, self.processes.device)
+        step = "Make a part of the model trainable."
+        checks.positive("the number of weights to train", len(self.stepper.groups), step)
+        self.train = Share(self.loaders["train"], self.processes)
+        self.validation = Share(self.loaders["validation"], self.processes)
+        store = Store(self.folder, self.identity, self.config.keep_checkpoints) if self.folder else None
+        self.checkpoints = Checkpoints(store, self.stepper, self.train, self.processes)
+        self.model, self.steps = self.processes.spread(self.model), len(self.train)
         self.stepper.optimizer.zero_grad()  # removes gradients that the caller has left
         try:
             self.progress, self.part = self.checkpoints.restore()
@@ -144,8 +134,8 @@ class _Loop:
                 if any(self.processes.sums(bool(self.stop))):
                     self.stop.now()
         finally:
-            if self.checkpoints.store:
-                self.checkpoints.store.wait()
+            if store:
+                store.wait()
         wait_for_all()
         self.checkpoints.load_best()
         return self.progress
@@ -266,3 +256,19 @@ class _Loop:
     def _out_of_patience(self) -> bool:
         waited = self.progress.epoch - self.progress.best_epoch
         return bool(self.config.patience) and waited >= self.config.patience
+
+
+def _with_remedies(loop: _Loop, train: Callable[[], Progress]) -> Progress:
+    """`train()`; where memory runs out, its error says where `loop` was, and the next remedy."""
+    try:
+        return train()
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        what = words.first_line(error)
+    from accelerate.utils.memory import clear_device_cache
+
+    # Out here the error is gone, and with it the frames that hold what was being computed.
+    clear_device_cache(garbage_collection=True)
+    n = None if loop.batch is None else samples(loop.batch)
+    raise out_of_memory(loop.where, what, loop.config, n and min(n, loop.config.micro_batch or n))

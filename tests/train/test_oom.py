@@ -10,10 +10,9 @@ from torch import nn
 
 from qnnkit import runs
 from qnnkit.recipes import Recipe
-from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
-from qnnkit.train import out_of_memory, stepper
-from qnnkit.train.out_of_memory import OutOfMemory
+from qnnkit.train import stepper
+from qnnkit.train.out_of_memory import OutOfMemory, ran_out
 from tests.same import At, raises
 from tests.toys import typing
 from tests.train.test_train import fit, loaders, net
@@ -31,43 +30,40 @@ ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), *map(Run
 
 def fitted(model, **given):
     """Six batches an epoch, of which the last has five samples."""
-    usual = {"epochs": 3, "learning_rate": 0.05, "data": loaders(45, 8, shuffle=True)}
+    usual = {"epochs": 2, "learning_rate": 0.05, "data": loaders(45, 8, shuffle=True)}
     return fit(model, **usual | given)
 
 
 # --- the sentence ------------------------------------------------------------------------------------------
 
+OTHERS = RuntimeError("mat1 and mat2 shapes"), OSError("no space")
+BOTH = r"--set micro_batch=4 or --set gradient_checkpointing=true\. In another run_dir"
+
+
+def test_what_an_allocator_says_is_told_from_other_errors():
+    assert all(map(ran_out, ERRORS)) and not any(map(ran_out, OTHERS))
+    with pytest.raises(RuntimeError, match="mat1"):
+        fitted(net(), task=At(1, raises(OTHERS[0])))
+
 
 @pytest.mark.parametrize(
-    ("training", "at", "error", "place"),
+    ("training", "at", "place", "given", "remedy"),
     [
-        *((True, 11, each, "epoch 2, batch 4") for each in ERRORS),
-        (False, 8, ERRORS[0], "epoch 2, a validation batch"),
+        (True, 11, "epoch 2, batch 4", {}, BOTH),
+        (False, 8, "epoch 2, a validation batch", {}, BOTH),
+        (True, 1, "epoch 1, batch 0", {"micro_batch": 3}, r"--set micro_batch=1 or --set gradient_"),
+        (True, 1, "epoch 1, batch 0", {"micro_batch": 1}, r"--set gradient_checkpointing=true\."),
+        (True, 1, "epoch 1, batch 0", {"gradient_checkpointing": True}, r"--set micro_batch=4\."),
     ],
 )
-def test_it_says_where_and_what_next(training, at, error, place):
+def test_it_says_where_and_what_would_help(training, at, place, given, remedy):
     with pytest.raises(OutOfMemory) as caught:
-        fitted(net(), task=At(at, raises(error), training))
-    said = re.escape(str(error).rstrip("."))
-    remedy = "run it with --set micro_batch=4 or --set gradient_checkpointing=true. In another run_dir"
-    told = rf"Memory ran out at {place} \({said}.*\)\. The same command resumes from the last checkpoint"
-    assert re.match(f"{told}: {remedy}", str(caught.value))
+        fitted(net(), task=At(at, raises(ERRORS[2]), training), **given)
+    told = (
+        rf"Memory ran out at {place} \(MPS backend .*\)\. The same command resumes .* checkpoint: run it with"
+    )
+    assert re.match(f"{told} {remedy}", str(caught.value))
     assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"micro_batch": 3}, r"--set micro_batch=1 or --set gradient_checkpointing=true\."),
-        ({"micro_batch": 1}, r"run it with --set gradient_checkpointing=true\."),
-        ({"micro_batch": 2, "gradient_checkpointing": True}, r"run it with --set micro_batch=1\."),
-        ({"micro_batch": 1, "gradient_checkpointing": True}, "run it where more memory is free"),
-    ],
-)
-def test_what_is_done_or_would_not_help_is_not_proposed(given, told):
-    with pytest.raises(OutOfMemory, match=told):
-        fitted(net(), task=At(1, raises(ERRORS[0])), **given)
-    assert "micro_batch" not in str(out_of_memory.out_of_memory("", "", Settings()))  # of no samples
 
 
 @pytest.mark.parametrize(
@@ -75,17 +71,10 @@ def test_what_is_done_or_would_not_help_is_not_proposed(given, told):
     [(torch.optim.SGD, "step", "epoch 1, batch 0"), (nn.Sequential, "to", "the beginning")],
 )
 def test_outside_of_forward_and_backward_smaller_pieces_are_not_proposed(monkeypatch, owner, name, place):
-    model = net()
+    model, given = net(), {"optimizer": "sgd", "gradient_checkpointing": True}
     monkeypatch.setattr(owner, name, lambda *given, **named: raises(ERRORS[0])())
-    with pytest.raises(OutOfMemory, match=f"^Memory ran out at {place} .* run it with --set gradient_ch"):
-        fitted(model, optimizer="sgd")
-
-
-def test_other_errors_pass():
-    for error in (RuntimeError("mat1 and mat2 shapes"), OSError("no space")):
-        with pytest.raises(type(error), match=str(error)) as caught:
-            fitted(net(), task=At(1, raises(error)))
-        assert not isinstance(caught.value, MemoryError)
+    with pytest.raises(OutOfMemory, match=f"^Memory ran out at {place} .* run it where more memory is free"):
+        fitted(model, **given)
 
 
 # --- batches in pieces --------------------------------------------------------------------------------------

@@ -68,39 +68,31 @@ TRAIN = "import sys; from tests.train.test_processes import train_together as f;
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def launch(code, n, *arguments):
-    """Runs `code` in n processes that find each other as those that torchrun or Accelerate start."""
+def launch(code, *arguments):
+    """Runs `code` in two processes that find each other as those that torchrun or Accelerate start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(n)}
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
 
     def one(rank):
-        own = there | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if n > 1 else {}
+        own = there | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         done = forked.python(code, *arguments, env=ENVIRONMENT | own)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    with ThreadPoolExecutor(n) as pool:
-        return list(pool.map(one, range(n)))
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What trainings by one and by two processes end in; some begin with one and end with the other."""
     folder = tmp_path_factory.mktemp("processes")
-    launch(TRAIN, 1, folder, "straight,0,0", "in pieces,0,6", "first one,9,0")
-    told = launch(TRAIN, 2, folder, "both,0,0", "both in pieces,0,3", "first two,9,0", "first one,0,0")
+    train_together(folder, "straight,0,0", "in pieces,0,6", "first one,9,0")
+    told = launch(TRAIN, folder, "both,0,0", "both in pieces,0,3", "first two,9,0", "first one,0,0")
     assert told == ["0 stopped\n", "1 stopped\n"]
-    launch(TRAIN, 1, folder, "first two,0,0")
+    train_together(folder, "first two,0,0")
     return lambda name: torch.load(folder / f"{name}.pt", weights_only=True)
-
-
-def close(one, other):
-    (weights, rows), (other_weights, other_rows) = one, other
-    assert all(torch.allclose(weights[name], other_weights[name], atol=TOLERANCE) for name in weights)
-    assert len(rows) == len(other_rows) == 3
-    for row, other_row in zip(rows, other_rows, strict=True):
-        assert row == pytest.approx(other_row, abs=TOLERANCE)
 
 
 OTHERS = "in pieces.1.0", "both.2.0", "both in pieces.2.0", "first one.2.0", "first two.1.0"
@@ -108,10 +100,11 @@ OTHERS = "in pieces.1.0", "both.2.0", "both in pieces.2.0", "first one.2.0", "fi
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, other):
-    close(trained("straight.1.0"), trained(other))
-
-
-def test_all_processes_end_with_the_same_bits(trained):
+    """All processes end with the same bits."""
+    (weights, rows), (other_weights, other_rows) = trained("straight.1.0"), trained(other)
+    for name, weight in weights.items():
+        torch.testing.assert_close(other_weights[name], weight, rtol=TOLERANCE, atol=TOLERANCE)
+    assert other_rows == [pytest.approx(row, abs=TOLERANCE) for row in rows] and len(rows) == 3
     assert same(trained("both.2.0"), trained("both.2.1"))
 
 
@@ -119,14 +112,14 @@ RUN = "import sys; from qnnkit import runs; runs.train_all(runs.open_run(sys.arg
 
 
 def test_a_run_on_two_processes_and_on_one(tmp_path):
-    found, small = [], {"epochs": 1, "n_seeds": 1, "controls": [], "n_layers": 1, "train_fraction": 0.3}
-    for n in (1, 2):
-        runs.open_run(tmp_path / str(n), "digits_quanv", **small, batch_size=64 // n)
-        launch(RUN, n, tmp_path / str(n))
-        run = runs.open_run(tmp_path / str(n))
-        assert len(run.finals()) == len(run.epochs()) == 1
-        found.append(run.epochs()[["train_loss", "validation_loss"]].to_numpy())
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    small = {"epochs": 1, "n_seeds": 1, "controls": [], "n_layers": 1, "train_fraction": 0.3}
+    runs.train_all(runs.open_run(tmp_path / "1", "digits_quanv", **small, batch_size=64))
+    runs.open_run(tmp_path / "2", "digits_quanv", **small, batch_size=32)
+    launch(RUN, tmp_path / "2")
+    one, two = (runs.open_run(tmp_path / name) for name in "12")
+    assert len(two.finals()) == len(two.epochs()) == 1
+    rows = [run.epochs()[["train_loss", "validation_loss"]].to_numpy() for run in (one, two)]
+    assert rows[0] == pytest.approx(rows[1], abs=1e-4)
 
 
 def test_an_epoch_begun_in_the_middle_loads_only_what_is_left():
