@@ -2,10 +2,12 @@
 
 import inspect
 import json
+import logging
 import math
 import os
 import signal
 import sys
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
@@ -575,8 +577,20 @@ def test_a_loss_that_is_not_finite_names_its_place_and_spoils_no_checkpoint(
         train.evaluate(model, TASK, loaders()["validation"])
 
 
-def test_a_gradient_that_is_not_finite_names_its_group():
+def test_a_gradient_that_is_not_finite_names_its_group_and_leaves_everything_as_it_was(monkeypatch):
+    # Importing torch's compiler, as every optimizer of torch does at its first step, sets this variable.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor"))
+    import accelerate  # noqa: F401 - its import adds a filter of warnings
+
+    def surroundings():
+        """What tests/conftest.py does not look at after every test."""
+        lists = logging.root.handlers, warnings.filters, vars(model)
+        states = torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu"), dict(os.environ)
+        return [list(each) for each in lists], states
+
     model = net()
     model[3].weight.register_hook(lambda gradient: gradient * math.inf)
+    before = surroundings()
     with pytest.raises(FloatingPointError, match="gradient of the second weights at epoch 1, batch 0 is not"):
-        fit(model, groups=groups(model))
+        fit(model, groups=groups(model), precision="bfloat16", micro_batch=4)
+    assert surroundings() == before
