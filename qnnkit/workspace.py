@@ -45,7 +45,7 @@ def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> 
         mount: Where the disk of `home` is mounted.
     """
     file = _remembered_in()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_json(file, {"home": str(home), "local": str(local), "mount": str(mount)})
     return file
 
@@ -118,7 +118,7 @@ def place(path: str | Path) -> Path:
 
 def data_place(root: str) -> str:
     """Where images are: a URL as it is, a path made absolute by `place`."""
-    return root if is_url(root) else str(place(root))
+    return root if "://" in root else str(place(root))
 
 
 def portable(path: str) -> str:
@@ -135,11 +135,6 @@ def portable(path: str) -> str:
 def located(path: str) -> str:
     """What `portable` made, as a path of this workspace; other names as they are."""
     return str(place(path[2:])) if path.startswith("./") else path
-
-
-def is_url(root: str) -> bool:
-    """Whether `root` names a filesystem of its own, as `gs://bucket/images` does."""
-    return "://" in root
 
 
 def local_home() -> Path | None:
