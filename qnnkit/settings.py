@@ -177,13 +177,6 @@ class Settings(Base):
     recorded: ClassVar[str] = ""
     """Its name, or its file, where it is not at hand."""
 
-    @field_validator("validation_fraction", "test_fraction", "train_fraction")
-    @classmethod
-    def _share_or_number(cls, value: float, info: Any) -> float:
-        if value != int(value) > 0 or (value == 1 and info.field_name != "train_fraction"):
-            raise ValueError("be a share below 1, or a whole number of samples")
-        return value
-
     @field_validator("controls", "net_settings", "noise")
     @classmethod
     def _each_once(cls, value: Any, info: Any) -> Any:
@@ -271,9 +264,7 @@ class Settings(Base):
 
     def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """The settings that make another experiment, where they differ from the recipe's own."""
-        required = [name for name, field in type(self).model_fields.items() if field.is_required()]
-        usual = type(self).model_construct(**dict.fromkeys(required))
-        changed = self.difference(usual)
+        changed = self.difference(type(self).model_construct())
         return {name: value for name, (value, _) in changed.items() if name not in without}
 
     def digest(self) -> str:

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, popen_forkserver
 from pathlib import Path
 from typing import Any
 
 PARENT = "QNNKIT_STOP_WITH_PARENT"
-"""Variable of a process that ends cleanly once the one whose id it holds has ended: see `wait_for_parent`."""
+"""Variable of a process that ends cleanly once the one whose id it holds has ended: see `at_end_of`."""
 PATH = sys.path[1:]  # of `python -m`: its first is the current folder
 
 _begun = False
@@ -80,12 +80,18 @@ class Forked(popen_forkserver.Popen):
         return self.returncode
 
 
-def wait_for_parent(parent: int) -> None:
-    """Returns once the process that started this one, with the id `parent`, has ended."""
-    if (starter := multiprocessing.parent_process()) is not None:  # a forked process is the server's child
-        return starter.join()
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def at_end_of(parent: int, end: Callable[[], object]) -> None:
+    """Calls `end`, in a thread, once the process that started this one, with the id `parent`, has ended."""
+
+    def follow() -> None:
+        # A forked process is the server's child.
+        if (starter := multiprocessing.parent_process()) is not None:
+            starter.join()
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        end()
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
@@ -111,7 +117,7 @@ def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
     if backend := env.get("MPLBACKEND"):
         sys.modules["matplotlib"].rcParams["backend"] = backend
     if PARENT not in env:  # else it ends by itself, cleanly
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        at_end_of(0, lambda: os._exit(1))
     sys.path[:] = [*([] if sys.flags.safe_path else [str(Path.cwd())]), *PATH]
     sys.argv[:] = words
     try:
@@ -120,8 +126,3 @@ def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
     finally:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
-
-
-def _end_with_parent() -> None:
-    wait_for_parent(0)
-    os._exit(1)

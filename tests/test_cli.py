@@ -72,19 +72,6 @@ def test_settings_are_json_or_text_of_words_and_files(home):
     assert cli_settings.controls_of("no_quantum, reference") == ["no_quantum"]
 
 
-FILES = {
-    "- 1\n": "must hold lines such as `epochs: 2`", "recipe: digits_quanv\n": "be a setting with a value",
-    "epochs:\n": "`epochs` must be a setting with a value", "epocs: 2\n": "Did you mean 'epochs'?",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", FILES)
-def test_a_file_that_holds_something_else_is_refused(qnnkit, home, text):
-    (home / "bad.yaml").write_text(text)
-    refused(qnnkit("run", "--recipe", "digits_quanv", "a", "--settings", "bad.yaml"), FILES[text])
-    assert [path.name for path in home.iterdir()] == ["bad.yaml"]
-
-
 # --- bad input ---------------------------------------------------------------------------------------------
 
 
@@ -106,8 +93,8 @@ def test_a_full_disk(qnnkit, tmp_path):
     assert runs.open_run("run", "digits_quanv").result is None, "it begins"
 
 
-def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit, pictures):
-    begun = runs.open_run("run", "folder_quanv", data_dir="pictures")
+def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit):
+    begun = runs.open_run("run", "digits_quanv")
     refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")
     (begun.folder / "result.json").mkdir()
     status, _, err = qnnkit("run", "--run-dir", "run")
@@ -144,17 +131,25 @@ REFUSED = {
     "report nothere": "must hold a run or a batch", "merge nothere out": "must hold a run with an adapter",
     "predict language x --recipe cnn": "`--recipe` must be left out for a language model",
     "new mine.py --like digit_quanv": "`--like` must be a known name",
+    "run a --recipe cnn --settings list.yaml": "must hold lines such as `epochs: 2`",
+    "run a --recipe cnn --settings recipe.yaml": "be a setting with a value",
+    "run a --recipe cnn --settings nothing.yaml": "`epochs` must be a setting with a value",
+    "run a --recipe cnn --settings near.yaml": "Did you mean 'epochs'?",
+}  # fmt: skip
+WORKSPACE = {
+    "batch/batch.json": '{"runs": []}', "language/generation_config.json": "{}", "list.yaml": "- 1\n",
+    "recipe.yaml": "recipe: digits_quanv\n", "nothing.yaml": "epochs:\n", "near.yaml": "epocs: 2\n",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_is_refused_in_a_sentence_and_no_option_is_passed_over(qnnkit, home, words):
-    (home / "batch").mkdir()
-    (home / "batch" / "batch.json").write_text('{"runs": []}')
-    (home / "language").mkdir()
-    (home / "language" / "generation_config.json").write_text("{}")
+    for name, text in WORKSPACE.items():
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).write_text(text)
     refused(qnnkit(*words.split()), REFUSED[words])
-    assert {path.name for path in home.iterdir()} == {"batch", "language"}
+    files = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
+    assert files == {*WORKSPACE}, "nothing is begun"
 
 
 @pytest.mark.parametrize("words", [["run"], ["plan", "--epochs", "2"], ["rum"], ["doctor", "--jsn"]])

@@ -72,8 +72,6 @@ BAD = [
     ("noise", ["readout=0.1", "readout=0.2"], "name each once"),
     ("controls", ["classical"] * 2, "name each once, but is ['classical', 'class"),
     ("net_settings", ["a.schedule=linear", "a.schedule=cosine"], "name each once"),
-    ("test_fraction", 1.0, "be a share below 1, or a whole number of samples, but is"),
-    ("train_fraction", 2.5, "be a share below 1, or a whole number of samples"),
 ]  # fmt: skip
 
 

@@ -117,61 +117,56 @@ def test_a_kernel_that_is_interrupted_before_it_is_ready_is_ended(chain, tmp_pat
     assert done.stdout == "[True]\n", done.stderr
 
 
-def python(code, folder, modules=("threadpoolctl",)):
-    """A process that has begun the fork server, which imports few modules, and then does `code`."""
-    preload = folder / "preload.py"
-    preload.write_text("".join(f"import {name}\n" for name in modules))
-    first = "import multiprocessing.forkserver as server; usual = server.set_forkserver_preload\n"
-    first += "server.set_forkserver_preload = lambda names: usual(['preload'])\n"
-    first += "import os, signal, subprocess, sys, time\nfrom pathlib import Path\nfrom qnnkit import warm\n"
-    words = [sys.executable, "-c", first + "warm.begin()\n" + textwrap.dedent(code)]
+IMPORTS = "import os, signal, subprocess, sys, time\nfrom pathlib import Path\nfrom qnnkit import warm\n"
+
+
+def python(code, folder, module="threadpoolctl"):
+    """A process that has begun the fork server, which imports one module, and then does `code`."""
+    begin = "preload = warm.forkserver.set_forkserver_preload\n"
+    begin += f"warm.forkserver.set_forkserver_preload = lambda names: preload([{module!r}])\nwarm.begin()\n"
+    words = [sys.executable, "-c", IMPORTS + begin + textwrap.dedent(code)]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+SAYS = """
+import atexit, multiprocessing, os, sys, threadpoolctl, time
+atexit.register(print, "at exit")
+alone = os.getsid(0) == os.getpid() and multiprocessing.get_start_method() == "fork"
+[threads] = {each["num_threads"] for each in threadpoolctl.threadpool_info()}  # of NumPy
+print(sys.argv[1:], os.getcwd(), os.environ["MINE"], threads, alone)
+time.sleep(float(sys.argv[2]))
+sys.exit(int(sys.argv[1]))
+"""
+STARTS = """
+env = dict(os.environ) | {"MINE": "x", "OMP_NUM_THREADS": "2"}
+for status, seconds in (("3", "0"), ("raises", "0"), ("5", "60")):
+    process = warm.start([sys.executable, "-m", "says", status, seconds], env, Path(f"{status}.log"))
+    try:
+        process.wait(0.1 if seconds == "60" else 30)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    print(isinstance(process, warm.Forked), process.wait(30))
+"""
 
 
 def test_a_forked_process_is_as_one_of_its_own(tmp_path):
     """Arguments, folder, environment, log, threads, exit status, what is done at exit, its end."""
-    (tmp_path / "says.py").write_text(
-        textwrap.dedent("""
-        import atexit, multiprocessing, os, sys, threadpoolctl, time
-        atexit.register(print, "at exit")
-        alone = os.getsid(0) == os.getpid() and multiprocessing.get_start_method() == "fork"
-        [threads] = {each["num_threads"] for each in threadpoolctl.threadpool_info()}  # of NumPy
-        print(sys.argv[1:], os.getcwd(), os.environ["MINE"], threads, alone)
-        if sys.argv[1] == "waits":
-            time.sleep(60)
-        if sys.argv[1] == "raises":
-            raise ValueError("no")
-        sys.exit(int(sys.argv[1]))
-        """)
-    )
-    code = """
-    env = dict(os.environ) | {"MINE": "x", "OMP_NUM_THREADS": "2"}
-    for word in ("0", "3", "raises", "waits"):
-        process = warm.start([sys.executable, "-m", "says", word], env, Path(f"{word}.log"))
-        assert isinstance(process, warm.Forked)
-        if word == "waits":
-            try:
-                process.wait(0.1)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-        print(process.wait(30))
-    """
-    done = python(code, tmp_path, ("numpy", "threadpoolctl"))
-    assert done.stdout.split() == ["0", "3", "1", "-15"], done.stderr
-    assert (tmp_path / "3.log").read_text() == f"['3'] {tmp_path} x 2 True\nat exit\n"
-    assert "ValueError: no" in (tmp_path / "raises.log").read_text()
+    (tmp_path / "says.py").write_text(SAYS)
+    done = python(STARTS, tmp_path, "numpy")
+    assert done.stdout == "True 3\nTrue 1\nTrue -15\n", done.stderr
+    assert (tmp_path / "3.log").read_text() == f"['3', '0'] {tmp_path} x 2 True\nat exit\n"
+    assert "ValueError" in (tmp_path / "raises.log").read_text()
 
 
 def test_what_a_process_has_done_reaches_none_that_it_starts(tmp_path):
     """Nor does one that is forked, which starts another by the same server, import anything again."""
     (tmp_path / "heavy.py").write_text("state = 0\n")
     starts = "warm.start([sys.executable, '-m', {!r}], os.environ, Path('log')).wait(60)\n"
-    head = "import os, sys\nfrom pathlib import Path\nfrom qnnkit import warm\nif __name__ == '__main__': "
-    (tmp_path / "starts.py").write_text(head + starts.format("says"))
+    (tmp_path / "starts.py").write_text(IMPORTS + "if __name__ == '__main__': " + starts.format("says"))
     says = "import sys; there = 'heavy' in sys.modules; import heavy; print(there, heavy.state)"
     (tmp_path / "says.py").write_text(says)
     code = "import heavy; heavy.state = 5\n" + starts.format("starts")
-    done = python(code, tmp_path, ("heavy", "threadpoolctl"))
+    done = python(code, tmp_path, "heavy")
     assert (tmp_path / "log").read_text() == "True 0\n", done.stderr
 
 

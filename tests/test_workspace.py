@@ -42,41 +42,31 @@ def test_a_full_disk_or_a_wrong_value_leaves_the_old_file_whole(tmp_path):
     assert workspace.read_json(path) == {"accuracy": 0.5} and names(tmp_path) == ["result.json"]
 
 
-BELOW = ("", "new/er", "private/home/run")  # the last may not even be looked at
+WRITES = {
+    "old.json": lambda path: workspace.write_bytes(path, b"new"),
+    "metrics.jsonl": lambda path: workspace.append_line(path, {"epoch": 1}),
+    **dict.fromkeys(("", "new/er", "private/home/run"), workspace.make_folder),  # the last is not even seen
+}
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda folder: workspace.write_bytes(folder / "old.json", b"new"),
-        lambda folder: workspace.append_line(folder / "metrics.jsonl", {"epoch": 1}),
-        *(lambda folder, below=below: workspace.make_folder(folder / below) for below in BELOW),
-    ],
-    ids=["a file", "a line", *BELOW],
-)
-def test_nothing_is_written_into_a_closed_folder(closed, write):
+@pytest.mark.parametrize("name", WRITES)
+def test_nothing_is_written_into_a_closed_folder(closed, name):
     with pytest.raises(PermissionError, match="Choose a folder that you may write to"):
-        write(closed)
+        WRITES[name](closed / name)
     assert (closed / "old.json").read_text() == "{}\n" and names(closed) == ["old.json", "private"]
 
 
 SAVES = """
     import os, signal, sys
-    from pathlib import Path
     from qnnkit import workspace
-    left = int(sys.argv[2])
-    rename = Path.rename
-    def renames(path, target):
-        global left
-        left -= 1
-        if not left:
+    moments = iter(range(3))
+    def pass_moment():
+        if next(moments) == int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGKILL)
-        return rename(path, target)
-    Path.rename = renames
     with workspace.whole_folder(sys.argv[1]) as draft:
         (draft / "weights").write_text("new")
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(lambda event, given: event == "os.rename" and pass_moment())
+        pass_moment()
 """
 
 
