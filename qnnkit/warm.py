@@ -75,9 +75,9 @@ class Forked(popen_forkserver.Popen):
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status; raises subprocess.TimeoutExpired where it goes on."""
-        if super().wait(timeout) is None:
+        if (status := super().wait(timeout)) is None:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-        return self.returncode
+        return status
 
 
 def at_end_of(parent: int, end: Callable[[], object]) -> None:
