@@ -15,6 +15,7 @@ from tests import forked
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
 SPOILS = """
+from matplotlib import pyplot; pyplot.plot([1, 2]); pyplot.show()
 import os, torch
 os.environ["SPOILT"] = torch.mine = "1"
 torch.set_default_dtype(torch.float64)
@@ -26,7 +27,6 @@ import torch
 torch.ones(200, 200) @ torch.ones(200, 200)
 print(there, "SPOILT" in os.environ, hasattr(torch, "mine"), torch.get_default_dtype(), os.getcwd())
 """
-DRAWS = "from matplotlib import pyplot; pyplot.plot([1, 2]); pyplot.show()"
 ENDS = """
 import atexit, sys, threading, time
 from pathlib import Path
@@ -47,7 +47,7 @@ from qnnkit import warm
 os.chdir(sys.argv[2])
 warm._begun = sys.argv[1] == "warm"
 from qnnkit import runs
-for name in ("spoils", "looks", "draws"):
+for name in ("spoils", "looks"):
     runs.launch(f"{name}.ipynb", f"out/{name}.ipynb", {})
 try:
     runs.launch("dies.ipynb", "out/dies.ipynb", {})
@@ -58,9 +58,9 @@ except runs.NotebookError as error:
 
 @pytest.fixture(scope="module", params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
 def chain(request, tmp_path_factory):
-    """Four notebooks one after the other, forked or each by itself: (folder, what was told, way)."""
+    """Three notebooks one after the other, forked or each by itself: (folder, what was told, way)."""
     folder = tmp_path_factory.mktemp(request.param)
-    books = {"spoils": SPOILS, "looks": LOOKS, "draws": f"{DRAWS}\n{ENDS}", "dies": DIES}
+    books = {"spoils": SPOILS + ENDS, "looks": LOOKS, "dies": DIES}
     for name, code in books.items():
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code.strip())])
         nbformat.write(book, folder / f"{name}.ipynb")
@@ -80,7 +80,7 @@ def test_nothing_of_one_notebook_reaches_the_next(chain):
 
 
 def test_pyplot_draws_into_the_notebook(chain):
-    kinds = [kind for each in outputs(chain[0] / "out" / "draws.ipynb") for kind in each.get("data", {})]
+    kinds = [kind for each in outputs(chain[0] / "out" / "spoils.ipynb") for kind in each.get("data", {})]
     assert "image/png" in kinds
 
 
@@ -113,7 +113,7 @@ INTERRUPTED = """
 
 
 def test_a_kernel_that_is_interrupted_before_it_is_ready_is_ended(chain, tmp_path):
-    done = forked.python(INTERRUPTED, chain[0] / "draws.ipynb", tmp_path / "copy.ipynb")
+    done = forked.python(INTERRUPTED, chain[0] / "looks.ipynb", tmp_path / "copy.ipynb")
     assert done.stdout == "[True]\n", done.stderr
 
 
