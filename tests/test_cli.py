@@ -152,12 +152,6 @@ def test_what_is_refused_in_a_sentence_and_no_option_is_passed_over(qnnkit, home
     assert files == {*WORKSPACE}, "nothing is begun"
 
 
-@pytest.mark.parametrize("words", [["run"], ["plan", "--epochs", "2"], ["rum"], ["doctor", "--jsn"]])
-def test_a_command_line_that_is_wrong(qnnkit, words):
-    status, out, err = qnnkit(*words)
-    assert status == 2 and out == "" and "Traceback" not in err and "qnnkit" in err
-
-
 # --- what works --------------------------------------------------------------------------------------------
 
 
