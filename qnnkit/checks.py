@@ -133,11 +133,8 @@ def read_yaml(path: Path, kind: str) -> Any:
 class _PlainLoader(yaml.SafeLoader):
     """Refuses links, which nested make gigabytes, and a key that is given twice: YAML would keep the last."""
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            where = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem="it links with `*`; write it out", problem_mark=where)
-        return super().compose_node(parent, index)
+    def fetch_alias(self) -> None:
+        raise yaml.MarkedYAMLError(problem="it links with `*`; write it out", problem_mark=self.get_mark())
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def ending_cleanly() -> Iterator[None]:
             if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup asks for
                 handlers.callback(signal.signal, each, signal.signal(each, end))
         if parent := os.environ.pop(warm.PARENT, None):
-            threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+            warm.at_end_of(int(parent), lambda: os.kill(os.getpid(), signal.SIGTERM))  # which is clean
         try:
             yield
         except KeyboardInterrupt as stopped:
@@ -81,9 +80,3 @@ def ending_cleanly() -> Iterator[None]:
                 with contextlib.suppress(OSError):  # a terminal that is gone
                     typer.echo(str(stopped) or "Stopped. Run this again to go on from here.")
             raise typer.Exit(128 + came[-1]) from None
-
-
-def _follow(parent: int) -> None:
-    """Ends this process, cleanly, soon after its parent has gone."""
-    warm.wait_for_parent(parent)
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -16,8 +16,6 @@ from pydantic.functional_validators import BeforeValidator, WrapValidator, field
 
 from qnnkit import checks
 
-FlatValue = Any
-"""A number, a text, a truth value, None, or a list of these."""
 SETTINGS = "All of them: qnnkit recipes NAME."
 """Where a message sends those who look for a setting."""
 MAIN_NETS = ("hybrid", "reference")
@@ -44,6 +42,8 @@ Words = Annotated[tuple[str, ...], Split]
 """A list of words, which may be given as one text: "classical, no_quantum"."""
 Place = Annotated[str, "place"]
 """A folder, file or address. Relative ones are meant from the workspace; they may be given anew."""
+LATER = "later"
+"""Marks a setting that says where and how a run computes, not what: it may differ when it is resumed."""
 _UPDATE = "learning_rate|quantum_learning_rate|optimizer|weight_decay|schedule|warmup_epochs"
 OfNet = Annotated[str, Field(pattern=rf"^[^.=]+\.({_UPDATE}|clip_norm|quantum_clip_norm)=.+$")]
 """A setting of the update for a single net."""
@@ -85,7 +85,7 @@ class Settings(Base):
     """Passes over the training data."""
     batch_size: Count = 64
     """Samples that make one update, on each process; "auto" measures it once, when a run begins."""
-    micro_batch: int | None = Field(default=None, ge=1)
+    micro_batch: Annotated[int | None, LATER] = Field(default=None, ge=1)
     """Samples of a batch that are computed at once, their gradients added up; None: all. May differ later."""
     learning_rate: float = Field(default=1e-2, gt=0)
     """Learning rate of the classical weights at the top of the schedule."""
@@ -105,17 +105,17 @@ class Settings(Base):
     """Largest norm of the circuit's gradient; None does not clip."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the classical layers; circuits always compute in float32."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, LATER] = False
     """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
-    save_every_steps: int | None = Field(default=None, ge=1)
+    save_every_steps: Annotated[int | None, LATER] = Field(default=None, ge=1)
     """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
-    save_every_minutes: float | None = Field(default=5.0, gt=0)
+    save_every_minutes: Annotated[float | None, LATER] = Field(default=5.0, gt=0)
     """Minutes between checkpoints inside an epoch; every epoch ends in one anyway. May differ later."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    keep_checkpoints: Annotated[int, LATER] = Field(default=2, ge=1)
     """Number of newest checkpoints kept for each net, besides the best epoch's. May differ later."""
-    gradient_samples: int = Field(default=16, ge=0)
+    gradient_samples: Annotated[int, LATER] = Field(default=16, ge=0)
     """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
 
     # --- the data: which samples are whose ---
@@ -145,52 +145,37 @@ class Settings(Base):
     noise: Annotated[tuple[Noise, ...], Split] = ()
     """Noise of the circuits, in training and in the test: depolarizing=P, readout=P; () for none."""
 
-    min_difference: float | None = Field(default=None, gt=0)
+    min_difference: Annotated[float | None, LATER] = Field(default=None, gt=0)
     """The least difference that matters (points, nats); None: 1 point, or 1 % of a loss. May differ later."""
 
     # --- where and how it is computed ---
-    device: str = "auto"
+    device: Annotated[str, LATER] = "auto"
     """Torch device: auto (measured), cpu, cuda, cuda:N, mps. Placement: may differ when a run is resumed."""
-    backend: str = "auto"
+    backend: Annotated[str, LATER] = "auto"
     """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
-    threads: Count | None = AUTO
+    threads: Annotated[Count | None, LATER] = AUTO
     """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
-    trackers: Words = ()
+    trackers: Annotated[Words, LATER] = ()
     """Where numbers go besides metrics.jsonl: trackio, tensorboard, mlflow, wandb, ...; may differ later."""
-    price_per_hour: float | None = Field(default=None, ge=0)
+    price_per_hour: Annotated[float | None, LATER] = Field(default=None, ge=0)
     """What an hour of the machine costs, in any currency, for the estimate in provenance.json. May differ."""
 
     # --- success ---
-    max_memory_gb: float | None = Field(default=None, gt=0)
+    max_memory_gb: Annotated[float | None, LATER] = Field(default=None, gt=0)
     """Success: the most memory that training takes on its device, in GB (1e9 bytes). May differ later."""
-    max_epoch_seconds: float | None = Field(default=None, gt=0)
+    max_epoch_seconds: Annotated[float | None, LATER] = Field(default=None, gt=0)
     """Success: the most seconds of an epoch: the median of a training, as a mean over seeds. May differ."""
-    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    min_accuracy: Annotated[float | None, LATER] = Field(default=None, ge=0, le=1)
     """Success: the least test accuracy, 0 to 1, as a mean over seeds; of images. May differ later."""
-    min_recall: float | None = Field(default=None, ge=0, le=1)
+    min_recall: Annotated[float | None, LATER] = Field(default=None, ge=0, le=1)
     """Success: the least test recall@1, 0 to 1, as a mean over seeds; of captions. May differ later."""
-    max_loss: float | None = Field(default=None, gt=0)
+    max_loss: Annotated[float | None, LATER] = Field(default=None, gt=0)
     """Success: the most test loss, nats / token, as a mean over seeds; text and music. May differ later."""
 
     source: ClassVar[Any] = None
     """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
     recorded: ClassVar[str] = ""
     """Its name, or its file, where it is not at hand."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: Any) -> Any:
-        """Python would take True for 1."""
-        if isinstance(value, bool) and not {bool, Any} & {*cls._kinds(info.field_name)}:
-            raise ValueError("be a number or a text, not true or false")
-        return value
-
-    @field_validator("validation_fraction", "test_fraction", "train_fraction")
-    @classmethod
-    def _share_or_number(cls, value: float, info: Any) -> float:
-        if value != int(value) > 0 or (value == 1 and info.field_name != "train_fraction"):
-            raise ValueError("be a share below 1, or a whole number of samples")
-        return value
 
     @field_validator("controls", "net_settings", "noise")
     @classmethod
@@ -240,7 +225,7 @@ class Settings(Base):
         meaning = cls.describe(name) if loc else ""
         raise ValueError(checks.message(name, rule, value, f"It means: {meaning}" if meaning else SETTINGS))
 
-    def override(self, **values: FlatValue) -> Self:
+    def override(self, **values: Any) -> Self:
         """A copy with some settings exchanged.
 
         Raises:
@@ -265,8 +250,9 @@ class Settings(Base):
     @classmethod
     def places(cls) -> list[str]:
         """Names of the settings that say where something lies: `Place`, or annotated as a `pathlib.Path`."""
-        known = "place", Place, Path
-        return [name for name in cls.model_fields if any(kind in known for kind in cls._kinds(name))]
+        fields = cls.model_fields.items()
+        kinds = {name: (each.annotation, *get_args(each.annotation), *each.metadata) for name, each in fields}
+        return [name for name in kinds if any(kind in kinds[name] for kind in ("place", Place, Path))]
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
@@ -278,9 +264,7 @@ class Settings(Base):
 
     def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """The settings that make another experiment, where they differ from the recipe's own."""
-        required = [name for name, field in type(self).model_fields.items() if field.is_required()]
-        usual = type(self).model_construct(**dict.fromkeys(required))
-        changed = self.difference(usual)
+        changed = self.difference(type(self).model_construct())
         return {name: value for name, (value, _) in changed.items() if name not in without}
 
     def digest(self) -> str:
@@ -302,12 +286,6 @@ class Settings(Base):
         }
 
     @classmethod
-    def _kinds(cls, name: str) -> list[Any]:
-        """The annotation of a setting, what it is made of, and its rules."""
-        field = cls.model_fields[name]
-        return [field.annotation, *get_args(field.annotation), *field.metadata]
-
-    @classmethod
     def describe(cls, name: str) -> str:
         """What a setting means, in one line."""
         return (cls.model_fields[name].description or "").replace("\n", " ")
@@ -317,13 +295,8 @@ BOUNDS = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "m
 """Bounds of success."""
 CRITERIA = (*BOUNDS, "min_difference")
 """How a result is judged: they may be given to a finished run, whose report is then written again."""
-PLACEMENT = (
-    *("device", "backend", "threads", "trackers", "price_per_hour"),
-    *("micro_batch", "gradient_checkpointing", "gradient_samples"),
-    *("save_every_steps", "save_every_minutes", "keep_checkpoints"),
-    *CRITERIA,
-)
-"""Settings that say where and how a run computes, not what: they may differ when it is resumed."""
+PLACEMENT = tuple(name for name, field in Settings.model_fields.items() if LATER in field.metadata)
+"""Settings that say where and how a run computes, not what (`LATER`); the criteria are among them."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 """Settings that say which sample is whose."""
 

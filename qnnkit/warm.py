@@ -17,13 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver, popen_forkserver
 from pathlib import Path
 from typing import Any
 
 PARENT = "QNNKIT_STOP_WITH_PARENT"
-"""Variable of a process that ends cleanly once the one whose id it holds has ended: see `wait_for_parent`."""
+"""Variable of a process that ends cleanly once the one whose id it holds has ended: see `at_end_of`."""
 PATH = sys.path[1:]  # of `python -m`: its first is the current folder
 
 _begun = False
@@ -56,7 +56,7 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Any:
         return subprocess.Popen(command, env=env, start_new_session=True, **options)
 
 
-class Forked(subprocess.Popen[bytes]):
+class Forked(popen_forkserver.Popen):
     """A forked process that does what `command` does.
 
     Args:
@@ -66,38 +66,38 @@ class Forked(subprocess.Popen[bytes]):
     """
 
     stdin = stdout = stderr = None
+    send_signal = popen_forkserver.Popen._send_signal  # pyright: ignore[reportAttributeAccessIssue]
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path | None = None):
-        from multiprocessing import popen_forkserver
-
-        self.args, self.returncode = command, None  # pyright: ignore[reportAttributeAccessIssue]
         arguments = list(command[2:]), dict(env), log and str(log)
         process: Any = multiprocessing.get_context("forkserver").Process(target=_become, args=arguments)
-        self._forked = popen_forkserver.Popen(process)  # not `start`, whose caller waits for it at its end
-        self.pid = self._forked.pid
-
-    def poll(self) -> int | None:
-        """Its exit status once it has ended."""
-        self.returncode = self._forked.poll()
-        return self.returncode
+        super().__init__(process)  # not `start`, whose caller waits for it at its end
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status; raises subprocess.TimeoutExpired where it goes on."""
-        if self._forked.wait(timeout) is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return self.poll()  # pyright: ignore[reportReturnType]
+        if (status := super().wait(timeout)) is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        return status
 
 
-def wait_for_parent(parent: int) -> None:
-    """Returns once the process that started this one, with the id `parent`, has ended."""
-    if (starter := multiprocessing.parent_process()) is not None:  # a forked process is the server's child
-        return starter.join()
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def at_end_of(parent: int, end: Callable[[], object]) -> None:
+    """Calls `end`, in a thread, once the process that started this one, with the id `parent`, has ended."""
+
+    def follow() -> None:
+        # A forked process is the server's child.
+        if (starter := multiprocessing.parent_process()) is not None:
+            starter.join()
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        end()
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
     """Does what `python -m WORDS` does, with an environment, in the folder of the process that asked."""
+    import threadpoolctl
+
     global _begun
     _begun = True
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
@@ -110,9 +110,14 @@ def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(file, 1)
         os.dup2(file, 2)
-    _take(env)
+    if (threads := env.get("OMP_NUM_THREADS", "")).isdigit():  # for modules that have read theirs already
+        threadpoolctl.threadpool_limits(int(threads))
+    os.environ.clear()
+    os.environ.update(env)
+    if backend := env.get("MPLBACKEND"):
+        sys.modules["matplotlib"].rcParams["backend"] = backend
     if PARENT not in env:  # else it ends by itself, cleanly
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        at_end_of(0, lambda: os._exit(1))
     sys.path[:] = [*([] if sys.flags.safe_path else [str(Path.cwd())]), *PATH]
     sys.argv[:] = words
     try:
@@ -121,20 +126,3 @@ def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
     finally:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
-
-
-def _take(env: Mapping[str, str]) -> None:
-    """Makes `env` the environment, also for modules that have read theirs as they were imported."""
-    import threadpoolctl
-
-    if (threads := env.get("OMP_NUM_THREADS", "")).isdigit():
-        threadpoolctl.threadpool_limits(int(threads))
-    os.environ.clear()
-    os.environ.update(env)
-    if backend := env.get("MPLBACKEND"):
-        sys.modules["matplotlib"].rcParams["backend"] = backend
-
-
-def _end_with_parent() -> None:
-    wait_for_parent(0)
-    os._exit(1)

@@ -45,7 +45,7 @@ def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> 
         mount: Where the disk of `home` is mounted.
     """
     file = _remembered_in()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_json(file, {"home": str(home), "local": str(local), "mount": str(mount)})
     return file
 
@@ -118,7 +118,7 @@ def place(path: str | Path) -> Path:
 
 def data_place(root: str) -> str:
     """Where images are: a URL as it is, a path made absolute by `place`."""
-    return root if is_url(root) else str(place(root))
+    return root if "://" in root else str(place(root))
 
 
 def portable(path: str) -> str:
@@ -135,11 +135,6 @@ def portable(path: str) -> str:
 def located(path: str) -> str:
     """What `portable` made, as a path of this workspace; other names as they are."""
     return str(place(path[2:])) if path.startswith("./") else path
-
-
-def is_url(root: str) -> bool:
-    """Whether `root` names a filesystem of its own, as `gs://bucket/images` does."""
-    return "://" in root
 
 
 def local_home() -> Path | None:
@@ -302,17 +297,15 @@ def read_json(path: Path) -> Any:
 def whole_folder(folder: str | Path) -> Iterator[Path]:
     """A hidden folder next to `folder`, which takes its place in the end; nothing is left of it otherwise.
 
-    One call at a time writes a folder. What lies there from before is replaced if it has no file that the
+    One call at a time may write a folder. What lies there from before is replaced if it has no file that the
     new one has not. What a kill has left goes with the next call.
 
     Raises:
         FileExistsError: Something else is there.
         OSError: The disk is full or read-only.
     """
-    from filelock import FileLock
-
     folder = Path(folder).expanduser().absolute()
-    draft, old, lock = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old", "lock"))
+    draft, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
 
     def tidy() -> None:
         if old.exists() and not folder.exists():  # between the two renames below
@@ -320,9 +313,8 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
-    with writing(folder), FileLock(lock), contextlib.ExitStack() as last:
+    with writing(folder), contextlib.ExitStack() as last:
         tidy()
-        last.callback(lock.unlink, missing_ok=True)
         last.callback(tidy)
         draft.mkdir(parents=True)
         yield draft

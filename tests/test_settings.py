@@ -1,7 +1,9 @@
 """qnnkit.settings: every setting of every recipe says what it means; a wrong one is refused in a sentence."""
 
+import contextlib
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -19,27 +21,20 @@ VALUES = (
     "random", "hardware_efficient", "iqp", "gaussian", "small", "linear",
     ["readout=0.01"], ["hybrid.learning_rate=0.5"], ["frozen_random"],
 )  # fmt: skip
-ONLY = [("text", "dataset"), ("music", "dataset")]  # settings with a single value
+ONLY = [("dataset", "text"), ("dataset", "music")]  # settings with a single value
 
 
 def usual(recipe: str) -> Settings:
     return RECIPES[recipe].settings()
 
 
-def changes(recipe: str) -> dict[str, Settings]:
-    """The settings with another value than the recipe's, for each that has one."""
-    own, found = usual(recipe), {}
-    for name in filter(lambda name: (own.flat()[name], name) not in ONLY, type(own).model_fields):
-        for value in VALUES:
-            try:
-                changed = own.override(**{name: value})
-            except ValueError:
-                continue
-            if changed.flat()[name] != own.flat()[name]:
-                found[name] = changed
-                break
-        assert name in found, f"no other value of {name} is tried"
-    return found
+def changed_in(own: Settings, name: str) -> Settings:
+    """The settings with another value of this name."""
+    for value in VALUES:
+        with contextlib.suppress(ValueError):
+            if (changed := own.override(**{name: value})).flat()[name] != own.flat()[name]:
+                return changed
+    raise AssertionError(f"no other value of {name} is tried")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -47,7 +42,8 @@ def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
     own = usual(recipe)
     before, kind = own.flat(), type(own)
     assert {*CRITERIA} < {*PLACEMENT} < {*before}
-    for name, changed in changes(recipe).items():
+    for name in [name for name in kind.model_fields if (name, before[name]) not in ONLY]:
+        changed = changed_in(own, name)
         told, after = kind.describe(name), changed.flat()
         assert told.endswith(".") and "\n" not in told and 10 < len(told) <= LONGEST_DESCRIPTION, name
         assert {key for key in before if before[key] != after[key]} == {name}
@@ -69,20 +65,12 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
 
 
 BAD = [
-    ("epochs", 2.5, "be a valid integer, got a number with a fractional part"),
     ("epochs", 0, "be greater than or equal to 1, but is 0. It means: Passes over"),
-    ("epochs", True, "be a number or a text, not true or false, but is True. It means: Passes over"),
-    ("batch_size", True, "be a number or a text"), ("batch_size", "many", "be a valid integer"),
-    ("learning_rate", float("nan"), "be a finite number, but is nan"),
+    ("batch_size", "many", "be a valid integer"), ("learning_rate", math.nan, "be a finite number, but is"),
     ("schedule", "cosin", "be 'constant', 'cosine' or 'linear', but is 'cosin'"),
-    ("noise", ["depolarising=0.1"], "match pattern"),
+    ("noise", ["depolarising=0.1"], "match pattern"), ("net_settings", ["hybrid.epochs=2"], "match pattern"),
     ("noise", ["readout=0.1", "readout=0.2"], "name each once"),
     ("controls", ["classical"] * 2, "name each once, but is ['classical', 'class"),
-    ("label_smoothing", 1, "be less than 1, but is 1"),
-    ("test_fraction", 1.0, "be a share below 1, or a whole number of samples, but is"),
-    ("train_fraction", 2.5, "be a share below 1, or a whole number of samples"),
-    ("data_dir", [12], "be a valid string, but is [12]"),
-    ("net_settings", ["hybrid=2"], "match pattern"), ("net_settings", ["hybrid.epochs=2"], "match pattern"),
     ("net_settings", ["a.schedule=linear", "a.schedule=cosine"], "name each once"),
 ]  # fmt: skip
 
@@ -107,8 +95,6 @@ def test_a_number_may_be_left_to_be_measured():
     own = Settings()
     auto = own.override(batch_size="auto", threads="auto")
     assert (auto.flat()["batch_size"], auto.threads) == ("auto", "auto")
-    flat = {name: value for name, value in auto.flat().items() if name != "recipe"}
-    assert Settings.of(json.loads(json.dumps(flat))) == auto
     assert auto.digest() == own.override(batch_size="auto", threads=3).digest() != own.digest()
     assert own.threads == "auto" and Settings(threads=None).threads is None
     assert recipes.settings("digits_quanv", threads="auto").threads == "auto", "it says 1 itself"
@@ -137,12 +123,9 @@ def test_settings_of_a_users_own_and_those_of_a_folder_without_its_recipe():
     assert own.flat()["shape"] == [5] and own.with_paths(str.upper).weights == Path("A/B")
     assert own.name == "123", "a text, whatever it looks like"
     assert Mine.describe("weights") == "Where they lie." and Mine.describe("name") == ""
-    with refused("shape"):
-        Mine.of({"shape": "x"})
     kept = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
-    assert kept.flat()["shape"] == [3, 4] and kept.override(epochs=3).flat()["shape"] == [3, 4]
+    assert kept.flat()["shape"] == kept.override(epochs=3).flat()["shape"] == [3, 4]
     assert kept.difference(kept.override(epochs=3)) == {"epochs": (2, 3)}
-    assert Settings().recipe == "" and Settings().source is None
     with pytest.raises(ValueError, match="frozen"):
         own.epochs = 3  # pyright: ignore[reportAttributeAccessIssue]
     with refused("recipe"):

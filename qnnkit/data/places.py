@@ -175,7 +175,7 @@ def local(root: str | Path | None) -> Path:
     if not root:
         raise refusal("say where the data are", root, "Pass the path of the folder, archive or file.")
     url = str(root)
-    if not workspace.is_url(url):
+    if "://" not in url:
         return Path(root).expanduser()
     folder = shelf_of("copies", url)
     target = folder / (Path(urllib.parse.urlsplit(url).path).name or "files")

@@ -115,7 +115,7 @@ def _judged(name: str, bound: float, own: Any, score: stats.Score) -> dict[str, 
         interval = "" if low is None else f" (95 % interval {score.tell(low)} to {score.tell(high)})"
         reached = f"test {score.word} {score.with_unit(measured, beside=bound)}{interval}"
         limit = f"{'at least' if score.larger else 'at most'} {score.with_unit(bound)}"
-        row |= {"met": score.reaches(measured, bound), "low": low, "high": high}
+        row |= {"met": measured >= bound if score.larger else measured <= bound, "low": low, "high": high}
     return row | {"sentence": f"{'pass' if row['met'] else 'fail'}: {reached}, {limit} wanted."}
 
 

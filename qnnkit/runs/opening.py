@@ -26,7 +26,7 @@ from qnnkit.runs.folder import Run, now, read_config, resolve, write_config
 from qnnkit.runs.lock import alone, bring, keep_mirrored
 from qnnkit.runs.nets import placed
 from qnnkit.runs.using import data_of
-from qnnkit.settings import PLACEMENT, FlatValue, Settings
+from qnnkit.settings import PLACEMENT, Settings
 
 BEGIN = 120.0
 """Seconds that a newcomer waits while another process begins the run: it may be measuring."""
@@ -38,7 +38,7 @@ PACKAGES = (
 
 
 def open_run(
-    run_dir: str | Path, recipe: Any = None, *, among: Collection[str] | None = None, **settings: FlatValue
+    run_dir: str | Path, recipe: Any = None, *, among: Collection[str] | None = None, **settings: Any
 ) -> Run:
     """The run in `run_dir`, begun there if the folder is new.
 

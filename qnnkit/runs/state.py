@@ -117,7 +117,7 @@ def look(folder: Path, score: Score | None = None) -> State:
     own = (number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS)
     known: dict[str, Any] = {"id": folder.name, "score": score, **_latest(rows, wanted - tested)}
     if reached := [value for value in own if value is not None]:
-        known["validation"] = score.best(reached)
+        known["validation"] = (max if score.larger else min)(reached)
     locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if finished(folder):
         state = "finished"

@@ -173,19 +173,6 @@ class Score:
             mean, low, high = loss_interval(values, ratio=ratio)
         return Interval(mean, max(low, self.least), high)
 
-    def best(self, values: Iterable[float]) -> float:
-        """The best of some values, at least one.
-
-        Example:
-            >>> ACCURACY.best([0.5, 0.75]), LOSS.best([3.5, 3.25])
-            (0.75, 3.25)
-        """
-        return max(values) if self.larger else min(values)
-
-    def reaches(self, value: float, bound: float) -> bool:
-        """Whether a value is as good as a bound, or better."""
-        return value >= bound if self.larger else value <= bound
-
 
 ACCURACY = Score("accuracy", "accuracy")
 RECALL = Score("recall_1", "recall@1", watched="accuracy", criterion="min_recall")
