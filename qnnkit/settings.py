@@ -177,6 +177,15 @@ class Settings(Base):
     recorded: ClassVar[str] = ""
     """Its name, or its file, where it is not at hand."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: Any) -> Any:
+        """Python would take True for 1."""
+        kind = str(cls.model_fields[info.field_name].annotation)
+        if isinstance(value, bool) and "bool" not in kind and "Any" not in kind:
+            raise ValueError("be a number or a text, not true or false")
+        return value
+
     @field_validator("controls", "net_settings", "noise")
     @classmethod
     def _each_once(cls, value: Any, info: Any) -> Any:

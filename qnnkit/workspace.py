@@ -297,15 +297,17 @@ def read_json(path: Path) -> Any:
 def whole_folder(folder: str | Path) -> Iterator[Path]:
     """A hidden folder next to `folder`, which takes its place in the end; nothing is left of it otherwise.
 
-    One call at a time may write a folder. What lies there from before is replaced if it has no file that the
+    One call at a time writes a folder. What lies there from before is replaced if it has no file that the
     new one has not. What a kill has left goes with the next call.
 
     Raises:
         FileExistsError: Something else is there.
         OSError: The disk is full or read-only.
     """
+    from filelock import FileLock
+
     folder = Path(folder).expanduser().absolute()
-    draft, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
+    draft, old, lock = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old", "lock"))
 
     def tidy() -> None:
         if old.exists() and not folder.exists():  # between the two renames below
@@ -313,8 +315,9 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
-    with writing(folder), contextlib.ExitStack() as last:
+    with writing(folder), FileLock(lock), contextlib.ExitStack() as last:
         tidy()
+        last.callback(lock.unlink, missing_ok=True)
         last.callback(tidy)
         draft.mkdir(parents=True)
         yield draft

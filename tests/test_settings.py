@@ -66,6 +66,7 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
 
 BAD = [
     ("epochs", 0, "be greater than or equal to 1, but is 0. It means: Passes over"),
+    ("epochs", True, "be a number or a text, not true or false, but is True. It means: Passes over"),
     ("batch_size", "many", "be a valid integer"), ("learning_rate", math.nan, "be a finite number, but is"),
     ("schedule", "cosin", "be 'constant', 'cosine' or 'linear', but is 'cosin'"),
     ("noise", ["depolarising=0.1"], "match pattern"), ("net_settings", ["hybrid.epochs=2"], "match pattern"),

@@ -4,6 +4,7 @@ import errno
 import json
 import signal
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_what_a_kill_leaves_beside_a_folder_goes_with_the_next_call(tmp_path, mo
     with workspace.whole_folder(folder) as draft:
         (draft / "weights").write_text("old")
     killed = forked.python(SAVES, folder, moment)
-    assert killed.returncode == -signal.SIGKILL and len(names(tmp_path)) == 2, killed.stderr
+    assert killed.returncode == -signal.SIGKILL and len(names(tmp_path)) == 3, killed.stderr
     with workspace.whole_folder(folder) as draft:
         assert (folder / "weights").read_text() == "old"
         (draft / "weights").write_text("newer")
@@ -84,6 +85,23 @@ def test_what_a_kill_leaves_beside_a_folder_goes_with_the_next_call(tmp_path, mo
 
 
 # --- lines -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_written_by_one_call_at_a_time(tmp_path):
+    """Each finds what the other has made; what only looks alike stays."""
+    made, alike = [], tmp_path / ".model.b.part"
+    alike.mkdir()
+
+    def save(number):
+        with workspace.whole_folder(tmp_path / "model") as draft:
+            made.append(sorted(path.name for path in (tmp_path / "model").glob("*")))
+            for name in ("weights", "card"):
+                (draft / name).write_text(str(number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(4)))
+    assert made == [[], *3 * [["card", "weights"]]] and alike.is_dir()
+    assert len({path.read_text() for path in (tmp_path / "model").iterdir()}) == 1
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path):
