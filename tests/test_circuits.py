@@ -35,14 +35,6 @@ def tape_of(qnode, inputs, weights):
     return qp.workflow.construct_tape(qnode, level="device")(inputs, weights)
 
 
-def gates(qnode, inputs, weights) -> list[tuple]:
-    """The tape as (name, wires, angles), for comparison with a list written by hand."""
-    return [
-        (gate.name, tuple(gate.wires), *(round(float(angle), 6) for angle in gate.parameters))
-        for gate in tape_of(qnode, inputs, weights).operations
-    ]
-
-
 # --- the second witness -----------------------------------------------------------------------------
 
 ONE, X, Y, Z = (
@@ -160,43 +152,41 @@ def test_closed_forms(function, inputs, expected):
 # --- gates, written by hand -------------------------------------------------------------------------
 
 
-def test_the_gates_of_data_reuploading():
-    qnode, _ = circuits.build("data_reuploading", n_qubits=3, n_layers=2)
-    inputs, weights, expected = [0.1, 0.2, 0.3], np.arange(1, 19).reshape(2, 3, 3), []
-    for layer in weights:
-        expected += [("RY", (wire,), inputs[wire]) for wire in range(3)]
-        for wire in range(3):
-            expected += [("RY", (wire,), layer[wire][0]), ("RZ", (wire,), layer[wire][1])]
-        expected += [("CNOT", (0, 1)), ("CNOT", (1, 2)), ("CNOT", (2, 0))]
-        expected += [("RY", (wire,), layer[wire][2]) for wire in range(3)]
-    assert gates(qnode, inputs, weights) == expected
+DRAWN = {
+    ("data_reuploading", 2, 3): """
+0: ──RY(0)──RY(1)──RZ(2)─╭●────╭X──RY(3)──RY(0)──RY(10)──RZ(11)─╭●────╭X──RY(12)─┤  <Z>
+1: ──RY(0)──RY(4)──RZ(5)─╰X─╭●─│───RY(6)──RY(0)──RY(13)──RZ(14)─╰X─╭●─│───RY(15)─┤  <Z>
+2: ──RY(0)──RY(7)──RZ(8)────╰X─╰●──RY(9)──RY(0)──RY(16)──RZ(17)────╰X─╰●──RY(18)─┤  <Z>
+""",
+    ("hardware_efficient", 3, 4): """
+0: ──RY(0)─╭●──RZ(1)──RY(2)──RZ(9)───RY(10)─────────╭●──RZ(17)──RY(18)─┤  <Z>
+1: ──RY(0)─╰Z──RZ(3)──RY(4)─╭●───────RZ(11)──RY(12)─╰Z──RZ(19)──RY(20)─┤  <Z>
+2: ──RY(0)─╭●──RZ(5)──RY(6)─╰Z───────RZ(13)──RY(14)─╭●──RZ(21)──RY(22)─┤  <Z>
+3: ──RY(0)─╰Z──RZ(7)──RY(8)──RZ(15)──RY(16)─────────╰Z──RZ(23)──RY(24)─┤  <Z>
+""",
+}
+"""(ansatz, layers, wires): its gates, at inputs of 0 and the weights 1, 2, 3, ..."""
 
 
-def test_hardware_efficient_alternates_its_pairs():
-    qnode, _ = circuits.build("hardware_efficient", n_qubits=4, n_layers=3)
-    weights = np.arange(1, 25).reshape(3, 4, 2)
-    rotations = [
-        [(name, (wire,), weights[layer][wire][k]) for wire in range(4) for k, name in enumerate(("RZ", "RY"))]
-        for layer in range(3)
-    ]
-    assert gates(qnode, [0.1, 0.2, 0.3, 0.4], weights) == [
-        *(("RY", (wire,), round(0.1 * (wire + 1), 6)) for wire in range(4)),
-        *[("CZ", (0, 1)), ("CZ", (2, 3)), *rotations[0]],
-        *[("CZ", (1, 2)), *rotations[1]],
-        *[("CZ", (0, 1)), ("CZ", (2, 3)), *rotations[2]],
-    ]
+@pytest.mark.parametrize(("ansatz", "n_layers", "n_qubits"), DRAWN)
+def test_gates_as_drawn(ansatz, n_layers, n_qubits):
+    qnode, shapes = circuits.build(ansatz, n_layers=n_layers, n_qubits=n_qubits)
+    weights = np.arange(1, 1 + np.prod(shapes["weights"])).reshape(shapes["weights"])
+    drawn = qp.draw(qnode, level="device", decimals=0, max_length=200)(np.zeros(n_qubits), weights)
+    assert drawn == DRAWN[ansatz, n_layers, n_qubits].strip()
 
 
 def test_random_keeps_its_structure_by_seed_and_uses_every_weight_once():
     inputs, weights = arguments("random", "angle", 4)
 
-    def structure(seed: int) -> list[tuple]:
-        return gates(circuits.build("random", n_qubits=4, seed=seed)[0], inputs, weights)[4:]
+    def structure(seed: int) -> str:
+        return qp.draw(circuits.build("random", n_qubits=4, seed=seed)[0], level="device", decimals=None)(
+            inputs, weights
+        )
 
-    assert structure(3) == structure(3)
-    assert len({str([gate[:2] for gate in structure(seed)]) for seed in range(5)}) == 5
-    angles = [gate[2] for gate in structure(0) if len(gate) == 3]
-    np.testing.assert_allclose(angles, weights.flatten(), atol=1e-6)
+    assert structure(3) == structure(3) and len({structure(seed) for seed in range(5)}) == 5
+    tape = tape_of(circuits.build("random", n_qubits=4)[0], inputs, weights)
+    np.testing.assert_allclose(tape.get_parameters()[4:], weights.flatten())
 
 
 # --- gradients --------------------------------------------------------------------------------------
@@ -240,10 +230,10 @@ def test_a_blank_sample_becomes_the_zero_state_and_has_finite_gradients(n_featur
 
 
 def alone_and_together(qnode, inputs, weights) -> tuple[list, list]:
-    """Its gates on one wire and those on several, without the preparation of a state."""
+    """Its gates on one wire (and the preparation of a state, which is the data), and those on several."""
     gates = tape_of(qnode, inputs, weights).operations
-    gates = [gate for gate in gates if not isinstance(gate, qp.operation.StatePrepBase)]
-    return [gate for gate in gates if len(gate.wires) == 1], [gate for gate in gates if len(gate.wires) > 1]
+    alone = [gate for gate in gates if len(gate.wires) == 1 or isinstance(gate, qp.operation.StatePrepBase)]
+    return alone, [gate for gate in gates if gate not in alone]
 
 
 @pytest.mark.parametrize("n_qubits", [2, 3, 4])
@@ -257,16 +247,6 @@ def test_drop_entanglement(ansatz, embedding, n_qubits):
     assert sum(gate.num_params for gate in alone) >= weights.size, "every weight still acts"
     state = dense_state(tape_of(separable, inputs, weights), inputs, n_qubits)
     np.testing.assert_allclose(separable(inputs, weights), dense_expectations(state, n_qubits), atol=EXACT)
-
-
-def test_drop_entanglement_keeps_entangled_data():
-    """Amplitudes are the data itself: they stay, and only the gates after them act wire by wire."""
-    qnode, _ = circuits.build("hardware_efficient", n_qubits=2, n_layers=1, embedding="amplitude")
-    bell = np.array([[1.0, 0, 0, 1], [3, 0, 0, 4]])
-    weights = np.array([[[0.3, 0.7], [0.4, 1.1]]])
-    # RZ changes no <Z>, and RY(t) turns it into cos t <Z> - sin t <X>, where <X> is zero on one wire.
-    expected = [[0, -0.28 * np.cos(0.7)], [0, -0.28 * np.cos(1.1)]]
-    np.testing.assert_allclose(circuits.drop_entanglement(qnode)(bell, weights), expected, atol=EXACT)
 
 
 def test_drop_entanglement_takes_a_users_circuit_apart():
@@ -293,16 +273,14 @@ def test_drop_entanglement_takes_a_users_circuit_apart():
 def test_circuits_take_any_wires(ansatz):
     inputs, weights = arguments(ansatz, "angle", 3)
 
-    def values(wires):
-        @qp.qnode(circuits.make_device("default.qubit", wires))
-        def circuit():
+    def matrix(wires):
+        def gates():
             circuits.angle(inputs, wires)
             CIRCUITS[ansatz].function(*[inputs] * (CIRCUITS[ansatz].kind == "both"), weights, wires)
-            return [qp.expval(qp.Z(wire)) for wire in wires]
 
-        return circuit()
+        return qp.matrix(gates, wire_order=wires)()
 
-    np.testing.assert_allclose(values((7, 2, 5)), values((0, 1, 2)), atol=EXACT)
+    np.testing.assert_allclose(matrix((7, 2, 5)), matrix((0, 1, 2)), atol=EXACT)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,8 @@ def measured(model: torch.nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]
     """Outputs, and the gradients of a mixture of them by the inputs and by each parameter."""
     inputs = inputs.clone().requires_grad_()
     outputs = model(inputs)
-    (outputs * torch.linspace(-1, 2, outputs.numel()).reshape(outputs.shape)).sum().backward()
+    weights = torch.linspace(-1, 2, outputs.numel(), device=outputs.device)
+    (outputs * weights.reshape(outputs.shape)).sum().backward()
     found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
     model.zero_grad()
     return found

@@ -77,7 +77,6 @@ class Bypass(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
-        checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
         rows = inputs.reshape(-1, 1, self.n_features) / math.pi
         values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
         return values.reshape(*inputs.shape[:-1], self.n_outputs)
@@ -137,11 +136,7 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
         ValueError: The model holds no `QuantumLayer`.
         NotImplementedError: A layer has not run yet, or its QNode returns a single value or a tuple.
     """
-    names = control_names(model)
-    if not names:
-        rule = "hold at least one QuantumLayer"
-        raise ValueError(checks.message("model", rule, type(model).__name__, "There is nothing to exchange."))
-    made = {name: control(model, name, seed=seed) for name in names}
+    made = {name: control(model, name, seed=seed) for name in control_names(model)}
     for name in MORE_CONTROLS if example is not None else MORE_CONTROLS[:-1]:
         with contextlib.suppress(NotImplementedError):
             made[name] = control(model, name, seed=seed, example=example)
@@ -271,9 +266,8 @@ def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
 
 def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
     n_features, n_outputs = sizes_of(layer)
-    tape = qp.workflow.construct_tape(layer.qnode, level="device")(
-        **layer._arguments(torch.zeros(n_features))
-    )
+    given = layer._arguments(torch.zeros(n_features))
+    tape = qp.workflow.construct_tape(layer.qnode, level="device")(**given)
     n_multiplications = sum(4 * 2 ** (len(tape.wires) + len(gate.wires)) for gate in tape.operations)
     return MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
 

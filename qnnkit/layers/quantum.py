@@ -235,11 +235,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         replicas, and under a parametrization, they are attributes instead. A tensor that the user assigned in
         `qnode_weights` comes first.
         """
-        held, own, weights = self._parameters, self._own_weights, {}
-        for name, weight in self.qnode_weights.items():
-            if weight is not own.get(name):
-                weights[name] = weight
-            else:
+        held, own, weights = self._parameters, self._own_weights, dict(self.qnode_weights)
+        for name, weight in weights.items():
+            if weight is own.get(name):
                 weights[name] = held[name] if name in held else getattr(self, name)
         return weights
 

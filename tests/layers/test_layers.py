@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, circuits, controls
+from qnnkit import QuantumLayer, Quanv2d, circuits, controls, layers
 from qnnkit.layers import ClassicalLayer, count_parameters, quantum_parameters
 from qnnkit.layers.controls import Bypass
-from tests.toys import linear, measured, refused, same, uniform
+from tests.toys import linear, measured, mixed_gradients, refused, same, uniform
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 """Largest errors allowed of values and gradients, by precision."""
@@ -40,69 +40,49 @@ def layer_of(
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
 def test_float32_and_float64(ansatz):
-    """Against the QNode itself, executed by NumPy in float64 and differentiated by parameter shift."""
-    inputs, mixture = uniform(2, 3, dtype=torch.float64), uniform(2, 3, seed=1, dtype=torch.float64)
-    single = layer_of(ansatz)
-    weights = qp.numpy.array(single.weights.detach().double().numpy(), requires_grad=True)
-    shifted = single.qnode.update(diff_method="parameter-shift")
-
-    def stacked(weights, row):
-        return qp.numpy.stack(shifted(row, weights))
-
-    values = torch.tensor(np.stack([np.asarray(stacked(weights, row)) for row in inputs.numpy()]))
-    jacobians = [qp.jacobian(stacked)(weights, row) for row in inputs.numpy()]
-    jacobian = torch.tensor(np.stack(jacobians))  # (2, 3, *weights)
-    for layer, tolerance in ((single, FLOAT32), (layer_of(ansatz).double(), FLOAT64)):
-        outputs = layer(inputs.to(layer.weights))
-        assert outputs.dtype == layer.weights.dtype
-        close(outputs, values, tolerance)
-        outputs.backward(mixture.to(outputs))
-        close(layer.weights.grad, torch.einsum("bo,bo...->...", mixture, jacobian), tolerance)
+    """Against PennyLane's layer in float64, differentiated by parameter shift."""
+    inputs, shifted = uniform(3, dtype=torch.float64), layer_of(ansatz, kind=qp.qnn.TorchLayer).double()
+    shifted.qnode = shifted.qnode.update(diff_method="parameter-shift")
+    true = measured(shifted, inputs)
+    for layer, tolerance in ((layer_of(ansatz), FLOAT32), (layer_of(ansatz).double(), FLOAT64)):
+        found = measured(layer, inputs.to(layer.weights))
+        assert {each.dtype for each in found} == {layer.weights.dtype}
+        same([each.double() for each in found], true, tolerance)
 
 
-@pytest.mark.parametrize("halved", ["inputs", "inputs and weights"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_computed_in_float32(dtype, halved):
-    layer, inputs = layer_of(), uniform(4, 3).to(dtype)
-    layer = layer if halved == "inputs" else layer.to(dtype)
-    outputs = layer(inputs)
-    assert outputs.dtype == dtype
-    assert torch.equal(outputs, copy.deepcopy(layer).float()(inputs.float()).to(dtype))
+def casting(enabled: bool = True) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
 
 
-def test_autocast_leaves_the_circuit_in_float32():
-    net = nn.Sequential(layer_of(), linear(3, 3, bias=False), layer_of(seed=1))
-    inputs = uniform(6, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        first = net[0](inputs)
-        second = net[1](first)
-        third = net[2](second)
-        third.float().sum().backward()
-    assert first.dtype == second.dtype == third.dtype == torch.bfloat16
-    assert torch.equal(first, net[0](inputs).bfloat16())
-    assert torch.equal(third, net[2](second.float()).bfloat16())
-    close(first.float(), net[0](inputs), BFLOAT16 / 2)  # rounded once, at the end
-    assert all(weight.grad.dtype == torch.float32 for weight in net.parameters())
-    assert all(weight.grad.abs().max() > BFLOAT16 for weight in net.parameters())
-
-
-def test_autocast_leaves_float64_alone():
-    """As it leaves a linear layer's."""
-    net = nn.Sequential(layer_of(), linear(3, 2)).double()
-    inputs = uniform(4, 3, dtype=torch.float64)
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs = net(inputs)
-    assert torch.equal(outputs, net(inputs))
+HALF, BF, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 @pytest.mark.parametrize(
-    "context", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", enabled=False)]
+    ("of_inputs", "of_weights", "context", "of_outputs"),
+    [
+        (HALF, SINGLE, torch.enable_grad, HALF),
+        (HALF, HALF, torch.enable_grad, HALF),
+        (BF, SINGLE, torch.enable_grad, BF),
+        (BF, BF, torch.enable_grad, BF),
+        (SINGLE, SINGLE, casting, BF),
+        (BF, SINGLE, casting, BF),
+        (DOUBLE, DOUBLE, casting, DOUBLE),  # as autocast leaves a linear layer's
+        (SINGLE, SINGLE, torch.inference_mode, SINGLE),
+        (SINGLE, SINGLE, torch.no_grad, SINGLE),
+        (SINGLE, SINGLE, lambda: casting(False), SINGLE),
+    ],
 )
-def test_other_contexts(context):
-    layer, inputs = layer_of(), uniform(4, 3)
+def test_circuits_are_computed_in_float32_at_least(of_inputs, of_weights, context, of_outputs):
+    """Whatever autocast says around them; the result is rounded once, at the end."""
+    layer, inputs = layer_of().to(of_weights), uniform(4, 3).to(of_inputs)
     with context():
         outputs = layer(inputs)
-    assert outputs.dtype == torch.float32 and torch.equal(outputs, layer(inputs))
+    wide = torch.promote_types(of_inputs, SINGLE)
+    true = copy.deepcopy(layer).to(wide)(inputs.to(wide))
+    assert outputs.dtype == of_outputs and torch.equal(outputs, true.to(of_outputs))
+    if outputs.requires_grad:
+        outputs.float().sum().backward()
+        assert layer.weights.grad.dtype == of_weights and layer.weights.grad.abs().max() > BFLOAT16
 
 
 @pytest.mark.parametrize(
@@ -145,8 +125,18 @@ def loop(quanv: Quanv2d, images: torch.Tensor) -> torch.Tensor:
     for i, y, x in itertools.product(range(len(images)), range(height), range(width)):
         patches = images[i, :, y * s : y * s + k, x * s : x * s + k].flatten(1)
         pairs = itertools.product(patches, quanv.filters)
-        maps[i, :, y, x] = torch.cat([torch.stack(each.qnode(patch, each.weights)) for patch, each in pairs])
+        each_of = [torch.stack(each.qnode(patch, **each.qnode_weights)) for patch, each in pairs]
+        maps[i, :, y, x] = torch.cat(each_of)
     return maps
+
+
+@qp.qnode(circuits.make_device("default.qubit", 2))
+def users(inputs, angles, turn):
+    qp.AmplitudeEmbedding(inputs, wires=(0, 1), normalize=True)
+    qp.RX(angles[0], wires=0)
+    qp.CRY(angles[1], wires=(0, 1))
+    qp.RX(turn, wires=1)
+    return [qp.expval(qp.Z(1))]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +151,7 @@ def loop(quanv: Quanv2d, images: torch.Tensor) -> torch.Tensor:
         ("hardware_efficient", "iqp", 2, 2, 1, 2, (4, 4)),
         ("random", "angle", 2, 2, 3, 2, (5, 4)),  # an odd side: the last row is left out
         ("hardware_efficient", "angle", 3, 1, 1, 1, (3, 3)),  # nine wires
+        ((users, {"angles": (2,), "turn": ()}), "angle", 2, 2, 2, 3, (4, 4)),
     ],
 )
 def test_quanvolution_is_a_loop_over_patches(
@@ -170,28 +161,10 @@ def test_quanvolution_is_a_loop_over_patches(
     quanv = Quanv2d(channels, circuit, **options, seed=3)
     images = uniform(2, channels, *size)
     maps = quanv(images)
-    assert maps.shape[1] == quanv.out_channels
+    assert maps.shape[1] == quanv.out_channels and quanv(images[:0]).shape == (0, *maps.shape[1:])
     close(maps, loop(quanv, images), FLOAT32)
     maps.square().sum().backward()
     assert all(weight.grad.abs().max() > FLOAT32 for weight in quanv.parameters())
-
-
-def test_quanvolution_of_a_users_circuit():
-    @qp.qnode(circuits.make_device("default.qubit", 2))
-    def circuit(inputs, angles, turn):
-        qp.AmplitudeEmbedding(inputs, wires=(0, 1), normalize=True)
-        qp.RX(angles[0], wires=0)
-        qp.CRY(angles[1], wires=(0, 1))
-        qp.RX(turn, wires=1)
-        return [qp.expval(qp.Z(1))]
-
-    quanv = Quanv2d(2, (circuit, {"angles": (2,), "turn": ()}), filters=3)
-    assert quanv.out_channels == 6
-    images = uniform(2, 2, 4, 4) + 0.1
-    maps = quanv(images)
-    patch = images[1, 0, 2:4, 0:2].flatten()
-    last = quanv.filters[2]
-    close(maps[1, 2, 1, 0], circuit(patch, last.angles, last.turn)[0], FLOAT32)
 
 
 def test_seed_fixes_everything():
@@ -219,6 +192,8 @@ BAD = {  # argument, what is given -> the call
        for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers")},
     **{(name, value): lambda name=name, value=value: quanvolution(**{name: value})
        for name, value in (("circuit", "angle"), ("embedding", "angel"), ("backend", "qiskit"))},
+    ("initialisation", "tiny"): lambda: quanvolution(initialisation="tiny"),
+    ("n_layers", 3): lambda: quanvolution(n_layers=3, initialisation="identity_block"),
     **{("images", shape): lambda shape=shape: quanvolution()(torch.zeros(shape))
        for shape in ((4, 4), (1, 4, 4), (1, 1, 1, 4, 4), (1, 2, 4, 4), (1, 1, 1, 4), (1, 1, 4, 1))},
     **{(name, 0): lambda name=name: ClassicalLayer(**{**dict.fromkeys(SIZED, 2), name: 0}) for name in SIZED},
@@ -227,7 +202,7 @@ BAD = {  # argument, what is given -> the call
        for value, given in (("list", [[0.1, 0.2]]), ("ndarray", np.zeros((3, 2))), ("NoneType", None),
                             ((), torch.tensor(0.1)), ((0,), torch.zeros(0)), ((3, 0), torch.zeros(3, 0)))},
     ("backend", "lightnig.qubit"): lambda: layer_of(backend="lightnig.qubit"),
-    ("model", "Linear"): lambda: controls(linear(2, 2)),
+    ("control", "fourier"): lambda: controls(linear(2, 2)),
 }  # fmt: skip
 
 
@@ -259,20 +234,13 @@ def test_classical_layer_has_exactly_so_many_weights(n_features, n_outputs, n_we
 
 
 def test_classical_layer_goes_on_with_products():
-    """From a linear layer; the weights of one output are dealt out in this order."""
+    """From a linear layer; weights are dealt out in this order. Inputs of 0 have a gradient as well."""
     layer = ClassicalLayer(2, 1, 8).double()
-    w = layer.weights.detach()
-    x, y = (inputs := uniform(6, 2, dtype=torch.float64)).div(np.pi).T
-    polynomial = w @ torch.stack([x**0, x, y, x * x, x * y, y * y, x**3, x * x * y])
-    close(layer(inputs)[:, 0], polynomial.tanh(), FLOAT64)
-
-
-def test_classical_layer_at_zero_has_a_gradient():
-    layer, inputs = ClassicalLayer(3, 2, 20), torch.zeros(1, 3, requires_grad=True)
-    layer(inputs).sum().backward()
-    weights = layer.weights.detach()
-    expected = (weights[2:8].reshape(3, 2) * (1 - weights[:2].tanh() ** 2)).sum(1) / np.pi
-    close(inputs.grad[0], expected, FLOAT32)
+    inputs = torch.cat([torch.zeros(1, 2), uniform(6, 2)]).double().requires_grad_()
+    x, y = (inputs / np.pi).T
+    polynomial = layer.weights @ torch.stack([x**0, x, y, x * x, x * y, y * y, x**3, x * x * y])
+    found, true = layer(inputs)[:, 0], polynomial.tanh()
+    same([found, *mixed_gradients(found, [inputs])], [true, *mixed_gradients(true, [inputs])], FLOAT64)
 
 
 # --- controls -----------------------------------------------------------------------------------------
@@ -315,28 +283,19 @@ def test_controls_have_as_many_parameters():
     assert count_parameters(found["no_quantum"]) == {"quantum": 0, "classical": 195, "frozen": 0}
 
 
-@pytest.mark.parametrize("name", CONTROLS)
-def test_controls_start_from_the_same_classical_weights(name):
+def test_controls_start_from_the_same_classical_weights_and_leave_the_model_unchanged():
     model = net()
-    control = controls(model)[name]
-    for ours, theirs in zip(model.middle.parameters(), control.middle.parameters(), strict=True):
-        assert torch.equal(ours, theirs) and ours is not theirs
-    assert control(IMAGES).shape == model(IMAGES).shape
-    control(IMAGES).sum().backward()
-    trained = [weight for weight in control.parameters() if weight.requires_grad]
-    assert all(weight.grad.abs().max() > 0 for weight in trained)
-    assert all(weight.grad is None for weight in model.parameters())
-
-
-def test_controls_leave_the_model_unchanged():
-    model = net()
-    before, modules = copy.deepcopy(model.state_dict()), list(model.modules())
-    outputs = model(IMAGES)
-    for control in controls(model).values():
+    before, modules, outputs = copy.deepcopy(model.state_dict()), list(model.modules()), model(IMAGES)
+    for name, control in controls(model).items():
+        for ours, theirs in zip(model.middle.parameters(), control.middle.parameters(), strict=True):
+            assert torch.equal(ours, theirs) and ours is not theirs
+        control(IMAGES).sum().backward()
+        trained = [weight for weight in control.parameters() if weight.requires_grad]
+        assert all(weight.grad.abs().max() > 0 for weight in trained), name
         with torch.no_grad():
             for weight in control.parameters():
                 weight.add_(1)
-    assert list(model.modules()) == modules
+    assert list(model.modules()) == modules and all(weight.grad is None for weight in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(model(IMAGES), outputs)
 
@@ -357,10 +316,10 @@ def test_no_entanglement_is_separable():
 def test_controls_are_seeded():
     model = net()
     for name in ("frozen_random", "classical"):
-        one, same, other = (controls(model, seed=seed)[name] for seed in (3, 3, 4))
+        one, same, other = (layers.control(model, name, seed=seed) for seed in (3, 3, 4))
         assert torch.equal(one(IMAGES), same(IMAGES)) and not torch.equal(one(IMAGES), other(IMAGES))
     assert not any(isinstance(module, QuantumLayer) for module in one.modules())
-    mine, ours = (quantum_parameters(each) for each in (controls(model)["frozen_random"], model))
+    mine, ours = (quantum_parameters(each) for each in (layers.control(model, "frozen_random"), model))
     assert len(mine) == 3 and not any(weight.requires_grad for weight in mine)
     assert not any(torch.equal(one, other) for one, other in zip(mine, ours, strict=True))
 
@@ -399,16 +358,15 @@ def test_controls_keep_dtype_and_mode():
         assert not any(module.training for module in control.modules())
 
 
-@pytest.mark.parametrize("name", CONTROLS)
-def test_a_layer_used_twice_stays_one(name):
+def test_a_layer_used_twice_stays_one():
     layer = layer_of()
     model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, layer_of(seed=1))})
     for module in (model["a"], model["c"][1]):
         module(uniform(2, 3))
-    control = controls(model)[name]
-    assert control["a"] is control["b"] is control["c"][0]
-    assert control["a"] is not layer and control["a"] is not control["c"][1]
-    assert size(control) == (0 if name == "no_quantum" else size(model))
+    for name, control in controls(model).items():
+        assert control["a"] is control["b"] is control["c"][0]
+        assert control["a"] is not layer and control["a"] is not control["c"][1]
+        assert name not in CONTROLS or size(control) == (0 if name == "no_quantum" else size(model))
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------
@@ -420,14 +378,7 @@ def test_a_layer_used_twice_stays_one(name):
 def test_cuda_agrees(backend):
     model = nn.Sequential(layer_of(backend=backend), linear(3, 2, bias=False))
     inputs = uniform(4, 3)
-    expected = model(inputs)
-    expected.sum().backward()
-    gradient = model[0].weights.grad.clone()
-    model.zero_grad()
-    model.cuda()
-    outputs = model(inputs.cuda())
-    outputs.sum().backward()
-    close(outputs.cpu(), expected, FLOAT32)
-    close(model[0].weights.grad.cpu(), gradient, FLOAT32)
+    true = measured(model, inputs)
+    same([each.cpu() for each in measured(model.cuda(), inputs.cuda())], true)
     for control in controls(model).values():
         assert control(inputs.cuda()).device.type == "cuda"
