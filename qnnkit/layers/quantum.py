@@ -196,17 +196,18 @@ class QuantumLayer(qp.qnn.TorchLayer):
         axis = 1 if self.qnode.shots and self.qnode.shots.has_partitioned_shots else 0  # these come first
         if is_empty:
             outputs = torch.atleast_1d(outputs).narrow(axis, 0, 0)
-        if inputs.ndim > 2 or (inputs.ndim == 2 and not outputs.ndim):  # as TorchLayer
-            outputs = outputs.reshape((*outputs.shape[:axis], *inputs.shape[:-1], *outputs.shape[axis + 1 :]))
+        samples = inputs.shape[:-1]
+        if inputs.ndim > 2 or outputs.shape[axis:][: len(samples)] != samples:  # as TorchLayer
+            outputs = outputs.reshape((*outputs.shape[:axis], *samples, *outputs.shape[axis + 1 :]))
         return outputs
 
     def _of_call(self, call: Call, rows: Tensor) -> Tensor:
         """The outputs of programs."""
         keep, batch = not self.gradient_checkpointing, rows.shape[0] if rows.ndim == 2 else None
-        if call.finish is None and call.parts[0][2] in (None, batch):
+        if call.finish is None and call.parts[0][2] == batch:
             [(program, arguments, _)] = call.parts
             values = program.shaped(program(*arguments, keep=keep), as_list=call.as_list)
-            return values[0] if batch is None else values.expand(batch, *values.shape[1:])
+            return values[0] if batch is None else values
         results = []
         for program, arguments, size in call.parts:
             values = program.shaped(program(*arguments, keep=keep), as_list=True)

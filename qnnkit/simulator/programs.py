@@ -130,8 +130,8 @@ class Programs:
         if not program.keeps_digits(rows, vector):
             return None
         self.last = program
-        batch = len(rows) if rows.ndim == 2 else None
-        return Call([(program, (rows if batch else rows[None], vector), batch)], program.as_list)
+        batch = len(rows) if rows.ndim == 2 and len(program.row_angles[1]) else None
+        return Call([(program, (rows if rows.ndim == 2 else rows[None], vector), batch)], program.as_list)
 
     def _form(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple:
         sizes = rows.shape if self._names is not None and self._names.reads_sizes else rows.shape[1:]

@@ -267,6 +267,7 @@ qnode_of_ones_own(transform=lambda q: type("Own", (qp.QNode,), {"__call__": halv
 q.func, q.device)): x
 == error
 python_that_raises: (1 / scale) * x | scale = 0 | scale = 2.0
+loop_over_samples: x.sum(0)
 wires_that_the_device_lacks: x; w; expvals(qp.X(state["n"])) | state["n"] = 7 | state["n"] = 2
 results_in_another_order: x; w; expvals()[::-1]
 sample_without_shots: x; w; qp.sample(qp.Z(0))

@@ -22,7 +22,7 @@ AGREEMENT = 1e-6
 def layer_of(function, shapes: dict, n_features: int, n_wires: int = 3, device: str = "default.qubit"):
     weights = {name: uniform(*shape, seed=5, top=2 * np.pi) for name, shape in shapes.items()}
     layer = QuantumLayer(qp.QNode(function, qp.device(device, wires=n_wires + 1, seed=None)), shapes, weights)
-    layer(uniform(2, n_features, seed=1, top=0.9))
+    layer(uniform(1, n_features, seed=1, top=0.9))
     return layer
 
 

@@ -324,6 +324,8 @@ def real(values: Tensor) -> Tensor:
 
 def agree(circuit: Circuit, *, single: bool = True, backend: str = "batched") -> None:
     """Compares a layer with its QNode, by hand and in float32 or by autograd; "auto": whatever runs it."""
+    if qp.workflow.construct_tape(circuit.qnode())(*circuit.arguments()).batch_size is None:
+        circuit = circuit._replace(batch=None)  # no gate reads the inputs: TorchLayer refuses a batch
     given, qnode = circuit.arguments(), circuit.qnode()
     start = {"weights": given[1].detach().clone()}
     layer = QuantumLayer(qnode, {"weights": tuple(given[1].shape)}, start, backend=backend)

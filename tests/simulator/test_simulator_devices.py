@@ -98,8 +98,8 @@ def test_a_quanvolution_runs_where_its_images_are():
 
 # --- precision ----------------------------------------------------------------------------------------
 
-SETTINGS = [("mkldnn", "all"), ("mkldnn", "matmul"), ("cuda", "matmul")]
-PRODUCTS = SETTINGS[1]
+SETTINGS = [("generic", "all"), *itertools.product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn"))]
+PRODUCTS = "mkldnn", "matmul"
 
 
 def precision(*of: str) -> str:
