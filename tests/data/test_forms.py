@@ -6,7 +6,6 @@ The same table is in docs/formats.md. What is made of them then: test_captions, 
 from __future__ import annotations
 
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pyarrow import parquet as pq
 from qnnkit.data.captions import listing
 from qnnkit.data.places import open_place
 from qnnkit.data.text import documents
-from tests.toys import refused
+from tests.toys import refused, write
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
 CAT, OWL, KATER = "a cat, on a mat", "an owl", "ein schöner Kater über Größe"
@@ -136,15 +135,6 @@ SIDES |= dict.fromkeys(("Karpathy's splits", "COCO, both parts"), ("train", "val
 SIDES |= {form: ("train", "validation") for form in IMAGES if "side" in form or "a file for all" in form}
 
 
-def written(folder: Path, files: dict[str, Any]) -> Path:
-    for name, content in files.items():
-        if not isinstance(content, str | bytes):
-            content = "\n".join(map(json.dumps, content)) if name.endswith("jsonl") else json.dumps(content)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder
-
-
 def check_notes(notes, says: str) -> None:
     told = [note for note in notes if "not used" in note or "Not UTF-8" in note]
     assert len(told) == bool(says) and says in " ".join(told)
@@ -154,7 +144,7 @@ def check_notes(notes, says: str) -> None:
 def test_captions(tmp_path, form):
     files, wanted, says = IMAGES[form]
     names = {} if "with images in it" in form else SAID if wanted == REFUSED else wanted
-    written(tmp_path, files | dict.fromkeys(names, ""))
+    write(tmp_path, files | dict.fromkeys(names, ""))
     if wanted == REFUSED:
         with refused("root") as told:
             listing(open_place(tmp_path))
@@ -242,7 +232,7 @@ RECORDS: dict[str, tuple[dict[str, Any], Any, str]] = {
 @pytest.mark.parametrize("form", RECORDS)
 def test_text_and_chats(tmp_path, form):
     files, wanted, says = RECORDS[form]
-    written(tmp_path, files)
+    write(tmp_path, files)
     if wanted == REFUSED:
         with refused("root") as told:
             documents(tmp_path)

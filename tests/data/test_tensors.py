@@ -112,17 +112,6 @@ def test_bytes_are_images(shape):
     assert isinstance(split(images, X[:, 0]), TensorSplits), "they have no labels"
 
 
-def test_a_change_is_of_the_inputs_of_every_split_alone():
-    splits = split()
-    scaled = splits.map(lambda x: (x[:, :2] - 3) / 2)
-    for part, before in ((scaled.split(name), splits.split(name)) for name in SPLITS):
-        torch.testing.assert_close(part.inputs, (before.inputs[:, :2] - 3) / 2, rtol=0, atol=1e-6)
-        assert part.sources == before.sources and part.targets.equal(before.targets)
-    for wrong in (lambda x: x[:5], lambda x: x / 0, lambda x: "x"):
-        with refused("change"):
-            splits.map(wrong)
-
-
 def test_the_fingerprint_is_over_numbers_targets_and_splits():
     changed, own = X.clone(), X.float()
     changed[7, 1] += 1e-3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -174,14 +172,6 @@ def test_a_score_watches_the_monitor():
         complete(task)
 
 
-def test_what_a_task_has_beside_is_found_through_it():
-    task = Regression()
-    task.notes = "mine"
-    own = complete(task)
-    assert own.notes == "mine" and not hasattr(own, "nothing")
-    assert copy.deepcopy(own).monitor == pickle.loads(pickle.dumps(own)).monitor == own.monitor
-
-
 WRONG = {
     "no task": "accuracy",
     "a tensor": lambda model, batch: batch[1].mean(),
@@ -214,9 +204,3 @@ def test_a_task_that_shows_nothing_shows_what_its_data_allow():
     assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]
     digits = data.load("digits", train_fraction=0.1)
     assert [each.name for each in task.preview(digits)] == ["01_classes", "01_balance"]
-
-
-def test_only_what_is_named_is_given():
-    own = Own(SimpleNamespace(mistakes=lambda net, splits, n: (net, splits, n), monitor="loss"))
-    assert asked(own.mistakes, "net", "splits", n=4, seed=1, folder=None) == ("net", "splits", 4)
-    assert asked(lambda net: net, "net", n=4) == "net"
