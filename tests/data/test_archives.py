@@ -1,7 +1,5 @@
 """Files in folders, archives and at addresses: kept once, sampled; huge, damaged, hostile: one sentence."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

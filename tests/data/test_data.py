@@ -1,7 +1,5 @@
 """Datasets: one contract for all of them, then real files that are wrong in every way people meet."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pickle
@@ -46,10 +44,9 @@ SMALL |= dict.fromkeys(
     lambda folder: archive(folder.with_suffix(".zip"), idx_files((40, 20), (6, 4), ".gz")),
 )
 """Makes a small instance of a dataset; a third is its own test part, if it has one."""
-OWN_TEST = ("mnist", "fashion_mnist", "kmnist", "ahcd")
-"""Datasets that bring their own test part."""
-BY_NAME = ("class_folder", "flat_folder")
-"""Datasets of files, which are split by the hashes of their names: see test_placed."""
+SIZES = {"digits": (1079, 359, 359), "ahcd": (84, 28, 56)}
+SIZES |= dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), (30, 10, 20))
+"""Of train, validation and test; those of files are split by the hashes of their names: see test_placed."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name in DATASETS if kind(name) == "images"))
@@ -59,24 +56,22 @@ def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     splits = load(name, **options)
     assert splits.name == name and splits.notes == ()
     assert name != "class_folder" or splits.classes == ("2", "10", "b")  # as people count
-    rows = {"digits": 1797, "ahcd": 28 * 6}.get(name, 60)
-    assert len(all_rows(splits)) == rows == sum(len(splits.split(part)) for part in SPLITS)  # no image twice
-    total = torch.cat([splits.split(part).labels for part in SPLITS]).bincount()
-    few = splits.n_classes / rows  # one image of each class at least
-    shares = (2 / 3 - max(few, 2 / 15), max(few, 2 / 15), 1 / 3) if name in OWN_TEST else (0.6, 0.2, 0.2)
-    for part, share in zip(map(splits.split, SPLITS), shares, strict=True):
+    parts = [splits.split(part) for part in SPLITS]
+    sizes, total = [*map(len, parts)], torch.cat([part.labels for part in parts]).bincount()
+    assert len(all_rows(splits)) == sum(sizes) == sum(SIZES.get(name, (60,)))  # no image twice
+    for part in parts:
         assert part.images.dtype == torch.uint8 and part.labels.dtype == torch.int64
         assert part.images.shape == (len(part), splits.channels, *splits.image_size)
         assert part.labels.shape == (len(part),) and len(part.sources) == len(part)
         assert part.labels.unique().tolist() == list(range(splits.n_classes)) == list(range(len(total)))
-        if name not in BY_NAME:
-            assert len(part) == pytest.approx(share * rows, abs=1)
-            assert (part.labels.bincount() - total * len(part) / rows).abs().max() <= 1  # stratified
+        if name in SIZES:
+            assert (part.labels.bincount() - total * len(part) / sum(sizes)).abs().max() <= 1  # stratified
+    assert tuple(sizes) == SIZES.get(name, tuple(sizes))
 
     again, other = load(name, **options), load(name, **options, split_seed=1)
     assert again.fingerprint() == splits.fingerprint() and again.test.sources == splits.test.sources
     assert other.validation.sources != splits.validation.sources
-    assert (other.test.sources == splits.test.sources) == (name in OWN_TEST)
+    assert (other.test.sources == splits.test.sources) == (name in SIZES and name != "digits")
     some = load(name, **options, train_fraction=0.25)
     assert some.notes == () and {*some.train.sources} < {*splits.train.sources}
     assert some.test.sources == splits.test.sources and some.test.images.equal(splits.test.images)
@@ -135,7 +130,6 @@ def test_digits_are_rescaled() -> None:
 
 WRONG = [
     ("root", "digits", {"root": "images"}),
-    ("root", "mnist", {"root": Path(__file__).parent}),
     ("test_fraction", "digits", {"test_fraction": 0.8}),
     ("image_size", "digits", {"image_size": 0}),
     ("imagesize", "digits", {"imagesize": 8}),

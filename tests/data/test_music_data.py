@@ -1,7 +1,5 @@
 """Music in files and as tokens: every form read whole or refused, blocks, splits by piece, other keys."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

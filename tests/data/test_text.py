@@ -1,7 +1,5 @@
 """Text as blocks of tokens: nothing lost, nothing in two splits, only answers predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -233,9 +231,6 @@ def test_of_a_chat_only_answers_are_predicted(tmp_path, form):
 GOOD = '{"text": "fine"}'
 BAD = [
     ("b.jsonl", "\n".join([GOOD] * 9)),  # too short for a block
-    ("a.txt", "One.\n\nTwo."),  # too few documents
-    ("a.txt", "\n"),
-    ("a.pdf", "\n\n".join(["word " * 90] * 20)),
     ("b.jsonl", '{"text": "cut sho'),
     ("b.jsonl", '["a list"]\n["another"]'),
     ("a.jsonl", '{"text": 3}'),
@@ -259,7 +254,6 @@ WRONG = [
     ("part", {"part": "("}),
     ("sequence_length", {"sequence_length": 0}),
     ("root", {"sequence_length": 1}),
-    ("root", {"root": "none"}),
     ("tokenizer", {"tokenizer": "none"}),
 ]
 

@@ -1,7 +1,5 @@
 """Text from a model, its loss on held-out text, and folders that plain transformers and PEFT load."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -13,7 +13,7 @@ from qnnkit.tasks import continue_piece
 from qnnkit.tasks.language import continuation
 from tests import nets
 from tests.data.test_music_data import BOS, EOS, TOKENS, band, heard
-from tests.toys import by_composer, music, real
+from tests.toys import by_composer, music
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -89,7 +89,6 @@ def test_the_matrix_over_composers_is_a_pivot_of_the_frame(pair):
     for (net, own), expected in frame.groupby(["net", "composers"])[columns].mean().iterrows():
         assert means.loc[f"{net}, {own}"].tolist() == pytest.approx(expected.tolist())
     assert means.loc["base", "mozart"] == pytest.approx(whole["test_base_on_mozart"][0])
-    assert halves.loc["base"].isna().all() and halves.drop("base").gt(0).all().all()
     values = frame.query("net == 'lora' and composers == 'mozart'")["test_loss_on_bach"].tolist()
     mean, _, high = stats.mean_interval(values)
     assert halves.loc["lora, mozart", "bach"] == pytest.approx(high - mean)
@@ -142,13 +141,10 @@ def test_only_music_is_written():
     assert continue_piece(model, TOKENS, PROMPT).note_num() - PROMPT.note_num() == n_notes > 0
 
 
-@pytest.mark.data
-def test_every_real_token_is_one_that_may_come_next():
-    allowed = writing(TOKENS).allowed
-    for piece in collect(real("music", "nottingham_midi.zip"))[0][::300]:
-        ids = [BOS, *TOKENS.encode(piece.score).ids]
-        for i in range(1, len(ids)):
-            assert allowed(torch.tensor([ids[:i]]), torch.zeros(1, len(TOKENS)))[0, ids[i]] == 0
+def test_every_token_of_a_piece_is_one_that_may_come_next():
+    ids, allowed = [BOS, *TOKENS.encode(band()).ids], writing(TOKENS).allowed
+    for i in range(1, len(ids)):
+        assert allowed(torch.tensor([ids[:i]]), torch.zeros(1, len(TOKENS)))[0, ids[i]] == 0
 
 
 def test_the_likeliest_and_what_is_refused():
