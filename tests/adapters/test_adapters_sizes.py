@@ -125,11 +125,7 @@ OTHERS = {
     "one layer less": ("lora", lambda: llama(32, 1), "is not in both"),
     "wider": ("vera", lambda: llama(80, 2), "size mismatch"),
     "one layer more": ("quantum_peft", lambda: llama(32, 3), "is not in both"),
-    "of no such layers": (
-        "lora",
-        lambda: nn.Sequential(nn.Linear(32, 32, device="meta")),
-        "not found in the base",
-    ),
+    "of no such layers": ("lora", lambda: nn.Sequential(nn.Linear(8, 8, device="meta")), "not found in"),
 }
 
 

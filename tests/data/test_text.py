@@ -228,25 +228,23 @@ def test_of_a_chat_only_answers_are_predicted(tmp_path, form):
 # --- bad input ---------------------------------------------------------------------------------------------
 
 
-GOOD = '{"text": "fine"}'
-BAD = [
-    ("b.jsonl", "\n".join([GOOD] * 9)),  # too short for a block
-    ("b.jsonl", '{"text": "cut sho'),
-    ("b.jsonl", '["a list"]\n["another"]'),
-    ("a.jsonl", '{"text": 3}'),
-    ("a.jsonl", '{"prompt": "x", "completion": null}'),
-    ("a.jsonl", '{"prompt": "x", "completion": "y", "history": ["z"]}'),
-    ("a.jsonl", '{"messages": [{"role": "assistant", "tool_calls": ["x"]}]}'),
-    ("a.jsonl", '{"messages": [{"role": "user"}]}'),
-]
+RECORDS = {
+    '{"text": "cut sho': "line 11",
+    '["a list"]': "record 10",
+    '{"text": 3}': "record 10",
+    '{"prompt": "x", "completion": null}': "record 10",
+    '{"prompt": "x", "completion": "y", "history": ["z"]}': "record 10",
+    '{"messages": [{"role": "assistant", "tool_calls": ["x"]}]}': "record 10",
+    '{"messages": [{"role": "user"}]}': "record 10",
+}
 
 
-@pytest.mark.parametrize(("name", "content"), BAD)
-def test_text_that_is_refused(tmp_path, name, content):
-    content = "\n".join([*[GOOD] * 9, "", content, GOOD]) if name == "a.jsonl" else content
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_that_is_refused_is_named(tmp_path, record):
+    good = '{"text": "fine"}'
     with refused("root") as told:
-        text(write(tmp_path, {name: content}) / name, **SMALL | {"sequence_length": 400})
-    assert name != "a.jsonl" or "a.jsonl, record 10" in str(told.value)
+        documents(write(tmp_path, {"a.jsonl": "\n".join([*[good] * 9, "", record, good])}))
+    assert "a.jsonl" in str(told.value) and RECORDS[record] in str(told.value)
 
 
 WRONG = [
@@ -254,16 +252,16 @@ WRONG = [
     ("part", {"part": "("}),
     ("sequence_length", {"sequence_length": 0}),
     ("root", {"sequence_length": 1}),
-    ("tokenizer", {"tokenizer": "none"}),
+    ("root", {"sequence_length": 9999}),
+    ("tokenizer", {"tokenizer": "."}),
 ]
 
 
 @pytest.mark.parametrize(("argument", "options"), WRONG)
-def test_options_that_are_refused(shakespeare, tmp_path, monkeypatch, argument, options):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "none").mkdir()
+def test_options_that_are_refused(shakespeare, monkeypatch, argument, options):
+    monkeypatch.chdir(shakespeare.parent)
     with refused(argument):
-        text(**({"root": shakespeare} | SMALL | options))
+        text(shakespeare, **SMALL | options)
 
 
 def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
@@ -282,10 +280,9 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("template", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, says, records):
+    own = saved(tmp_path / "own", template)
     with refused("tokenizer") as told:
-        text(
-            write(tmp_path / "x", {"a.jsonl": records}), **SMALL, tokenizer=saved(tmp_path / "own", template)
-        )
+        text(write(tmp_path / "x", {"a.jsonl": records}), **SMALL, tokenizer=own)
     assert says in str(told.value)
 
 
