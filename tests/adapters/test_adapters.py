@@ -14,6 +14,7 @@ from qnnkit.adapters import orthogonal
 from qnnkit.train.recompute import recomputing
 from tests import nets
 from tests.same import raises, same
+from tests.toys import refused
 
 # PEFT asks transformers by a name that is going to be changed.
 pytestmark = pytest.mark.filterwarnings(
@@ -154,10 +155,9 @@ def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path)
     for content, told in ((kept, "it does not give lora_"), (kept[:-9], "")):
         (tmp_path / "circuit.safetensors").write_bytes(content)
         base = llama()
-        rule = rf"`folder` must hold in circuit\.safetensors the circuits of its weights.*{told}"
-        with pytest.raises(ValueError, match=rule):
+        with refused("folder") as caught:
             adapters.load(base, tmp_path, trainable=True)
-        assert not hasattr(base, "peft_config")
+        assert told in str(caught.value) and not hasattr(base, "peft_config")
         assert gap(logits(adapters.load(base, tmp_path)), changed) < NEAR
     (tmp_path / "circuit.safetensors").unlink()
     plain = adapters.load(llama(), tmp_path, trainable=True)

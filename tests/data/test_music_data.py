@@ -197,14 +197,12 @@ def test_composers_are_split_alike_alone_and_with_others_whatever_the_length(fol
         assert places_of(music(folder, composers=[name], sequence_length=128)) == places_of(part)
 
 
-def test_own_splits_are_kept_and_a_piece_in_two_is_told(tmp_path):
+def test_own_splits_are_kept(tmp_path):
     sides = {"test": [scale(20)], "train": [scale(30), scale(31)], "valid": [scale(30)]}
     splits = music(write(tmp_path, {"own.json": sides}), split_seed=1, transpose=0)
     names = ("train-000", "train-001", "validation-000", "test-000")
     assert splits.augment is None
     assert places_of(splits) == {f"own/{name}": name.partition("-")[0] for name in names}
-    [note] = [each for each in splits.notes if each.startswith("Duplicates")]
-    assert note.startswith("Duplicates: 1 of 2 pieces of validation and test stand in an earlier split too")
 
 
 def test_a_composer_of_too_few_pieces_is_left_out_and_refused_alone_as_are_others(tmp_path):

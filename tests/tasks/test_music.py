@@ -25,7 +25,6 @@ ADAPTED = THREE[:2]
 def trained(folder, recipe, **settings):
     run = runs.open_run(folder, recipe, **TINY, epochs=1, **settings)
     list(runs.train_all(run))
-    report.finish(run)
     return run
 
 
@@ -42,12 +41,14 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def base(home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("base") / "run"
-    return trained(folder, "music_llama", data_dir=str(home), composers=["bach", "nottingham"])
+    run = trained(folder, "music_llama", data_dir=str(home), composers=["bach", "nottingham"])
+    report.finish(run)
+    return run
 
 
 @pytest.fixture(scope="module")
 def pair(home, base, tmp_path_factory):
-    """Finished runs of both composers: a quantum adapter, and LoRA beside it."""
+    """Runs of both composers: a quantum adapter, and LoRA beside it."""
     folder, common = tmp_path_factory.mktemp("adapters"), {"data_dir": str(home), "n_seeds": 2}
     common |= {"pretrained": str(base.folder / "model"), "controls": ["lora"]}
     return [trained(folder / name, "music_adapter", composers=[name], **common) for name in ADAPTED]
