@@ -221,6 +221,16 @@ def put(path: Path, pixels: np.ndarray | Image.Image, **options: Any) -> Path:
     return path
 
 
+def write(folder: Path, files: dict[str, Any]) -> Path:
+    """Writes bytes and texts under their names, and anything else as JSON, by lines for ".jsonl"."""
+    for name, content in files.items():
+        if not isinstance(content, str | bytes):
+            content = "\n".join(map(json.dumps, content)) if name.endswith("jsonl") else json.dumps(content)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
 def fill(folder: Path, names: Iterable[str], seed: int = 0, size: tuple[int, ...] = (6, 5)) -> Path:
     """Writes an image of noise under each name; a text where it has no suffix of images."""
     for number, name in enumerate(names):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,31 +131,6 @@ class TensorSplits(Splits[TensorSet]):
         found: dict[str, Any] = {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
         return found if self.classes is None else found | {"n_classes": len(self.classes)}
 
-    def map(self, change: Callable[[torch.Tensor], Any]) -> Self:
-        """The same splits with `change(inputs)` as the inputs of each, of shape (n, ...) as they come.
-
-        What `change` learns from data, it should learn from the training samples alone.
-
-        Raises:
-            ValueError: What comes has other rows, or is not finite.
-
-        Example:
-            >>> from sklearn.preprocessing import StandardScaler
-            >>> from qnnkit.settings import Settings
-            >>> splits = arrays(Settings(), np.arange(40.0).reshape(20, 2), np.arange(20) % 2)
-            >>> scaled = splits.map(StandardScaler().fit(splits.train.inputs).transform)
-            >>> scaled.train.inputs.mean().abs().item() < 1e-6, scaled.test.inputs.mean().abs().item() < 1e-6
-            (True, False)
-        """
-        changed = {}
-        for name, part in ((name, self.split(name)) for name in SPLITS):
-            inputs = tensor_of("change", change(part.inputs))
-            if len(inputs) != len(part):
-                rule, step = f"return a row for each of the {len(part):,} of {name}", "Change values alone."
-                raise ValueError(checks.message("change", rule, tuple(inputs.shape), step))
-            changed[name] = replace(part, inputs=inputs)
-        return replace(self, **changed)
-
     def fingerprint(self) -> str:
         """SHA-256 (hex) over numbers, their shapes and who is in which split."""
         digest = hashlib.sha256(repr(self.classes).encode() if self.classes else b"")
@@ -178,15 +153,14 @@ def arrays(
     """Splits of your own samples, by `split_seed` and the fractions of the settings.
 
     Whole numbers as targets, one a sample, are classes: they are split class by class. With bytes (uint8) in
-    the shape of images as inputs they make labelled images. What is fitted on data, such as a scaler, is
-    fitted on the training samples and applied by `TensorSplits.map`.
+    the shape of images as inputs they make labelled images. What is fitted on data, such as a scaler, belongs
+    into the net (`Standardise` in `docs/table.md`): `qnnkit predict` gives it numbers as they come.
 
     Args:
         settings: Of a recipe.
         inputs: Of shape (n, ...): a tensor, or whatever NumPy makes an array of, such as a list of arrays of
-            one shape. All numbers become float32, whole ones too (`splits.map(torch.Tensor.long)` makes ids
-            of them again). Images, of shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3,
-            height, width), stay bytes.
+            one shape. All numbers become float32, whole ones too (a net of ids begins with `inputs.long()`).
+            Images stay bytes: (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3, height, width).
         targets: Of shape (n, ...) or (n,).
         sides: "train", "validation" or "test" for each sample, if the data bring splits of their own; one
             that is missing is drawn from train. None draws all.

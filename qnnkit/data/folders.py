@@ -35,7 +35,7 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     """The class and the side of each image of a place.
 
     The class is the first folder, of the root or of a side, or what the pattern finds in a file's name. The
-    sides are folders such as train/ and test/ with labelled images in them; without those it is "any".
+    sides are folders such as train/ and test/; without those it is "any".
 
     Raises:
         ValueError: The pattern is wrong, or no image has a label.
@@ -69,18 +69,13 @@ def _folder(name: str) -> str | None:
 def _bases(images: list[Member], depth: int) -> tuple[dict[str, str], str]:
     """Folder of each side, with a `/` at its end -> side; and the folder around all.
 
-    Sides hold images `depth` folders below, or more; without them all is of one folder.
+    There are sides where train is one of two, and else all is of one folder. A dataset of files in folders
+    (`depth` 1) may lie next to images.
     """
     top = around(each.name for each in images if each.name.count("/") >= depth)
-    heads: dict[str, int] = {}
-    for each in images:
-        head, *inner = each.name.removeprefix(top).split("/")
-        if inner and head.lower() in SIDES:
-            heads[head] = max(heads.get(head, 0), len(inner))
-    bases = {f"{top}{head}/": SIDES[head.lower()] for head in heads if heads[head] > depth}
-    if "train" not in bases.values() or len({SIDES[head.lower()] for head in heads}) < 2:
-        return {top: "any"}, top
-    return bases if len({*bases.values()}) > 1 else dict.fromkeys(bases, "any"), top
+    heads = {each.name.removeprefix(top).partition("/")[0] for each in images}
+    bases = {f"{top}{head}/": SIDES[head.lower()] for head in heads if head.lower() in SIDES}
+    return (bases if "train" in bases.values() and len({*bases.values()}) > 1 else {top: "any"}), top
 
 
 def label_in(label_pattern: str) -> Callable[[str], str | None]:

@@ -1,7 +1,5 @@
 """qnnkit.data.augment: images a little otherwise, the same for one seed, and only in training."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -3,10 +3,7 @@
 The same table is in docs/formats.md. What is made of them then: test_captions, test_text.
 """
 
-from __future__ import annotations
-
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from pyarrow import parquet as pq
 from qnnkit.data.captions import listing
 from qnnkit.data.places import open_place
 from qnnkit.data.text import documents
-from tests.toys import refused
+from tests.toys import refused, write
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
 CAT, OWL, KATER = "a cat, on a mat", "an owl", "ein schöner Kater über Größe"
@@ -136,15 +133,6 @@ SIDES |= dict.fromkeys(("Karpathy's splits", "COCO, both parts"), ("train", "val
 SIDES |= {form: ("train", "validation") for form in IMAGES if "side" in form or "a file for all" in form}
 
 
-def written(folder: Path, files: dict[str, Any]) -> Path:
-    for name, content in files.items():
-        if not isinstance(content, str | bytes):
-            content = "\n".join(map(json.dumps, content)) if name.endswith("jsonl") else json.dumps(content)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder
-
-
 def check_notes(notes, says: str) -> None:
     told = [note for note in notes if "not used" in note or "Not UTF-8" in note]
     assert len(told) == bool(says) and says in " ".join(told)
@@ -154,7 +142,7 @@ def check_notes(notes, says: str) -> None:
 def test_captions(tmp_path, form):
     files, wanted, says = IMAGES[form]
     names = {} if "with images in it" in form else SAID if wanted == REFUSED else wanted
-    written(tmp_path, files | dict.fromkeys(names, ""))
+    write(tmp_path, files | dict.fromkeys(names, ""))
     if wanted == REFUSED:
         with refused("root") as told:
             listing(open_place(tmp_path))
@@ -174,6 +162,7 @@ GREETING = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
 CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]}
 RESULT = {"role": "tool", "content": "2", "tool_call_id": "1"}
 CALLED = [("user", "Hi"), ("assistant", ""), ("tool", "2")]
+BRIEF = ("system", "Be brief")
 LONG = {
     name: "\n\n".join(f"Page {n} of {name}.{9 * ' More.'}" for n in range(99)) for name in ("a.txt", "b.txt")
 }
@@ -183,55 +172,51 @@ def parts(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"content": [{"type": "text", "text": message["content"]}]}
 
 
-# likewise -> the messages of the first record, or the text of all documents
-RECORDS: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "ShareGPT, JSON lines": ({"a.jsonl": [{"id": 1, "conversations": GREETING}] * 2}, CHAT, "id"),
+# likewise, lists in a.jsonl -> the messages of the first record, or the text of all documents
+RECORDS: dict[str, tuple[Any, Any, str]] = {
+    "ShareGPT, JSON lines": ([{"id": 1, "conversations": GREETING}] * 2, CHAT, "id"),
     "ShareGPT, JSON": ({"a.json": [{"conversations": GREETING}]}, CHAT, ""),
-    "OpenAI `messages`": ({"a.jsonl": [{"messages": [HI, HELLO]}]}, CHAT, ""),
-    "contents as parts": ({"a.jsonl": [{"messages": [parts(HI), parts(HELLO)]}]}, CHAT, ""),
-    "role `model`": ({"a.json": [{"messages": [HI, HELLO | {"role": "model"}]}]}, CHAT, ""),
-    "tool calls without content": ({"a.jsonl": [{"messages": [HI, CALL | {"content": None}, RESULT]}]},
-        CALLED, "tool_call_id"),
-    "Alpaca with `input`": ({"a.json": [{"instruction": "Hi", "input": "A passage", "output": "Hello"}]},
-        PASSAGE, ""),
-    "`function_call` without content": ({"a.jsonl": [{"messages": [HI, {"role": "assistant", "content": None,
-        "function_call": CALL["tool_calls"][0]["function"]}, RESULT]}]}, CALLED, "tool_call_id"),
-    "Dolly with `context`": ({"a.jsonl": [{"instruction": "Hi", "context": "A passage", "response": "Hello",
-        "category": "qa"}]}, PASSAGE, "category"),
-    "Alpaca with `system` and `history`": ({"a.json": [{"instruction": "Hi", "input": "", "output": "Hello",
-        "system": "Be brief", "history": [["Before?", "Earlier."]]}]}, [("system", "Be brief"), ("user",
-        "Before?"), ("assistant", "Earlier."), *CHAT], ""),
+    "OpenAI `messages`": ([{"messages": [HI, HELLO]}], CHAT, ""),
+    "contents as parts": ([{"messages": [parts(HI), parts(HELLO)]}], CHAT, ""),
+    "role `model`": ([{"messages": [HI, HELLO | {"role": "model"}]}], CHAT, ""),
+    "tool calls without content": ([{"messages": [HI, CALL | {"content": None}, RESULT]}], CALLED,
+        "tool_call_id"),
+    "Alpaca with `input`": ([{"instruction": "Hi", "input": "A passage", "output": "Hello"}], PASSAGE, ""),
+    "`function_call` without content": ([{"messages": [HI, {"role": "assistant", "content": None,
+        "function_call": CALL["tool_calls"][0]["function"]}, RESULT]}], CALLED, "tool_call_id"),
+    "Dolly with `context`": ([{"instruction": "Hi", "context": "A passage", "response": "Hello",
+        "category": "qa"}], PASSAGE, "category"),
+    "Alpaca with `system` and `history`": ([{"instruction": "Hi", "input": "", "output": "Hello",
+        "system": "Be brief", "history": [["Before?", "Earlier."]]}], [BRIEF, ("user", "Before?"),
+        ("assistant", "Earlier."), *CHAT], ""),
     "`system_prompt` with question and response": ({"a.jsonl": [{"system_prompt": "Be brief",
-        "question": "Hi", "response": "Hello"}], "state.json": {}}, [("system", "Be brief"), *CHAT], ""),
-    "prompt and completion": ({"a.jsonl": [{"prompt": "Hi", "completion": "Hello"}]}, CHAT, ""),
-    "prompt and completion as messages": ({"a.jsonl": [{"prompt": [HI], "completion": [HELLO]}]}, CHAT, ""),
+        "question": "Hi", "response": "Hello"}], "state.json": {}}, [BRIEF, *CHAT], ""),
+    "prompt and completion": ([{"prompt": "Hi", "completion": "Hello"}], CHAT, ""),
+    "prompt and completion as messages": ([{"prompt": [HI], "completion": [HELLO]}], CHAT, ""),
     "question and answer": ({"a.csv": "question,answer\nHi,Hello\n"}, CHAT, ""),
-    "input and output": ({"a.jsonl": [{"input": "Hi", "output": "Hello"}]}, CHAT, ""),
-    "plain text under `content` in JSON lines": ({"a.jsonl": [{"content": "One."}]}, "One.", ""),
-    "keys that differ in case alone": ({"a.jsonl": [{"text": "One.", "Text": "Two."}]}, "One.", "Text"),
+    "input and output": ([{"input": "Hi", "output": "Hello"}], CHAT, ""),
+    "plain text under `content` in JSON lines": ([{"content": "One."}], "One.", ""),
+    "keys that differ in case alone": ([{"text": "One.", "Text": "Two."}], "One.", "Text"),
     "`train` and `test` in names": ({"train.jsonl": [{"text": "One."}], "test/a.jsonl": [{"text": "Two."}]},
         "Two.\n\nOne.", "drawn from all files: test/a.jsonl"),
     "parquet of chats": ({"a.parquet": parquet([{"messages": [HI, HELLO]}])}, CHAT, ""),
-    "list under `data`": ({"a.json": {"version": 1, "data": [{"messages": [HI, HELLO]}] * 2}}, CHAT,
-        "version"),
+    "list under `data`": ({"a.json": {"version": 1, "data": [{"messages": [HI, HELLO]}]}}, CHAT, "version"),
     "JSON lines called `.json`": ({"a.json": '{"prompt": "Hi", "response": "Hello"}\n' * 2}, CHAT, ""),
-    "`weight` 0": ({"a.jsonl": [{"messages": [HI, HELLO | {"weight": 0}, HI, HELLO]}]}, CHAT * 2, ""),
-    "plain text in JSON lines": ({"a.jsonl": [{"text": "One."}, {"text": "Two."}]}, "One.\n\nTwo.", ""),
+    "`weight` 0": ([{"messages": [HI, HELLO | {"weight": 0}, HI, HELLO]}], CHAT * 2, ""),
+    "plain text in JSON lines": ([{"text": "One."}, {"text": "Two."}], "One.\n\nTwo.", ""),
     "text in Latin-1": ({"a.txt": f"{KATER}\n\n{OWL}".encode("latin-1")}, f"{KATER}\n\n{OWL}",
         "a.txt (cp1252)"),
     "two long texts": (LONG, "\n\n".join(LONG.values()), ""),
-    "chats without an answer": ({"a.jsonl": [{"messages": [HI]}]}, REFUSED, "1 chats without an answer"),
+    "chats without an answer": ([{"messages": [HI]}], REFUSED, "1 chats without an answer"),
     "a key twice in a record": ({"a.jsonl": '{"text": "One.", "text": "Two."}'}, REFUSED,
         "'text' is there twice"),
-    "`weight` of a half": ({"a.jsonl": [{"messages": [HI, HELLO | {"weight": 0.5}]}]}, REFUSED, "or 1"),
-    "images in a chat": ({"a.jsonl": [{"messages": [HI | {"content": [{"type": "image_url",
-        "image_url": "x"}]}, HELLO]}]}, REFUSED, "write a text"),
-    "unknown keys": ({"a.json": [{"body": "x"}] * 9}, REFUSED, "'body': rename"),
-    "texts by turns": ({"a.jsonl": [{"turns": ["Hi", "Hello"]}]}, REFUSED, "Known roles are"),
-    "`chosen` and `rejected`": ({"a.json": [{"prompt": "Hi", "chosen": [HI, HELLO]}]}, REFUSED,
-        "'chosen': rename"),
-    "unknown role": ({"a.jsonl": [{"messages": [HI, HELLO | {"role": "narrator"}]}]}, REFUSED,
-        "Known roles"),
+    "`weight` of a half": ([{"messages": [HI, HELLO | {"weight": 0.5}]}], REFUSED, "or 1"),
+    "images in a chat": ([{"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, HELLO]}],
+        REFUSED, "write a text"),
+    "unknown keys": ([{"body": "x"}] * 9, REFUSED, "'body': rename"),
+    "texts by turns": ([{"turns": ["Hi", "Hello"]}], REFUSED, "Known roles are"),
+    "`chosen` and `rejected`": ([{"prompt": "Hi", "chosen": [HI, HELLO]}], REFUSED, "'chosen': rename"),
+    "unknown role": ([{"messages": [HI, HELLO | {"role": "narrator"}]}], REFUSED, "Known roles"),
     "questions with unquoted commas": ({"a.csv": "question,answer\nWhat, exactly, is it?,An owl\n"},
         REFUSED, "quotation marks"),
     "bytes that are no text": ({"a.txt": b"GIF8\x00\x00\x00"}, REFUSED, "save it as UTF-8"),
@@ -242,7 +227,7 @@ RECORDS: dict[str, tuple[dict[str, Any], Any, str]] = {
 @pytest.mark.parametrize("form", RECORDS)
 def test_text_and_chats(tmp_path, form):
     files, wanted, says = RECORDS[form]
-    written(tmp_path, files)
+    write(tmp_path, {"a.jsonl": files} if isinstance(files, list) else files)
     if wanted == REFUSED:
         with refused("root") as told:
             documents(tmp_path)

@@ -1,8 +1,5 @@
 """One contract for all data that are placed by name: who is in which split, and what is told or refused."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +9,7 @@ import pytest
 
 from qnnkit.data import load
 from qnnkit.data.splits import SPLITS
-from tests.toys import fill, places_of, refused
+from tests.toys import fill, places_of, refused, write
 
 TOKENS = {"sequence_length": 2, "vocabulary": 257}
 SHARES = {"validation_fraction": 0.3, "test_fraction": 0.3}
@@ -38,9 +35,8 @@ def images(form: str) -> Callable[[Path, list[int], bool], Path]:
 
 
 def captions(folder: Path, numbers: list[int], same: bool) -> Path:
-    images("{i}.png")(folder, numbers, same)
-    (folder / "captions.json").write_text(json.dumps({f"{i}.png": f"picture {i}" for i in numbers}))
-    return folder
+    texts = {f"{i}.png": f"picture {i}" for i in numbers}
+    return write(images("{i}.png")(folder, numbers, same), {"captions.json": texts})
 
 
 def said(i: int, same: bool) -> str:
@@ -48,24 +44,16 @@ def said(i: int, same: bool) -> str:
 
 
 def texts(folder: Path, numbers: list[int], same: bool) -> Path:
-    folder.mkdir(parents=True)
-    for i in numbers:
-        (folder / f"{i}.txt").write_text(said(i, same))
-    return folder
+    return write(folder, {f"{i}.txt": said(i, same) for i in numbers})
 
 
 def records(folder: Path, numbers: list[int], same: bool) -> Path:
-    folder.mkdir(parents=True)
-    rows = [json.dumps({"text": said(i, False if not same else i > 3)}) for i in numbers]
-    (folder / "a.jsonl").write_text("\n".join(rows))
-    return folder
+    return write(folder, {"a.jsonl": [{"text": said(i, False)} for i in numbers]})
 
 
 def music(folder: Path, numbers: list[int], same: bool) -> Path:
-    folder.mkdir(parents=True)
     pieces = {f"piece{i}": [[60 + step % 7] for step in range(20 if same else 20 + i)] for i in numbers}
-    (folder / "ann.json").write_text(json.dumps(pieces))
-    return folder
+    return write(folder, {"ann.json": pieces})
 
 
 KINDS = {

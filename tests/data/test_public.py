@@ -1,7 +1,5 @@
 """MNIST, its kin and AHCD: fetched from a server of our own, read in every form, wrong in every way."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import gzip
@@ -9,8 +7,8 @@ import hashlib
 import http.server
 import re
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,28 +17,19 @@ import torch
 
 from qnnkit.data import load, public
 from qnnkit.data.splits import SPLITS
-from tests.toys import ahcd_files, archive, idx_bytes, idx_files, no_workspace, noise, real, refused
+from tests.toys import ahcd_files, archive, idx_bytes, idx_files, no_workspace, noise, real, refused, write
 
 KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
-@dataclass
-class Served:
-    """A folder that a server gives, how it misbehaves, and what it was asked for."""
-
-    folder: Path
-    cuts: list[int] = field(default_factory=list)  # bytes after which a connection breaks, one answer each
-    asked: list[str] = field(default_factory=list)
-    url: str = ""
-
-
 @pytest.fixture
 def server(tmp_path_factory):
-    served = Served(tmp_path_factory.mktemp("served"))
+    """A folder that a server gives, what it was asked for, and bytes after which its next answer breaks."""
+    served = SimpleNamespace(folder=tmp_path_factory.mktemp("served"), asked=[], cut=None)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def copyfile(self, source: Any, outputfile: Any) -> None:
-            outputfile.write(source.read()[: served.cuts.pop(0) if served.cuts else None])
+            outputfile.write(source.read()[: served.cut])
 
         def log_message(self, *given: object) -> None:
             served.asked.append(self.path)
@@ -48,11 +37,9 @@ def server(tmp_path_factory):
     handler = functools.partial(Handler, directory=served.folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
         served.url = f"http://127.0.0.1:{web.server_port}/"
-        thread = threading.Thread(target=web.serve_forever, args=(0.05,))
-        thread.start()
+        threading.Thread(target=web.serve_forever, args=(0.05,)).start()
         yield served
         web.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +50,6 @@ def store(monkeypatch, tmp_path) -> Path:
 FAULTS = [
     ("", "cut", "IncompleteRead"),
     ("", "wrong", "does not match"),
-    ("", "gone", "404"),
     ("all.zip", "cut", "IncompleteRead"),
     ("all.zip", "gone", "404 Client Error"),
 ]
@@ -82,7 +68,7 @@ def test_what_does_not_come_whole_leaves_nothing_and_what_does_comes_once(
     archive(write(server.folder, files) / "all.zip", files)
     root, first = name and server.url + name, server.folder / (name or KINDS[0] + ".gz")
     content = first.read_bytes()
-    server.cuts = [70] if fault == "cut" else []
+    server.cut = 70 if fault == "cut" else None
     if fault == "gone":
         first.unlink()
     elif fault == "wrong":
@@ -94,7 +80,7 @@ def test_what_does_not_come_whole_leaves_nothing_and_what_does_comes_once(
     del told
     gc.collect()
     first.write_bytes(content)
-    server.asked.clear()
+    server.asked, server.cut = [], None
     splits = load("mnist", root=root)
     assert len(splits.test) == 40 and load("mnist", root=root).fingerprint() == splits.fingerprint()
     assert len(server.asked) == (1 if root else 4)
@@ -110,27 +96,17 @@ def test_real_files_have_the_checksums():
 
 # --- files -------------------------------------------------------------------------------------------------
 
-
-def whole() -> dict[str, bytes]:
-    return idx_files((60, 60), (5, 7))
-
-
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, each in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(each)
-    return folder
+WHOLE = idx_files((60, 60), (5, 7))
 
 
 def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
-    files = whole()
-    plain = load("mnist", root=write(tmp_path / "plain", files))
+    plain = load("mnist", root=write(tmp_path / "plain", WHOLE))
     sizes = [len(plain.split(name)) for name in ("train", "validation", "test")]
     assert plain.image_size == (5, 7) and sizes == [48, 12, 60]
     first = plain.test.images[plain.test.sources.index("mnist/63"), 0].numpy()
     assert (first == noise(60, 5, 7, seed=1)[3]).all()
-    packed = {f"MNIST/raw/{name}.gz": gzip.compress(each) for name, each in files.items()}
-    dotted = {name.replace("-idx", ".idx"): each for name, each in files.items()}
+    packed = {f"MNIST/raw/{name}.gz": gzip.compress(each) for name, each in WHOLE.items()}
+    dotted = {name.replace("-idx", ".idx"): each for name, each in WHOLE.items()}
     zipped = archive(tmp_path / "all.zip", packed)
     for root in (write(tmp_path / "packed", packed), write(tmp_path / "dotted", dotted), zipped):
         assert load("mnist", root=root).fingerprint() == plain.fingerprint()
@@ -140,7 +116,6 @@ def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
 LABELS, LETTERS = "csvTrainLabel 112x1.csv", "csvTestImages 56x1024.csv"
 WRONG = [
     (KINDS[0], lambda each: each[:1000]),
-    (KINDS[0], lambda each: b""),
     (KINDS[0], lambda each: each + b"more"),
     (KINDS[0], lambda each: gzip.compress(each)[:-400]),
     (KINDS[0], lambda each: gzip.compress(each)[:40] + b"xxxxxxx" * 300),
@@ -148,10 +123,9 @@ WRONG = [
     (KINDS[1], lambda each: idx_bytes(np.arange(59) % 10)),
     (KINDS[1], lambda each: idx_bytes(np.r_[np.arange(58) % 10, 10, 255])),
     (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # another size
-    (KINDS[3], lambda each: idx_bytes(np.zeros(60))),  # one class alone
     (KINDS[3], None),
     (LABELS, lambda each: each.partition(b"\n")[2]),
-    *((LABELS, lambda each, to=to: re.sub(rb"^\d+", to, each)) for to in (b"29", b"0", b"alef")),
+    *((LABELS, lambda each, to=to: re.sub(rb"^\d+", to, each)) for to in (b"0", b"alef")),
     (LETTERS, lambda each: re.sub(rb"^\d+", b"300", each)),
     (LETTERS, lambda each: each.replace(b",", b" ", 1)),
 ]
@@ -159,7 +133,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
 def test_files_that_are_wrong_or_missing(tmp_path, name, change):
-    folder = ahcd_files(tmp_path / "x") if name.endswith("csv") else write(tmp_path / "x", whole())
+    folder = ahcd_files(tmp_path / "x") if name.endswith("csv") else write(tmp_path, WHOLE)
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     if change is not None:

@@ -1,8 +1,5 @@
 """Text as blocks of tokens: nothing lost, nothing in two splits, only answers predicted."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ import torch
 from qnnkit.data import tokenizers
 from qnnkit.data.text import documents, text
 from qnnkit.data.tokens import IGNORED
-from tests.toys import real, refused
+from tests.toys import real, refused, write
 
 SPEAKERS = ("ROMEO", "JULIET", "NURSE")
 SPLITS = ("train", "validation", "test")
@@ -27,13 +24,7 @@ def play(n: int = 120) -> str:
 
 @pytest.fixture
 def shakespeare(tmp_path) -> Path:
-    (tmp_path / "play.txt").write_text(play())
-    return tmp_path / "play.txt"
-
-
-def jsonl(path: Path, records) -> Path:
-    path.write_text("\n".join(json.dumps(record) for record in records) + "\n")
-    return path
+    return write(tmp_path, {"play.txt": play()}) / "play.txt"
 
 
 def written(splits, name: str) -> str:
@@ -64,18 +55,14 @@ def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
 
 
 def test_a_file_is_a_document_which_its_path_chooses_and_a_record_its_source(tmp_path):
-    (tmp_path / "austen").mkdir()
-    for i in range(12):
-        (tmp_path / "austen" / f"{i}.txt").write_text(f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9)
-    (tmp_path / "empty.md").write_text(" \n")
-    found, notes = documents(tmp_path)
-    assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
+    chapters = {f"austen/{i}.txt": f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9 for i in range(12)}
+    found, notes = documents(write(tmp_path, chapters | {"empty.md": " \n"}))
+    assert [document.name for document in found] == [*chapters]
     assert notes == ["Left out 1 empty documents: empty.md."]
-    assert [each.name for each in documents(tmp_path, "/1")[0] if each.text][1:] == [
-        "austen/10.txt", "austen/11.txt",
-    ]  # fmt: skip
-    path = jsonl(tmp_path / "a.jsonl", [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)])
-    found, notes = documents(path, "a")
+    kept = [each.name for each in documents(tmp_path, "/1")[0] if each.text]
+    assert kept == [f"austen/{i}.txt" for i in (1, 10, 11)]
+    records = [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)]
+    found, notes = documents(write(tmp_path / "x", {"a.jsonl": records}), "a")
     assert [document.text for document in found] == ["Number 0", "", "Number 2", "", "Number 4", ""]
     assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
@@ -144,17 +131,15 @@ def test_a_speech_more_or_less_moves_documents_near_it_alone(tmp_path):
 
 def test_another_file_moves_no_document(tmp_path):
     """Long texts are cut alike alone and together, whatever speeches they share."""
-    (tmp_path / "b.txt").write_text(play())
-    before, marks = text(tmp_path, **SMALL, **HALVES), [f"Speech {i:03d}." for i in range(30, 120)]
-    (tmp_path / "a.txt").write_text("Greetings to Kate and Jill.\n\n" * 150 + play()[:5000])
-    assert where(text(tmp_path, **SMALL, **HALVES), marks) == where(before, marks)
-    (tmp_path / "a.txt").write_text("NURSE:\nshort")
-    assert [each.name for each in documents(tmp_path, "^NURSE$")[0] if each.text.startswith("NURSE")]
+    marks, greetings = [f"Speech {i:03d}." for i in range(30, 120)], "Greetings to Kate and Jill.\n\n" * 150
+    before = text(write(tmp_path, {"b.txt": play()}), **SMALL, **HALVES)
+    after = text(write(tmp_path, {"a.txt": greetings + play()[:5000]}), **SMALL, **HALVES)
+    assert where(after, marks) == where(before, marks)
 
 
 def test_equal_records_are_in_one_split(tmp_path):
     records = [{"text": f"Number {i % 20:02d}. It is a number."} for i in range(60)]
-    splits = text(jsonl(tmp_path / "a.jsonl", records), **SMALL | {"sequence_length": 2}, **HALVES)
+    splits = text(write(tmp_path, {"a.jsonl": records}), **SMALL | {"sequence_length": 2}, **HALVES)
     found = [written(splits, name).count(f"Number {i:02d}.") for i in range(20) for name in SPLITS]
     assert sorted(found) == [0] * 40 + [3] * 20
 
@@ -164,12 +149,10 @@ def test_equal_records_are_in_one_split(tmp_path):
 
 def test_the_tokenizer_knows_the_training_documents_alone(tmp_path):
     """A word that stands in one document only becomes tokens of its own just where it is trained on."""
-    for i, letter in enumerate("zwvutsrqpo"):
-        (tmp_path / f"{i}.txt").write_text(("abcdefgh"[i % 8] * 7 + f"qx{letter} ") * 40)
-    splits = text(tmp_path, sequence_length=8, vocabulary=400)
+    files = {f"{letter}.txt": (letter * 7 + f"qx{letter} ") * 40 for letter in "abcdefghij"}
+    splits = text(write(tmp_path, files), sequence_length=8, vocabulary=400)
     known, sources = " ".join(splits.tokenizer.get_vocab()), {*splits.train.sources}
-    for i, letter in enumerate("zwvutsrqpo"):
-        assert (f"{i}.txt" in sources) == (f"qx{letter}" in known)
+    assert all((name in sources) == (f"qx{name[0]}" in known) for name in files)
 
 
 # --- chats and instructions --------------------------------------------------------------------------------
@@ -232,7 +215,7 @@ CHATS = {
 def test_of_a_chat_only_answers_are_predicted(tmp_path, form):
     records, template, wholly, learned, not_learned, says = CHATS[form]
     own = {"vocabulary": 257} if template is None else {"tokenizer": saved(tmp_path / "own", template)}
-    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, **own)
+    splits = text(write(tmp_path / "x", {"a.jsonl": records}), sequence_length=64, **own)
     part = splits.train
     predicted = splits.tokenizer.decode(part.labels[part.labels != IGNORED].tolist())
     assert all(each in written(splits, "train") for each in wholly)
@@ -245,30 +228,23 @@ def test_of_a_chat_only_answers_are_predicted(tmp_path, form):
 # --- bad input ---------------------------------------------------------------------------------------------
 
 
-GOOD = '{"text": "fine"}'
-BAD = [
-    ("b.jsonl", "\n".join([GOOD] * 9)),  # too short for a block
-    ("a.txt", "One.\n\nTwo."),  # too few documents
-    ("a.txt", "\n"),
-    ("a.pdf", "\n\n".join(["word " * 90] * 20)),
-    ("b.jsonl", '{"text": "cut sho'),
-    ("b.jsonl", '["a list"]\n["another"]'),
-    ("a.jsonl", '{"text": 3}'),
-    ("a.jsonl", '{"prompt": "x", "completion": null}'),
-    ("a.jsonl", '{"prompt": "x", "completion": "y", "history": ["z"]}'),
-    ("a.jsonl", '{"messages": [{"role": "assistant", "tool_calls": ["x"]}]}'),
-    ("a.jsonl", '{"messages": [{"role": "user"}]}'),
-]
+RECORDS = {
+    '{"text": "cut sho': "line 11",
+    '["a list"]': "record 10",
+    '{"text": 3}': "record 10",
+    '{"prompt": "x", "completion": null}': "record 10",
+    '{"prompt": "x", "completion": "y", "history": ["z"]}': "record 10",
+    '{"messages": [{"role": "assistant", "tool_calls": ["x"]}]}': "record 10",
+    '{"messages": [{"role": "user"}]}': "record 10",
+}
 
 
-@pytest.mark.parametrize(("name", "content"), BAD)
-def test_text_that_is_refused(tmp_path, name, content):
-    if name == "a.jsonl":
-        content = "\n".join([*[GOOD] * 9, "", content, GOOD])
-    (tmp_path / name).write_text(content)
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_that_is_refused_is_named(tmp_path, record):
+    good = '{"text": "fine"}'
     with refused("root") as told:
-        text(tmp_path / name, **SMALL | {"sequence_length": 400})
-    assert name != "a.jsonl" or "a.jsonl, record 10" in str(told.value)
+        documents(write(tmp_path, {"a.jsonl": "\n".join([*[good] * 9, "", record, good])}))
+    assert "a.jsonl" in str(told.value) and RECORDS[record] in str(told.value)
 
 
 WRONG = [
@@ -276,17 +252,16 @@ WRONG = [
     ("part", {"part": "("}),
     ("sequence_length", {"sequence_length": 0}),
     ("root", {"sequence_length": 1}),
-    ("root", {"root": "none"}),
-    ("tokenizer", {"tokenizer": "none"}),
+    ("root", {"sequence_length": 9999}),
+    ("tokenizer", {"tokenizer": "."}),
 ]
 
 
 @pytest.mark.parametrize(("argument", "options"), WRONG)
-def test_options_that_are_refused(shakespeare, tmp_path, monkeypatch, argument, options):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "none").mkdir()
+def test_options_that_are_refused(shakespeare, monkeypatch, argument, options):
+    monkeypatch.chdir(shakespeare.parent)
     with refused(argument):
-        text(**({"root": shakespeare} | SMALL | options))
+        text(shakespeare, **SMALL | options)
 
 
 def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
@@ -305,8 +280,9 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("template", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, says, records):
+    own = saved(tmp_path / "own", template)
     with refused("tokenizer") as told:
-        text(jsonl(tmp_path / "a.jsonl", records), **SMALL, tokenizer=saved(tmp_path / "own", template))
+        text(write(tmp_path / "x", {"a.jsonl": records}), **SMALL, tokenizer=own)
     assert says in str(told.value)
 
 

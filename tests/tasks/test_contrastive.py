@@ -1,7 +1,5 @@
 """CLIP's loss in NumPy, gradients by chunks beside those of the whole batch, recall by hand, zero-shot."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 

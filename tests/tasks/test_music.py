@@ -1,19 +1,105 @@
-"""Music that a net writes behind a beginning."""
+"""Music as runs: a base, an adapter for each composer and their worth on whose music; and music written."""
 
-from __future__ import annotations
-
+import pandas as pd
 import pytest
 import torch
 from symusic import Score
 from torch import nn
 
+from qnnkit import report, runs, stats, tasks
 from qnnkit.data.pieces import collect, of_steps, writing
 from qnnkit.models.blocks import seeded
 from qnnkit.tasks import continue_piece
 from qnnkit.tasks.language import continuation
 from tests import nets
 from tests.data.test_music_data import BOS, EOS, TOKENS, band, heard
-from tests.toys import real
+from tests.toys import by_composer, music
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
+THREE = ("bach", "mozart", "nottingham")
+ADAPTED = THREE[:2]
+
+
+def trained(folder, recipe, **settings):
+    run = runs.open_run(folder, recipe, **TINY, epochs=1, **settings)
+    list(runs.train_all(run))
+    return run
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Music of three composers; a fourth has too few pieces for splits."""
+    place = tmp_path_factory.mktemp("composers")
+    for third, name in enumerate(("mozart.json", "bach.json", "nottingham.json.gz"), start=3):
+        music(place / name, third)
+    music(place / "scarce.json", 6, 2)
+    return place
+
+
+@pytest.fixture(scope="module")
+def base(home, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base") / "run"
+    run = trained(folder, "music_llama", data_dir=str(home), composers=["bach", "nottingham"])
+    report.finish(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def pair(home, base, tmp_path_factory):
+    """Runs of both composers: a quantum adapter, and LoRA beside it."""
+    folder, common = tmp_path_factory.mktemp("adapters"), {"data_dir": str(home), "n_seeds": 2}
+    common |= {"pretrained": str(base.folder / "model"), "controls": ["lora"]}
+    return [trained(folder / name, "music_adapter", composers=[name], **common) for name in ADAPTED]
+
+
+def test_music_is_trained_written_and_drawn(base):
+    assert base.result["nets"][0]["score"] < torch.tensor(950.0).log()
+    report.preview(base)
+    [picture] = report.mistakes(base, 1)
+    assert {path.stem for path in (base.folder / "figures").iterdir()} >= {"01_rolls", "05_music"}
+    [written], _ = collect(base.folder / "music" / "1.mid")
+    assert written.score.note_num() > 0
+    assert (base.folder / "model" / "model.safetensors").exists() and picture is not None
+
+
+def test_every_net_is_judged_on_every_composer(pair, base, monkeypatch):
+    finals = pair[0].finals()
+    assert [name for name in finals if "_on_" in name] == [
+        f"test_{kind}_on_{name}" for name in THREE for kind in ("loss", "base")
+    ], "of the fourth there is too little"
+    plain, parts = runs.trained(base), by_composer(base.splits)
+    for name in ("bach", "nottingham"):
+        expected = tasks.Language().loss(plain, parts[name])
+        assert finals[f"test_base_on_{name}"].tolist() == pytest.approx([expected] * len(finals), rel=1e-5)
+    assert finals["test_loss_on_bach"].tolist() == pytest.approx(finals["test_loss"].tolist(), rel=1e-5)
+    assert not any("base_on" in name for name in base.finals()), "a net without an adapter has no base"
+    assert list(tasks.Music().judge(None, base.splits, {"loss": 1})) == ["perplexity"]
+    monkeypatch.setattr("qnnkit.tasks.music.MOST_BLOCKS", 1)
+    cheap = tasks.Music(settings=base.config).composers
+    assert list(cheap) == list(THREE) and {len(each.test) for each in cheap.values()} == {1}
+
+
+def test_the_matrix_over_composers_is_a_pivot_of_the_frame(pair):
+    whole = runs.frame([run.folder for run in pair]).reset_index(drop=True)
+    frame, columns = whole.explode("composers"), [f"test_loss_on_{name}" for name in THREE]
+    means, halves = report.by_group(frame, ("net", "composers"))
+    assert list(means.index) == ["base", "hybrid, bach", "lora, bach", "hybrid, mozart", "lora, mozart"]
+    assert report.by_group(whole, ("net", "composers"))[0].equals(means), "lists are told as their words"
+    for (net, own), expected in frame.groupby(["net", "composers"])[columns].mean().iterrows():
+        assert means.loc[f"{net}, {own}"].tolist() == pytest.approx(expected.tolist())
+    assert means.loc["base", "mozart"] == pytest.approx(whole["test_base_on_mozart"][0])
+    values = frame.query("net == 'lora' and composers == 'mozart'")["test_loss_on_bach"].tolist()
+    mean, _, high = stats.mean_interval(values)
+    assert halves.loc["lora, mozart", "bach"] == pytest.approx(high - mean)
+    whole.loc[0, "test_base_on_bach"] *= 1.1
+    assert "base" not in report.by_group(whole)[0].index, "nets on several bases have none in common"
+    assert report.by_group(whole[:1])[1].isna().all().all(), "one seed says nothing of the spread"
+    assert report.by_group(pd.DataFrame({"net": ["hybrid"], "test_accuracy": [0.5]}))[0].empty
+
+
+# --- what a net writes behind a beginning -----------------------------------------------------------------
 
 PROMPT = of_steps([[48, 60, 64], [48, 60, 64], [48, 62], [48, 62]] * 4)
 
@@ -56,13 +142,10 @@ def test_only_music_is_written():
     assert continue_piece(model, TOKENS, PROMPT).note_num() - PROMPT.note_num() == n_notes > 0
 
 
-@pytest.mark.data
-def test_every_real_token_is_one_that_may_come_next():
-    allowed = writing(TOKENS).allowed
-    for piece in collect(real("music", "nottingham_midi.zip"))[0][::300]:
-        ids = [BOS, *TOKENS.encode(piece.score).ids]
-        for i in range(1, len(ids)):
-            assert allowed(torch.tensor([ids[:i]]), torch.zeros(1, len(TOKENS)))[0, ids[i]] == 0
+def test_every_token_of_a_piece_is_one_that_may_come_next():
+    ids, allowed = [BOS, *TOKENS.encode(band()).ids], writing(TOKENS).allowed
+    for i in range(1, len(ids)):
+        assert allowed(torch.tensor([ids[:i]]), torch.zeros(1, len(TOKENS)))[0, ids[i]] == 0
 
 
 def test_the_likeliest_and_what_is_refused():
