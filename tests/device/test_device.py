@@ -176,15 +176,6 @@ def test_choose_refuses_a_device_that_is_not_here_or_unknown(name):
         assert str(caught.value).endswith(f". {accelerators.obstacle(name)}; use cpu or auto.")
 
 
-def test_colab_is_seen_by_its_package(tmp_path, monkeypatch):
-    (tmp_path / "google" / "colab").mkdir(parents=True)
-    (tmp_path / "google" / "colab" / "__init__.py").write_text(
-        "raise RuntimeError('it is only looked for')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert device.on_colab()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_is_reported_and_its_simulator_runs(here):

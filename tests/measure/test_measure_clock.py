@@ -48,7 +48,7 @@ def test_times_and_errors_are_those_of_undisturbed_rounds(step):
 
 
 def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at_all(step):
-    steps = {"a": step("a", 0.1), "b": step("b", 0.9), "c": step("c", 0.1)}
+    steps = {"a": step("a", 0.1), "b": step("b", 0.9)}
     found = race(steps, seconds=1.0)
     assert step.calls.count("b") == 3, "one to warm up, one timed, one more in case that was a hiccup"
     assert (found["b"].seconds, found["b"].error, found["b"].rounds) == (pytest.approx(0.9), None, 1)
@@ -57,8 +57,8 @@ def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at
     assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in step.calls
     long = {"a": step("long", 6.0), "b": step("b", 1.0)}
     assert race(long, seconds=10.0, longest=99.0)["b"] == Lap(None, why="The time was up.")
-    step.calls.clear()
-    assert race({"a": long["a"]}, seconds=2.9)["a"].seconds == 6.0 and step.calls == ["long"]
+    assert step.calls.count("long") == 2
+    assert race({"a": long["a"]}, seconds=2.9)["a"].seconds == 6.0 and step.calls.count("long") == 3
 
 
 def test_what_fails_says_why_and_what_all_fail_with_is_raised(step):
@@ -82,15 +82,6 @@ def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
     before, seen = counts(), []
     race({n: Step(lambda: seen.append(counts()), CPU, n) for n in (1, 2)}, seconds=0.1)
     assert (1, {1}) in seen and {each for each, _ in seen} == {1, 2} and counts() == before
-
-
-# --- what a device reaches ---------------------------------------------------------------------------------
-
-
-def test_figures_and_a_precision_that_a_device_lacks():
-    found = measure.figures(CPU, ("float32", "bfloat16", "bool"), 1, seconds=0.1)
-    assert set(found["tflops"]) == {"float32", "bfloat16"} and 0.1 < found["bandwidth_gb_s"] < 1e4
-    assert 1e-4 < found["tflops"]["float32"] < 100 and 0.01 < found["overhead_us"] < 1000
 
 
 # --- memory ------------------------------------------------------------------------------------------------

@@ -140,6 +140,8 @@ def test_angles_lie_between_0_and_pi():
     with head.circuit.register_forward_pre_hook(lambda m, given: seen.append(given[0].detach())):
         clip.embed_images(pixels_of())
     assert seen[0].shape == (3, 4) and 0 <= float(seen[0].min()) < 0.1 < 3 < float(seen[0].max()) <= 3.15
+    with refused("pixel_values"):
+        clip.embed_images(pixels_of().float())
 
 
 # --- weights of a folder -----------------------------------------------------------------------------------
@@ -202,8 +204,3 @@ def test_what_is_refused(monkeypatch, saved, argument, options):
     place = saved / options.get("pretrained", "none")
     with refused(argument):
         clip_of(**options | ({"pretrained": str(place)} if place.exists() else {}))
-
-
-def test_pixels_that_are_none():
-    with refused("pixel_values"):
-        clip_of().embed_images(pixels_of().float())

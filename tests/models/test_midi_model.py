@@ -106,14 +106,11 @@ CASES = {  # tracks, and what is lost
 }
 
 
-@pytest.mark.parametrize("version", EVENTS)
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_file_has_comes_back_or_is_counted(case, version):
+def test_what_a_file_has_comes_back_or_is_counted(case):
     tracks, expected = CASES[case]
-    events, score = MidiEvents(version), midi(1, *(track(*each) for each in tracks))
+    events, score = MidiEvents(), midi(1, *(track(*each) for each in tracks))
     ids, lost = events.encode(score)
-    if version == "v1" and "time signatures" in expected:
-        expected = {"time signatures": 3}
     assert lost == expected
     back = events.decode(ids)
     if "notes" not in "".join(expected):
@@ -134,16 +131,12 @@ def _notes(score, lengths: bool = True) -> Counter:
 
 
 def test_the_key_of_a_file_that_names_none_is_that_of_its_notes():
-    events = MidiEvents()
-
-    def rows_of_scale(*pitches):
+    keys = []
+    for pitches in ((62, 64, 66, 67, 69, 71, 73), range(60, 72)):  # of two sharps, and of no scale
         notes = [(wait, [0x90, pitch, on]) for pitch in pitches for wait, on in ((0, 90), (24, 0))]
-        return rows_of(events.encode(midi(1, track(*notes)))[0])
-
-    assert [8, 9, 137, 2202, 3389 + 7 + 2, 3404, 0, 0] in rows_of_scale(
-        62, 64, 66, 67, 69, 71, 73
-    )  # two sharps
-    assert 8 not in {row[0] for row in rows_of_scale(*range(60, 72))}
+        rows = rows_of(MidiEvents().encode(midi(1, track(*notes)))[0])
+        keys.append([row for row in rows if row[0] == 8])
+    assert keys == [[[8, 9, 137, 2202, 3389 + 7 + 2, 3404, 0, 0]], []]
 
 
 @pytest.mark.data
@@ -196,7 +189,7 @@ def test_logits_are_those_of_the_definition(net):
             torch.testing.assert_close(logits[:, (i + 1) * WIDTH - 1 + n], wanted, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("n", [WIDTH, 2 * WIDTH + 3, 5 * WIDTH])
+@pytest.mark.parametrize("n", [WIDTH, 2 * WIDTH + 3])
 def test_generating_from_a_cache_gives_what_the_whole_gives(net, n):
     events = net.config.events
     ids = torch.randint(9, 3406, (1, n), generator=torch.Generator().manual_seed(2))
@@ -232,10 +225,10 @@ def test_the_published_size_has_the_published_names_and_shapes():
     with torch.device("meta"):
         state = MidiModel(config_of("medium")).state_dict()
     weights = {name: tuple(each.shape) for name, each in state.items()}
-    assert weights["net.embed_tokens.weight"] == weights["lm_head.weight"] == (3406, 1024)
+    for name in ("net.embed_tokens", "lm_head", "net_token.embed_tokens"):
+        assert weights[f"{name}.weight"] == (3406, 1024)
     assert weights["net.layers.11.mlp.gate_proj.weight"] == (4096, 1024)
     assert weights["net_token.layers.2.mlp.gate_proj.weight"] == (1024, 1024)
-    assert weights["net_token.embed_tokens.weight"] == (3406, 1024)
     assert not [name for name in weights if "layers.12" in name or "token.layers.3" in name]
 
 
