@@ -5,7 +5,6 @@ import os
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,17 +15,12 @@ from tests.toys import refused
 INSTALL = "pip install 'qnnkit[gpu]'"
 
 
-def state():
-    drawn = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    return drawn, torch.get_default_dtype(), torch.get_num_threads(), dict(os.environ)
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    """This machine's report, which changes no global."""
-    before = state()
-    found = device.report(tmp_path_factory.mktemp("disk") / "not" / "yet")
-    assert state() == before
+@pytest.fixture
+def here(tmp_path):
+    """This machine's report, which sets no variable; other globals are watched in every test."""
+    before = dict(os.environ)
+    found = device.report(tmp_path / "not" / "yet")
+    assert dict(os.environ) == before
     return found
 
 
@@ -81,15 +75,12 @@ def test_json_and_table_have_each_row_and_end_with_what_is_missing(here):
     gpu = accelerators.Accelerator("cuda:0", "Tesla T4", None, 15 * 2**30, 14 * 2**30, 7.5)
     gone = simulators.Simulator("lightning.gpu", "missing", error="not installed")
     colab = replace(here, machine=here.machine | {"colab": True}, accelerators=(gpu,), simulators=(gone,))
-    text, without = (
-        device.table(colab),
-        device.table(replace(colab, accelerators=(replace(gpu, name=None, error="none"),))),
-    )
+    text, none = device.table(colab), replace(gpu, name=None, error="none")
     assert max(map(len, text.splitlines())) <= 100
     assert f"Type: {INSTALL}" in " ".join(text.split()).rpartition("What does not run")[2]
     assert "computes: Tesla T4, 14.0 of 15.0 GiB free, compute capability 7.5" in text
     gave = "gave no GPU: see Runtime > Change runtime type"
-    assert gave in without and gave not in text
+    assert gave in device.table(replace(colab, accelerators=(none,))) and gave not in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")

@@ -119,7 +119,6 @@ def test_a_folder_is_loaded_with_every_weight(saved):
         ("model", lambda folder: causal_lm("meta-llama/Llama-3.2-3B")),
         ("model", lambda folder: adapt(small()).save_pretrained(folder / "a") or causal_lm(folder / "a")),
         ("model", lambda folder: without_weights(folder.parent)),
-        ("name", lambda folder: adapt(small(), r=-1)),
         ("model", lambda folder: adapt(adapt(small()))),
     ],
 )

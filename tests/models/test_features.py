@@ -80,11 +80,11 @@ def test_where_nothing_can_be_written_the_maps_stay_in_memory(home):
     assert files(home) == []
 
 
-def changed(change, *backend):
+def changed(change):
     """A net whose first filter runs another QNode."""
     net = net_of()
     layer = net.quanv.filters[0]
-    net.quanv.filters[0] = layer.with_qnode(change(layer.qnode), *backend).requires_grad_(False)
+    net.quanv.filters[0] = layer.with_qnode(change(layer.qnode)).requires_grad_(False)
     return net
 
 
@@ -135,22 +135,14 @@ def plain(size=1.0):
     return changed(lambda qnode: qp.QNode(circuit, qp.device("default.qubit", wires=4, seed=0)))
 
 
-@qp.transform
-def halved(tape):
-    """The same gates; what is measured comes back halved."""
-    return [tape], lambda results: tuple(value / 2 for value in results[0])
-
-
 CHANGES = {
     "itself": net_of,
     "seed": lambda: net_of(seed=1),
     "an angle": turned,
-    "stride": lambda: net_of(stride=1),
     "embedding": lambda: net_of(circuit="strongly_entangling", embedding="iqp"),
     "separable": lambda: controls(net_of())["no_entanglement"],
     "gates": plain,
     "nearly that observable": lambda: plain(size=1 + 1e-9),
-    "halved": lambda: changed(halved, "default.qubit"),  # out of sight of the gates
 }
 
 
