@@ -58,12 +58,11 @@ def test_shares_in_closed_form(after, observable, shares):
 
 
 def test_what_has_no_strings_is_refused():
-    device = circuits.make_device("default.qubit", [0])
-    probs = qp.QNode(lambda inputs, weights: (qp.RX(inputs[..., 0] + weights[0], 0), qp.probs(0))[1], device)
     with refused("inputs"):
         gradients.pauli_weights(layer_of(lambda w: qp.RZ(w[0], 0), qp.Z(0)), torch.zeros(1, 3))
     with refused("layer"):
-        gradients.pauli_weights(QuantumLayer(probs, {"weights": (1,)}, torch.zeros_like), torch.zeros(2, 1))
+        wide = QuantumLayer(*circuits.build("random", n_qubits=11), torch.zeros_like)
+        gradients.pauli_weights(wide, torch.zeros(2, 11))
 
 
 def test_tangent_kernels_of_a_linear_model_and_of_a_circuit():

@@ -71,8 +71,6 @@ CASES = {  # net, and what is said: parts of each sentence
     "a reader that weighs little": (lambda: net(factor=1e-4), [
         "Vanishing gradient in `circuit`: … per radian (limit: at least 0.0001, … scale them up"]),
     "a flat circuit": (flat, ["Vanishing gradient … while its outputs change by … Use fewer qubits"]),
-    "float16": (lambda: Turned(net().circuit.half()), [
-        "Half precision in `circuit`: its weights are float16, which resolves angles near pi to 0.002"]),
     "inputs times zero": (lambda: built(factors=(0, 0), first=False), [
         f"{SAME}: its inputs turn no angle that reaches a measured wire."]),
     "one input times zero, shots": (lambda: built(shots=50, factors=(0, 1), first=False), [

@@ -7,7 +7,6 @@ import time
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.predicting import transformer
 from qnnkit import measure, recipes, runs, tasks, train
@@ -78,8 +77,7 @@ def test_a_net_of_ones_own_that_counts_in_its_task():
 
     def task(model, batch):
         count = int((batch[1] > 0).sum())
-        loss = nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum") / max(1, count)
-        return tasks.Step(loss, {"loss": loss.detach() * count}, count)
+        return tasks.Step(model(batch[0]).square().sum() / max(1, count), {}, count)
 
     def selects(model, batch):
         return tasks.Step(model(batch[0])[batch[1] > 0.5].sum(), {}, 1)
@@ -238,5 +236,3 @@ def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):
     less = found.places[0]["needs"] - rows["micro_batch=16"]["needs"]
     assert less == plain.held + plain.copied - four.held - four.copied > 0
     assert "--set micro_batch=16" in str(found)
-    done = Settings(batch_size=2, micro_batch=2, gradient_checkpointing=True, precision="bfloat16")
-    assert list(planning.changes(done)) == []

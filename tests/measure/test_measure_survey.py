@@ -27,7 +27,6 @@ def test_a_survey_is_flat_rows_and_a_table_with_the_recipes_own_net(home, monkey
     names = ("bandwidth", "product", "launch", "net update", "net memory", "net epoch")
     values = {row["what"]: row["value"] for row in found["rows"] if row["device"] == "cpu"}
     assert {*values} == {*names} and min(values.values()) > 0
-    assert values["net memory"] > 50e6, "Python and torch alone"
     assert values["net epoch"] == pytest.approx(1079 / 32 * values["net update"])
     assert found["net"] == {"recipe": "digits_quanv", "batch_size": 32, "n_samples": 1079}
     assert found["price_per_hour"] == 0.5
@@ -54,7 +53,6 @@ def test_what_cannot_be_measured_says_why():
         ("cpu", "float32"), ("cuda:7", "float32"), ("cuda:7", "float16"),
     ]  # fmt: skip
     assert all((row["value"] is None) == bool(row["why"]) == (row["device"] == "cuda:7") for row in updates)
-    told = survey.fastest({"rows": rows})
-    assert told.startswith("An epoch of the net: ") and told.endswith(" on cpu in float32.")
+    assert survey.fastest({"rows": rows}).endswith(" on cpu in float32.")
     name = "Intel(R) Xeon(R) CPU @ 2.00GHz, 2 cores, Colab"
     assert survey.default_place({"name": name}).name == "intel-xeon-cpu-2-00ghz-2-cores-colab.json"

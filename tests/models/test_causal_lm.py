@@ -87,9 +87,6 @@ def test_a_size_from_scratch():
     half = causal_lm("tiny", vocabulary=300, dtype="bfloat16")
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
     assert half.model.rotary_emb.inv_freq.dtype == torch.float32, "positions are turned by them"
-    config = llama_config("3b")
-    assert (config.hidden_size, config.num_key_value_heads, config.vocab_size) == (3072, 8, 128256)
-    assert config.max_position_embeddings == 131072 and config.tie_word_embeddings
 
 
 @pytest.fixture
@@ -102,10 +99,6 @@ def test_a_folder_is_loaded_with_every_weight(saved):
     base, again = small(), causal_lm(saved, vocabulary=VOCABULARY, length=32)
     assert again.name_or_path == str(saved)
     assert torch.equal(again(input_ids=tokens(2)).logits, base(input_ids=tokens(2)).logits)
-    bare = without_weights(saved)
-    assert all(weight.is_meta and weight.dtype == torch.float32 for weight in bare.parameters())
-    shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (bare, again)]
-    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ each = pytest.mark.parametrize("name", NETS)
 
 
 @functools.cache
-def made(name: str, *, seed: int = 0, backend: str = "auto", **settings) -> torch.nn.Module:
-    return family(name, SMALL, sizes=SIZES | {"seed": seed, "backend": backend}, **settings)
+def made(name: str, *, seed: int = 0, **settings) -> torch.nn.Module:
+    return family(name, SMALL, sizes=SIZES | {"seed": seed}, **settings)
 
 
 def model_of(name: str, **settings) -> torch.nn.Module:
@@ -53,7 +53,6 @@ def test_shape_batch_and_precision(name):
     if name in HYBRID:
         [circuit] = [layer for layer in model.modules() if isinstance(layer, QuantumLayer)]
         assert circuit.input_dtype == torch.float32
-        close(model_of(name, backend="lightning.qubit").eval()(IMAGES[:1]), logits[:1])
 
 
 @each
@@ -115,15 +114,11 @@ def test_sizes(name, n_classes, settings, quantum, classical, n_circuits):
     assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)] == [0.3]
 
 
-@pytest.mark.parametrize(("stride", "sides"), [(2, (16, 2)), (4, (8, 1))])
-def test_resnet18_for_small_images(stride, sides):
+def test_a_stem_shrinks_images_as_it_is_asked():
     sizes = {"channels": 1, "image_size": (32, 32), "n_classes": 28}
-    model, seen = family("resnet_circuit", sizes=sizes, stem_stride=stride).eval(), []
-    net = model.backbone.net
-    net.embedder.register_forward_hook(lambda m, given, maps: seen.append(maps.shape[-1]))
-    net.encoder.register_forward_hook(lambda m, given, maps: seen.append(maps[0].shape[-1]))
-    model(torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
-    assert tuple(seen) == sides and 11.1e6 < count_parameters(model)["classical"] < 11.25e6
+    for stride in (1, 2, 4):
+        stem = family("resnet_circuit", sizes=sizes, stem_stride=stride).backbone.net.embedder
+        assert stem(torch.zeros(1, 1, 32, 32)).shape == (1, 64, 32 // stride, 32 // stride)
 
 
 # --- ResNets with weights of their own ---------------------------------------------------------------------
