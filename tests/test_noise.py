@@ -1,7 +1,5 @@
 """Trained nets with shots and noise, against closed forms; what cannot be asked gets one sentence."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re
@@ -130,10 +128,11 @@ def wide(n_qubits: int) -> nn.Module:
     return Seen(QuantumLayer(qnode, shapes, {"weights": torch.ones(shapes["weights"])}))
 
 
+MIXED = qp.device("default.mixed", wires=1, seed=0)
 ELEVEN = {"images": torch.ones(2, 11), "labels": torch.zeros(2, dtype=torch.int64)}
 REFUSED = [
     ("model", nn.Identity, {}),
-    ("model", lambda: rotations(change=lambda qnode: qnode.update(device=qp.device("default.mixed"))), {}),
+    ("model", lambda: rotations(change=lambda qnode: qnode.update(device=MIXED)), {}),
     ("model", lambda: rotations(change=lambda qnode: qp.set_shots(qnode, shots=10)), {}),
     ("model", lambda: rotations(measured=qp.state), {}),
     ("model", lambda: wide(11), ELEVEN | {"depolarizing": (0.01,)}),

@@ -161,10 +161,8 @@ def test_lightning_gpu_is_tried_in_a_process_of_its_own_that_outlives_a_crash_an
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "CPU", "cuda:", "cuda:x", "", None, 0])
 def test_choose_refuses_a_device_that_is_not_here_or_unknown(name):
-    with refused("device") as caught:
+    with refused("device"):
         device.choose(name)
-    if name == "cuda:99":
-        assert str(caught.value).endswith(f". {accelerators.obstacle(name)}; use cpu or auto.")
 
 
 @pytest.mark.gpu

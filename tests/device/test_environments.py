@@ -1,7 +1,5 @@
 """environment.yml and requirements-colab.txt ask for what pyproject.toml lists, and it exists."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

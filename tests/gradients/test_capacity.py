@@ -1,7 +1,5 @@
 """What circuits and nets compute, against closed forms; also in cells of 04b_inside and 07_circuit."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Nets that were built to fail are told why, weight by weight; healthy ones are told nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pennylane as qp
 import pytest

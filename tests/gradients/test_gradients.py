@@ -1,7 +1,5 @@
 """Gradients: right ones pass, and every planted fault is found."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

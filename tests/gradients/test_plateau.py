@@ -1,7 +1,5 @@
 """The plateau scan: closed forms, the published decay, what is left out, what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pennylane as qp
 import pytest

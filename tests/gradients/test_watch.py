@@ -1,7 +1,5 @@
 """Live statistics: right numbers, the same under a scaler and after a kill; and what is read back."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

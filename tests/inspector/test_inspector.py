@@ -1,7 +1,5 @@
 """qnnkit.inspector: what it shows follows what is chosen, with and without circuits, gradients, training."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

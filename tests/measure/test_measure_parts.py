@@ -1,7 +1,5 @@
 """Where time goes: each part takes what it was made to take, on a clock that only these parts move."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Where a net is trained: what is measured faster by more than the noise, and kept by its run alone."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """qnnkit.measure: verdicts, other machines, and what is typed answered or refused."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from typing import Any

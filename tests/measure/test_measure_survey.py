@@ -1,7 +1,5 @@
 """The survey of a machine: its rows, its file, how it is read. No time is asserted."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import platform

@@ -1,7 +1,5 @@
 """Causal language models: built, loaded and adapted by name; the loss of the next token."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,6 @@
 """qnnkit.models.features: frozen circuits run once; no other circuit, weight or image reads their file."""
 
-from __future__ import annotations
-
+import functools
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,32 +10,30 @@ import pennylane as qp
 import pytest
 import torch
 
-from qnnkit import controls, runs
-from qnnkit.data import ImageSet, ImageSplits
+from qnnkit import controls, data, runs
+from qnnkit.data import ImageSplits
+from qnnkit.data.splits import SPLITS
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import QuanvNet, features
-from tests.toys import noise, refused, room_for
+from tests.toys import refused, room_for
 
 FLOAT32 = 1e-6  # one batch of another size may add in another order
 
 
+@functools.cache
 def some_splits() -> ImageSplits:
-    parts = []
-    for seed, n in enumerate((9, 4, 5)):
-        images = torch.from_numpy(noise(n, 1, 6, 6, seed=seed))
-        parts.append(ImageSet(images, torch.arange(n) % 2, tuple(f"{i}.png" for i in range(n))))
-    return ImageSplits("noise", *parts, ("a", "b"))
+    return data.load("digits", train_fraction=0.02)
 
 
 def net_of(seed: int = 0, backend: str = "auto", **settings):
     usual = {"trainable": False, "n_layers": 1, "hidden": 2} | settings
-    return QuanvNet(1, (6, 6), 2, seed=seed, backend=backend, **usual)
+    return QuanvNet(1, (8, 8), 10, seed=seed, backend=backend, **usual)
 
 
 def close(found: ImageSplits, net, images: ImageSplits) -> None:
     """The maps are those of the net itself, and all else is as it was."""
     assert found is not images
-    for name in ("train", "validation", "test"):
+    for name in SPLITS:
         part, whole = found.split(name), images.split(name)
         torch.testing.assert_close(part.images, net.features(whole.images), rtol=0, atol=FLOAT32)
         assert part.labels is whole.labels and part.sources is whole.sources
@@ -106,10 +103,11 @@ def test_what_is_not_frozen_and_exact_or_would_crowd_the_memory_keeps_its_images
         config = SimpleNamespace(of_kit=lambda name, default, how=how: how)
         given = features.training_batch(net_of(), batch, config, n)[0]
         assert given.is_floating_point() == is_kept, "others in every epoch, too many"
-    monkeypatch.setattr(features, "MOST_BYTES", 18 * 4 * 9 * 4 - 1)  # 18 images, 4 maps of 3x3, 4 bytes
+    n = sum(len(splits.split(name)) for name in SPLITS)
+    monkeypatch.setattr(features, "MOST_BYTES", n * 4 * 16 * 4 - 1)  # 4 maps of 4x4, 4 bytes
     assert features.of(net_of(), splits) is splits
     with refused("images"):
-        net_of()(torch.ones(2, 1, 6, 6))
+        net_of()(torch.ones(2, 1, 8, 8))
 
 
 # --- whose file it is -------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """One contract for every net of the kit and of its recipes."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import os
@@ -40,12 +38,16 @@ def close(ours, theirs, tolerance=FLOAT32) -> None:
 
 
 @each
-def test_shape_batch_and_precision(name):
+def test_shape_batch_gradients_and_precision(name):
     model, precise = model_of(name).eval(), model_of(name).double().eval()
     logits = model(IMAGES)
     assert logits.shape == (5, 4) and logits.dtype == torch.float32
     close(logits, torch.cat([model(image[None]) for image in IMAGES]))
     assert (logits.max(0).values - logits.min(0).values).min() > 5 * FLOAT32, "the images matter"
+    logits.logsumexp(-1).sum().backward()
+    assert all(weight.grad.abs().max() > 0 for weight in model.parameters())
+    n_quantum = sum(weight.numel() for weight in quantum_parameters(model))
+    assert (count_parameters(model)["quantum"], n_quantum > 0) == (n_quantum, name in HYBRID)
     assert precise(IMAGES).dtype == torch.float64
     close(logits, precise(IMAGES).float(), 10 * FLOAT32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -53,16 +55,6 @@ def test_shape_batch_and_precision(name):
     if name in HYBRID:
         [circuit] = [layer for layer in model.modules() if isinstance(layer, QuantumLayer)]
         assert circuit.input_dtype == torch.float32
-
-
-@each
-def test_every_trained_weight_gets_a_gradient(name):
-    model = model_of(name)
-    model(IMAGES).logsumexp(-1).sum().backward()
-    assert all(weight.grad.abs().max() > 0 for weight in model.parameters())
-    n_quantum = sum(weight.numel() for weight in quantum_parameters(model))
-    assert count_parameters(model)["quantum"] == n_quantum
-    assert (n_quantum > 0) == (name in HYBRID)
 
 
 @each

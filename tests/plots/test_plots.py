@@ -1,7 +1,5 @@
 """Figures: at real sizes nothing overlaps, every axis is named, and nothing global is left behind."""
 
-from __future__ import annotations
-
 import io
 from unittest import mock
 
@@ -14,18 +12,16 @@ from matplotlib.text import Text
 from PIL import Image
 
 from qnnkit import plots
+from tests.toys import noise
 
+LONG = "alternaria_leaf_spot_on_apple"
 CLASSES = {
     "one": ["one"],
     "arabic": list("ابتثجحخدذرزسشصضطظعغفقكلمنهوي"),
-    "long": ["alternaria_leaf_spot_on_apple", "a", r"$\no maths$", "x" * 200, "W" * 40, "$"],
+    "long": [LONG, "a", r"$\no maths$", "x" * 200, "W" * 40, "$"],
 }
 PIXEL = 1.0
 SETTINGS = {name: value for name, value in mpl.rcParams.items() if "backend" not in name}
-
-
-def images_of(n: int, channels: int = 1) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (n, channels, 14, 14), dtype=np.uint8)
 
 
 def layer_gradients():
@@ -53,10 +49,8 @@ FIGURES = {
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
     "layer_gradients": layer_gradients,
-    "images-long": lambda: plots.labelled_images(
-        images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][2]}\n100 %"] * 7
-    ),
-    "images-none": lambda: plots.labelled_images(images_of(0), []),
+    "images-long": lambda: plots.labelled_images(noise(7, 3, 14, 14), [f"{LONG}\nnot {LONG}\n100 %"] * 7),
+    "images-none": lambda: plots.labelled_images(noise(0, 1, 14, 14), []),
     "roll-three": lambda: plots.piano_roll({"(base)": roll(64), "(bach)": roll(200), "$ x": roll(9)}),
     "roll-wide": lambda: plots.piano_roll({"a": roll(40, 0, 127), "b": roll(40, 0, 127)}, n_steps=32),
     "roll-long": lambda: plots.piano_roll({"a": roll(2000)}),
