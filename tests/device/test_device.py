@@ -39,11 +39,9 @@ def test_what_does_not_run_has_a_reason_or_a_command(monkeypatch, name, system, 
 
 
 def test_report_is_true_of_this_machine(here):
-    import psutil
-
     facts = here.machine
     assert facts["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert 0 < facts["ram_available"] <= facts["ram_total"] <= psutil.virtual_memory().total
+    assert 0 < facts["ram_available"] <= facts["ram_total"]
     assert facts["disk_free"] > 0 and facts["workspace"].endswith("yet")
     assert facts["torch_threads"] == torch.get_num_threads() and 1 <= facts["cores"] <= os.cpu_count()
     usable = ["cpu", *(one.device for one in here.accelerators if one.error is None)]

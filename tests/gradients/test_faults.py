@@ -71,8 +71,6 @@ CASES = {  # net, and what is said: parts of each sentence
     "a flat circuit": (flat, ["Vanishing gradient … while its outputs change by … Use fewer qubits"]),
     "inputs times zero": (lambda: built(factors=(0, 0), first=False), [
         f"{SAME}: its inputs turn no angle that reaches a measured wire."]),
-    "one input times zero, shots": (lambda: built(shots=50, factors=(0, 1), first=False), [
-        "Unused inputs in `circuit` … its features 0 "]),
     "equal inputs": (
         lambda: computing(lambda net, points: net.last(net.circuit(0 * net.first(points)))), [
         f"{SAME}: its inputs are all equal."]),

@@ -168,7 +168,6 @@ def test_what_is_computed_once_stays_in_memory():
     frozen, n = measure.of_recipe(config, splits), sum(len(splits.split(name)) for name in SPLITS)
     assert frozen.loaded_bytes == n * (64 + 8)  # a byte a pixel, and the label
     assert frozen.data_bytes - frozen.loaded_bytes == n * 4 * 4 * 49
-    assert frozen.of_samples(10 * frozen.n_samples).data_bytes == 10 * frozen.data_bytes
     assert not trace(frozen).memory.get("quantum states"), "circuits do not run in training"
 
 
@@ -192,8 +191,6 @@ def test_predictions_add_up(monkeypatch):
     assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
     assert found.memory["framework"] > 100 * 2**20 and found.memory["data"] == workload.data_bytes
     assert found.seconds > 0 and found.spread >= 1 and "scaled" not in found.notes[-1]
-    each = found.n_samples / workload.training.batch_size
-    assert found.seconds_per_epoch == pytest.approx(each * found.seconds)
     monkeypatch.setattr(train, "fit", None)  # nothing is run where only memory is asked
     again = measure.predict(workload, measured=False)
     assert again.seconds is again.seconds_per_epoch is None
@@ -217,9 +214,8 @@ def test_what_would_not_fit_is_timed_at_a_smaller_batch(monkeypatch):
     for free, size in ((1.8 * held, 2), (0, 0)):
         monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
         found = measure.predict(workload, seconds=0.1, n_threads=1)
-        told = f"with {size} samples at a time, and scaled up"
         assert (found.seconds is None) == (size == 0)
-        assert any(told in note for note in found.notes) == (size == 2)
+        assert any("with 2 samples at a time" in note for note in found.notes) == (size == 2)
 
 
 def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):

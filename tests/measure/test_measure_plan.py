@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from qnnkit import device, measure, runs, words
+from qnnkit import device, measure, runs
 from qnnkit.measure import platforms
 from qnnkit.measure.memory import Work
 from qnnkit.measure.platforms import HERE, Spot, estimate, roofline
@@ -189,6 +189,8 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         ((*QUICK, "--samples", "0"), "`samples` must be above 0"),
+        ((*QUICK, "--deadline", "8 epochs"), "`deadline` must be a time"),
+        ((*QUICK, "--deadline", "0h"), "`deadline` must be a time"),
         ((*QUICK, "--only", "classical"), "`--only` must name the run's own net"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
         (("measure", "--out", "file/machine.json"), "A file is in its place"),
@@ -198,12 +200,3 @@ def test_what_is_wrong_is_told_in_one_sentence(given, told, home, monkeypatch, c
     (home / "file").touch()
     status, out, err = typing(monkeypatch, capfd)(*given)
     assert (status, out) == (2, "") and told in err and err.startswith("qnnkit: ") and err.count("\n") == 1
-
-
-# --- words -------------------------------------------------------------------------------------------------
-
-
-def test_what_is_no_time_is_refused():
-    for text in ("", "8", "h", "0h", "-1h", "8 epochs", "8h later", "1e3h", "nan h", "8hh"):
-        with refused("deadline"):
-            words.parse_duration(text, "deadline")

@@ -25,9 +25,8 @@ def some_splits() -> ImageSplits:
     return data.load("digits", train_fraction=0.02)
 
 
-def net_of(seed: int = 0, backend: str = "auto", **settings):
-    usual = {"trainable": False, "n_layers": 1, "hidden": 2} | settings
-    return QuanvNet(1, (8, 8), 10, seed=seed, backend=backend, **usual)
+def net_of(**settings):
+    return QuanvNet(1, (8, 8), 10, **{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
 
 
 def close(found: ImageSplits, net, images: ImageSplits) -> None:

@@ -187,10 +187,9 @@ def test_logits_are_those_of_the_definition(net):
             torch.testing.assert_close(logits[:, (i + 1) * WIDTH - 1 + n], wanted, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("n", [WIDTH, 2 * WIDTH + 3])
-def test_generating_from_a_cache_gives_what_the_whole_gives(net, n):
+def test_generating_from_a_cache_gives_what_the_whole_gives(net):
     events = net.config.events
-    ids = torch.randint(9, 3406, (1, n), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(9, 3406, (1, 2 * WIDTH + 3), generator=torch.Generator().manual_seed(2))
     ids[:, ::WIDTH] = 3
     given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     written = net.generate(input_ids=ids, max_new_tokens=12, logits_processor=[events.allowed], **given)

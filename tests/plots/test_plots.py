@@ -14,11 +14,12 @@ from PIL import Image
 from qnnkit import plots
 from tests.toys import noise
 
-LONG = "alternaria_leaf_spot_on_apple"
+LONG, MATHS = "alternaria_leaf_spot_on_apple", r"$\no maths$"
+TITLE = f"{LONG}\nnot {MATHS}\n100 %"
 CLASSES = {
     "one": ["one"],
     "arabic": list("ابتثجحخدذرزسشصضطظعغفقكلمنهوي"),
-    "long": [LONG, "a", r"$\no maths$", "x" * 200, "W" * 40, "$"],
+    "long": [LONG, "a", MATHS, "x" * 200, "W" * 40, "$"],
 }
 PIXEL = 1.0
 SETTINGS = {name: value for name, value in mpl.rcParams.items() if "backend" not in name}
@@ -49,7 +50,7 @@ FIGURES = {
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
     "layer_gradients": layer_gradients,
-    "images-long": lambda: plots.labelled_images(noise(7, 3, 14, 14), [f"{LONG}\nnot {LONG}\n100 %"] * 7),
+    "images-long": lambda: plots.labelled_images(noise(7, 3, 14, 14), [TITLE] * 7),
     "images-none": lambda: plots.labelled_images(noise(0, 1, 14, 14), []),
     "roll-three": lambda: plots.piano_roll({"(base)": roll(64), "(bach)": roll(200), "$ x": roll(9)}),
     "roll-wide": lambda: plots.piano_roll({"a": roll(40, 0, 127), "b": roll(40, 0, 127)}, n_steps=32),
@@ -97,7 +98,6 @@ def test_axes_are_named_and_a_png_leaves_nothing_behind():
     with Image.open(io.BytesIO(plots.as_png(figure, Title="Größe", Description="What it shows."))) as image:
         about = {"Title": "Größe", "Description": "What it shows.", "Software": "qnnkit"}
         assert about.items() <= image.text.items() and len(image.convert("L").getcolors()) > 1
-        assert min(image.size) >= 60 and max(image.size) < 2500
     assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n" and pyplot.get_fignums() == []
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
 
