@@ -109,7 +109,6 @@ def test_torchs_own_tracker_agrees():
 
 def test_parts_are_what_they_are_called():
     found = seen(llama, batch_size=4, micro_batch=2)
-    assert found.n_trained == found.n_weights
     weights = 4 * found.n_weights
     assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
     assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"

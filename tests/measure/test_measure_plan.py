@@ -46,7 +46,6 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
     assert (mine["why"], other["why"], found["answer"]) == (["time"], ["time", "price"], planned.answer)
     text = str(planned)
-    assert max(map(len, text.splitlines())) <= 120
     parts = "memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "price unknown"
     assert all(part in " ".join(text.split()) for part in (*parts, planned.answer))
     assert planned.brief()["peak_bytes"] == prediction["peak"] == planned.prediction.peak
@@ -190,7 +189,6 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         ((*QUICK, "--samples", "0"), "`samples` must be above 0"),
         ((*QUICK, "--deadline", "8 epochs"), "`deadline` must be a time"),
-        ((*QUICK, "--deadline", "0h"), "`deadline` must be a time"),
         ((*QUICK, "--only", "classical"), "`--only` must name the run's own net"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
         (("measure", "--out", "file/machine.json"), "A file is in its place"),

@@ -134,7 +134,6 @@ def plain(size=1.0):
 
 CHANGES = {
     "itself": net_of,
-    "seed": lambda: net_of(seed=1),
     "an angle": turned,
     "embedding": lambda: net_of(circuit="strongly_entangling", embedding="iqp"),
     "separable": lambda: controls(net_of())["no_entanglement"],
