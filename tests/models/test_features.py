@@ -1,6 +1,5 @@
 """qnnkit.models.features: frozen circuits run once; no other circuit, weight or image reads their file."""
 
-import functools
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,13 +19,8 @@ from tests.toys import refused, room_for
 FLOAT32 = 1e-6  # one batch of another size may add in another order
 
 
-@functools.cache
-def some_splits() -> ImageSplits:
-    return data.load("digits", train_fraction=0.02)
-
-
 def net_of(**settings):
-    return QuanvNet(1, (8, 8), 10, **{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
+    return QuanvNet(1, (6, 6), 2, **{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
 
 
 def close(found: ImageSplits, net, images: ImageSplits) -> None:
@@ -46,6 +40,12 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
+@pytest.fixture
+def splits(pictures, home) -> ImageSplits:
+    """Of 24 images."""
+    return data.load("class_folder", root=pictures)
+
+
 def files(home):
     return sorted((home / "features").glob("*"))
 
@@ -54,8 +54,8 @@ def files(home):
 
 
 @pytest.mark.parametrize("settings", [{"filters": 2}, {"backend": "default.qubit"}])
-def test_the_maps_are_read_back_and_made_again_where_their_file_is_cut_short(home, settings):
-    net, splits = net_of(**settings), some_splits()
+def test_the_maps_are_read_back_and_made_again_where_their_file_is_cut_short(home, splits, settings):
+    net = net_of(**settings)
     maps = features.of(net, splits)
     close(maps, net, splits)
     torch.testing.assert_close(net(maps.train.images), net(splits.train.images), rtol=0, atol=10 * FLOAT32)
@@ -69,8 +69,8 @@ def test_the_maps_are_read_back_and_made_again_where_their_file_is_cut_short(hom
         assert (path.stat().st_mtime_ns == written) == (length == whole)
 
 
-def test_where_nothing_can_be_written_the_maps_stay_in_memory(home):
-    net, splits = net_of(), some_splits()
+def test_where_nothing_can_be_written_the_maps_stay_in_memory(home, splits):
+    net = net_of()
     with room_for(0):
         close(features.of(net, splits), net, splits)
     assert files(home) == []
@@ -93,8 +93,7 @@ NOT_KEPT = {
 }
 
 
-def test_what_is_not_frozen_and_exact_or_would_crowd_the_memory_keeps_its_images(home, monkeypatch):
-    splits = some_splits()
+def test_what_is_not_frozen_and_exact_or_would_crowd_the_memory_keeps_its_images(home, splits, monkeypatch):
     for name, make in NOT_KEPT.items():
         assert features.of(make(), splits) is splits and files(home) == [], name
     batch = splits.train.images, splits.train.labels
@@ -102,11 +101,10 @@ def test_what_is_not_frozen_and_exact_or_would_crowd_the_memory_keeps_its_images
         config = SimpleNamespace(of_kit=lambda name, default, how=how: how)
         given = features.training_batch(net_of(), batch, config, n)[0]
         assert given.is_floating_point() == is_kept, "others in every epoch, too many"
-    n = sum(len(splits.split(name)) for name in SPLITS)
-    monkeypatch.setattr(features, "MOST_BYTES", n * 4 * 16 * 4 - 1)  # 4 maps of 4x4, 4 bytes
+    monkeypatch.setattr(features, "MOST_BYTES", 24 * 4 * 9 * 4 - 1)  # 4 maps of 3x3, 4 bytes
     assert features.of(net_of(), splits) is splits
     with refused("images"):
-        net_of()(torch.ones(2, 1, 8, 8))
+        net_of()(torch.ones(2, 1, 6, 6))
 
 
 # --- whose file it is -------------------------------------------------------------------------------
@@ -142,8 +140,8 @@ CHANGES = {
 }
 
 
-def test_every_change_has_a_file_of_its_own(home):
-    splits, seen = some_splits(), set()
+def test_every_change_has_a_file_of_its_own(home, splits):
+    seen = set()
     for name, make in CHANGES.items():
         net = make()
         close(features.of(net, splits), net, splits)
@@ -151,7 +149,7 @@ def test_every_change_has_a_file_of_its_own(home):
         assert new != name, "it has read the file of another"
         seen.add(new)
     images = splits.test.images.clone()
-    images[2, 0, 3, 3] ^= 1
+    images[0, 0, 3, 3] ^= 1
     other = replace(splits, test=replace(splits.test, images=images))
     close(features.of(net_of(), other), net_of(), other)
     assert len(files(home)) == len(seen) + 1, "a pixel"

@@ -266,6 +266,7 @@ def test_a_base_is_trained_adapted_and_judged(pieces, tmp_path):
     given = TINY | {"data_dir": str(pieces), "pretrained": str(base.folder / "model"), "composers": ["ann"]}
     run = runs.open_run(tmp_path / "adapters", "music_adapter", **given, controls=[], adapter_weights=600)
     [final] = runs.train_all(run)
+    runs.export(run)
     assert {"test_loss_on_ann", "test_base_on_bob"} <= {*final}
     net = runs.trained(run)
     adapted = {name.split(".")[2] for name, each in net.named_parameters() if each.requires_grad}
