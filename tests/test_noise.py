@@ -1,12 +1,9 @@
 """Trained nets with shots and noise, against closed forms; what cannot be asked gets one sentence."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re
 import sys
-from typing import ClassVar
 
 import pennylane as qp
 import pytest
@@ -15,7 +12,6 @@ from torch import nn
 
 from qnnkit import QuantumLayer, circuits, models, noise, report, runs
 from qnnkit.checkpoint import own_generators
-from qnnkit.layers import circuits_per_image, feature_maps_of
 from tests import toys
 from tests.toys import each_epoch, refused
 
@@ -25,10 +21,11 @@ ANGLES = torch.linspace(0.1, 3.0, 8)[:, None]
 NOISE = {"shots": (), "depolarizing": (), "readout": ()}
 
 
+SEEN = [torch.empty(0)]
+
+
 class Seen(nn.Module):
     """Keeps what a layer gives, in copies too, and makes logits of it."""
-
-    last: ClassVar[list[torch.Tensor]] = [torch.empty(0)]
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -36,7 +33,7 @@ class Seen(nn.Module):
 
     def forward(self, inputs):
         values = self.layer(inputs)
-        self.last[0] = values.detach().double()
+        SEEN[0] = values.detach().double()
         return torch.stack([values[..., 0], -values[..., 0]], dim=-1)
 
 
@@ -46,12 +43,11 @@ def net_of(circuit, n_wires=1, *, start=0.0, change=lambda qnode: qnode) -> Seen
     return Seen(QuantumLayer(change(qnode), {"weights": (1,)}, {"weights": torch.full((1,), start)}))
 
 
-def rotations(n_gates: int = 1, measured=lambda: [qp.expval(qp.Z(0))], **options) -> Seen:
-    """One wire: RY of the input, n_gates times a part of it, measured in some way."""
+def rotations(measured=lambda: [qp.expval(qp.Z(0))], **options) -> Seen:
+    """One wire: RY of the input, measured in some way."""
 
     def circuit(inputs, weights):
-        for _ in range(n_gates):
-            qp.RY((inputs[..., 0] + weights[0]) / n_gates, wires=0)
+        qp.RY(inputs[..., 0] + weights[0], wires=0)
         return measured()
 
     return net_of(circuit, **options)
@@ -61,20 +57,10 @@ def values_of(model: Seen, inputs=ANGLES, **conditions) -> torch.Tensor:
     """What the circuit gives under one condition, of shape (batch, n_outputs)."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     noise.robustness(model, inputs, labels, **NOISE | conditions)
-    return model.last[0]
+    return SEEN[0]
 
 
 # --- closed forms -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_gates", [1, 3])
-@pytest.mark.parametrize(("observable", "of_angle"), [(qp.Z, torch.cos), (qp.X, torch.sin)])
-def test_depolarizing_shrinks_once_per_gate_and_a_readout_flip_in_every_basis(n_gates, observable, of_angle):
-    model, true = rotations(n_gates, lambda: [qp.expval(observable(0))]), of_angle(ANGLES.double())
-    for p in (0.0, 0.01, 0.3):
-        for condition, shrunk in (("depolarizing", (1 - 4 * p / 3) ** n_gates), ("readout", 1 - 2 * p)):
-            found = values_of(model, **{condition: (p,)})
-            torch.testing.assert_close(found, shrunk * true, atol=EXACT, rtol=0)
 
 
 def test_shots_spread_as_a_binomial_does():
@@ -88,8 +74,9 @@ def test_shots_spread_as_a_binomial_does():
     assert torch.allclose(found * shots / 2, (found * shots / 2).round(), atol=1e-4), "no counts of shots"
 
 
-def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
-    p = 0.1
+@pytest.mark.parametrize("p", [0.01, 0.3])
+def test_depolarizing_shrinks_once_per_gate_on_both_its_wires_and_a_readout_flip_in_every_basis(p):
+    """A template is taken apart."""
 
     def circuit(inputs, weights):
         qp.AngleEmbedding(inputs, wires=(0, 1), rotation="Y")
@@ -118,11 +105,10 @@ def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
     def rows(**conditions):
         return noise.robustness(model, images, labels, **NOISE | conditions)
 
-    exact, shots, none, flips, loud = rows(shots=(50_000,), depolarizing=(0.0,), readout=(0.0, 0.5))
+    exact, shots, none, flips, loud = rows(shots=(10_000,), depolarizing=(0.0,), readout=(0.0, 0.5))
     assert [exact[name] for name in ("condition", "strength", "change", "images")] == ["exact", None, 0.0, 12]
     assert exact["accuracy"] == none["accuracy"] == flips["accuracy"] == 1
     assert none["change"] < EXACT and flips["change"] < EXACT and 0 < shots["change"] < 0.02
-    assert shots["accuracy"] > 0.8, "values within 0.02 move few of the 12 images"
     assert loud["change"] > 0.1, "a wire that is read at random says nothing"
     assert all(0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in (exact, shots, loud))
     one, other, again = (rows(shots=(50,), seed=seed)[1]["change"] for seed in (1, 2, 1))
@@ -131,8 +117,6 @@ def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
     assert rows(readout=(0.5,))[1]["change"] == pytest.approx(loud["change"], abs=EXACT)
     assert model.training and not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert circuits_per_image(model, images[:1]) == 2 * 9
-    assert torch.equal(feature_maps_of(model, images), model.features(images))
 
 
 # --- what cannot be asked -----------------------------------------------------------------------------------
@@ -143,14 +127,11 @@ def wide(n_qubits: int) -> nn.Module:
     return Seen(QuantumLayer(qnode, shapes, {"weights": torch.ones(shapes["weights"])}))
 
 
-def noisy(qnode):
-    return qnode.update(device=qp.device("default.mixed", wires=1, seed=0))
-
-
+MIXED = qp.device("default.mixed", wires=1, seed=0)
 ELEVEN = {"images": torch.ones(2, 11), "labels": torch.zeros(2, dtype=torch.int64)}
 REFUSED = [
     ("model", nn.Identity, {}),
-    ("model", lambda: rotations(change=noisy), {}),
+    ("model", lambda: rotations(change=lambda qnode: qnode.update(device=MIXED)), {}),
     ("model", lambda: rotations(change=lambda qnode: qp.set_shots(qnode, shots=10)), {}),
     ("model", lambda: rotations(measured=qp.state), {}),
     ("model", lambda: wide(11), ELEVEN | {"depolarizing": (0.01,)}),
@@ -162,10 +143,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("argument", "make", "asked"), REFUSED)
 def test_what_cannot_be_asked(argument, make, asked):
+    usual = {"images": ANGLES, "labels": torch.zeros(8), "shots": (10,)}
     with refused(argument):
-        noise.robustness(
-            make(), **{"images": ANGLES, "labels": torch.zeros(8)} | NOISE | {"shots": (10,)} | asked
-        )
+        noise.robustness(make(), **NOISE | usual | asked)
 
 
 def test_shots_are_asked_of_wide_circuits_too_and_chances_are_pennylanes():
@@ -222,19 +202,6 @@ def test_training_noise_shrinks_values_and_slopes_alike():
     assert "default.mixed, all samples at once" in model.layer.explain()
 
 
-def test_training_shots_are_counts_of_torchs_own_generator():
-    """Which checkpoints keep; the estimator itself is tested in test_shots.py."""
-    model = rotations()
-    noise.put(model, shots=10)
-    with own_generators():
-        torch.manual_seed(0)
-        values = model.layer(ANGLES).detach()
-        torch.manual_seed(0)
-        assert torch.equal(model.layer(ANGLES), values)
-    torch.testing.assert_close(5 * (1 + values), (5 * (1 + values)).round(), atol=1e-4, rtol=0)
-    assert 0 < (values - ANGLES.cos()).abs().max() < 5 / math.sqrt(10)
-
-
 def test_what_has_shots_already_or_runs_elsewhere_is_refused():
     shot, elsewhere = rotations(), rotations()
     noise.put(shot, shots=10)
@@ -251,7 +218,7 @@ def test_what_has_shots_already_or_runs_elsewhere_is_refused():
 
 @own_generators()  # counting circuits measures them
 def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_path):
-    small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 2, "train_fraction": 0.05, "shots": 20}
+    small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 4, "train_fraction": 0.05, "shots": 20}
     straight, stopped = (
         runs.open_run(tmp_path / each, "digits_quanv", threads=1, **small) for each in ("straight", "stopped")
     )
@@ -261,4 +228,4 @@ def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_pa
     assert one["test_loss"] == other["test_loss"]
     report.finish(straight)
     page = re.sub(r"\s+", " ", straight.report.read_text())
-    assert "measured 20 times, in training and in the test: 320 measurements a sample" in page
+    assert "measured 20 times, in training and in the test: 80 measurements a sample" in page

@@ -149,9 +149,7 @@ def _sentence(chosen: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
 # --- what there is to choose from ---------------------------------------------------------------------------
 
 
-def candidates(
-    device: str, threads: int | str | None, config: Settings, n_samples: int | None
-) -> list[Candidate]:
+def candidates(device: str, threads: int | str | None, config: Settings, n_samples: int) -> list[Candidate]:
     """Every way to train that the settings leave open: the CPU first, then few threads, small batches.
 
     An accelerator is tried with torch's own number of threads, or the one that is asked for: threads hardly
@@ -190,20 +188,18 @@ def thread_counts() -> list[int]:
     return sorted({1, max(1, most // 2), most})
 
 
-def sizes(n_samples: int | None) -> list[int]:
+def sizes(n_samples: int) -> list[int]:
     """Powers of two that leave an epoch enough updates; the smallest in any case.
 
     A size that would leave a last batch of one sample is left out, because normalisation over a batch may
     refuse it.
 
     Example:
-        >>> sizes(1078), sizes(None)[-1], sizes(33)
-        ([16, 32], 1024, [17])
+        >>> sizes(1078), sizes(33)
+        ([16, 32], [17])
     """
-    most = LARGEST if n_samples is None else max(SMALLEST, min(LARGEST, n_samples // UPDATES))
+    most = max(SMALLEST, min(LARGEST, n_samples // UPDATES))
     powers = [SMALLEST * 2**k for k in range(10) if SMALLEST * 2**k <= most]
-    if n_samples is None:
-        return powers
     near = [[size] for size in (SMALLEST + 1, SMALLEST - 1) if n_samples % size != 1]
     return [size for size in powers if n_samples % size != 1] or [*near, powers][0]
 

@@ -5,7 +5,6 @@ import os
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,17 +15,12 @@ from tests.toys import refused
 INSTALL = "pip install 'qnnkit[gpu]'"
 
 
-def state():
-    drawn = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    return drawn, torch.get_default_dtype(), torch.get_num_threads(), dict(os.environ)
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    """This machine's report, which changes no global."""
-    before = state()
-    found = device.report(tmp_path_factory.mktemp("disk") / "not" / "yet")
-    assert state() == before
+@pytest.fixture
+def here(tmp_path):
+    """This machine's report, which sets no variable; other globals are watched in every test."""
+    before = dict(os.environ)
+    found = device.report(tmp_path / "not" / "yet")
+    assert dict(os.environ) == before
     return found
 
 
@@ -45,11 +39,9 @@ def test_what_does_not_run_has_a_reason_or_a_command(monkeypatch, name, system, 
 
 
 def test_report_is_true_of_this_machine(here):
-    import psutil
-
     facts = here.machine
     assert facts["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert 0 < facts["ram_available"] <= facts["ram_total"] <= psutil.virtual_memory().total
+    assert 0 < facts["ram_available"] <= facts["ram_total"]
     assert facts["disk_free"] > 0 and facts["workspace"].endswith("yet")
     assert facts["torch_threads"] == torch.get_num_threads() and 1 <= facts["cores"] <= os.cpu_count()
     usable = ["cpu", *(one.device for one in here.accelerators if one.error is None)]
@@ -81,15 +73,12 @@ def test_json_and_table_have_each_row_and_end_with_what_is_missing(here):
     gpu = accelerators.Accelerator("cuda:0", "Tesla T4", None, 15 * 2**30, 14 * 2**30, 7.5)
     gone = simulators.Simulator("lightning.gpu", "missing", error="not installed")
     colab = replace(here, machine=here.machine | {"colab": True}, accelerators=(gpu,), simulators=(gone,))
-    text, without = (
-        device.table(colab),
-        device.table(replace(colab, accelerators=(replace(gpu, name=None, error="none"),))),
-    )
+    text, none = device.table(colab), replace(gpu, name=None, error="none")
     assert max(map(len, text.splitlines())) <= 100
     assert f"Type: {INSTALL}" in " ".join(text.split()).rpartition("What does not run")[2]
     assert "computes: Tesla T4, 14.0 of 15.0 GiB free, compute capability 7.5" in text
     gave = "gave no GPU: see Runtime > Change runtime type"
-    assert gave in without and gave not in text
+    assert gave in device.table(replace(colab, accelerators=(none,))) and gave not in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
@@ -170,19 +159,8 @@ def test_lightning_gpu_is_tried_in_a_process_of_its_own_that_outlives_a_crash_an
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "CPU", "cuda:", "cuda:x", "", None, 0])
 def test_choose_refuses_a_device_that_is_not_here_or_unknown(name):
-    with refused("device") as caught:
+    with refused("device"):
         device.choose(name)
-    if name == "cuda:99":
-        assert str(caught.value).endswith(f". {accelerators.obstacle(name)}; use cpu or auto.")
-
-
-def test_colab_is_seen_by_its_package(tmp_path, monkeypatch):
-    (tmp_path / "google" / "colab").mkdir(parents=True)
-    (tmp_path / "google" / "colab" / "__init__.py").write_text(
-        "raise RuntimeError('it is only looked for')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert device.on_colab()
 
 
 @pytest.mark.gpu

@@ -1,7 +1,5 @@
 """Nets that were built to fail are told why, weight by weight; healthy ones are told nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pennylane as qp
 import pytest
@@ -20,7 +18,7 @@ def turned(inputs, weights, factors=(1, 1), measured=(0, 1)):
     for wire in (0, 1):
         qp.RX(factors[wire] * inputs[:, wire], wires=wire)
         qp.RY(weights[wire], wires=wire)
-    return [qp.expval(qp.Z(wire)) if wire < 2 else qp.expval(qp.X(0)) for wire in measured]
+    return [qp.expval(qp.Z(wire)) if wire < 2 else qp.expval(qp.X(wire - 2)) for wire in measured]
 
 
 def built(shots=None, weights=None, first=True, **options) -> Turned:
@@ -50,14 +48,6 @@ def flat() -> Turned:
     return Turned(layer(global_observable, (8,), torch.full((8,), 1.45), n_qubits=8), 8, 1)
 
 
-def phases_only(inputs, weights):
-    """RZ of |0>: every feature turns an angle, and nothing comes of it."""
-    qp.AngleEmbedding(inputs, wires=(0, 1), rotation="Z")
-    qp.RY(weights[0], wires=0)
-    qp.RY(weights[1], wires=1)
-    return [qp.expval(qp.Z(wire)) for wire in (0, 1)]
-
-
 def amplitudes(inputs, weights):
     qp.AmplitudeEmbedding(inputs, wires=[0, 1], normalize=True)
     qp.RY(weights[0], wires=0)
@@ -79,17 +69,12 @@ CASES = {  # net, and what is said: parts of each sentence
     "a reader that weighs little": (lambda: net(factor=1e-4), [
         "Vanishing gradient in `circuit`: … per radian (limit: at least 0.0001, … scale them up"]),
     "a flat circuit": (flat, ["Vanishing gradient … while its outputs change by … Use fewer qubits"]),
-    "an exploding one": (lambda: net(factor=1e4), ["Exploding gradient in `circuit`"]),
-    "float16": (lambda: Turned(net().circuit.half()), [
-        "Half precision in `circuit`: its weights are float16, which resolves angles near pi to 0.002"]),
     "inputs times zero": (lambda: built(factors=(0, 0), first=False), [
         f"{SAME}: its inputs turn no angle that reaches a measured wire."]),
-    "one input times zero, shots": (lambda: built(shots=50, factors=(0, 1), first=False), [
-        "Unused inputs in `circuit` … its features 0 "]),
     "equal inputs": (
         lambda: computing(lambda net, points: net.last(net.circuit(0 * net.first(points)))), [
         f"{SAME}: its inputs are all equal."]),
-    "inputs that turn phases": (lambda: Turned(layer(phases_only, (2,))), [
+    "a start at which no feature shows": (lambda: built(weights=torch.zeros(2), measured=(2, 3)), [
         f"{SAME}, at the weights as they are."]),
     "inputs with shots": (lambda: built(shots=50, **MISSED), [
         "No gradient of the loss in `model` … `circuit` (parameter-shift) … broadcast_expand",
@@ -146,7 +131,6 @@ def row(norm=0.5, step=0.01, snr=(0.5, 1.0), others=0.5, other_snr=0.1, ratio=(0
         ({"snr": (0.0, 0.26), "other_snr": 0.1}, []),
         ({"snr": (0.0, 0.26), "other_snr": 0.3}, ["Noise drowns the gradient"]),
         ({"snr": (0.1, 0.26), "other_snr": 0.3}, []),  # not zero
-        ({"snr": (None, None)}, []),
         ({"ratio": (0.1, 1.1)}, ["Learning rate too high"]),
         ({"ratio": (None, 5.0)}, []),  # weights that begin at zero
         ({"input_dtype": "bfloat16", "norm": 0}, ["Half precision", "No gradient"]),
@@ -162,32 +146,31 @@ def test_what_an_epoch_shows(numbers, expected):
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "first", "second"),
+    ("settings", "first", "second"),
     [
-        (net, {"rate": 0.05}, [], []),
-        (net, {"optimizer": "adam", "quantum_rate": 10.0}, ["Steps too long"], ["Steps too long"]),
-        (net, {"optimizer": "adam", "rate": 10.0, "quantum_rate": 0.01}, ["Learning rate too high"], []),
-        (net, {"precision": "bfloat16"}, ["Half precision"], ["Half precision"]),
+        ({"rate": 0.05}, [], []),
+        ({"optimizer": "adam", "rate": 10.0, "quantum_rate": 0.01}, ["Learning rate too high"], []),
+        ({"precision": "bfloat16"}, ["Half precision"], ["Half precision"]),
     ],
 )
-def test_a_training_warns(make, settings, first, second):
-    rows = trained(make(), **settings)
+def test_a_training_warns(settings, first, second):
+    rows = trained(net(), **settings)
     assert [[told.partition(" in `")[0] for told in row["warnings"]] for row in rows] == [first, second]
 
 
 # --- which weights can learn --------------------------------------------------------------------------------
 
 
-def layer_of(function, shapes, n_wires: int, n_features: int) -> QuantumLayer:
+def layer_of(function, shapes, n_wires: int) -> QuantumLayer:
     start = {name: uniform(*shape, seed=1) for name, shape in shapes.items()}
     layer = QuantumLayer(qp.QNode(function, circuits.make_device("default.qubit", n_wires)), shapes, start)
-    layer(uniform(1, n_features))
+    layer(uniform(1, n_wires))
     return layer
 
 
-def named(ansatz: str, n_qubits: int, **sizes) -> QuantumLayer:
-    qnode, shapes = circuits.build(ansatz, n_qubits=n_qubits, **sizes)
-    return layer_of(qnode.func, shapes, n_qubits, n_qubits)
+def named(ansatz: str, **sizes) -> QuantumLayer:
+    qnode, shapes = circuits.build(ansatz, n_qubits=4, **sizes)
+    return layer_of(qnode.func, shapes, 4)
 
 
 def silent(layer: QuantumLayer, rows: torch.Tensor) -> set[int]:
@@ -201,14 +184,13 @@ def silent(layer: QuantumLayer, rows: torch.Tensor) -> set[int]:
 
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-@pytest.mark.parametrize("n_qubits", [1, 4])
-def test_dead_weights_are_those_without_influence_and_every_weight_turns_a_gate(ansatz, n_qubits):
-    layer, rows = named(ansatz, n_qubits, n_layers=2), uniform(5, n_qubits)
+def test_dead_weights_are_those_without_influence_and_every_weight_turns_a_gate(ansatz):
+    layer, rows = named(ansatz, n_layers=2), uniform(5, 4)
     assert {i for each in gradients.dead(layer, rows) for i in each.weights} == silent(layer, rows)
     gates = gradients.gates(layer)
     turned = [i for gate in gates for i in gate.weights]
     assert sorted(turned) == list(range(len(gradients.weight_names(layer))))
-    assert sum(bool(gate.features) for gate in gates) >= n_qubits
+    assert sum(bool(gate.features) for gate in gates) >= 4
 
 
 def staircase(inputs, weights):
@@ -254,7 +236,7 @@ DEAD = {  # circuit -> shapes, wires, and what is said: the weights, and why
 @pytest.mark.parametrize("circuit", DEAD)
 def test_dead_weights_have_their_reason_and_frozen_ones_are_no_news(circuit):
     shapes, n_wires, expected = DEAD[circuit]
-    layer, rows = layer_of(circuit, shapes, n_wires, n_wires), uniform(4, n_wires)
+    layer, rows = layer_of(circuit, shapes, n_wires), uniform(4, n_wires)
     found = gradients.dead(layer, rows)
     assert [each.weights for each in found] == [weights for weights, _ in expected]
     assert all(why in each.value for each, (_, why) in zip(found, expected, strict=True))
@@ -264,7 +246,7 @@ def test_dead_weights_have_their_reason_and_frozen_ones_are_no_news(circuit):
 
 
 def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
-    model = nn.Sequential(layer_of(commuting, {"weights": (3,)}, 1, 1), nn.BatchNorm1d(1)).train()
+    model = nn.Sequential(layer_of(commuting, {"weights": (3,)}, 1), nn.BatchNorm1d(1)).train()
     with torch.no_grad():
         model[0].qnode_weights["weights"].copy_(torch.tensor([0.0, 1.0, 1.0]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -274,9 +256,9 @@ def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
     assert model.training and all(map(torch.equal, model.state_dict().values(), before.values()))
 
 
-@pytest.mark.parametrize("values", [[1e-3, 2.0, 0.5, 1, 1, 1], [0.0] * 6, [float("nan")] * 6])
+@pytest.mark.parametrize("values", [[1e-3, 2.0, 0.5, 1, 1, 1], [0.0, np.nan] * 3])
 def test_the_coloured_circuit_shows_every_gate_where_its_wires_are_free(values):
-    gates = gradients.gates(layer_of(staircase, {"weights": (2, 3)}, 3, 3))
+    gates = gradients.gates(layer_of(staircase, {"weights": (2, 3)}, 3))
     figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5})
     boxes = [box for box in figure.axes[0].patches if box.get_zorder() == 4]
     assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
@@ -292,9 +274,7 @@ def test_gates_of_every_form_are_drawn_and_a_long_circuit_goes_on_below():
     figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size")
     boxes = [box.get_gid() for box in figure.axes[0].patches if box.get_gid()]
     assert boxes == [(0,), (1,), (1,), (2,), (3,), (5,), (6,)]
-    names = {text.get_text() for text in figure.axes[0].texts}
-    assert {"0", "1", "2", "Hadamard", "IsingXX", "RX", "Z", "Toffoli"} < names
     assert len(plots.outlines(figure, 1)) == 2 and plots.outlines(figure, 4) == []
-    gates = gradients.gates(named("strongly_entangling", 4, n_layers=4, mirrored=True))
+    gates = gradients.gates(named("strongly_entangling", n_layers=4, mirrored=True))
     assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}, "inverse gates are gates"
     assert plots.coloured_circuit(gates, 4, np.ones(48), "size").get_figheight() > 5

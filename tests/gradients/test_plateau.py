@@ -1,7 +1,5 @@
 """The plateau scan: closed forms, the published decay, what is left out, what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pennylane as qp
 import pytest
@@ -98,14 +96,12 @@ def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
         plateau.scan(qubits=(2, 3), depths=("1n",), initialisations=("identity_block",))
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ((0.91, 0.90, 0.92), "as in random circuits"),  # within 10 %, which a few qubits do not fix
-        ((1.4, 1.3, 1.5), "faster than in random circuits"),
-        ((1.3, 0.9, 1.7), "as in random circuits"),
-        ((-0.2, -0.3, 0.0), "does not vanish"),
-    ],
-)
-def test_what_a_fit_says(line, told):
-    assert plateau.verdict(*line, reference=1.0) == told
+def test_what_a_fit_says():
+    """Within the interval, or within 10 % of the rate, which a few qubits do not fix."""
+    for line, told in {
+        (0.91, 0.90, 0.92): "as in random circuits",
+        (1.3, 0.9, 1.7): "as in random circuits",
+        (1.4, 1.3, 1.5): "faster than in random circuits",
+        (-0.2, -0.3, 0.0): "does not vanish",
+    }.items():
+        assert plateau.verdict(*line, reference=1.0) == told

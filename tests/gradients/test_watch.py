@@ -1,7 +1,5 @@
 """Live statistics: right numbers, the same under a scaler and after a kill; and what is read back."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -87,7 +85,6 @@ def test_every_number_by_hand():
         np.testing.assert_allclose(shown.astype(float), noise, rtol=10 * ROUNDING, atol=1e-3)
         if owner == "circuit":
             kept = found.gradient(owner, 1, gradients.weight_names(model.circuit))
-            assert kept.columns.tolist() == gradients.weight_names(model.circuit)
             assert kept.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
             turn = np.sqrt(((after - before) ** 2).mean(axis=1)).tolist()
             assert watch.rows[0]["layers"][0]["step"] == pytest.approx(turn, rel=ROUNDING)
@@ -177,15 +174,12 @@ def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
 # --- killed and resumed ------------------------------------------------------------------------------------
 
 
-# 12 batches and a validation batch an epoch.
-@pytest.mark.parametrize(("at", "per_epoch"), [(7, 5), (20, 16)])
-def test_killed_and_resumed_tells_the_same(tmp_path, at, per_epoch):
-    settings = {"per_epoch": per_epoch, "save_every_steps": 1, "optimizer": "adam"}
+def test_killed_and_resumed_tells_the_same(tmp_path):
+    settings = {"per_epoch": 5, "save_every_steps": 1, "optimizer": "adam"}
     straight = trained(net(), **settings)
     with pytest.raises(KeyboardInterrupt):
-        trained(net(), folder=tmp_path, task=At(at, raises(), None), **settings)
-    resumed = trained(net(), folder=tmp_path, **settings)
-    assert resumed == straight[-len(resumed) :] and len(resumed) == (2 if at <= 13 else 1)
+        trained(net(), folder=tmp_path, task=At(7, raises(), None), **settings)
+    assert trained(net(), folder=tmp_path, **settings) == straight and len(straight) == 2
 
 
 # --- what is read back -------------------------------------------------------------------------------------

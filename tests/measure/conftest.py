@@ -1,6 +1,6 @@
-"""What holds for every test of this folder: measuring is brief, a Llama is small, the workspace is empty."""
+"""What holds for every test of this folder: the workspace is empty, measuring is brief, a Llama is small."""
 
-import importlib
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,19 +9,13 @@ from qnnkit.measure import clock
 from qnnkit.models.causal_lm import LLAMA
 
 
-@pytest.fixture(scope="module", autouse=True)
-def brief():
-    figuring = importlib.import_module("qnnkit.measure.figures")  # the package's attribute is the function
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figuring, "ARRAY", 2**22)
-        patch.setattr(figuring, "LONG_ENOUGH", 1e-4)
-        patch.setitem(LLAMA, "small", (64, 2, 4, 4, 172, 500))  # hidden, layers, heads, inner, vocabulary
-        yield
-
-
 @pytest.fixture(autouse=True)
 def home(monkeypatch, tmp_path):
     """The workspace."""
+    figuring = sys.modules["qnnkit.measure.figures"]  # the package's attribute is the function
+    monkeypatch.setattr(figuring, "ARRAY", 2**22)
+    monkeypatch.setattr(figuring, "LONG_ENOUGH", 1e-4)
+    monkeypatch.setitem(LLAMA, "small", (64, 2, 4, 4, 172, 500))  # hidden, layers, heads, inner, vocabulary
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     return tmp_path
 

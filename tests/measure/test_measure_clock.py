@@ -1,12 +1,23 @@
-"""Time and memory as measured: the clock, the race, what a device reaches, how busy the machine is."""
+"""Time and memory as measured: the clock, the race, a step by part, the machine and its survey."""
+
+import getpass
+import json
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
 import torch
+from torch import nn
 
-from qnnkit import measure
+from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, train
 from qnnkit.device import machine
-from qnnkit.measure import Lap, Step, clock, race, winner
+from qnnkit.measure import Lap, Step, clock, parts, race, survey, winner
+from qnnkit.settings import Settings
+from qnnkit.tasks import Classification
+from tests.toys import linear, typing
 
 CPU = torch.device("cpu")
 
@@ -48,7 +59,7 @@ def test_times_and_errors_are_those_of_undisturbed_rounds(step):
 
 
 def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at_all(step):
-    steps = {"a": step("a", 0.1), "b": step("b", 0.9), "c": step("c", 0.1)}
+    steps = {"a": step("a", 0.1), "b": step("b", 0.9)}
     found = race(steps, seconds=1.0)
     assert step.calls.count("b") == 3, "one to warm up, one timed, one more in case that was a hiccup"
     assert (found["b"].seconds, found["b"].error, found["b"].rounds) == (pytest.approx(0.9), None, 1)
@@ -57,8 +68,8 @@ def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at
     assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in step.calls
     long = {"a": step("long", 6.0), "b": step("b", 1.0)}
     assert race(long, seconds=10.0, longest=99.0)["b"] == Lap(None, why="The time was up.")
-    step.calls.clear()
-    assert race({"a": long["a"]}, seconds=2.9)["a"].seconds == 6.0 and step.calls == ["long"]
+    assert step.calls.count("long") == 2
+    assert race({"a": long["a"]}, seconds=2.9)["a"].seconds == 6.0 and step.calls.count("long") == 3
 
 
 def test_what_fails_says_why_and_what_all_fail_with_is_raised(step):
@@ -82,15 +93,6 @@ def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
     before, seen = counts(), []
     race({n: Step(lambda: seen.append(counts()), CPU, n) for n in (1, 2)}, seconds=0.1)
     assert (1, {1}) in seen and {each for each, _ in seen} == {1, 2} and counts() == before
-
-
-# --- what a device reaches ---------------------------------------------------------------------------------
-
-
-def test_figures_and_a_precision_that_a_device_lacks():
-    found = measure.figures(CPU, ("float32", "bfloat16", "bool"), 1, seconds=0.1)
-    assert set(found["tflops"]) == {"float32", "bfloat16"} and 0.1 < found["bandwidth_gb_s"] < 1e4
-    assert 1e-4 < found["tflops"]["float32"] < 100 and 0.01 < found["overhead_us"] < 1000
 
 
 # --- memory ------------------------------------------------------------------------------------------------
@@ -122,3 +124,144 @@ def test_a_container_has_what_the_others_leave(monkeypatch, own, load):
     monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [63 / 64 * 100] * 64)
     assert clock.load(1.0) == pytest.approx(load)
     assert [clock.note(each) is None for each in (clock.QUIET * 2, 0.19)] == [False, True]
+
+
+# --- the survey of a machine: no time is asserted ----------------------------------------------------------
+
+
+def test_a_survey_is_flat_rows_and_a_table_with_the_recipes_own_net(home, monkeypatch, capfd):
+    """Taken by the command, while others use the machine."""
+    command = typing(monkeypatch, capfd)
+    monkeypatch.setattr(clock, "load", lambda: 1.5)
+    status, out, err = command("measure", "--quick", "--out", "mine.json", "--json")
+    found = json.loads(out)
+    assert status == 0 and json.loads((home / "mine.json").read_bytes()) == found
+    assert not any(isinstance(value, dict | list) for row in found["rows"] for value in row.values())
+    names = ("bandwidth", "product", "launch", "net update", "net memory", "net epoch")
+    values = {row["what"]: row["value"] for row in found["rows"] if row["device"] == "cpu"}
+    assert {*values} == {*names} and min(values.values()) > 0
+    assert values["net epoch"] == pytest.approx(1079 / 32 * values["net update"])
+    assert found["busy"] == {"most": 1.5, "sentence": measure.note(1.5)} and "1.5 of its" in measure.note(1.5)
+    facts = found["machine"]
+    assert not {platform.node(), getpass.getuser()} & {*map(str, facts.values())}, "whose machine it is"
+    monkeypatch.setattr(survey, "take", lambda *given, **options: found)
+    status, out, err = command("measure")
+    text, _, path = out.rpartition("File: ")
+    assert (status, err) == (0, "") and json.loads(Path(path.strip()).read_text()) == found
+    parts = (*names, facts["name"], survey.fastest(found), found["busy"]["sentence"])
+    assert all(part in " ".join(text.split()) for part in parts)
+    assert max(map(len, text.splitlines())) < 100, "which a page of 800 pixels shows whole"
+
+
+def test_what_cannot_be_measured_says_why():
+    config = recipes.settings("digits_quanv", stride=4, batch_size=8)
+    splits, places = recipes.of(config).load(config), [torch.device(name) for name in ("cpu", "cuda:7")]
+    ways = [(one, each) for each in ("float32", "float16") for one in places]
+    rows = list(survey.net_rows(config, splits, ways, 0.1))
+    updates = [row for row in rows if row["what"] == "net update"]
+    assert [(row["device"], row["precision"]) for row in updates] == [
+        ("cpu", "float32"), ("cuda:7", "float32"), ("cuda:7", "float16"),
+    ]  # fmt: skip
+    assert all((row["value"] is None) == bool(row["why"]) == (row["device"] == "cuda:7") for row in updates)
+    assert survey.fastest({"rows": rows}).endswith(" on cpu in float32.")
+    name = "Intel(R) Xeon(R) CPU @ 2.00GHz, 2 cores, Colab"
+    assert survey.default_place({"name": name}).name == "intel-xeon-cpu-2-00ghz-2-cores-colab.json"
+
+
+# --- a step by part: each takes what it was made to take, on a clock that only these parts move -------------
+
+TAKES = {
+    "loading": 1, "transfer": 2, "classical forward": 4, "quantum forward": 8, "classical backward": 16,
+    "quantum backward": 32, "optimizer": 64, "rest": 0,
+}  # fmt: skip
+CLOCK = SimpleNamespace(now=0)
+
+
+def spend(part: str, given):
+    CLOCK.now += TAKES[part]
+    return given
+
+
+class Slow(torch.autograd.Function):
+    """The identity, which takes its time on either way."""
+
+    @staticmethod
+    def forward(ctx, values, kind):
+        ctx.kind = kind
+        return spend(f"{kind} forward", values.clone())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return spend(f"{ctx.kind} backward", gradient), None
+
+
+class SlowCircuit(QuantumLayer):
+    def forward(self, inputs):
+        return Slow.apply(super().forward(inputs), "quantum")
+
+
+class Reader(nn.Module):
+    def forward(self, values):
+        return Slow.apply(values, "classical")
+
+
+def net(before: nn.Module, uses: int) -> nn.Module:
+    """A circuit on the inputs, or on what a classical layer makes of them, and a classical reader."""
+    qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=1)
+    circuit = SlowCircuit(qnode, shapes, {"weights": torch.ones(shapes["weights"])})
+    return nn.Sequential(before, *[circuit] * uses, Reader())
+
+
+INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1])
+
+
+def parts_of(model, loader, **settings):
+    found = measure.step_parts(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
+    return {row["name"]: row["seconds"] for row in found}
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("before", [nn.Identity(), nn.Hardsigmoid()])
+def test_what_takes_time_shows_in_its_own_part_and_the_model_is_left_as_it_was(monkeypatch, before, uses):
+    right, model = torch.optim.Adam.step, net(before, uses).eval()
+    start = {name: weight.clone() for name, weight in model.state_dict().items()}
+    loader, moved = mock.MagicMock(), mock.Mock()  # only that it can be moved is asked of a batch's part
+    loader.__iter__.side_effect = lambda: iter([spend("loading", (moved, LABELS))])
+    moved.to.side_effect = lambda *given, **named: spend("transfer", INPUTS)
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: spend("optimizer", right(self)))
+    monkeypatch.setattr(clock, "now", lambda device: CLOCK.now)
+    found = parts_of(model, loader)
+    assert list(found) == list(parts.PARTS)
+    assert found == {name: took * (uses if "quantum" in name else 1) for name, took in TAKES.items()}
+    assert not model.training and not model[1]._forward_hooks
+    assert all(torch.equal(weight, start[name]) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_frozen_filters_in_half_precision_have_no_way_back():
+    images = torch.linspace(0, 3, 64).reshape(4, 1, 4, 4)
+    quanv = Quanv2d(1, "data_reuploading", filters=2, trainable=False, n_layers=1)
+    frozen, config = nn.Sequential(quanv, nn.Flatten(), linear(32, 2)), Settings(precision="bfloat16")
+    found = parts_of(frozen, [(images, LABELS)], config=config)
+    assert found["quantum forward"] > 0 == found["quantum backward"] and found["classical backward"] > 0
+
+
+def test_a_changed_step_changes_one_thing_and_drops_nothing(monkeypatch):
+    """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
+    seen, right = [], train.Stepper.backward
+
+    def backward(stepper, *given):
+        seen.append((stepper.config.precision, stepper.config.micro_batch, stepper.task.augment is not None))
+        right(stepper, *given)
+
+    monkeypatch.setattr(train.Stepper, "backward", backward)
+    settings = {"batch_size": 8, "augmentation": "affine", "micro_batch": 4}
+    config, splits = recipes.settings("digits_quanv", **settings), data.load("digits", train_fraction=0.02)
+    n, other = len(splits.train), {"trainable": False, "backend": "default.qubit"}
+    for change, samples in (({}, 8), (other, 8), ({"precision": "bfloat16", "batch_size": 64}, n)):
+        step = measure.changed_step(config, splits, change, threads=1)
+        assert (step.samples, step.threads, str(step.device)) == (samples, 1, "cpu")
+        step.run()
+    assert seen == [("float32", 4, True)] * 4 + [("bfloat16", 4, True)] * (-(-n // 4))
+    slow = measure.changed_step(config, splits, {"backend": "lightning.qubit", "batch_size": 64})
+    assert slow.samples == 256 // 49 < n, "circuits one by one"

@@ -1,7 +1,5 @@
 """qnnkit.measure: verdicts, other machines, and what is typed answered or refused."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from qnnkit import device, measure, runs, words
+from qnnkit import device, measure, runs
 from qnnkit.measure import platforms
 from qnnkit.measure.memory import Work
 from qnnkit.measure.platforms import HERE, Spot, estimate, roofline
@@ -48,7 +46,6 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
     assert (mine["why"], other["why"], found["answer"]) == (["time"], ["time", "price"], planned.answer)
     text = str(planned)
-    assert max(map(len, text.splitlines())) <= 120
     parts = "memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "price unknown"
     assert all(part in " ".join(text.split()) for part in (*parts, planned.answer))
     assert planned.brief()["peak_bytes"] == prediction["peak"] == planned.prediction.peak
@@ -86,7 +83,6 @@ def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
         ([at("L4", 0.7, 3.9, 0.0, 8)], "; comfortable."),
         ([at("L4", 0.701, 1, 0.0, 8)], "; marginal: memory."),
         ([at("L4", 0.1, 4.1, 0.0, 8)], "; marginal: time."),
-        ([at("L4", 0.1, 1, 30)], "; comfortable."),
         ([at("L4", 0.1, 1, 0.01, None, 0.0)], "; not here: price."),
         ([at("L4", 0.1, None, None, 1, 1)], "; marginal: time unknown, price unknown."),
         ([at("L4", 0.951, 9, 30, 8, 10)], "; not here: memory, time, price."),
@@ -107,12 +103,8 @@ def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, told):
 
 WORK = Work(flops=2e9, bytes=1e8, operations=1000)
 CPU = {"device": "cpu", "tflops": {"float32": 0.1}, "bandwidth_gb_s": 10, "overhead_us": 5}
-GPU = {
-    "device": "cuda:0",
-    "tflops": {"float32": 10, "float16": 100},
-    "bandwidth_gb_s": 1000,
-    "overhead_us": 10,
-}
+FAST = {"bandwidth_gb_s": 1000, "overhead_us": 10}
+GPU = {"device": "cuda:0", "tflops": {"float32": 10, "float16": 100}, **FAST}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +162,7 @@ machines:
 """
 
 
-def test_a_table_of_ones_own_is_laid_over_the_other(home):
+def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
     usual = platforms.load()
     (home / "machines.yaml").write_text(OURS)
     mine = platforms.load()
@@ -180,16 +172,12 @@ def test_a_table_of_ones_own_is_laid_over_the_other(home):
     (home / "other.yaml").write_text("machines: {T4: {price_per_hour: 9}}")
     other = platforms.load("other.yaml").machines  # a path is meant from the workspace
     assert other["L4"] == usual.machines["L4"] and "Ours" not in other
-
-
-def test_a_bad_table_is_refused(home):
     bad = {"machines.Ours.kind": OURS.replace("kind: cuda,", ""), "shown": "shown: [T4, Mine]"}
-    for wrong, text in (
-        bad | {"mine.yaml": "[T4]", "machines.T4.usable_gb": "machines: {T4: {usable_gb: -1}}"}
-    ).items():
-        (home / "mine.yaml").write_text(text)
+    bad |= {"other.yaml": "[T4]", "machines.T4.usable_gb": "machines: {T4: {usable_gb: -1}}"}
+    for wrong, text in bad.items():
+        (home / "other.yaml").write_text(text)
         with refused(wrong):
-            platforms.load("mine.yaml")
+            platforms.load("other.yaml")
 
 
 # --- the command -------------------------------------------------------------------------------------------
@@ -200,6 +188,7 @@ def test_a_bad_table_is_refused(home):
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         ((*QUICK, "--samples", "0"), "`samples` must be above 0"),
+        ((*QUICK, "--deadline", "8 epochs"), "`deadline` must be a time"),
         ((*QUICK, "--only", "classical"), "`--only` must name the run's own net"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
         (("measure", "--out", "file/machine.json"), "A file is in its place"),
@@ -209,14 +198,3 @@ def test_what_is_wrong_is_told_in_one_sentence(given, told, home, monkeypatch, c
     (home / "file").touch()
     status, out, err = typing(monkeypatch, capfd)(*given)
     assert (status, out) == (2, "") and told in err and err.startswith("qnnkit: ") and err.count("\n") == 1
-
-
-# --- words -------------------------------------------------------------------------------------------------
-
-
-def test_times_are_read_or_refused():
-    times = {"8h": 28_800, "90 min": 5400, "2d 4h": 187_200, "1.5 hours": 5400, " 30s ": 30, "1H30M": 5400}
-    assert {text: words.parse_duration(text) for text in times} == times
-    for text in ("", "8", "h", "0h", "-1h", "8 epochs", "8h later", "1e3h", "nan h", "8hh"):
-        with refused("deadline"):
-            words.parse_duration(text, "deadline")

@@ -1,7 +1,5 @@
 """Causal language models: built, loaded and adapted by name; the loss of the next token."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
@@ -56,13 +54,12 @@ def test_the_loss_is_that_of_the_next_token_where_there_is_one():
     assert Language().judge(model, None, {"loss": mean}) == {"perplexity": math.exp(mean)}
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3])
-def test_an_update_is_that_of_the_mean_over_its_tokens_however_it_is_cut(micro_batch):
+def test_an_update_is_that_of_the_mean_over_its_tokens_however_it_is_cut():
     """Blocks of 11 to no predicted tokens: in one batch, or in several that are added."""
     one, other, step = small(), small(), {"epochs": 1, "optimizer": "sgd", "schedule": "constant"}
     batches = DictBatches(lambda epoch: half_masked(), 8, shuffle=False)
     loaders = {"train": batches, "validation": batches}
-    for model, pieces in ((one, None), (other, micro_batch)):
+    for model, pieces in ((one, None), (other, 3)):
         train.fit(model, Language(), loaders, Settings(**step, learning_rate=0.1, micro_batch=pieces))
     torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-6)
     assert not torch.allclose(one.lm_head.weight, small().lm_head.weight)
@@ -88,9 +85,6 @@ def test_a_size_from_scratch():
     half = causal_lm("tiny", vocabulary=300, dtype="bfloat16")
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
     assert half.model.rotary_emb.inv_freq.dtype == torch.float32, "positions are turned by them"
-    config = llama_config("3b")
-    assert (config.hidden_size, config.num_key_value_heads, config.vocab_size) == (3072, 8, 128256)
-    assert config.max_position_embeddings == 131072 and config.tie_word_embeddings
 
 
 @pytest.fixture
@@ -103,10 +97,6 @@ def test_a_folder_is_loaded_with_every_weight(saved):
     base, again = small(), causal_lm(saved, vocabulary=VOCABULARY, length=32)
     assert again.name_or_path == str(saved)
     assert torch.equal(again(input_ids=tokens(2)).logits, base(input_ids=tokens(2)).logits)
-    bare = without_weights(saved)
-    assert all(weight.is_meta and weight.dtype == torch.float32 for weight in bare.parameters())
-    shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (bare, again)]
-    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +110,6 @@ def test_a_folder_is_loaded_with_every_weight(saved):
         ("model", lambda folder: causal_lm("meta-llama/Llama-3.2-3B")),
         ("model", lambda folder: adapt(small()).save_pretrained(folder / "a") or causal_lm(folder / "a")),
         ("model", lambda folder: without_weights(folder.parent)),
-        ("name", lambda folder: adapt(small(), r=-1)),
         ("model", lambda folder: adapt(adapt(small()))),
     ],
 )

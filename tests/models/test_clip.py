@@ -1,7 +1,5 @@
 """CLIP: the same numbers as transformers' own, heads and their controls, weights from folders."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -14,10 +12,9 @@ from safetensors.torch import load_file
 from qnnkit.data.tokenizers import encode, of_captions
 from qnnkit.layers import controls, count_parameters, exchanged_parameters
 from qnnkit.models import Clip
-from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, LARGEST_LOGIT_SCALE, configuration
+from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, configuration
 from tests.toys import noise, refused
 
-HEADS = ("full", "linear", "quantum")
 TEXTS = ["a photo of a cat", "a dog", "two dogs and a cat on a mat"]
 SIDE = 16
 TOKENIZER = of_captions(None, TEXTS, 10)
@@ -41,8 +38,7 @@ def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> No
     torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("head", "channels"), [("full", 3), ("linear", 1), ("quantum", 1), ("quantum", 3)])
 def test_embeddings_are_directions_sample_by_sample_in_every_precision(head, channels):
     clip, batch = clip_of(head, channels).eval(), batch_of(channels)
     single = clip(**batch)
@@ -96,7 +92,6 @@ def test_sizes(size):
         with torch.device("meta"):
             net = CLIPModel(configuration(size, tokenizer=tokenizer))
         assert low < sum(weight.numel() for weight in net.parameters()) < high
-        assert net.config.text_config.eos_token_id == tokenizer.eos_token_id
 
 
 # --- the temperature ---------------------------------------------------------------------------------------
@@ -110,9 +105,8 @@ def test_the_scale_begins_at_1_over_007_and_stays_below_100():
     assert float(clip.eval().scale().detach()) == pytest.approx(100, rel=1e-5)
     assert float(clip.net.logit_scale.detach()) == 7, "evaluation changed a weight"
     clip.train().scale().neg().backward()
-    assert float(clip.net.logit_scale.detach()) == pytest.approx(LARGEST_LOGIT_SCALE)
+    assert float(clip.net.logit_scale.detach()) == pytest.approx(math.log(100))
     assert float(clip.net.logit_scale.grad) == pytest.approx(-100, rel=1e-5), "no way back from the bound"
-    assert pytest.approx(math.log(100)) == LARGEST_LOGIT_SCALE
 
 
 # --- controls ----------------------------------------------------------------------------------------------
@@ -140,6 +134,8 @@ def test_angles_lie_between_0_and_pi():
     with head.circuit.register_forward_pre_hook(lambda m, given: seen.append(given[0].detach())):
         clip.embed_images(pixels_of())
     assert seen[0].shape == (3, 4) and 0 <= float(seen[0].min()) < 0.1 < 3 < float(seen[0].max()) <= 3.15
+    with refused("pixel_values"):
+        clip.embed_images(pixels_of().float())
 
 
 # --- weights of a folder -----------------------------------------------------------------------------------
@@ -165,7 +161,6 @@ def test_weights_of_a_local_folder(saved):
     other, stored = clip_of("quantum", n_qubits=3, **given), load_file(place / "model.safetensors")
     kept = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
     assert all(torch.equal(kept[name], value) for name, value in stored.items() if "projection" not in name)
-    assert other(**batch_of())[0].shape == (3, 64)
     grey, colour = (clip_of("full", channels, pretrained=str(place)).eval() for channels in (1, 3))
     image = pixels_of(1)
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))
@@ -202,8 +197,3 @@ def test_what_is_refused(monkeypatch, saved, argument, options):
     place = saved / options.get("pretrained", "none")
     with refused(argument):
         clip_of(**options | ({"pretrained": str(place)} if place.exists() else {}))
-
-
-def test_pixels_that_are_none():
-    with refused("pixel_values"):
-        clip_of().embed_images(pixels_of().float())

@@ -1,7 +1,5 @@
 """Figures: at real sizes nothing overlaps, every axis is named, and nothing global is left behind."""
 
-from __future__ import annotations
-
 import io
 from unittest import mock
 
@@ -14,19 +12,17 @@ from matplotlib.text import Text
 from PIL import Image
 
 from qnnkit import plots
-from qnnkit.plots.picture import COLOURS
+from tests.toys import noise
 
+LONG, MATHS = "alternaria_leaf_spot_on_apple", r"$\no maths$"
+TITLE = f"{LONG}\nnot {MATHS}\n100 %"
 CLASSES = {
     "one": ["one"],
     "arabic": list("ابتثجحخدذرزسشصضطظعغفقكلمنهوي"),
-    "long": ["alternaria_leaf_spot_on_apple", "a", r"$\no maths$", "x" * 200, "W" * 40, "$"],
+    "long": [LONG, "a", MATHS, "x" * 200, "W" * 40, "$"],
 }
 PIXEL = 1.0
 SETTINGS = {name: value for name, value in mpl.rcParams.items() if "backend" not in name}
-
-
-def images_of(n: int, channels: int = 1) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (n, channels, 14, 14), dtype=np.uint8)
 
 
 def layer_gradients():
@@ -42,23 +38,23 @@ def roll(n_steps: int, low: int = 48, high: int = 76) -> dict:
     return {"given": notes[: n_steps // 2], "generated": notes[n_steps // 2 :]}
 
 
+def confusion_of(names: list[str]):
+    """Counts of four digits on the diagonal, and of two in the first row and column."""
+    counts = np.diag([1087] * len(names))
+    counts[0, 1:] = counts[1:, 0] = 88
+    return plots.confusion(counts, names)
+
+
 FIGURES = {
-    **{
-        f"confusion-{name}": lambda names=names: plots.confusion(np.diag([999] * len(names)) + 88, names)
-        for name, names in CLASSES.items()
-    },
+    **{f"confusion-{name}": lambda names=names: confusion_of(names) for name, names in CLASSES.items()},
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
     "layer_gradients": layer_gradients,
-    "images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
-    "images-long": lambda: plots.labelled_images(
-        images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][2]}\n100 %"] * 7
-    ),
-    "images-none": lambda: plots.labelled_images(images_of(0), []),
+    "images-long": lambda: plots.labelled_images(noise(7, 3, 14, 14), [TITLE] * 7),
+    "images-none": lambda: plots.labelled_images(noise(0, 1, 14, 14), []),
     "roll-three": lambda: plots.piano_roll({"(base)": roll(64), "(bach)": roll(200), "$ x": roll(9)}),
-    "roll-voices": lambda: plots.piano_roll({"a": {part: [(0, 60, 9)] for part in "SATB"}}),
     "roll-wide": lambda: plots.piano_roll({"a": roll(40, 0, 127), "b": roll(40, 0, 127)}, n_steps=32),
-    "roll-long": lambda: plots.piano_roll({"a": roll(6000)}),
+    "roll-long": lambda: plots.piano_roll({"a": roll(2000)}),
     "roll-none": lambda: plots.piano_roll({"nothing": {"given": []}}),
 }
 
@@ -102,7 +98,6 @@ def test_axes_are_named_and_a_png_leaves_nothing_behind():
     with Image.open(io.BytesIO(plots.as_png(figure, Title="Größe", Description="What it shows."))) as image:
         about = {"Title": "Größe", "Description": "What it shows.", "Software": "qnnkit"}
         assert about.items() <= image.text.items() and len(image.convert("L").getcolors()) > 1
-        assert min(image.size) >= 60 and max(image.size) < 2500
     assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n" and pyplot.get_fignums() == []
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
 
@@ -153,9 +148,6 @@ def test_a_roll_shows_its_notes():
     shown = [[segments.get_segments() for segments in axis.collections] for axis in figure.axes]
     notes = [[[(x0, x1, y0) for (x0, y0), (x1, _) in part] for part in parts] for parts in shown]
     assert notes == [[[(1, 1.225, 60)], [(1.25, 1.3625, 64), (1.375, 1.43125, 48)]], [[(1, 2 + 0.8, 55)]]]
-    colours = [tuple(part.get_color()[0]) for axis in figure.axes for part in axis.collections]
-    given, new = (mpl.colors.to_rgba(COLOURS[i]) for i in (0, 1))
-    assert colours == [given, new, new]
     assert [(axis.get_xlim(), axis.get_ylim()) for axis in figure.axes] == [((1, 3), (46, 66))] * 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["given", "new"]
     assert [axis.get_xlabel() for axis in figure.axes] == ["", "bar of 16 sixteenths"]
