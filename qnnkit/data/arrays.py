@@ -116,6 +116,8 @@ class TensorSplits(Splits[TensorSet]):
 
     classes: tuple[str, ...] | None = None
     """The name of each label; None where targets are no labels."""
+    columns: tuple[str, ...] = ()
+    """The names of the features, where a table brought some."""
 
     @property
     def n_classes(self) -> int | None:
@@ -154,7 +156,8 @@ class TensorSplits(Splits[TensorSet]):
                 rule, step = f"return a row for each of the {len(part):,} of {name}", "Change values alone."
                 raise ValueError(checks.message("change", rule, tuple(inputs.shape), step))
             changed[name] = replace(part, inputs=inputs)
-        return replace(self, **changed)
+        same = changed["train"].inputs.shape[1:] == self.train.inputs.shape[1:]
+        return replace(self, **changed, columns=self.columns if same else ())
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over numbers, their shapes and who is in which split."""
@@ -219,8 +222,15 @@ def arrays(
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
             whole = TensorSet(x if is_image else x.float(), y, sources)
             rows = split_rows(labels, names or ("",), sides=sides, **shares)
-            splits = TensorSplits(name, *(whole.at(torch.from_numpy(part)) for part in rows), classes=names)
+            parts = (whole.at(torch.from_numpy(part)) for part in rows)
+            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs))
     return splits.keep(settings.train_fraction, settings.split_seed)
+
+
+def _names(inputs: Any) -> tuple[str, ...]:
+    """What a table calls its columns; nothing where it has numbers for them, or `inputs` are no table."""
+    names = tuple(getattr(inputs, "columns", ()))
+    return names if all(isinstance(name, str) for name in names) else ()
 
 
 def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
