@@ -50,7 +50,8 @@ def print_result(begun: Any, result: dict[str, Any]) -> None:
     for row in report.judge(begun):
         typer.echo(f"{row['criterion']}: {row['sentence']}")
     place = workspace.remote_of(begun.folder) or begun.folder  # on Drive, if runs are worked on elsewhere
-    typer.echo(f"\nReport: {workspace.portable(str(place / begun.report.name))}")
+    page = str(place / begun.report.name)
+    typer.echo(f"\nReport: {workspace.portable(page) if workspace.home() == Path.cwd() else page}")
 
 
 @contextlib.contextmanager

@@ -185,7 +185,7 @@ def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, com
     assert list((home / "run" / "checkpoints").rglob("checkpoint-*")) and "Traceback" not in log
 
 
-def test_a_finished_run_is_only_printed(qnnkit, pictures):
+def test_a_finished_run_is_only_printed(qnnkit, pictures, monkeypatch):
     begun = finish("run")
     shutil.rmtree(pictures)  # not needed any more
     before = {path: path.stat().st_mtime_ns for path in begun.folder.rglob("*")}
@@ -193,7 +193,9 @@ def test_a_finished_run_is_only_printed(qnnkit, pictures):
     assert (status, err) == (0, "")
     assert re.search(r"hybrid +75\.0 \(one seed\) +1 +2 +3 +0\.50", out)
     assert "hybrid minus classical: +25.0 points on one seed" in out
-    assert out.rstrip().endswith("Report: ./run/report.html")
+    assert out.endswith(f"Report: {begun.report}\n")
+    monkeypatch.chdir(begun.folder.parent)  # the workspace
+    assert qnnkit("run", "--run-dir", "run")[1].endswith("Report: ./run/report.html\n")
     assert {path: path.stat().st_mtime_ns for path in begun.folder.rglob("*")} == before
 
 

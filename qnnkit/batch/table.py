@@ -61,7 +61,7 @@ def run_line(run: State) -> str:
         for name, value in run.settings.items()
     ]
     score = run.score
-    best = "" if run.validation is None else f"{score.validation_word} {score.with_unit(run.validation)}"
+    best = "" if run.validation is None else f"best {score.validation_word} {score.with_unit(run.validation)}"
     return "  ".join(filter(None, [" ".join(words), line(run), best]))
 
 

@@ -32,6 +32,8 @@ LASTING = (*workspace.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDI
 """Error numbers that no waiting mends."""
 PAUSES = (1.0, 10.0, 30.0)
 """Seconds between the tries of the last pass."""
+SOON = 5.0
+"""Seconds until the first pass: another machine soon knows that a run has begun, and with which settings."""
 OTHER = "another copy of this run has been mirrored there since. Keep one of the two and move the other away"
 _HERE = {"owner": uuid.uuid4().hex}
 """The mark of folders that this process works in itself."""
@@ -113,7 +115,7 @@ class Mirror:
         Args:
             local: The run folder; made if missing.
             remote: Where it is mirrored to: a folder on Drive, or any other.
-            interval: Seconds between two passes, and until a failed one is tried again.
+            interval: Seconds between two passes, and until a failed one is tried again (the first: `SOON`).
             patience: Seconds that the last pass may take.
         """
         self.local, self.remote, self.interval, self.patience = local, remote, interval, patience
@@ -222,8 +224,10 @@ class Mirror:
     def _work(self) -> None:
         """One pass after the other, until the last one is whole or has failed too often."""
         lock = lock_of(self.local)
-        while not self._leaving.wait(self.interval):
+        pause = min(SOON, self.interval)
+        while not self._leaving.wait(pause):
             self._attempt(lock)
+            pause = self.interval
         for pause in (*PAUSES, 0):
             if not self._attempt(lock, last=True):
                 break

@@ -116,6 +116,8 @@ class TensorSplits(Splits[TensorSet]):
 
     classes: tuple[str, ...] | None = None
     """The name of each label; None where targets are no labels."""
+    columns: tuple[str, ...] = ()
+    """The names of the features, where a table brought some."""
 
     @property
     def n_classes(self) -> int | None:
@@ -193,8 +195,15 @@ def arrays(
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
             whole = TensorSet(x if is_image else x.float(), y, sources)
             rows = split_rows(labels, names or ("",), sides=sides, **shares)
-            splits = TensorSplits(name, *(whole.at(torch.from_numpy(part)) for part in rows), classes=names)
+            parts = (whole.at(torch.from_numpy(part)) for part in rows)
+            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs))
     return splits.keep(settings.train_fraction, settings.split_seed)
+
+
+def _names(inputs: Any) -> tuple[str, ...]:
+    """What a table calls its columns; nothing where it has numbers for them, or `inputs` are no table."""
+    names = tuple(getattr(inputs, "columns", ()))
+    return names if all(isinstance(name, str) for name in names) else ()
 
 
 def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:

@@ -126,7 +126,8 @@ def _named(name: str) -> Recipe:
         if path.suffix == ".py" and path.is_file():
             return _of_file(path.resolve())
     if name.endswith(".py") or "/" in name:
-        step = f"Write one: qnnkit new {name} --like digits_quanv."
+        step = "Put it into the current folder or the workspace, or write one: "
+        step += f"qnnkit new {name} --like digits_quanv."
         raise FileNotFoundError(checks.message("recipe", "be an existing .py file", name, step))
     return RECIPES[checks.choice("recipe", name, [*RECIPES, "a .py file of yours"])]
 

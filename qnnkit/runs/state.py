@@ -219,8 +219,9 @@ def watch(
 
 
 def line(run: State) -> str:
-    """A run in one line of words."""
-    row, words = run.row, [run.folder.name, run.state + (f": {run.error}" if run.error else "")]
+    """A run in one line of words; of one that has finished not where its last control ended."""
+    row = {} if run.state == "finished" else run.row
+    words = [run.folder.name, run.state + (f": {run.error}" if run.error else "")]
     if row:
         words.append(f"{row['net']}, seed {row['seed']}")
     if "epoch" in row:

@@ -45,6 +45,8 @@ class Data:
     """Of what a net takes: name -> dtype and shape without the batch; "" for one tensor."""
     classes: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    """Of the table that the net was trained on."""
 
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
@@ -75,6 +77,7 @@ def data_of(splits: Any) -> Data:
         shapes={name: [str(t.dtype)[6:], *t.shape[1:]] for name, t in tensors.items()},
         classes=tuple(getattr(splits, "classes", None) or ()),
         captions=tuple(dict.fromkeys(texts))[:MOST_CAPTIONS],
+        columns=getattr(splits, "columns", ()),
     )
 
 
@@ -180,7 +183,7 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
     sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in kept["sizes"].items()}
     if (folder / "tokenizer").is_dir():
         sizes["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    texts = (tuple(kept.get(name, ())) for name in ("classes", "captions"))
+    texts = (tuple(kept.get(name, ())) for name in ("classes", "captions", "columns"))
     data = Data(kept["name"], sizes, kept.get("shapes", {}), *texts)
     net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
     from safetensors.torch import load

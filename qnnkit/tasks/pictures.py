@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from qnnkit import checks, words, workspace
 from qnnkit.data.images import fit, read
+from qnnkit.data.places import first
 
 
 def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
@@ -58,40 +60,63 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
     Raises:
         ValueError: There is no such file, or its shape is another.
     """
+    name = str(given) if isinstance(given, str | Path) else "a table"
     if isinstance(given, str | Path):
         path = place(given)
         try:
-            is_table = path.suffix in (".csv", ".tsv")
-            given = _numbers(path) if is_table else np.load(path, allow_pickle=False)
+            given = _table(path) if path.suffix in (".csv", ".tsv") else np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
             rule = "be .npy files, or tables of numbers"
-            step = "Write one by numpy.save, of shape (n, ...) or of one sample, or leave out other columns."
-            raise ValueError(checks.message("inputs", rule, str(given), step)) from None
+            step = "Write one by numpy.save, of shape (n, ...) or of one sample."
+            raise ValueError(checks.message("inputs", rule, name, step)) from None
+    if hasattr(given, "columns"):
+        given = _numbers(given, about.columns, name)
     dtype, *shape = about.shapes[""]
     values = torch.as_tensor(np.asarray(given)).to(getattr(torch, dtype))
     if list(values.shape) == shape:
         return values.unsqueeze(0), True
     if list(values.shape[1:]) == shape:
         return values, False
-    rule, step = f"have shape {tuple(shape)}, or (n, ...) of it", "That is what the net was trained on."
+    several = ", ".join(map(str, ["n", *shape]))
+    rule, step = f"have shape {tuple(shape)} or ({several})", "That is what the net was trained on."
     raise ValueError(checks.message("inputs", rule, tuple(values.shape), step))
 
 
-def _numbers(table: Path) -> np.ndarray:
-    """The rows of a table; a first line without numbers names the columns.
+def _table(path: Path) -> Any:
+    """The rows of a table, NaN where a cell has no number; a first line without numbers names the columns.
 
     Raises:
-        ValueError: A cell has no number, rows differ in length, or there are none.
+        ValueError: Rows differ in length, or there are none.
     """
     import pandas as pd
 
-    with table.open(errors="replace") as lines:
+    with path.open(errors="replace") as lines:
         mark = max(",;\t", key=lines.readline().count)
-    numbers: Any = pd.read_csv(table, sep=mark, header=None).apply(pd.to_numeric, errors="coerce")
-    rows = numbers[int(numbers.head(1).isna().any(axis=None)) :]
-    if rows.empty or rows.isna().any(axis=None):
+    cells = pd.read_csv(path, sep=mark, header=None)
+    numbers: Any = cells.apply(pd.to_numeric, errors="coerce")
+    if numbers.head(1).isna().any(axis=None):
+        numbers = numbers[1:].set_axis([str(name) for name in cells.iloc[0]], axis="columns")
+    if numbers.empty:
         raise ValueError
-    return rows.to_numpy(copy=True)
+    return numbers
+
+
+def _numbers(table: Any, columns: Sequence[str], name: str) -> np.ndarray:
+    """The columns that the net was trained on, in its order: by their names, if both tables have names.
+
+    Raises:
+        ValueError: A column is missing, or a cell has no number.
+    """
+    step = "Make the columns as the recipe's `load` does."
+    if columns and isinstance(table.columns[0], str):
+        if missing := [column for column in columns if column not in table]:
+            rule = f"have the columns that the net was trained on: {first([*columns], 10)}"
+            raise ValueError(checks.message("inputs", rule, f"{name} without {missing[0]}", step))
+        table = table[[*columns]]
+    if wrong := [*table.columns[table.isna().any()]]:
+        told = f"{name}, whose column {wrong[0]} has a cell without one"
+        raise ValueError(checks.message("inputs", "be tables of numbers", told, step))
+    return table.to_numpy(copy=True)
 
 
 def named(given: Any) -> str:

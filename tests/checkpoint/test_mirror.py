@@ -463,6 +463,14 @@ def test_only_one_mirror_works_on_a_folder_and_the_next_takes_over(local, remote
     assert told == [] and require_whole(local) == 3
 
 
+def test_a_run_that_has_begun_is_there_long_before_the_first_interval_ends(local, remote, monkeypatch):
+    monkeypatch.setattr(there, "SOON", 0.02)
+    begin(local)
+    with mirror(local, remote, interval=999.0)[0]:
+        until(lambda: (remote / STATE).exists())
+        assert contents(remote) == contents(local)
+
+
 def test_the_machine_that_was_overtaken_stops(made, local, remote, other, tmp_path):
     (later, told), theirs = mirror(local, remote), Mirror(other, remote)
     assert restore(remote, other) == [] and not theirs.sync()  # looking at a run takes it from nobody

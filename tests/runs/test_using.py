@@ -290,11 +290,14 @@ def test_captions_and_images_are_matched_by_clip(home):
 # --- arrays of a recipe of one's own -----------------------------------------------------------------------
 
 
-BAD = {"0": "a\n0\n", "1": "a,b,c\n0,,1\n1,1,1\n", "2": "a,b,c\n0,0,0,0\n", "3": ""}
+BAD = {"0": "a\n0\n", "1": "a,b,c\n0,,1\n1,1,1\n", "2": "a,b,c\n0,0,0,0\n", "3": "", "4": "a,b,d\n0,0,0\n"}
 
 
 def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used_and_judged_by_its_task(home, monkeypatch):
-    (home / "mine.py").write_text(RECIPE)
+    listed, table = "[np.array([a, a * a, a**3]) for a in t]", 'pd.DataFrame({"a": t, "b": t * t, "c": t**3})'
+    (home / "mine.py").write_text(
+        RECIPE.replace("import numpy", "import pandas as pd\nimport numpy").replace(listed, table)
+    )
     run = trained("mine.py")
     np.savez(home / "test.npz", inputs=run.splits.test.inputs, targets=run.splits.test.targets)
     [row] = run.tested().values()
@@ -304,7 +307,8 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used_and_judged_by_its_ta
     with refused("data"):
         runs.evaluate("runs/one", "wide.npz", recipe="mine.py")
     [row] = runs.predict("runs/one", [np.float32([0.5, 0.25, 0.125])], recipe="mine.py")
-    for text in ("a,b,c\n0,0,0\n0.5,0.25,0.125\n", "0;0;0\n0.5;0.25;0.125\n"):  # a table, named or not
+    # Columns with names are taken by them, whatever their order and whatever is next to them.
+    for text in ("c,kind,b,a\n0,x,0,0\n0.125,y,0.25,0.5\n", "0;0;0\n0.5;0.25;0.125\n"):
         (home / "new.csv").write_text(text)
         [table] = runs.predict("runs/one", ["new.csv"], recipe="mine.py")
         assert table["output"][1] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 2
