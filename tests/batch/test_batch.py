@@ -394,17 +394,12 @@ def test_what_has_finished_is_not_run_again_whichever_batch_asks(acted):
     assert [len(calls(each)) for each in (*first, *other)] == [1] * 4
 
 
-@pytest.mark.parametrize(("each", "dask"), [(2, False), (1, True)])
-def test_each_run_has_its_own_gpus(acted, monkeypatch, each, dask):
-    """Of this machine, or of a Dask worker that runs two at a time."""
-    names = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"][: 2 * each]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
-    content = batch_of(grid={"hidden": [3, 4, 5]}, gpus_per_run=each)
-    with cluster(2) if dask else contextlib.nullcontext() as scheduler:
-        outcomes = paused([2, 2, 0], content, scheduler=scheduler)
+def test_each_run_has_its_own_gpus(acted, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d")
+    outcomes = paused([2, 2, 0], batch_of(grid={"hidden": [3, 4, 5]}, gpus_per_run=2))
     assert states(outcomes) == ["finished"] * 3
     seen = [calls(one)[0]["gpus"] for one in outcomes]
-    assert sorted(seen[:2]) == [",".join(names[:each]), ",".join(names[each:])] and seen[2] in seen[:2]
+    assert sorted(seen[:2]) == ["GPU-a,GPU-b", "GPU-c,GPU-d"] and seen[2] in seen[:2]
 
 
 # --- kills -------------------------------------------------------------------------------------------------
@@ -478,18 +473,6 @@ def test_a_batch_that_was_ended_goes_on(how):
 
 
 @contextlib.contextmanager
-def cluster(n_threads):
-    """A Dask cluster in this process: one worker of so many threads, or none."""
-    from distributed import LocalCluster
-
-    before, options = random.getstate(), {"threads_per_worker": n_threads or 1, "dashboard_address": None}
-    with LocalCluster(n_workers=int(n_threads > 0), processes=False, **options) as made:
-        random.setstate(before)
-        yield made
-    random.setstate(before)
-
-
-@contextlib.contextmanager
 def scheduler():
     """A scheduler and two workers as a person starts them: its address, and they, the scheduler last."""
     file, log = Path("scheduler.json").absolute(), Path("dask.txt").absolute()
@@ -540,13 +523,18 @@ def test_a_worker_that_sees_another_disk_stops_the_batch_with_one_sentence(home,
 
 def test_a_scheduler_that_does_not_answer_or_has_no_workers(home, monkeypatch):
     """Also where nothing is left to run: nothing that was given is passed over."""
+    from distributed import LocalCluster
+
     monkeypatch.setattr(workers, "TIMEOUT", 0.3)
-    with cluster(0) as empty:
+    before = random.getstate()
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as empty:
+        random.setstate(before)
         for place in ("tls://127.0.0.1:9", empty):
             where = getattr(place, "scheduler_address", place)
             told = rf"No scheduler with a worker answers at {where} \(.*`dask worker {where} --nthreads 1`\.$"
             with pytest.raises(ConnectionError, match=told):
                 quietly(batch_of(), scheduler=place)
+    random.setstate(before)
     assert list(home.iterdir()) == []
 
 

@@ -256,6 +256,7 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained):
     assert kept == files(run.folder).keys() - before.keys()
     assert (more.provenance["extended"][0]["from"], more.provenance["extended"][0]["to"]) == (2, 4)
     assert len(run.finals()) == 2 and len(more.finals()) == 0, "what was tested after fewer does not count"
+    assert runs.state.of_run(run.folder).state == "stopped"
     epochs = []
     assert len(runs.train_all(more, on_row=each_epoch(epochs.append))) == 2
     assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(more.epochs()) == 8

@@ -112,17 +112,6 @@ def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
         (tmp_path / ".train.lock").rmdir()
 
 
-def test_all_nets_tested_it_is_trained_and_once_it_is_extended_it_is_not(tmp_path):
-    planted(tmp_path)
-    for epochs in (4, 12):
-        workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": epochs})
-        for net in NETS:
-            assert read(tmp_path).state == "stopped"
-            row = {"event": "test", "net": net, "seed": 0, "epochs": epochs}
-            workspace.append_line(tmp_path / "metrics.jsonl", row)
-        assert read(tmp_path).state == "trained"
-
-
 @pytest.mark.parametrize("damaged", ["", "{", "[]"])
 def test_a_damaged_file_is_no_state(tmp_path, damaged):
     for name in ("provenance.json", "failed.json"):
