@@ -51,12 +51,6 @@ def once(pictures, tmp_path_factory):
     return of
 
 
-@pytest.fixture
-def trained(once, tmp_path):
-    """A copy of a tiny run of two epochs."""
-    return runs.open_run(shutil.copytree(once(2).folder, tmp_path / "run"))
-
-
 def files(folder):
     """Content of every file below `folder`, but for locks."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
@@ -242,8 +236,8 @@ def test_stopped_in_and_between_nets_and_moved_it_ends_in_the_same_numbers(
 # --- more epochs, and two at once --------------------------------------------------------------------------
 
 
-def test_more_epochs_go_on_where_the_fewer_ended(trained):
-    run = trained
+def test_more_epochs_go_on_where_the_fewer_ended(once, tmp_path):
+    run = runs.open_run(shutil.copytree(once(2).folder, tmp_path / "run"))
     workspace.write_json(run.folder / "result.json", {"nets": []})
     for name in ("02_gradient_check", "03_train", "04_analyze", "04b_inside"):
         workspace.make_folder(run.folder / "notebooks").joinpath(f"{name}.ipynb").touch()
