@@ -703,4 +703,4 @@ def test_the_study_notebook(apart):
     runs.launch(ROOT / "notebooks" / "06_study.ipynb", copy, values)
     assert states(batch.read("batches/toy")) == ["finished"] * 2
     page = copy.with_name("report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4, "what the notebook had shown when it wrote the page"
+    assert re.search(r"undecided\s+of\s+4\.", page) and 'href="study/"' in page
