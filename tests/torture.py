@@ -123,8 +123,7 @@ def torture_run(
     short = {"epochs": 4 if command == "run" else 12, "data_dir": str(pictures(folder / "pictures"))}
     settings, words = SETTINGS | short, [command, "--recipe", "folder_quanv", "--run-dir", "killed"]
     straight = runs.open_run(folder / "straight", "folder_quanv", **settings)
-    for _ in runs.train_all(straight):
-        pass
+    runs.train_all(straight)
     for name, value in settings.items():
         words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
 
@@ -154,8 +153,7 @@ def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[
     straight = {}
     for seed in spec["seeds"]:
         run = runs.open_run(folder / f"straight-{seed}", "folder_quanv", **settings, seed=seed)
-        for _ in runs.train_all(run):
-            pass
+        runs.train_all(run)
         straight[seed] = outcome(run.folder)
 
     def compare(home: Path) -> None:

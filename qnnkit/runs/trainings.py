@@ -33,7 +33,7 @@ from qnnkit.train.processes import is_main, n_processes, wait_for_all
 EVERY = 5.0
 """Seconds between two rows of a training, at least."""
 END = 10.0
-"""Seconds that the end of a training waits, at most, for all of its trackers."""
+"""Seconds that the end of a training waits, at most, for each of its trackers."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -288,9 +288,8 @@ def tracked(run: Run) -> Iterator[None]:
         yield
     finally:
         over.set()
-        end = time.monotonic() + END
         for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(END)
             if thread.is_alive():
                 _leave_out(thread.name, f"it had not finished {END:.0f} s after the training")
 

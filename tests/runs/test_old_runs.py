@@ -28,11 +28,14 @@ def test_how_they_stand(home):
     assert runs.frame(["runs/finished"])["test_r2"].notna().all()
 
 
-def test_a_finished_one_is_reported_and_used(home):
+def test_a_finished_one_is_reported_and_used(home, monkeypatch):
     run = runs.open_run("runs/finished", "mine.py")
     before = run.result
     assert runs.train_all(run) == list(run.tested().values()), "nothing is left to train"
+    seen, opened = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path.name) or opened(path))
     again = report.finish(run)
+    assert seen.count("provenance.json") <= 3, "it writes facts twice"
     assert again["nets"] == before["nets"] and again["config_digest"] == before["config_digest"]
     [row] = runs.predict("runs/finished", [np.zeros(3, np.float32)], recipe="mine.py")
     assert np.isfinite(row["output"]).all()

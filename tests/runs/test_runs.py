@@ -12,7 +12,7 @@ import nbformat
 import pytest
 import torch
 
-from qnnkit import gradients, report, runs, workspace
+from qnnkit import gradients, runs, workspace
 from qnnkit.checkpoint.file import hash_of
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain, opening
@@ -51,12 +51,6 @@ def once(pictures, tmp_path_factory):
     return of
 
 
-@pytest.fixture
-def trained(once, tmp_path):
-    """A copy of a tiny run of two epochs."""
-    return runs.open_run(shutil.copytree(once(2).folder, tmp_path / "run"))
-
-
 def files(folder):
     """Content of every file below `folder`, but for locks."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
@@ -66,25 +60,22 @@ def files(folder):
 # --- opening -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "difference"),
-    [
-        ({"epochs": 2, "seed": 0}, None),
-        ({"epochs": 1}, "epochs: 2 there, 1 now"),
-        ({"epochs": 5, "learning_rate": 0.5}, "learning_rate: 0.01 there, 0.5 now"),
-        ({"seed": 1, "hidden": 8}, "seed: 0 there, 1 now, hidden: 2 there, 8 now"),
-        ({"recipe": "digits_quanv"}, "recipe: 'folder_quanv' there, 'digits_quanv' now"),
-    ],
-)
-def test_a_begun_run_opens_again_and_another_experiment_is_refused(tiny, settings, difference):
-    run, asked = tiny(), {"recipe": "folder_quanv", **settings}
+DIFFERENCES = {
+    "epochs: 2 there, 1 now": {"epochs": 1},
+    "learning_rate: 0.01 there, 0.5 now": {"epochs": 5, "learning_rate": 0.5},
+    "seed: 0 there, 1 now, hidden: 2 there, 8 now": {"seed": 1, "hidden": 8},
+    "recipe: 'folder_quanv' there, 'digits_quanv' now": {"recipe": "digits_quanv"},
+}
+
+
+def test_a_begun_run_opens_again_and_another_experiment_is_refused(tiny):
+    run, usual = tiny(), {"recipe": "folder_quanv"}
     content = files(run.folder)
     assert set(content) == {"config.json", "provenance.json", "recipe.py"}
-    if difference is None:
-        assert runs.open_run(run.folder, **asked).config == run.config
-    else:
+    assert runs.open_run(run.folder, **usual, epochs=2, seed=0).config == run.config
+    for difference, settings in DIFFERENCES.items():
         with pytest.raises(ValueError, match=rf"holds another experiment .*{re.escape(difference)}"):
-            runs.open_run(run.folder, **asked)
+            runs.open_run(run.folder, **usual | settings)
     assert files(run.folder) == content
 
 
@@ -130,9 +121,6 @@ def test_a_run_of_elsewhere_may_be_looked_at_but_not_be_placed_on_what_is_not_he
 @pytest.mark.parametrize(
     ("recipe", "settings", "argument"),
     [
-        ("digits_quanv", {"circuit": "data_reupload"}, "circuit"),
-        ("digits_quanv", {"embedding": "angles"}, "embedding"),
-        ("digits_quanv", {"controls": ["clasicl"]}, "control"),
         ("digits_quanv", {"controls": ["classical_trained"]}, "control"),  # of circuits that are not trained
         ("cnn", {"dataset": "digits", "controls": ["classical"]}, "control"),
         ("digits_quanv", {"net_settings": ["clasicl.learning_rate=0.5"]}, "net in net_settings"),
@@ -141,7 +129,6 @@ def test_a_run_of_elsewhere_may_be_looked_at_but_not_be_placed_on_what_is_not_he
         ("digits_quanv", {"kernel_size": 9}, "image_size"),
         ("digits_quanv", {"precision": "float16", "device": "cpu"}, "precision"),
         ("folder_quanv", {}, "data_dir"),
-        ("digits_quanv", {"n_seeds": 10**8}, "n_seeds"),
         ("digits_quanv", {"trackers": ["tensorbord"]}, "tracker"),
     ],
 )
@@ -152,16 +139,17 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, reci
 
 
 OLD = '{"recipe": "digits_quanv", "data": {}, "training": {}}'  # of a version before recipes were files
+DAMAGED = [("result.json", "{"), ("provenance.json", "{"), ("config.json", "{"), ("config.json", "[]")]
+DAMAGED += [("config.json", OLD), ("config.json", '{"recipe_digest": "0", "recipe": "x", "epochs": 0}')]
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", OLD, '{"recipe_digest": "0", "recipe": "x", "epochs": 0}']
-)
-def test_damaged_settings_are_named_and_stay(tiny, content):
-    path = tiny().folder / "config.json"
+@pytest.mark.parametrize(("name", "content"), DAMAGED)
+def test_a_damaged_file_of_a_run_is_named_and_stays(tiny, name, content):
+    path = tiny().folder / name
     path.write_text(content)
-    with pytest.raises(ValueError, match=f"Settings file `{path}` cannot be used: "):
-        runs.open_run(path.parent, "folder_quanv")
+    with pytest.raises(ValueError, match=rf"ile `{path}` (is damaged|cannot be used: .)"):
+        run = runs.open_run(path.parent, "folder_quanv")
+        (chain.finished if name == "result.json" else runs.train_all)(run)
     assert path.read_text() == content
 
 
@@ -169,21 +157,6 @@ def test_a_begin_that_was_cut_short_begins_again(tiny):
     run = tiny()
     (run.folder / "config.json").unlink()  # a kill after provenance.json, before config.json
     assert tiny().config == run.config
-
-
-# --- rows --------------------------------------------------------------------------------------------------
-
-
-def test_a_row_in_words(tiny):
-    run, of_net = tiny(), {"net": "hybrid", "seed": 0}
-    epoch = {"epoch": 2, "train_loss": 0.5, "seconds": 0.1, "validation_accuracy": 0.75}
-    for event, facts, words in (
-        ("epoch", epoch, "epoch 2/2 loss 0.500 validation accuracy 75.0 % 0.10 s"),
-        ("warning", {"sentence": "They vanish."}, "They vanish."),
-        ("test", {"test_accuracy": 0.5, "best_epoch": 2}, "test accuracy (%): 50.0, best epoch 2"),
-    ):
-        told = runs.epoch_line(run, {"event": event, **of_net, **facts})
-        assert " ".join(told.split()) == f"hybrid seed 0 {words}"
 
 
 # --- training ----------------------------------------------------------------------------------------------
@@ -206,6 +179,8 @@ def test_every_net_is_trained_once(tiny):
     for row in finals:
         assert 0 <= row["test_accuracy"] <= 1 and row["test_loss"] > 0 and row["best_epoch"] in (1, 2)
     assert finals[0]["test_loss"] != finals[2]["test_loss"], "each seed has its own first weights"
+    words = r"hybrid +seed 0  epoch +1/2  loss \d\.\d{3}  validation accuracy \d+\.\d %  \d\.\d\d s"
+    assert re.fullmatch(words, runs.epoch_line(run, epochs[0]))
     content = files(run.folder)["metrics.jsonl"]
     assert runs.train_all(runs.open_run(run.folder), on_row=each_epoch(epochs.append)) == finals
     assert len(epochs) == 8 and files(run.folder)["metrics.jsonl"] == content
@@ -258,21 +233,11 @@ def test_stopped_in_and_between_nets_and_moved_it_ends_in_the_same_numbers(
     assert Path(run.config.data_dir) == home / "my images" and same(outcome(run), outcome(once(3)))
 
 
-def test_a_damaged_file_of_a_run_is_named_and_stays(tiny):
-    run = tiny()
-    workspace.write_json(run.folder / "result.json", {"nets": []})
-    for name, use in {"result.json": chain.finished, "provenance.json": runs.train_all}.items():
-        os.truncate(run.folder / name, 1)
-        with pytest.raises(ValueError, match=rf"{name}` is damaged .*delete it and run the same command"):
-            use(runs.open_run(run.folder))
-        assert (run.folder / name).read_bytes() == b"{"
-
-
 # --- more epochs, and two at once --------------------------------------------------------------------------
 
 
-def test_more_epochs_go_on_where_the_fewer_ended(trained):
-    run = trained
+def test_more_epochs_go_on_where_the_fewer_ended(once, tmp_path):
+    run = runs.open_run(shutil.copytree(once(2).folder, tmp_path / "run"))
     workspace.write_json(run.folder / "result.json", {"nets": []})
     for name in ("02_gradient_check", "03_train", "04_analyze", "04b_inside"):
         workspace.make_folder(run.folder / "notebooks").joinpath(f"{name}.ipynb").touch()
@@ -285,23 +250,10 @@ def test_more_epochs_go_on_where_the_fewer_ended(trained):
     assert kept == files(run.folder).keys() - before.keys()
     assert (more.provenance["extended"][0]["from"], more.provenance["extended"][0]["to"]) == (2, 4)
     assert len(run.finals()) == 2 and len(more.finals()) == 0, "what was tested after fewer does not count"
+    assert runs.state.of_run(run.folder).state == "stopped"
     epochs = []
     assert len(runs.train_all(more, on_row=each_epoch(epochs.append))) == 2
     assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(more.epochs()) == 8
-
-
-def test_a_result_that_is_missing_is_made_again(tiny, monkeypatch):
-    run, launched = tiny(), []
-    for name in runs.NOTEBOOKS:
-        workspace.make_folder(run.folder / "notebooks").joinpath(f"{name}.ipynb").touch()
-
-    def launch(notebook, output, *_):
-        launched.append(notebook.stem)
-        workspace.write_json(run.folder / "result.json", {"nets": []})
-
-    monkeypatch.setattr(chain, "launch", launch)
-    assert runs.run_notebooks(run, echo=lambda line: None) == {"nets": []}
-    assert launched == ["04_analyze"]
 
 
 def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
@@ -316,13 +268,6 @@ def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
     monkeypatch.setattr(opening, "require_usable", slow)
     with pytest.raises(ValueError, match=r"learning_rate: 0\.5 there, 0\.1 now"):
         tiny(learning_rate=0.1)
-
-
-def test_a_finish_reads_each_file_once(trained, monkeypatch):
-    seen, opened = [], Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path.name) or opened(path))
-    report.finish(trained)
-    assert seen.count("provenance.json") <= 3, "it writes facts twice"
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead(tiny, monkeypatch):
@@ -442,15 +387,6 @@ def test_runs_are_one_table(tiny, tmp_path):
         pass
     stored, own = (runs.frame(place).drop(columns=["folder", "run"]) for place in (tmp_path / "remote", two))
     assert stored.equals(own)
-
-
-def test_a_run_takes_no_folder_that_holds_everything(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "person"))
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    for place in ("/", "~", "."):
-        with refused("run_dir"):
-            runs.open_run(place, "digits_quanv")
-    assert not list(tmp_path.iterdir())
 
 
 # --- single nets that train otherwise -----------------------------------------------------------------------

@@ -112,26 +112,12 @@ def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
         (tmp_path / ".train.lock").rmdir()
 
 
-def test_all_nets_tested_it_is_trained_and_once_it_is_extended_it_is_not(tmp_path):
-    planted(tmp_path)
-    for epochs in (4, 12):
-        workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": epochs})
-        for net in NETS:
-            assert read(tmp_path).state == "stopped"
-            row = {"event": "test", "net": net, "seed": 0, "epochs": epochs}
-            workspace.append_line(tmp_path / "metrics.jsonl", row)
-        assert read(tmp_path).state == "trained"
-
-
 @pytest.mark.parametrize("damaged", ["", "{", "[]"])
 def test_a_damaged_file_is_no_state(tmp_path, damaged):
     for name in ("provenance.json", "failed.json"):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
-    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
-    with refused("folder"):
-        state.of_batch(tmp_path)
 
 
 def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(tmp_path, monkeypatch):
@@ -148,7 +134,6 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
     assert events()[3:] == ["epoch"] and added[1:] == [whole]
     with path.open("ab") as file:
         file.write(b'"seed": 0}\n{"event\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n')
-        file.write(b'{"event": "step", "net": "b", "seed": 0, "time": 1.0, "epoch": "2"}\n')
     with pytest.warns(UserWarning, match=r"metrics.jsonl` has 1 damaged lines"):
         assert events()[4:] == ["test"]
     planted(tmp_path)  # as a mirror does it
@@ -193,6 +178,8 @@ def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_p
     [line] = CliRunner().invoke(cli.app, ["watch", str(tmp_path), "--once"]).output.splitlines()
     assert "net of 1" in line
     workspace.write_json(session, {"id": "one", "pruned": []})
+    with refused("every"):
+        runs.watch(tmp_path, every=0)
 
     def echo(sentence):
         said.append(sentence)
@@ -210,12 +197,3 @@ def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_p
         found = runs.watch(tmp_path, echo, every=0.01)
     assert [run.state for run in found] == ["finished", "stopped", "failed"]
     assert len(said) == 5 == len({*said})
-
-
-def test_a_run_that_nobody_works_on_is_not_waited_for(tmp_path):
-    with refused("every"):
-        runs.watch(tmp_path, every=0)
-    (tmp_path / "config.json").write_text("{}")
-    for work in ("chain", "train"):
-        (tmp_path / f".{work}.lock").touch()  # as a kill leaves it
-    assert [status.state for status in runs.watch(tmp_path, str)] == ["waiting"]
