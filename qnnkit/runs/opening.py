@@ -63,6 +63,9 @@ def open_run(
     if begun is None and named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
+    if begun is None and folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
+        rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
+        raise ValueError(checks.message("run_dir", rule, str(folder), step))
     run = Run(folder, begun or resolve(named, given))
     if among is not None and run.nets[0] not in among:  # before anything is changed
         net, step = run.nets[0], f"Write --only {run.nets[0]}."

@@ -17,8 +17,8 @@ from qnnkit import checks, workspace
 if TYPE_CHECKING:
     import pandas as pd
 
-NAMED = {"metrics": {"event", "net", "seed"}, "gradients": {"event"}}
-"""What each row of a file has."""
+NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
+"""Numbers without which a row of metrics.jsonl of that event is damaged."""
 SUMS = "SHA256SUMS"
 """The file of a finished run with the hash of each other one, as `sha256sum --check` reads it."""
 
@@ -59,7 +59,7 @@ def facts(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
-    """The rows of `<kind>.jsonl`, oldest first, but for those that are damaged.
+    """The rows of `<kind>.jsonl`, oldest first, but for those that are damaged (see `is_whole`).
 
     Of a file that cannot be read there are none; of one that has grown, what is new is parsed.
     """
@@ -74,7 +74,8 @@ def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
             if damaged:
                 sentence = f"File `{folder / kind}.jsonl` has {damaged} damaged lines, which are left out."
                 warnings.warn(sentence, stacklevel=2)
-            kept[:] = lines, kept[1] + [row for row in rows if NAMED[kind] <= row.keys()]
+            whole = [row for row in rows if "event" in row and (kind != "metrics" or is_whole(row))]
+            kept[:] = lines, kept[1] + whole
         return [*kept[1]]
     return []
 
@@ -82,6 +83,12 @@ def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
 _LOOKING = threading.Lock()
 _kept: Callable[[Path], list[Any]] = functools.lru_cache(maxsize=256)(lambda path: [b"", []])
 """Of a file: its lines, and their rows."""
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Whether a row of metrics.jsonl has what every row has, and the numbers of its event."""
+    named = {"net", "seed"} <= row.keys()
+    return named and all(number(row, name) is not None for name in NUMBERS.get(str(row["event"]), ()))
 
 
 def number(row: Mapping[str, Any], name: str) -> Any:

@@ -93,6 +93,11 @@ def batch_file(batch: Path) -> dict[str, Any]:
     if listed is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
+    try:
+        _ = [(row["id"], row["folder"], row["settings"]) for row in listed["runs"]]
+    except (KeyError, TypeError):
+        step = "Run the same qnnkit batch again; it writes it again."
+        raise ValueError(checks.message("folder", "hold a whole batch.json", str(batch), step)) from None
     return listed
 
 

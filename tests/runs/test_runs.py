@@ -389,6 +389,15 @@ def test_runs_are_one_table(tiny, tmp_path):
     assert stored.equals(own)
 
 
+def test_a_run_takes_no_folder_that_holds_everything(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    for place in ("/", "~", "."):
+        with refused("run_dir"):
+            runs.open_run(place, "digits_quanv")
+    assert not list(tmp_path.iterdir())
+
+
 # --- single nets that train otherwise -----------------------------------------------------------------------
 
 
