@@ -31,15 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Says in the last lines that the browser's tests were skipped, if they were."""
-    skipped = [str(each.longrepr) for each in terminalreporter.stats.get("skipped", ())]
-    n = sum("no Chromium" in why for why in skipped)
-    if n:
-        told = f"{n} tests in a browser were skipped: install Chromium and run `make test` again."
-        terminalreporter.write_line(told, yellow=True)
-
-
 def pytest_collection_finish() -> None:
     gc.freeze()  # thousands of tests and modules, which no collection need look at again
     gc.enable()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from typer.testing import CliRunner
 
-from qnnkit import runs
-from tests import forked
+from qnnkit import cli, runs
 from tests.colab import code_cells
 from tests.wheels import outside
 
@@ -159,7 +159,9 @@ def test_the_page_of_the_chain_has_what_its_notebooks_show(finished: runs.Run) -
     assert len(json.dumps(read(finished.notebook(runs.INSIDE)).metadata.widgets)) < 1_000_000
 
 
-def test_the_report_is_written_again_from_the_users_own_notebook(finished: runs.Run, tmp_path: Path) -> None:
+def test_the_report_is_written_again_from_the_users_own_notebook(
+    finished: runs.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the parameters that the notebook had, in a workspace that holds another 04."""
     shutil.copytree(finished.folder, tmp_path / "runs" / "copy")
     mine = read(ROOT / "notebooks" / "04_analyze.ipynb")
@@ -168,9 +170,9 @@ def test_the_report_is_written_again_from_the_users_own_notebook(finished: runs.
     mine.cells[first + 3 : -3] = section  # after the cell that opens the run, before the report
     (tmp_path / "notebooks").mkdir()
     nbformat.write(mine, tmp_path / "notebooks" / "04_analyze.ipynb")
-    code = "from qnnkit import cli, warm; warm.begin(); cli.main()"  # a forked kernel: see qnnkit.warm
-    done = forked.python(code, "report", "runs/copy", env={"QNNKIT_HOME": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    done = CliRunner().invoke(cli.app, ["report", "runs/copy"])
+    assert done.exit_code == 0, done.output
     page = (tmp_path / "runs" / "copy" / "report.html").read_text()
     assert "My section" in page and "<pre>12</pre>" in page and "The trained circuit" in page
     assert runs.open_run(tmp_path / "runs" / "copy").result["nets"] == finished.result["nets"]
