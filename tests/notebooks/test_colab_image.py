@@ -31,7 +31,7 @@ SMALL = {"image_size": 8, "n_layers": 1, "epochs": 60 if IMAGE else 6, "n_seeds"
 SMALL |= {"controls": '["classical"]', "threads": 1, "device": "cpu"}
 RUN = ("run", "--recipe", "digits_quanv", "--run-dir", "runs/first")
 RUN += tuple(word for name, value in SMALL.items() for word in ("--set", f"{name}={value}"))
-SHORT, MORE = ((), ()) if IMAGE else (("--notebooks", "03_train"), ("--notebooks", "03_train,04_analyze"))
+SHORT, MORE = ((), ()) if IMAGE else (("--notebooks", "03_train"), ("--notebooks", "01_sample_data,03_train"))
 """What default tests add to it, first and after a restart: other notebooks train nothing."""
 
 
