@@ -22,7 +22,10 @@ from tests.wheels import installed, wheel  # noqa: F401  fixtures
 os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
-LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
+LONGEST = (
+    *("notebooks", "notebook_cells", "browser", "colab_image", "kinds", "measure_memory", "colab", "batch"),
+    *("recipes", "random_circuits", "study", "your_own", "claims", "runs", "cli", "contract", "warm"),
+)
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
 
 

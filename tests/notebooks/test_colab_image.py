@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.colab import Machine, make_machine
+from tests.colab import Machine, machine_at, make_machine
 
 IMAGE = os.environ.get("QNNKIT_COLAB_IMAGE")
 """The Python of the image, which `make colab` names."""
@@ -40,14 +40,6 @@ def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a machine that nothing was done on yet, to be copied."""
     folder = tmp_path_factory.mktemp("image") / "new"
     return make_machine(folder, IMAGE or sys.executable, command=None).folder
-
-
-def machine_at(new_machine: Path, folder: Path, drive: Path | None = None) -> Machine:
-    """A new Colab machine, with what lies on a Drive already."""
-    machine = Machine(Path(shutil.copytree(new_machine, folder, symlinks=True)))
-    if drive is not None:
-        (machine.folder / "gdrive").symlink_to(drive)
-    return machine
 
 
 def train(machine: Machine, *words: str) -> str:
