@@ -55,9 +55,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PICTURES:
         for cell in code_cells(NOTEBOOKS / f"{name}.ipynb"):
             tags = cell.metadata.get("tags", [])
-            less = [nbformat.v4.new_code_cell(LESS)] if "parameters" in tags else []
-            cells += [] if "setup" in tags else [cell, *less]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), home / "all.ipynb")
+            cells += [] if "setup" in tags else [cell.source, *([LESS] if "parameters" in tags else [])]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, home / "all.ipynb")
     settings = home / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps({"windowingMode": "none"}))  # else what is out of view is not drawn
