@@ -40,9 +40,10 @@ AT_REST = """async () => {
   await kernel.requestExecute({code: '', silent: true}).done;  // after what was put on its main loop
   await new Promise(resolve => setTimeout(resolve, 200));
 }"""
-PICTURES = {"03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
+PICTURES = {"02_gradient_check": 4, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
 """Notebook -> pictures that it shows, but for those of the inspector."""
-LESS = "try_updates, hardware_images = 5, 0"
+LESS = "samples = 1; plateau_qubits = 4; plateau_starts = 20; try_updates = 5; hardware_images = 0"
+"""Parameters of notebooks, which compute less here than by default."""
 SMALL = {"epochs": 2, "n_seeds": 1, "controls": ["classical"], "stride": 2, "train_fraction": 0.2}
 
 pytestmark = [pytest.mark.browser, needs_chromium]
