@@ -162,7 +162,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path, capsys,
     (tmp_path / "others").mkdir()
     other = {"machine": {"name": "Another"}, "net": net, "rows": []}
     workspace.write_json(tmp_path / "others" / "other.json", other)
-    run = begun(tmp_path / "run", "cnn")
+    run = begun(tmp_path / "run", "cnn", width=8, hidden=8, batch_size=16)
     reached = {"bandwidth_gb_s": 9.0, "overhead_us": 5.0, "tflops": {"float32": 0.1}}  # test_measure_survey's
     monkeypatch.setattr(survey, "figures", lambda *given, **options: reached)
     with torch.random.fork_rng(devices=[]):  # from which this net's dropout draws
