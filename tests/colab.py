@@ -288,3 +288,11 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
     files["requirements-colab.txt"] = "-e .\ntorch\nnumpy\nnbformat>=5.10\n"
     made.publish(files)
     return made
+
+
+def machine_at(new_machine: Path, folder: Path, drive: Path | None = None) -> Machine:
+    """A copy of a new machine, with what lies on a Drive already."""
+    machine = Machine(Path(shutil.copytree(new_machine, folder, symlinks=True)))
+    if drive is not None:
+        (machine.folder / "gdrive").symlink_to(drive)
+    return machine

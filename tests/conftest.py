@@ -22,22 +22,16 @@ from tests.wheels import installed, wheel  # noqa: F401  fixtures
 os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
-LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
+LONGEST = (
+    *("notebooks", "notebook_cells", "browser", "colab_image", "kinds", "measure_memory", "colab", "batch"),
+    *("recipes", "random_circuits", "study", "your_own", "claims", "runs", "cli", "contract", "warm"),
+)
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Says in the last lines that the browser's tests were skipped, if they were."""
-    skipped = [str(each.longrepr) for each in terminalreporter.stats.get("skipped", ())]
-    n = sum("no Chromium" in why for why in skipped)
-    if n:
-        told = f"{n} tests in a browser were skipped: install Chromium and run `make test` again."
-        terminalreporter.write_line(told, yellow=True)
 
 
 def pytest_collection_finish() -> None:

@@ -219,9 +219,7 @@ def write_words(home: Path) -> None:
     toys.fill(home / "my_captions", [each["image"] for each in records], size=(32, 32, 3))
     (home / "my_captions" / "captions.json").write_text(json.dumps(records))
     for name, third in (("bach", 4), ("mozart", 3)):
-        chord = (0, third, 7, 12)
-        tunes = {f"{name}-{i}": [[60 + i % 5 + tone] for tone in chord * 40] for i in range(20)}
-        (home / "my_music" / f"{name}.json").write_text(json.dumps(tunes))
+        toys.music(home / "my_music" / f"{name}.json", third, n=20, length=40)
 
 
 def write_recipe(page: Path, home: Path) -> None:

@@ -255,17 +255,8 @@ def pictures(root: Path) -> Path:
 
 def pack(folder: Path, path: Path, above: str = "") -> Path:
     """Packs a folder's files into an archive, below the folder `above`."""
-    files = {each: above + each.relative_to(folder).as_posix() for each in sorted(folder.rglob("*"))}
-    files = {each: name for each, name in files.items() if each.is_file()}
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            for each, name in files.items():
-                archive.write(each, name)
-    else:
-        with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as archive:
-            for each, name in files.items():
-                archive.add(each, name)
-    return path
+    files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
+    return archive(path, {above + each.relative_to(folder).as_posix(): each.read_bytes() for each in files})
 
 
 def archive(path: Path, files: dict[str, bytes]) -> Path:
@@ -320,10 +311,10 @@ def by_composer(splits: Any) -> dict[str, Any]:
     }
 
 
-def music(path: Path, third: int = 4, n: int = 12) -> Path:
+def music(path: Path, third: int = 4, n: int = 12, length: int = 12) -> Path:
     """Pieces of chords in JSON, which are gzipped for ".gz"."""
     notes = (0, third, 7, 12)
-    pieces = {f"{i}": [[60 + i % 5 + each] for _ in range(12) for each in notes] for i in range(n)}
+    pieces = {f"{i}": [[60 + i % 5 + each] for _ in range(length) for each in notes] for i in range(n)}
     content = json.dumps(pieces).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path

@@ -3,6 +3,7 @@
 Reference: Chen et al. 2020, arXiv:2009.01783.
 """
 
+from functools import partial
 from typing import Literal
 
 import given_splits
@@ -13,7 +14,7 @@ from scipy.special import jv
 from torch import nn
 
 import qnnkit
-from qnnkit import stats, tasks
+from qnnkit import layers, stats, tasks
 
 WINDOW, HIDDEN = 4, 3
 SERIES = {
@@ -94,7 +95,8 @@ def build(settings, splits, seed):
 
 
 def controls(net):
-    return {**qnnkit.controls(net), "lstm": LSTM}
+    names = (*layers.control_names(net), "fourier")
+    return {**{name: partial(layers.control, net, name) for name in names}, "lstm": LSTM}
 
 
 class Regression:

@@ -1,24 +1,26 @@
-"""What a person sees: a notebook run in JupyterLab, and a run's report, in headless Chromium."""
+"""What a person sees: notebooks run in JupyterLab, and a run's report, in headless Chromium."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
-from matplotlib.figure import Figure
 
-from qnnkit import report, runs
-from tests.showing import log_test, needs_chromium
+from qnnkit import runs
+from tests.colab import code_cells
+from tests.showing import needs_chromium
 from tests.torture import kill
 
-ROOT = Path(__file__).parents[2]
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RUN_ALL = """async () => {
   const app = window.jupyterapp;
   await app.restored;
@@ -38,23 +40,29 @@ AT_REST = """async () => {
   await kernel.requestExecute({code: '', silent: true}).done;  // after what was put on its main loop
   await new Promise(resolve => setTimeout(resolve, 200));
 }"""
-
-pytestmark = [pytest.mark.browser, needs_chromium]
-LESS = {"samples": 1, "plateau_qubits": 4, "plateau_starts": 20, "hardware_images": 0}
+PICTURES = {"02_gradient_check": 4, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
+"""Notebook -> pictures that it shows, but for those of the inspector."""
+LESS = "samples = 1; plateau_qubits = 4; plateau_starts = 20; try_updates = 5; hardware_images = 0"
 """Parameters of notebooks, which compute less here than by default."""
 SMALL = {"epochs": 2, "n_seeds": 1, "controls": ["classical"], "stride": 2, "train_fraction": 0.2}
+
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a copy of the notebooks, and the run that they are of."""
-    home = tmp_path_factory.mktemp("lab")
-    shutil.copytree(ROOT / "notebooks", home / "notebooks")
-    for path in (home / "notebooks").glob("*.ipynb"):
-        less = re.sub(
-            rf"({'|'.join(LESS)}): int = \w+", lambda it: f"{it[1]}: int = {LESS[it[1]]}", path.read_text()
-        )
-        path.write_text(less)
+    """A workspace with a run, and the code of its notebooks in one, which one kernel runs."""
+    home, cells = tmp_path_factory.mktemp("lab"), []
+    for name in PICTURES:
+        for cell in code_cells(NOTEBOOKS / f"{name}.ipynb"):
+            tags = cell.metadata.get("tags", [])
+            cells += [] if "setup" in tags else [cell.source, *([LESS] if "parameters" in tags else [])]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, home / "all.ipynb")
+    settings = home / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps({"windowingMode": "none"}))  # else what is out of view is not drawn
     runs.open_run(home / "runs" / "first", "digits_quanv", **SMALL)
     return home
 
@@ -62,16 +70,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lab(home: Path) -> Iterator[str]:
     """Address of a JupyterLab that serves the workspace."""
-    places = {"QNNKIT_HOME": home, "JUPYTER_CONFIG_DIR": home / "config", "JUPYTER_DATA_DIR": home / "data"}
-    places["JUPYTER_RUNTIME_DIR"] = home / "runtime"
-    environment = (
-        os.environ | {name: str(path) for name, path in places.items()} | {"PYTHONWARNINGS": "ignore"}
-    )
+    places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+    environment = dict(os.environ) | {f"JUPYTER_{name}": f"{home / place}" for name, place in places.items()}
+    environment |= {"JUPYTERLAB_SETTINGS_DIR": f"{home / 'settings'}", "QNNKIT_HOME": f"{home}"}
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--port=0"]
     command += ["--IdentityProvider.token=", "--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"]
     command += [f"--ServerApp.root_dir={home}", "--ServerApp.disable_check_xsrf=True"]
     with (home / "lab.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=home)
+        options: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": home}
+        server = subprocess.Popen(command, **options, env=environment | {"PYTHONWARNINGS": "ignore"})
     try:
         for _ in range(1200):
             if addresses := re.findall(r"http://127\.0\.0\.1:\d+", (home / "lab.log").read_text()):
@@ -84,13 +91,6 @@ def lab(home: Path) -> Iterator[str]:
         server.wait()
 
 
-def _run(page) -> None:
-    """Runs all cells; none may fail, or say something on stderr."""
-    done = page.evaluate(RUN_ALL)
-    assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == [] and done
-    page.evaluate(AT_REST)
-
-
 def _watch(page) -> list[str]:
     """Collects what the page complains of."""
     complaints: list[str] = []
@@ -99,45 +99,32 @@ def _watch(page) -> list[str]:
     return complaints
 
 
-def _kept(page, name: str, **options) -> None:
-    """A screenshot, where QNNKIT_SCREENSHOTS says that one is wanted."""
-    folder = os.environ.get("QNNKIT_SCREENSHOTS")
-    if folder:
-        page.screenshot(path=Path(folder) / name, **options)
-
-
-def _open(browser, lab: str, name: str):
-    """A notebook in JupyterLab, and what its page complains of from then on."""
-    # Tall: JupyterLab draws what is in view.
-    page = browser.new_page(viewport={"width": 1300, "height": 9000})
-    badge = {"content_type": "image/svg+xml", "body": "<svg xmlns='http://www.w3.org/2000/svg'/>"}
-    page.route("https://colab.research.google.com/**", lambda route: route.fulfill(**badge))
-    page.goto(f"{lab}/lab/tree/notebooks/{name}.ipynb?reset")
+@pytest.fixture(scope="module")
+def opened(browser, lab: str) -> tuple[Any, list[str]]:
+    """The notebook in JupyterLab, all of whose cells were run, and what its page complains of."""
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page.goto(f"{lab}/lab/tree/all.ipynb?reset")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-    return page, _watch(page)
+    complaints, done = _watch(page), page.evaluate(RUN_ALL)
+    assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == [] and done
+    page.evaluate(AT_REST)
+    return page, complaints
 
 
-SLOW = pytest.param("02_gradient_check", 4, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "n_pictures"), [SLOW, ("03_train", 1), ("04_analyze", 4)])
-def test_a_notebook_runs_in_jupyterlab(browser, lab: str, home: Path, name: str, n_pictures: int) -> None:
-    """One after the other, on one run: every picture is shown, and no output is wider than its place."""
-    page, complaints = _open(browser, lab, name)
-    _run(page)
-    pictures = page.locator(".jp-Notebook .jp-OutputArea img")
-    assert pictures.count() == n_pictures
+def test_notebooks_run_in_jupyterlab(opened: tuple[Any, list[str]]) -> None:
+    """Every picture is shown, and no output is wider than its place."""
+    page, complaints = opened
+    pictures = page.locator(".jp-OutputArea img:not(.widget-image)")
+    assert pictures.count() == sum(PICTURES.values())
     for width in (1300, 800):
-        page.set_viewport_size({"width": width, "height": 9000})
+        page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(500)
-        _kept(page, f"{name}_{width}.png")
         outputs = page.locator(".jp-OutputArea-output")
         over = outputs.evaluate_all("all => all.map(o => o.scrollWidth - o.clientWidth).filter(n => n > 1)")
         assert over == [] or width == 800, "an output is wider than its place"
         sizes = pictures.evaluate_all("all => all.map(image => [image.naturalWidth, image.clientWidth])")
         assert min(min(size) for size in sizes) > 300, "a picture is empty or not shown"
     assert complaints == []
-    page.close()
 
 
 def _changed(page, before: list[str] | None = None, which: set[int] = frozenset()) -> list[str]:
@@ -151,12 +138,9 @@ def _changed(page, before: list[str] | None = None, which: set[int] = frozenset(
     raise AssertionError(f"of the pictures {which} should have changed, of {len(before)}")
 
 
-def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> None:
-    """On a finished run: sliders by keyboard, an image by Enter, and the pictures follow."""
-    list(runs.train_all(runs.open_run(home / "runs" / "first")))
-    page, complaints = _open(browser, lab, "04b_inside")
-    _run(page)
-    _kept(page, "04b_inside.png")
+def test_the_inspector_answers_in_jupyterlab(opened: tuple[Any, list[str]]) -> None:
+    """On the finished run: sliders by keyboard, an image by Enter, and the pictures follow."""
+    page, complaints = opened
     before, slider = _changed(page), page.locator(".widget-hslider")
     assert len(before) == 4
     for place, key, which in (
@@ -171,10 +155,9 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
     top = slider.filter(has_text="Weight").bounding_box()
     bottom = page.locator("img.widget-image").nth(1).bounding_box()
     assert bottom["y"] + bottom["height"] - top["y"] < 900, "weight, gate and move are not on one screen"
-    assert complaints == []
     page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
     for width in (1300, 800):
-        page.set_viewport_size({"width": width, "height": 9000})
+        page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(500)
         room = page.locator(".jp-OutputArea-output", has=page.locator("img.widget-image")).last
         room_width = room.evaluate("area => area.clientWidth")
@@ -183,24 +166,17 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> N
         assert all(least <= each <= max(620, room_width) for least, each in zip(leasts, widths, strict=True))
         sliders = slider.evaluate_all("all => all.map(one => one.clientWidth)")
         assert all(250 < each <= room_width for each in sliders)
-        _kept(page, f"inspector_{width}.png")
-    page.close()
+    assert complaints == []
 
 
-def test_the_report_is_legible(browser, tmp_path: Path) -> None:
+def test_the_report_is_legible(browser, home: Path, opened: tuple[Any, list[str]]) -> None:
     """At the width of a laptop and of a phone: every picture shown, nothing wider than the page."""
-    run = runs.open_run(tmp_path / "run", "digits_quanv", epochs=1, n_seeds=1)
-    for net in run.nets:
-        log_test(run, net, 0, 0.5)
-    run.save_figure(Figure(figsize=(3, 2)), "one", "Title", "How to read it.")
-    report.finish(run)
     for width in (1280, 390):
         page = browser.new_page(viewport={"width": width, "height": 900})
         complaints = _watch(page)
-        page.goto(run.report.as_uri())
+        page.goto((home / "runs" / "first" / "report.html").as_uri())
         assert page.locator("figure img").evaluate_all("all => all.every(i => i.naturalWidth > 0)")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator("table").first.locator("tr").count() == 1 + len(run.nets)
+        assert page.locator("table").first.locator("tr").count() == 1 + 2
         assert complaints == []
-        _kept(page, f"report_{width}.png", full_page=True)
         page.close()

@@ -25,6 +25,7 @@ from tests.colab import (
     ROOT,
     Machine,
     code_cells,
+    machine_at,
     make_machine,
     sentence,
     setup_cell,
@@ -39,7 +40,7 @@ NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 @pytest.fixture
 def machine(new_machine: Path, tmp_path: Path) -> Machine:
     """A Colab machine that holds nothing yet."""
-    return Machine(Path(shutil.copytree(new_machine, tmp_path / "machine", symlinks=True)))
+    return machine_at(new_machine, tmp_path / "machine")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,14 @@ def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = make_machine(tmp_path_factory.mktemp("machine") / "new")
     made.publish({"qnnkit/__init__.py": f"{(ROOT / 'qnnkit' / '__init__.py').read_text()}\nedition = 1\n"})
     return made.folder
+
+
+@pytest.fixture(scope="module")
+def day(new_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A machine that the first cell of a notebook has set up: one test goes on where another has ended."""
+    machine = machine_at(new_machine, tmp_path_factory.mktemp("day") / "machine")
+    machine.set_up()
+    return machine
 
 
 # --- outside Colab ---
@@ -65,34 +74,32 @@ def test_outside_colab_nothing_happens(machine: Machine) -> None:
 # --- on Colab ---
 
 
-def test_set_up_twice(machine: Machine) -> None:
-    first, local = machine.run_cells(), f"{machine.checkout}-local"
-    about = {"home": str(machine.workspace), "local": local}
-    assert machine.mounts() == [str(machine.content / "drive")]
-    assert machine.head() == machine.head(machine.folder / "author")
-    assert (machine.checkout / ".git" / "shallow").exists() and machine.workspace.is_dir()
-    assert "stand-in qnnkit doctor" in first.stdout, first.stderr
-    assert machine.asked() == [{"arguments": ["doctor"], **about}]
-    held = (machine.content / "qnnkit-constraints.txt").read_text().splitlines()
+def test_set_up_twice(day: Machine) -> None:
+    about = {"home": str(day.workspace), "local": f"{day.checkout}-local"}
+    assert day.mounts() == [str(day.content / "drive")]
+    assert day.head() == day.head(day.folder / "author")
+    assert (day.checkout / ".git" / "shallow").exists() and day.workspace.is_dir()
+    assert day.asked() == [{"arguments": ["doctor"], **about}]
+    held = (day.content / "qnnkit-constraints.txt").read_text().splitlines()
     assert held == [f"{name}=={metadata.version(name)}" for name in ("torch", "numpy")]
 
     # A day later: the machine still stands, a run is on Drive, and the repository has moved on, twice.
-    write(machine.workspace / "runs" / "first" / "result.json", "{}")
-    machine.publish({"qnnkit/__init__.py": "edition = 2\n"})
-    newest = machine.publish({"qnnkit/extra.py": "more = True\n"})
-    code = "\n\n".join([*machine.cells(run_main_job=True), "import qnnkit; print('edition', qnnkit.edition)"])
-    again = machine.run_code(code)
+    write(day.workspace / "runs" / "first" / "result.json", "{}")
+    day.publish({"qnnkit/__init__.py": "edition = 2\n"})
+    newest = day.publish({"qnnkit/extra.py": "more = True\n"})
+    code = "\n\n".join([*day.cells(run_main_job=True), "import qnnkit; print('edition', qnnkit.edition)"])
+    again = day.run_code(code)
     assert again.returncode == 0, again.stderr
     assert again.stdout.endswith("edition 2\n"), "imported by the same kernel"
-    assert len(machine.mounts()) == 1 and machine.head() == newest
+    assert len(day.mounts()) == 1 and day.head() == newest
     assert "was here before. It is up to date" in again.stdout
-    assert (machine.workspace / "runs" / "first" / "result.json").read_text() == "{}"
+    assert (day.workspace / "runs" / "first" / "result.json").read_text() == "{}"
     main_job = ["run", "--recipe", "digits_quanv", "--run-dir", "runs/first"]
-    assert machine.asked()[1:] == [{"arguments": each, **about} for each in (["doctor"], main_job)]
+    assert day.asked()[1:] == [{"arguments": each, **about} for each in (["doctor"], main_job)]
 
     # A kernel started now imports the package, although a folder of its name is where it starts.
-    done = machine.run_code("import qnnkit; print(qnnkit.edition, qnnkit.__file__)")
-    assert done.stdout.split() == ["2", str(machine.checkout / "qnnkit" / "__init__.py")], done.stderr
+    done = day.run_code("import qnnkit; print(qnnkit.edition, qnnkit.__file__)")
+    assert done.stdout.split() == ["2", str(day.checkout / "qnnkit" / "__init__.py")], done.stderr
 
 
 def test_refused_drive_stops_before_anything_is_fetched(machine: Machine) -> None:
@@ -204,11 +211,8 @@ def texts(root: Path) -> dict[str, str]:
 
 
 def named(texts: dict[str, str], repo: str) -> dict[str, int]:
-    """How often each file names the address, where it does; of badges, those that open what they should."""
-    opened = {path: path if path in NOTEBOOKS else "colab_setup.ipynb" for path in texts}
-    counts = {path: text.count(f"/{repo}/blob/main/{opened[path]})") for path, text in texts.items()}
-    counts = {path: counts[path] + text.count(f"https://github.com/{repo}") for path, text in texts.items()}
-    return {path: count for path, count in counts.items() if count}
+    """How often each file names the address, where it does."""
+    return {path: text.count(repo) for path, text in texts.items() if repo in text}
 
 
 @pytest.fixture
@@ -222,20 +226,18 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def test_badges_cells_and_pyproject_name_the_same_address(tree: Path) -> None:
-    before = texts(tree)
-    repo = re.search(r'^Repository = "https://github.com/(.+)"', before["pyproject.toml"], re.MULTILINE)
-    assert named(before, repo[1] if repo else "nobody/kit") == (EVERYWHERE if repo else {})
-
-
 @NEEDS_MAKE
 def test_make_address_rewrites_every_place_and_nothing_else(tree: Path) -> None:
     before = texts(tree)
+    known = re.search(r'^Repository = "https://github.com/(.+)"', before["pyproject.toml"], re.MULTILINE)
+    assert not known or named(before, known[1]) == EVERYWHERE
     for repo in ("a-fork/kit.of_mine", "Owner2/qnn-kit", "Owner2/qnn-kit"):  # anew, changed, once more
         done = make_address(tree, repo)
         assert done.returncode == 0 and repo in done.stdout and done.stdout.count("\n") == 1, done.stderr
         after = texts(tree)
         assert named(after, repo) == EVERYWHERE
+    for file, opened in [*zip(NOTEBOOKS, NOTEBOOKS, strict=True), ("README.md", NOTEBOOKS[0])]:
+        assert f"/{repo}/blob/main/{opened})" in after[file], "its badge opens another notebook"
     for path, text in after.items():
         pairs = zip(before[path].splitlines(), text.splitlines(), strict=True)
         assert sum(old != new for old, new in pairs) == EVERYWHERE.get(path, 0), path
@@ -282,11 +284,11 @@ def test_make_address_takes_the_remote_or_says_what_is_wrong(tree, repo, remote,
 def test_a_step_that_fails_stops_the_notebook(machine: Machine, fault, message, printed) -> None:
     if fault == "another numpy is asked for":
         machine.publish({"requirements-colab.txt": "numpy==1.0\n"})
-    elif fault == "doctor fails":
-        machine.publish({"qnnkit/__main__.py": "raise SystemExit('no such thing as a circuit')\n"})
     else:
+        machine.publish({"qnnkit/__main__.py": "raise SystemExit('no such thing as a circuit')\n"})
+        pip = MOVING_PIP if fault == "pip moves numpy" else ""
         write(machine.folder / "colab" / "pip" / "__init__.py", "")
-        write(machine.folder / "colab" / "pip" / "__main__.py", MOVING_PIP)
+        write(machine.folder / "colab" / "pip" / "__main__.py", pip)
     done = machine.run_cells(run_main_job=True)
     assert sentence(done).startswith(f"RuntimeError: {message}") and machine.asked() == []
     assert printed in done.stdout
@@ -360,20 +362,18 @@ def test_a_run_that_will_vanish_is_said_to() -> None:
         runs.open_run("runs/first", "digits_quanv", threads=1)
 
 
-def test_a_drive_that_dropped_is_mounted_again_and_what_bars_it_is_moved_aside(machine: Machine) -> None:
+def test_a_drive_that_dropped_is_mounted_again_and_what_bars_it_is_moved_aside(day: Machine) -> None:
     """By the first cell of a notebook, which has set the machine up; its kernel has ended since."""
-    machine.set_up()
-    home, local = str(machine.workspace), f"{machine.checkout}-local"
-    assert machine.asked() == [{"arguments": ["doctor"], "home": home, "local": local}]
-    mount = machine.lose_drive()
+    home, local = str(day.workspace), f"{day.checkout}-local"
+    before, mount = len(day.mounts()), day.lose_drive()
     write(mount / "MyDrive" / "my runs" / "notes.txt", "three years of work\n")
     places = "from qnnkit import workspace; print(workspace.home(), workspace.local_home(), sep='\\n')"
-    done = machine.run_ipython(f"{machine.first_cell()}\n{places}")
+    done = day.run_ipython(f"{day.first_cell()}\n{places}")
     assert done.stdout.splitlines()[-2:] == [home, local], done.stderr
     assert f"{mount} held MyDrive, which bars Drive's way: now in" in done.stdout, done.stdout + done.stderr
     [kept] = Path(local).glob("found_below_drive_*/MyDrive/my runs/notes.txt")
     assert kept.read_text() == "three years of work\n"
-    assert len(machine.mounts()) == 2 and (mount / "MyDrive").is_symlink()
+    assert len(day.mounts()) == before + 1 and (mount / "MyDrive").is_symlink()
 
 
 def test_a_token_of_colabs_secrets_is_handed_to_git_and_written_nowhere(machine: Machine) -> None:

@@ -23,7 +23,7 @@ from tests.toys import texts
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1, "epochs": 1}
 NETS = {
-    "quanv": {},
+    "quanv": {"quantum_clip_norm": 1e-3, "controls": ["classical"]},
     "frozen filters": {"filters": 2, "trainable": False, "circuit": "random"},
     "iqp": {"circuit": "hardware_efficient", "embedding": "iqp", "n_layers": 1},
     "amplitude": {"circuit": "strongly_entangling", "embedding": "amplitude"},
@@ -72,7 +72,9 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "resnet" else []) for name in NETS]
+)
 def test_the_gradient_check_of_every_kind_of_circuit(place, name):
     run, width = begun(place / name, **NETS[name]), 4 if name in PLATEAUS else 2
     shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=20)
@@ -87,44 +89,37 @@ def test_the_gradient_check_of_every_kind_of_circuit(place, name):
         assert ("identity_block" in set(scan["initialisation"])) == mirrored
 
 
-@pytest.mark.parametrize("name", ["quanv", "frozen filters", pytest.param("resnet", marks=pytest.mark.slow)])
-def test_training_and_the_analysis_of_a_trained_net(place, name):
-    run = begun(place / name, **NETS[name])
+def test_a_net_is_trained_and_looked_into_with_and_without_recorded_gradients(place):
+    run = begun(place / "quanv", **NETS["quanv"])
     tried = cells("03_train", run, try_updates=20)["losses"]
     assert 0 < len(tried) <= 20 and tried[-1] < tried[0], "a batch that is not learnt"
-    again = begun(place / f"{name}, again", **NETS[name])
+    again = pandas.DataFrame(runs.train_all(begun(place / "again", **NETS["quanv"])))
     alike = ["net", "seed", "test_loss"]
-    pandas.testing.assert_frame_equal(
-        run.finals()[alike], pandas.DataFrame(runs.train_all(again))[alike], check_exact=True
-    )
-    shares = cells("04_analyze", run)["shares"]
+    pandas.testing.assert_frame_equal(run.finals()[alike], again[alike], check_exact=True)
+    shown = cells("04_analyze", run)
+    shares, groups = shown["shares"], shown["of_groups"]
     assert len(shares) == 3 and shares["as trained"] == pytest.approx(100 * run.finals()["test_accuracy"][0])
-    shown = cells("04b_inside", run, hardware_images=0)
-    saved = {"04_curves", "05_confusion", "08_circuit", "10_gradients"}
-    assert saved <= figures(run) and ("03_comparison" in figures(run)) == (len(run.nets) > 1)
-    trains = name != "frozen filters"  # training cannot move frozen angles, so 04 draws no line through them
-    assert ("13_landscape" in figures(run)) == trains == bool(shown["lines"])
-    circuits = shown["n_circuits"]
-    assert not trains or shown["n"] == len(shown["batch"][0]) == max(8, min(64, 4096 // circuits))
-    assert run.result is not None and run.result["robustness"] == []
-
-
-def test_the_recorded_gradients_of_groups_and_layers_and_none_where_they_are_lost(tmp_path):
-    run = begun(tmp_path / "run", quantum_clip_norm=1e-3, controls=["classical"])
-    list(runs.train_all(run))
-    groups = cells("04_analyze", run)["of_groups"]
     assert groups.loc["quantum", "n_weights"] == 24 and groups.loc["quantum", "clipped"] == 1
     assert groups["share"].sum() == pytest.approx(1, abs=0.02)
-    last = cells("04b_inside", run, hardware_images=0)["last"]
-    layers = last.groupby("layer").first()
+    shown = cells("04b_inside", run, hardware_images=0)
+    saved = {"03_comparison", "04_curves", "05_confusion", "08_circuit", "10_gradients", "13_landscape"}
+    assert saved <= figures(run) and set(shown["lines"]) == {"along the gradient", "random"}
+    assert shown["n"] == len(shown["batch"][0]) == max(8, min(64, 4096 // shown["n_circuits"]))
+    layers = shown["last"].groupby("layer").first()
     weights = runs.build(run, "hybrid", 0).parameters()
     assert layers["n_weights"].sum() == sum(weight.numel() for weight in weights)
     assert (layers["norm"] > 0).all() and (layers["ratio"] > 0).all()
     (run.folder / "gradients.jsonl").unlink()
     (run.folder / "result.json").unlink()
     cells("04_analyze", run)
-    cells("04b_inside", run, hardware_images=0)
-    assert run.result is not None and "No gradients are shown:" in run.report.read_text()
+    assert run.result["robustness"] == [] and "No gradients are shown:" in run.report.read_text()
+
+
+def test_frozen_angles_have_no_landscape(place):
+    run = begun(place / "frozen filters", **NETS["frozen filters"])
+    list(runs.train_all(run))
+    shown = cells("04b_inside", run, hardware_images=0)
+    assert shown["lines"] == {} and "13_landscape" not in figures(run)
 
 
 # --- other data, and a net without a circuit ----------------------------------------------------------------
@@ -167,7 +162,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path, capsys,
     (tmp_path / "others").mkdir()
     other = {"machine": {"name": "Another"}, "net": net, "rows": []}
     workspace.write_json(tmp_path / "others" / "other.json", other)
-    run = begun(tmp_path / "run", "cnn")
+    run = begun(tmp_path / "run", "cnn", width=8, hidden=8, batch_size=16)
     reached = {"bandwidth_gb_s": 9.0, "overhead_us": 5.0, "tflops": {"float32": 0.1}}  # test_measure_clock's
     monkeypatch.setattr(survey, "figures", lambda *given, **options: reached)
     with torch.random.fork_rng(devices=[]):  # from which this net's dropout draws
@@ -227,7 +222,7 @@ def silent_step(monkeypatch):
 )
 def test_a_fault_stops_the_notebook_in_one_sentence(notebook, fault, message, tmp_path, monkeypatch):
     fault(monkeypatch)
-    given = {"recipe": "digits_quanv", "run_dir": str(tmp_path / "run")}
+    given = {"recipe": "digits_quanv", "run_dir": str(tmp_path / "run"), "samples": 1}
     if notebook == "04_analyze":
         begun(tmp_path / "run")
     with pytest.raises(Exception, match=message):

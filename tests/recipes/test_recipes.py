@@ -11,12 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pydantic import Field
 from torch import nn
 
-import qnnkit
-from qnnkit import RECIPES, data, layers, models, recipes, runs, tasks
-from qnnkit.settings import MAIN_NETS, Settings
+from qnnkit import RECIPES, data, layers, recipes, runs, tasks
+from qnnkit.settings import MAIN_NETS
 from tests.recipes.test_your_own import RECIPE, home  # noqa: F401  fixture
 from tests.toys import AsFloat, Digits, fill, music, refused, texts
 
@@ -270,26 +268,6 @@ def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_
     copy = write("copied.py", text=(run.folder / "recipe.py").read_text())
     assert runs.open_run(tmp_path / "run", copy).config == runs.open_run(tmp_path / "run", copy).config
     assert isinstance(runs.trained(runs.open_run(tmp_path / "run", copy)), nn.Module)
-
-
-# --- settings of one's own ---------------------------------------------------------------------------------
-
-
-class OfRedeclared(OfPoints):
-    class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
-        threads: int = 1
-        hidden: int = Field(default=4, le=8)
-        """Units, but few."""
-
-
-def test_a_field_that_is_declared_anew_keeps_the_kits_rule_and_sentence():
-    """For others see tests/test_settings.py, where shipped recipes do so."""
-    kind = recipes.find(OfRedeclared).Settings
-    assert kind.describe("threads") == Settings.describe("threads") and kind.of({"threads": "auto"})
-    assert kind.describe("hidden") == "Units, but few." and kind().hidden == 4
-    for name, value in (("threads", 0), ("hidden", 0), ("hidden", 9)):
-        with refused(name):
-            kind.of({name: value})
 
 
 def test_new_copies_one(tmp_path):

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from qnnkit import recipes, runs
-from tests import forked
-from tests.recipes.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
+from tests.recipes.test_your_own import RECIPE, TINY, home, in_cells  # noqa: F401  fixture
 from tests.same import raises
 from tests.toys import AsFloat, Digits
 
@@ -43,11 +42,7 @@ def test_what_cells_make_of_a_recipe_counts(home):  # noqa: F811
     """Its class, and the functions, classes, QNodes and numbers of cells that it names."""
     usual = {"angle": "inputs", "size": 1, "width": 2}
     changes = [{}, {}, {"angle": "2 * inputs"}, {"size": 2}, {"width": 3}]
-    script = "from IPython.core.interactiveshell import InteractiveShell as Shell\n"
-    script += "for cell in %r: Shell.instance().run_cell(cell).raise_error()"
-    done = forked.python(script % [CELL.format(**(usual | changed)) for changed in changes])
-    assert done.returncode == 0, done.stderr
-    first, same, *others = done.stdout.split()[-5:]
+    first, same, *others = in_cells([CELL.format(**(usual | each)) for each in changes]).split()[-5:]
     assert first == same and len({first, *others}) == 4
 
 

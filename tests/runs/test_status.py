@@ -118,6 +118,9 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
+    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
+    with refused("folder"):
+        state.of_batch(tmp_path)
 
 
 def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(tmp_path, monkeypatch):
@@ -134,6 +137,7 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
     assert events()[3:] == ["epoch"] and added[1:] == [whole]
     with path.open("ab") as file:
         file.write(b'"seed": 0}\n{"event\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n')
+        file.write(b'{"event": "step", "net": "b", "seed": 0, "time": 1.0, "epoch": "2"}\n')
     with pytest.warns(UserWarning, match=r"metrics.jsonl` has 1 damaged lines"):
         assert events()[4:] == ["test"]
     planted(tmp_path)  # as a mirror does it
