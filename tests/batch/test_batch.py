@@ -703,4 +703,4 @@ def test_the_study_notebook(apart):
     runs.launch(ROOT / "notebooks" / "06_study.ipynb", copy, values)
     assert states(batch.read("batches/toy")) == ["finished"] * 2
     page = copy.with_name("report.html").read_text()
-    assert re.search(r"undecided\s+of\s+4\.", page) and 'href="study/"' in page
+    assert re.search(r"undecided\s+of\s+4\.", page) and page.count("<img") == 3
