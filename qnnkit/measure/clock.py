@@ -21,6 +21,8 @@ QUIET = 0.1
 """Share of the cores that other programs may use without a note: a browser and a desktop at rest."""
 TIE = 0.05
 """A step has to be faster by this share to count as faster, whatever the noise."""
+CLEAR = 0.1
+"""A step that is faster by this share counts as faster, however noisy the machine."""
 FAR_SLOWER = 3.0
 """A step that takes so many times as long as the fastest is not measured further."""
 PATIENCE = 5.0
@@ -176,16 +178,19 @@ def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> di
 def winner(laps: Mapping[str, Lap]) -> str | None:
     """The first step that is not clearly slower than any other: a tie goes to the earlier one.
 
-    A tie is a difference within 5 %, or within two standard errors. None where nothing was measured.
+    A tie is a difference within 5 %, or within two standard errors, but never beyond 10 %. None where nothing
+    was measured.
 
     Example:
         >>> winner({"simple": Lap(1.04), "fast": Lap(1.0)}), winner({"simple": Lap(1.5), "fast": Lap(1.0)})
         ('simple', 'fast')
+        >>> [winner({"simple": Lap(seconds, error=0.3), "fast": Lap(1.0)}) for seconds in (1.08, 1.2)]
+        ['simple', 'fast']
     """
     known = {name: (lap.seconds, lap.error or 0.0) for name, lap in laps.items() if lap.seconds is not None}
     least = min((seconds for seconds, _ in known.values()), default=0.0)
-    fast = (name for name, (seconds, error) in known.items() if seconds <= (1 + max(TIE, 2 * error)) * least)
-    return next(fast, None)
+    near = {name for name, (t, error) in known.items() if t <= (1 + max(TIE, min(2 * error, CLEAR))) * least}
+    return next((name for name in known if name in near), None)
 
 
 def _turn(step: Step, repeats: int) -> float:
