@@ -222,8 +222,8 @@ def predict(
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
         inputs: Of images files, or arrays of pixels; for CLIP images and texts to hold them against; a text
             to go on with, or of a model with a chat template a user's message to answer; a MIDI file to go on
-            with; of a recipe's own data arrays, .npy files, or tables (.csv, .tsv) with the same columns. A
-            task with `predict(net, inputs)` is given them as they are.
+            with; of a recipe's own data arrays, DataFrames, .npy files, or tables (.csv, .tsv) with the same
+            columns. A task with `predict(net, inputs)` is given them as they are.
         recipe: The run's, where it is a user's own.
         raw: Whether a text goes to the model as it is, without its chat template.
         classical: Whether each circuit is replaced by the classical function that it is, see
@@ -233,7 +233,7 @@ def predict(
         ValueError, OSError: There is no trained net, or an input cannot be read.
         NotImplementedError: A circuit is no classical function of this kind.
     """
-    if isinstance(inputs, str | Path | np.ndarray):
+    if isinstance(inputs, str | Path | np.ndarray) or hasattr(inputs, "columns"):
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))

@@ -83,7 +83,7 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
 
 
 def _table(path: Path) -> Any:
-    """The rows of a table, NaN where a cell has no number; a first line without numbers names the columns.
+    """The rows of a table; a first line without numbers names the columns.
 
     Raises:
         ValueError: Rows differ in length, or there are none.
@@ -92,13 +92,13 @@ def _table(path: Path) -> Any:
 
     with path.open(errors="replace") as lines:
         mark = max(",;\t", key=lines.readline().count)
-    cells = pd.read_csv(path, sep=mark, header=None)
-    numbers: Any = cells.apply(pd.to_numeric, errors="coerce")
-    if numbers.head(1).isna().any(axis=None):
-        numbers = numbers[1:].set_axis([str(name) for name in cells.iloc[0]], axis="columns")
-    if numbers.empty:
+    cells: Any = pd.read_csv(path, sep=mark, header=None)
+    heading: Any = pd.to_numeric(cells.iloc[0], errors="coerce")
+    if heading.isna().any():
+        cells = cells[1:].set_axis([str(name) for name in cells.iloc[0]], axis="columns")
+    if cells.empty:
         raise ValueError
-    return numbers
+    return cells
 
 
 def _numbers(table: Any, columns: Sequence[str], name: str) -> np.ndarray:
@@ -107,16 +107,19 @@ def _numbers(table: Any, columns: Sequence[str], name: str) -> np.ndarray:
     Raises:
         ValueError: A column is missing, or a cell has no number.
     """
+    import pandas as pd
+
     step = "Make the columns as the recipe's `load` does."
     if columns and isinstance(table.columns[0], str):
         if missing := [column for column in columns if column not in table]:
             rule = f"have the columns that the net was trained on: {first([*columns], 10)}"
             raise ValueError(checks.message("inputs", rule, f"{name} without {missing[0]}", step))
         table = table[[*columns]]
-    if wrong := [*table.columns[table.isna().any()]]:
+    numbers = table.apply(pd.to_numeric, errors="coerce")
+    if wrong := [*table.columns[numbers.isna().any()]]:
         told = f"{name}, whose column {wrong[0]} has a cell without one"
         raise ValueError(checks.message("inputs", "be tables of numbers", told, step))
-    return table.to_numpy(copy=True)
+    return numbers.to_numpy(float, copy=True)
 
 
 def named(given: Any) -> str:

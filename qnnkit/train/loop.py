@@ -86,7 +86,7 @@ def fit(
     with own_generators(), deferred() as stop:
         given = model, complete(task), loaders, config, groups, torch.device(device), folder, identity
         loop = _Loop(*given, stop, seed, watch, on_update)
-        return _with_remedies(loop, lambda: loop.run(log or (lambda row: None)))
+        return _with_remedies(loop, log or (lambda row: None))
 
 
 @dataclass
@@ -258,10 +258,10 @@ class _Loop:
         return bool(self.config.patience) and waited >= self.config.patience
 
 
-def _with_remedies(loop: _Loop, train: Callable[[], Progress]) -> Progress:
-    """`train()`; where memory runs out, its error says where `loop` was, and the next remedy."""
+def _with_remedies(loop: _Loop, log: Callable[[dict[str, Any]], None]) -> Progress:
+    """Runs the loop; where memory runs out, the error says where it was, and the next remedy."""
     try:
-        return train()
+        return loop.run(log)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise

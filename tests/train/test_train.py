@@ -386,6 +386,7 @@ def train_until(moment, folder, kind):
 
 def kill_at_moments(folder):
     """Trains in forked children, which are killed at each of MOMENTS, and then resumes them."""
+    torch.set_num_threads(1)  # a fork has none of OpenMP's other threads, and would wait for them
     fit(net(), epochs=1)  # what the first training imports, it imports once and not in every child
     os.fsync = lambda descriptor: None  # see conftest.py
     for name, moments in MOMENTS.items():
