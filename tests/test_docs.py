@@ -153,7 +153,8 @@ def exists(words: list[str]) -> bool:
     if words[0] == "make":
         return bool(re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE))
     if words[:2] == ["python", "-m"]:
-        return importlib.util.find_spec(words[2]) is not None
+        # looking for pip changes what this process imports as distutils
+        return words[2] == "pip" or importlib.util.find_spec(words[2]) is not None
     if words[0] == "python":
         return words[1] == "-c" or (ROOT / words[1]).exists()
     if words[0] != "qnnkit":

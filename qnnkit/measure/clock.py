@@ -88,18 +88,19 @@ def threads(number: int | str | None) -> Iterator[None]:
 
 
 def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0) -> float:
-    """Seconds of one call by torch's own Timer: the median of blocks of calls, after some that warm up.
+    """Seconds of one call: the median of turns, after two calls that warm up.
 
     Args:
-        run: What is timed; short calls are repeated within a block.
+        run: What is timed; short calls are repeated within a turn.
         device: Where it computes.
-        seconds: How long to measure, about; at least one block is timed.
+        seconds: How long to measure, about; at least one turn is timed.
     """
-    from torch.utils.benchmark import Timer
-
-    about: dict[str, Any] = {"timer": lambda: now(device), "num_threads": torch.get_num_threads()}
-    timer = Timer("run()", globals={"run": run}, **about)
-    return statistics.median(timer.blocked_autorange(min_run_time=seconds).times)
+    step, end = Step(run, device), time.perf_counter() + seconds
+    once = min(_turn(step, 1), _turn(step, 1))
+    times = [_turn(step, calls := math.ceil(TURN / once))]
+    while time.perf_counter() < end:
+        times.append(_turn(step, calls))
+    return statistics.median(times)
 
 
 # --- the race -----------------------------------------------------------------------------------------------
@@ -196,7 +197,8 @@ def winner(laps: Mapping[str, Lap]) -> str | None:
 def _turn(step: Step, repeats: int) -> float:
     """Seconds of one call; before short ones, a call wakes this number of threads up.
 
-    torch's Timer would call the step twice more before each turn, three times as long for a step of seconds.
+    Not torch's Timer: it calls the step twice more before each turn, three times as long for a step of
+    seconds, and its import fails on Python 3.11 where pip was imported before.
     """
     with threads(step.threads):
         if repeats > 1:

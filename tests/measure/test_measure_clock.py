@@ -17,6 +17,7 @@ from qnnkit.device import machine
 from qnnkit.measure import Lap, Step, clock, parts, race, survey, winner
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
+from tests import forked
 from tests.toys import linear, typing
 
 CPU = torch.device("cpu")
@@ -151,6 +152,17 @@ def test_a_survey_is_flat_rows_and_a_table_with_the_recipes_own_net(home, monkey
     parts = (*names, facts["name"], survey.fastest(found), found["busy"]["sentence"])
     assert all(part in " ".join(text.split()) for part in parts)
     assert max(map(len, text.splitlines())) < 100, "which a page of 800 pixels shows whole"
+
+
+def test_a_call_is_timed_where_pip_was_imported_before():
+    """With setuptools, torch's Timer then fails on Python 3.11."""
+    done = forked.python("""
+        import pip, time, torch
+        from qnnkit.measure import clock
+        print(clock.repeated(lambda: time.sleep(0.01), torch.device("cpu"), 0.05))
+    """)
+    assert done.returncode == 0, done.stderr
+    assert 0.01 <= float(done.stdout) < 1
 
 
 def test_what_cannot_be_measured_says_why():
