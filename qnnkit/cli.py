@@ -7,9 +7,6 @@ import functools
 import json
 import logging
 import os
-import re
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,21 +74,11 @@ def run(
     only: Only = None,
     epochs: Epochs = None,
     notebooks: Annotated[str | None, Option(metavar="NAMES", help="Only these: 03_train,04_analyze.")] = None,
-    on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
     as_option: AsOption = None,
 ) -> None:
     """Run notebooks 00 to 04b. Type it again to resume an unfinished run, or to print a finished one."""
     run_dir = cli_settings.folder_of(run_dir, as_option)
     asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
-    if on is not None:
-        from qnnkit.runs import on_colab
-
-        checks.choice("--on", on, ("colab",))
-        words = re.sub(r"(^| )--on[ =]colab\b", "", shlex.join(sys.argv[2:]))
-        read = [str(each) for each in (recipe, *(files or ())) if each]
-        path = on_colab.write(run_dir, read, shlex.split(words))
-        typer.echo(f"Wrote {path}. Start it by: colab run --gpu T4 {path}")
-        return
     warm.begin()
     with ending_cleanly():
         from qnnkit import recipes, runs
@@ -226,8 +213,6 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: RecipeName = None,
-    raw: Annotated[bool, Option("--raw", help="Send a text as it is, without chat template.")] = False,
-    classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -237,7 +222,7 @@ def predict(
     from qnnkit import runs
     from qnnkit.runs.using import line
 
-    for row in runs.predict(run_dir, inputs, recipe=recipe, raw=raw, classical=classical):
+    for row in runs.predict(run_dir, inputs, recipe=recipe):
         typer.echo(json.dumps(row) if as_json else line(row))
 
 

@@ -172,9 +172,6 @@ def origin() -> dict[str, Any]:
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
     config, recipe, own_controls = run.config, run.recipe, hasattr(run.recipe.code, "controls")
-    if config.vary_split and run.splits_of(config.seed + 1).test.sources == run.splits.test.sources:
-        rule = f"be false, as `{run.splits.name}` has a test split of its own"
-        raise ValueError(checks.message("vary_split", rule, True, "Join its parts in one folder."))
     placement.devices(config.device, config.precision)  # refused where none has it
     for name in run.nets if own_controls or config.controls != "all" else run.nets[:1]:
         try:

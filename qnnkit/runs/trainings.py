@@ -33,7 +33,7 @@ from qnnkit.train.processes import is_main, n_processes, wait_for_all
 EVERY = 5.0
 """Seconds between two rows of a training, at least."""
 END = 10.0
-"""Seconds that the end of a training waits, at most, for each of its trackers."""
+"""Seconds that the end of a training waits, at most, for its trackers."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -83,7 +83,7 @@ class Training:
             begun = Store(folder, identity).restore()
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
-        self.splits: Splits = seen_by(run, model, self.place, seed)
+        self.splits: Splits = seen_by(run, model, self.place)
         self.loaders = {
             split: self.splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in SPLITS
@@ -104,7 +104,7 @@ class Training:
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
-        run, splits = self.run, self.run.splits_of(self.seed)
+        run, splits = self.run, self.run.splits
         loader, size = self.loaders["test"], run.config.micro_batch
         with own_generators():
             seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
@@ -123,9 +123,6 @@ class Training:
             "peak_memory": max(self.peak, measure.peak_on(self.place)),
             "peak_ram": measure.peak(),
         }
-        if run.config.vary_split:
-            final |= {"split_seed": run.split_seed(self.seed), "n_train": len(splits.train)}
-            final["data"] = splits.fingerprint()
         if self.main:
             run.log("metrics", final)
         return final
@@ -288,8 +285,9 @@ def tracked(run: Run) -> Iterator[None]:
         yield
     finally:
         over.set()
+        end = time.monotonic() + END
         for thread in threads:
-            thread.join(END)
+            thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 _leave_out(thread.name, f"it had not finished {END:.0f} s after the training")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
+from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import pieces, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
@@ -208,14 +207,7 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     return net, data, config and recipes.of(config)
 
 
-def predict(
-    run_dir: str | Path,
-    inputs: Sequence[Any],
-    *,
-    recipe: Any = None,
-    raw: bool = False,
-    classical: bool = False,
-) -> Iterator[dict[str, Any]]:
+def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -> Iterator[dict[str, Any]]:
     """What a trained net says of new inputs, a row for each: as the run's task does it.
 
     Args:
@@ -225,27 +217,17 @@ def predict(
             with; of a recipe's own data arrays, DataFrames, .npy files, or tables (.csv, .tsv) with the same
             columns. A task with `predict(net, inputs)` is given them as they are.
         recipe: The run's, where it is a user's own.
-        raw: Whether a text goes to the model as it is, without its chat template.
-        classical: Whether each circuit is replaced by the classical function that it is, see
-            `layers.as_classical`.
 
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
-        NotImplementedError: A circuit is no classical function of this kind.
     """
     if isinstance(inputs, str | Path | np.ndarray) or hasattr(inputs, "columns"):
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
     net, about, task, _ = _loaded(run_dir, recipe)
-    if classical:
-        layers.called(net, about.example())  # once, so that shapes are known
-        net = layers.as_classical(net)[0]
-    if raw and "raw" not in inspect.signature(task.predict).parameters:
-        step = "Leave it out: only texts have a chat template."
-        raise ValueError(checks.message("raw", "be given with a text", raw, step))
     with torch.no_grad():
-        rows = tasks.asked(task.predict, net, inputs, about=about, raw=raw)
+        rows = tasks.asked(task.predict, net, inputs, about=about)
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])
 
 

@@ -228,9 +228,6 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
     rows = [next(runs.predict("runs/one", [each])) for each in changes.values()]
     assert rows[0]["probabilities"] == found[0]["probabilities"]
     assert all(told in "".join(row["notes"]) for told, row in zip(changes, rows, strict=True))
-    [as_classical] = runs.predict("runs/one", paths[:1], classical=True)
-    assert as_classical["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-4)
-    assert as_classical["probabilities"] != found[0]["probabilities"]
     assert json.loads(command("predict", "runs/one", paths[0], "--json")) == found[0]
     paths[0].write_text("no image")
     for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))]):
@@ -279,7 +276,6 @@ def test_captions_and_images_are_matched_by_clip(home):
     for argument, error, use in (
         ("inputs", ValueError, lambda: runs.predict(run.folder, texts)),
         ("run_dir", NotImplementedError, lambda: runs.evaluate(run.folder, home)),
-        ("raw", ValueError, lambda: runs.predict(run.folder, ["a.png"], raw=True)),
     ):
         with refused(argument, error):
             use()
