@@ -153,7 +153,7 @@ def watch(
     run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a run or a batch.")],
     once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
 ) -> None:
-    """Show the progress of a run or batch from another terminal: net, epoch, loss, speed, time left.
+    """Show the progress of a run or batch from another terminal: net, epoch, loss, time left.
 
     It ends when nothing runs any more. Ctrl-C ends only the watching.
     """
@@ -188,7 +188,6 @@ def plan(
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    samples: Annotated[int | None, Option(help="Samples in an epoch, if not those of the data.")] = None,
     deadline: Annotated[str | None, Option(help="Time for all nets and seeds: 8h, '2d 4h'.")] = None,
     budget: Annotated[float | None, Option(min=0, help="US dollars for all nets and seeds.")] = None,
     prices: Annotated[Path | None, Option(metavar="FILE", help="Your own machines and prices.")] = None,
@@ -203,7 +202,7 @@ def plan(
 
     controls = cli_settings.controls_of(only)
     chosen = cli_settings.gathered(files, settings, controls=controls, epochs=epochs)
-    asked = runs.to_plan(recipe, chosen, samples=samples, alone=controls == [], timed=measuring)
+    asked = runs.to_plan(recipe, chosen, alone=controls == [], timed=measuring)
     found = measure.plan(**asked, deadline=deadline, budget=budget, prices=prices, measure=measuring)
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
 

@@ -145,7 +145,6 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     names |= dict.fromkeys(settings)
     table: list[dict[str, Any]] = []
     for each, place, (config, provenance) in zip(runs, places, known, strict=True):
-        config = each.config.flat() if hasattr(each, "config") else config
         about = {"folder": str(getattr(each, "folder", each)), "run": place.name}
         about |= {name: config[name] for name in ("recipe", *names) if name in config}
         rows, hours = read(place), defaultdict[Any, float](float)

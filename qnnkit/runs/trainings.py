@@ -67,7 +67,7 @@ class Training:
         self.on_row, self.warned = on_row or (lambda row: None), set[str]()
         rows, mine = run.rows("metrics") if self.main else [], {**self.whose, "device": str(place)}.items()
         self.peak = max((row["peak_memory"] for row in rows if mine <= row.items()), default=0)
-        self.samples, self.since = 0, -math.inf
+        self.since = -math.inf
         self._timed("begin")  # at once: the first update may be a minute away
 
     def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -121,7 +121,6 @@ class Training:
             "circuits_per_image": layers.circuits_per_image(model, splits.example()),
             "seconds_per_epoch": progress.seconds_per_epoch,
             "peak_memory": max(self.peak, measure.peak_on(self.place)),
-            "peak_ram": measure.peak(),
         }
         if self.main:
             run.log("metrics", final)
@@ -131,15 +130,11 @@ class Training:
 
     def _update(self, row: dict[str, Any]) -> None:
         """Called after every update; most calls write nothing."""
-        row = dict(row)
-        self.samples += row.pop("samples")
         now = time.monotonic()
         if now - self.since < EVERY:
             return
-        row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
-        per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
-        self.samples, self.since = 0, now
-        self._timed("step", **row, per_second=per_second or None)
+        self.since = now
+        self._timed("step", **row | {"loss": row["loss"] if math.isfinite(row["loss"]) else None})
 
     def _epoch(self, row: dict[str, Any]) -> None:
         """Adds what an epoch came to."""
