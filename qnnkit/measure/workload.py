@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qnnkit import recipes, train
+from qnnkit import checks, recipes, train
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.splits import SPLITS
 from qnnkit.models import features
@@ -67,6 +67,11 @@ class Workload:
             ValueError: There is no such setting, or the value breaks its rule.
         """
         return replace(self, training=self.training.override(**settings))
+
+    def of_samples(self, n: int) -> Workload:
+        """A copy with `n` samples in an epoch, and data that take as much more or less RAM."""
+        checks.positive("samples", n)
+        return replace(self, n_samples=n, data_bytes=round(self.data_bytes * n / self.n_samples))
 
     def batch(self, n: int | None = None) -> Any:
         """`n` samples, as the task takes a batch, from the front again where there are fewer than that.
