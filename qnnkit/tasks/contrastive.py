@@ -129,9 +129,8 @@ class Contrastive:
         texts = [each for each, is_text in zip(inputs, are_texts, strict=True) if is_text]
         if not images or not texts:
             step = "Give images, and texts to hold them against."
-            raise ValueError(
-                checks.message("inputs", "hold image files and texts", [*map(pictures.named, inputs)], step)
-            )
+            given = [*map(pictures.named, inputs)]
+            raise ValueError(checks.message("inputs", "hold image files and texts", given, step))
         embedded, rows = net.embed_texts(*tokenizers.encode(about.tokenizer, texts)), []
         for each in images:
             pixels, notes = pictures.pixels(each, about)

@@ -81,7 +81,8 @@ def _card(model: Any, folder: Path, base: str) -> str:
         library, load = "peft", [f'base = {read}("{base}")', "from peft import PeftModel"]
         load.append(f'model = PeftModel.from_pretrained(base, "{name}")')
     lines = ["---", f"library_name: {library}", "tags: [qnnkit]", "---", "", f"# {name}", ""]
-    lines += ["|  |  |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+    if rows:
+        lines += ["|  |  |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
     lines += ["", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", *load]
     return "\n".join([*lines, f'tokenizer = AutoTokenizer.from_pretrained("{name}")', "```", ""])
 

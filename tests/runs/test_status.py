@@ -54,28 +54,29 @@ def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(be
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-def test_a_row_every_few_seconds_with_its_speed_and_a_disk_that_fails_stops_nothing(begun, monkeypatch):
+def test_a_row_every_few_seconds_and_a_disk_that_fails_stops_nothing(begun, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
     monkeypatch.setattr(trainings, "time", fake)
 
-    def update(training, times, **given):
+    training = Training(begun, "hybrid", 0, torch.device("cpu"))
+
+    def update(times, **given):
         for _ in range(times):
             clock.now += 0.01
             training._update({"loss": 0.5, **given})
         return [row for row in begun.rows("metrics") if row["event"] == "step"]
 
     place = dict.fromkeys(("epoch", "epochs", "step", "steps", "updates"), 1)
-    rows = update(Training(begun, "hybrid", 0, torch.device("cpu")), 10000, **place)
+    rows = update(10000, **place)
     assert len(rows) == 20
     for one, other in itertools.pairwise(rows):
         assert other["time"] - one["time"] == pytest.approx(5, abs=0.02)
-    other = Training(begun, "hybrid", 1, torch.device("cpu"))
     (begun.folder / "metrics.jsonl").unlink()
     (begun.folder / "metrics.jsonl").mkdir()
-    assert update(other, 1000, **place) == []
+    assert update(1000, **place) == []
     (begun.folder / "metrics.jsonl").rmdir()
-    assert update(other, 1000, **place, loss=float("nan"))[-1]["loss"] is None
+    assert update(1000, **place, loss=float("nan"))[-1]["loss"] is None
 
 
 # --- what is read ------------------------------------------------------------------------------------------
