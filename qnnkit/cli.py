@@ -153,7 +153,7 @@ def watch(
     run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a run or a batch.")],
     once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
 ) -> None:
-    """Show the progress of a run or batch from another terminal: net, epoch, loss, time left.
+    """Show the progress of a run or batch from another terminal: net, epoch, loss, speed, time left.
 
     It ends when nothing runs any more. Ctrl-C ends only the watching.
     """
@@ -212,6 +212,7 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: RecipeName = None,
+    classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -221,7 +222,7 @@ def predict(
     from qnnkit import runs
     from qnnkit.runs.using import line
 
-    for row in runs.predict(run_dir, inputs, recipe=recipe):
+    for row in runs.predict(run_dir, inputs, recipe=recipe, classical=classical):
         typer.echo(json.dumps(row) if as_json else line(row))
 
 

@@ -38,7 +38,7 @@ def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
         ValueError: The run has no such net.
     """
     checks.choice("net", net, run.nets)
-    return recipes.made(run.config, run.splits, net, seed, bare=bare)
+    return recipes.made(run.config, run.splits_of(seed), net, seed, bare=bare)
 
 
 def first_batch(
@@ -51,9 +51,9 @@ def first_batch(
     return send_to_device(next(iter(batches)), place)
 
 
-def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
+def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu", seed: int | None = None) -> Splits:
     """What a net of the run is given: the data, or what its frozen part made of the images once."""
-    splits = run.splits
+    splits = run.splits_of(run.config.seed if seed is None else seed)
     changes = run.config.of_kit("augmentation", "none") != "none" or run.config.shots or run.config.noise
     if changes or not isinstance(splits, ImageSplits):  # other images or other shots, other features
         return splits

@@ -25,6 +25,7 @@ from qnnkit.runs import rows
 from qnnkit.runs.folder import Run, now, read_config, resolve, write_config
 from qnnkit.runs.lock import alone, bring, keep_mirrored
 from qnnkit.runs.nets import placed
+from qnnkit.runs.using import data_of
 from qnnkit.settings import PLACEMENT, Settings
 
 BEGIN = 120.0
@@ -170,7 +171,10 @@ def origin() -> dict[str, Any]:
 
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
-    config, own_controls = run.config, hasattr(run.recipe.code, "controls")
+    config, recipe, own_controls = run.config, run.recipe, hasattr(run.recipe.code, "controls")
+    if config.vary_split and run.splits_of(config.seed + 1).test.sources == run.splits.test.sources:
+        rule = f"be false, as `{run.splits.name}` has a test split of its own"
+        raise ValueError(checks.message("vary_split", rule, True, "Join its parts in one folder."))
     placement.devices(config.device, config.precision)  # refused where none has it
     for name in run.nets if own_controls or config.controls != "all" else run.nets[:1]:
         try:
@@ -181,6 +185,12 @@ def require_usable(run: Run) -> None:
             _require_runs(run, net)
     for setting in config.net_settings:
         checks.choice("net in net_settings", setting.split(".")[0], run.nets)
+    if not recipe.shipped and "vocabulary" not in run.splits.sizes:  # language models have their own files
+        try:
+            recipe.build(config, data_of(run.splits), config.seed)
+        except RecipeError as error:
+            lost = "`qnnkit predict` builds the trained net without its data, and will not be able to"
+            warnings.warn(f"{lost}. {error}", stacklevel=4)
 
 
 def _require_runs(run: Run, model: nn.Module) -> None:

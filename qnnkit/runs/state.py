@@ -48,8 +48,8 @@ class State:
     validation: float | None = None
     """The best that the run's own net came to on the validation split, by `score`."""
     row: Mapping[str, Any] = field(default_factory=dict)
-    """Of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`; nothing
-    where none did."""
+    """Of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`, samples
+    `per_second`; nothing where none did."""
     seconds_left: float | None = None
     """Until all nets are trained, each as long as this one, if none stops early."""
 
@@ -95,6 +95,11 @@ def batch_file(batch: Path) -> dict[str, Any]:
     if listed is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
+    try:
+        _ = [(row["id"], row["folder"], row["settings"]) for row in listed["runs"]]
+    except (KeyError, TypeError):
+        step = "Run the same qnnkit batch again; it writes it again."
+        raise ValueError(checks.message("folder", "hold a whole batch.json", str(batch), step)) from None
     return listed
 
 
@@ -221,6 +226,8 @@ def line(run: State) -> str:
         words.append(f"epoch {row['epoch']}/{row.get('epochs')}, step {row.get('step')}/{row.get('steps')}")
     if (loss := number(row, "loss")) is not None:
         words.append(f"loss {loss:.4f}")
+    if run.state == "running" and (speed := number(row, "per_second")) is not None:
+        words.append(f"{speed:,.0f} samples/s")
     if run.state == "running" and run.seconds_left is not None:
         words.append(f"{duration(run.seconds_left)} left")
     return "  ".join(words)

@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
+from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import pieces, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
@@ -124,9 +124,14 @@ def export(run: Run) -> Path:
     if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
         return write_model(run, net)
     place = run.folder / ("adapter" if run.config.of_kit("adapter") else "model")
-    settings = run.asked.model_dump(mode="json", warnings=False)
+    settings, score = run.asked.model_dump(mode="json", warnings=False), run.score
     settings["sequence_length"] = splits.length
-    return tasks.save(net, splits.tokenizer, place, settings)
+    facts = {"data": Path(str(run.config.of_kit("data_dir") or splits.name)).name}
+    facts |= {"recipe": run.recipe.name, "net": f"{run.nets[0]}, seed {run.config.seed}"}
+    row = run.tested().get((run.nets[0], run.config.seed), {})
+    if (value := row.get(f"test_{score.name}")) is not None:
+        facts["test " + score.word] = score.with_unit(value)
+    return tasks.save(net, splits.tokenizer, place, settings, facts)
 
 
 def load_language(folder: Path) -> tuple[Any, Data, Any]:
@@ -195,7 +200,9 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     return net, data, config and recipes.of(config)
 
 
-def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -> Iterator[dict[str, Any]]:
+def predict(
+    run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None, classical: bool = False
+) -> Iterator[dict[str, Any]]:
     """What a trained net says of new inputs, a row for each: as the run's task does it.
 
     Args:
@@ -205,15 +212,21 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
             with; of a recipe's own data arrays, DataFrames, .npy files, or tables (.csv, .tsv) with the same
             columns. A task with `predict(net, inputs)` is given them as they are.
         recipe: The run's, where it is a user's own.
+        classical: Whether each circuit is replaced by the classical function that it is, see
+            `layers.as_classical`.
 
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
+        NotImplementedError: A circuit is no classical function of this kind.
     """
     if isinstance(inputs, str | Path | np.ndarray) or hasattr(inputs, "columns"):
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
     net, about, task, _ = _loaded(run_dir, recipe)
+    if classical:
+        layers.called(net, about.example())  # once, so that shapes are known
+        net = layers.as_classical(net)[0]
     with torch.no_grad():
         rows = tasks.asked(task.predict, net, inputs, about=about)
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])
