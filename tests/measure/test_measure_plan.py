@@ -40,7 +40,7 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     assert (status, err, found) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
     places, prediction = {each["machine"]: each for each in found["places"]}, found["prediction"]
     assert [*places] == [HERE, *platforms.load().shown]
-    assert (prediction["n_samples"], found["nets"], found["seeds"], found["remedies"]) == (1149, 5, 3, [])
+    assert (prediction["n_samples"], found["nets"], found["seeds"], found["remedies"]) == (1079, 5, 3, [])
     mine, other, epoch = places[HERE], places["T4"], prediction["seconds_per_epoch"]
     assert (mine["basis"], other["basis"]) == ("measured here", "published")
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
