@@ -19,10 +19,10 @@ POWER = 0.8
 """How often seeds must find a difference that is there, to be called enough for it."""
 MOST_SEEDS = 10_000
 ROW = (
-    *("seeds", "unit", "difference", "low", "high", "effect_size", "p", "p_holm"),
+    *("seeds", "unit", "difference", "low", "high", "p", "p_holm"),
     *("min_difference", "p_equivalent", "detectable", "seeds_needed", "family"),
 )
-"""A comparison: how many seeds, or splits; the mean difference with its 95 % t-interval; `effect_size`; the
+"""A comparison: how many seeds, or splits; the mean difference with its 95 % t-interval; the
 two-sided p, alone and corrected; the margin, and the larger p of the two one-sided t-tests that the
 difference lies within it; the smallest true difference that as many seeds of this spread find in 80 of 100
 studies; how many find one of the margin as often, infinite where 10,000 are not enough (with splits of their
@@ -37,8 +37,8 @@ def compare(
     Where every seed has a split of its own, the splits share most of their samples, so that the differences
     spread less than fresh data would make them. Nadeau and Bengio's corrected t-test takes
     s sqrt(1 / n + n_test / n_train) for the standard error in place of s / sqrt(n). Where all differences are
-    the same number, as happens with a handful of test images, nothing is known of how seeds differ (p is 1,
-    and the effect 0, if that number is zero).
+    the same number, as happens with a handful of test images, nothing is known of how seeds differ (p is 1
+    if that number is zero).
 
     Args:
         values: One number per seed.
@@ -55,8 +55,8 @@ def compare(
 
     Example:
         >>> row = compare([0.93, 0.95, 0.97], [0.90, 0.91, 0.92], margin=0.01)
-        >>> round(row["difference"], 4), round(row["effect_size"], 3), round(row["p"], 4)
-        (0.04, 2.257, 0.0202)
+        >>> round(row["difference"], 4), round(row["p"], 4)
+        (0.04, 0.0202)
         >>> round(row["detectable"], 3), row["seeds_needed"]
         (0.033, 10)
 
@@ -74,7 +74,7 @@ def compare(
     row |= {"seeds": n, "unit": unit, "difference": mean, "min_difference": margin, "family": family}
     spread = statistics.stdev(differences) if n > 1 else 0.0
     if spread <= 1e-12 * max(map(abs, [*values, *others])):  # nothing but rounding, or one seed
-        return row | ({"effect_size": 0.0, "p": 1.0} if n > 1 and abs(mean) <= spread else {})
+        return row | ({"p": 1.0} if n > 1 and abs(mean) <= spread else {})
     from scipy.special import stdtr
 
     def findable(n: int) -> float:
@@ -83,23 +83,9 @@ def compare(
 
     error, numbers = spread * math.sqrt(1 / n + ratio), range(2, MOST_SEEDS + 1)
     needed = 2 + bisect.bisect_left(numbers, True, key=lambda n: findable(n) <= margin)
-    row |= {"low": low, "high": high, "effect_size": effect_size(mean / spread, n)}
-    row |= {"p": 2 * float(stdtr(n - 1, -abs(mean) / error))}
+    row |= {"low": low, "high": high, "p": 2 * float(stdtr(n - 1, -abs(mean) / error))}
     row |= {"p_equivalent": float(stdtr(n - 1, (abs(mean) - margin) / error))}
     return row | {"detectable": findable(n), "seeds_needed": needed if needed <= MOST_SEEDS else math.inf}
-
-
-def effect_size(ratio: float, n: int) -> float:
-    """Hedges' g_z = J d_z of `n` differences whose mean is `ratio` (d_z) times their standard deviation.
-
-    J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1: d_z is too large for few seeds. NaN for two.
-
-    Reference:
-        Hedges 1981; Lakens 2013, doi:10.3389/fpsyg.2013.00863.
-    """
-    m = n - 1
-    gammas = math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) if m > 1 else math.nan
-    return ratio * gammas / math.sqrt(m / 2)
 
 
 @functools.lru_cache(maxsize=1024)
