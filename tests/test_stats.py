@@ -110,12 +110,6 @@ def test_what_nothing_can_be_said_of_is_refused(function, given, argument):
 # --- paired comparisons ------------------------------------------------------------------------------------
 
 
-def test_nets_that_are_equal_on_every_seed_differ_by_nothing():
-    same = compare([0.9, 0.8, 0.7], [0.9, 0.8, 0.7])
-    assert (same["difference"], same["p"]) == (0, 1)
-    assert math.isnan(same["low"]) and math.isnan(same["high"]), "no interval of width zero"
-
-
 def test_splits_that_share_samples_widen_the_interval_by_hand():
     """Nadeau and Bengio: 10 differences of mean 1 and spread 2, a third as many test as training samples."""
     values = [1 + 2 * x for x in np.linspace(-1, 1, 10) / np.std(np.linspace(-1, 1, 10), ddof=1)]
