@@ -1,4 +1,4 @@
-"""Sizes, times and amounts as people write and read them."""
+"""Sizes and times as people read them."""
 
 from __future__ import annotations
 
