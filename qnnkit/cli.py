@@ -188,7 +188,7 @@ def plan(
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    deadline: Annotated[str | None, Option(help="Time for all nets and seeds: 8h, '2d 4h'.")] = None,
+    deadline: Annotated[float | None, Option(help="Hours for all nets and seeds.")] = None,
     budget: Annotated[float | None, Option(min=0, help="US dollars for all nets and seeds.")] = None,
     prices: Annotated[Path | None, Option(metavar="FILE", help="Your own machines and prices.")] = None,
     measuring: Annotated[bool, Option("--measuring/--no-measuring", help="Time a few updates here.")] = True,

@@ -1,15 +1,8 @@
-"""Sizes, times and amounts as people write and read them."""
+"""Sizes and times as people read them."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import re
 import textwrap
-
-from qnnkit import checks
-
-UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def lines(sentence: str, width: int = 80) -> str:
@@ -56,36 +49,13 @@ def size(n_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in one unit or two.
+    """Seconds, from a minute on whole minutes, from an hour on hours and minutes.
 
     Example:
-        >>> [duration(seconds) for seconds in (0.0132, 8.2, 95, 7300, 400_000)]
-        ['0.013 s', '8.2 s', '1 min 35 s', '2 h 1 min', '4 d 15 h']
+        >>> [duration(seconds) for seconds in (0.0132, 8.2, 59.7, 95, 7300, 400_000)]
+        ['0.013 s', '8.2 s', '1 min', '2 min', '2 h 2 min', '111 h 7 min']
     """
-    if seconds < 9.95:
-        return f"{seconds:#.2g} s"
-    whole = round(seconds)
-    for (large, of_large), (small, of_small) in itertools.pairwise(UNITS):
-        if whole >= of_large:
-            n, rest = divmod(whole // of_small, of_large // of_small)
-            return f"{n} {large} {rest} {small}"
-    return f"{whole} s"
-
-
-def parse_duration(text: str, name: str = "duration") -> float:
-    """Seconds that a text such as "8h", "90 min" or "2d 4h" means.
-
-    Raises:
-        ValueError: It means no time above zero.
-
-    Example:
-        >>> parse_duration("2d 4h"), parse_duration("90 min")
-        (187200.0, 5400.0)
-    """
-    import pandas as pd
-
-    plain = re.sub(r"(\d\s*)d\b", r"\1days", text.strip().lower().replace(",", " "))
-    with contextlib.suppress(ValueError):
-        if (seconds := pd.Timedelta(plain).total_seconds()) > 1e-3:  # a bare number is of nanoseconds
-            return seconds
-    raise ValueError(checks.message(name, "be a time", text, "Write it as 8h, 90 min or 2d 4h."))
+    if seconds < 59.5:
+        return f"{seconds:#.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

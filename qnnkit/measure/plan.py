@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qnnkit import checks, words
 from qnnkit import device as devices
-from qnnkit import words
 from qnnkit.measure import platforms
 from qnnkit.measure.clock import load, note
 from qnnkit.measure.figures import figures
@@ -101,7 +101,7 @@ def plan(
     nets: int = 1,
     seeds: int = 1,
     price_per_hour: float | None = None,
-    deadline: str | None = None,
+    deadline: float | None = None,
     budget: float | None = None,
     prices: str | Path | None = None,
     measure: bool = True,
@@ -116,7 +116,7 @@ def plan(
         nets: How many are trained, controls included.
         seeds: How often each.
         price_per_hour: Of this machine, in US dollars.
-        deadline: Time for all of it, such as "8h".
+        deadline: Hours for all of it.
         budget: US dollars for all of it; 0 asks for machines that cost nothing.
         prices: A table of machines of your own, see `platforms.load`.
         measure: Whether updates are timed here, if they are small enough (see `predict`); without, there are
@@ -124,12 +124,12 @@ def plan(
         seconds: How long updates are timed, about.
 
     Raises:
-        ValueError: The device cannot compute here, or time or money cannot be read.
+        ValueError: The device cannot compute here, or `deadline` is not above 0.
         OSError, ValueError: The table of machines cannot be used.
     """
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
-    within = None if deadline is None else words.parse_duration(deadline, "deadline")
-    limits = {"time": within, "price": budget}
+    checks.positive("deadline", 1 if deadline is None else deadline, "Give hours.")
+    limits = {"time": deadline and 3600 * deadline, "price": budget}
     if measure and (busy := note(load())):
         notes.append(busy)
     if workload.training.batch_size > workload.n_samples:

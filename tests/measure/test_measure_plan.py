@@ -34,7 +34,7 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     monkeypatch.setattr(
         measure, "plan", lambda **asked: plans.append(plan(**asked, seconds=0.1)) or plans[-1]
     )
-    limits = "--set", "epochs=7", "--deadline", "1s", "--budget", "0"
+    limits = "--set", "epochs=7", "--deadline", 0.0003, "--budget", "0"
     status, out, err = typed("plan", "--recipe", "digits_quanv", *limits, "--json")
     found, [planned] = json.loads(out), plans
     assert (status, err, found) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
@@ -187,7 +187,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
     ("given", "told"),
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
-        ((*QUICK, "--deadline", "8 epochs"), "`deadline` must be a time"),
+        ((*QUICK, "--deadline", "0"), "`deadline` must be above 0"),
         ((*QUICK, "--only", "classical"), "`--only` must name the run's own net"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
         (("measure", "--out", "file/machine.json"), "A file is in its place"),

@@ -162,7 +162,7 @@ def test_a_line_of_words(tmp_path):
     with lock.alone(tmp_path, "train"):
         assert state.line(read(planted(tmp_path))) == (
             f"{tmp_path.name}  running  hybrid, seed 0  epoch 3/12, step 20/34  loss 0.5123  "
-            "1,234 samples/s  9 min 39 s left"
+            "1,234 samples/s  10 min left"
         )
     assert state.line(state.State(tmp_path)) == f"{tmp_path.name}  waiting"
 
