@@ -7,9 +7,6 @@ import functools
 import json
 import logging
 import os
-import re
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,21 +74,11 @@ def run(
     only: Only = None,
     epochs: Epochs = None,
     notebooks: Annotated[str | None, Option(metavar="NAMES", help="Only these: 03_train,04_analyze.")] = None,
-    on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
     as_option: AsOption = None,
 ) -> None:
     """Run notebooks 00 to 04b. Type it again to resume an unfinished run, or to print a finished one."""
     run_dir = cli_settings.folder_of(run_dir, as_option)
     asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
-    if on is not None:
-        from qnnkit.runs import on_colab
-
-        checks.choice("--on", on, ("colab",))
-        words = re.sub(r"(^| )--on[ =]colab\b", "", shlex.join(sys.argv[2:]))
-        read = [str(each) for each in (recipe, *(files or ())) if each]
-        path = on_colab.write(run_dir, read, shlex.split(words))
-        typer.echo(f"Wrote {path}. Start it by: colab run --gpu T4 {path}")
-        return
     warm.begin()
     with ending_cleanly():
         from qnnkit import recipes, runs
@@ -166,7 +153,7 @@ def watch(
     run_dir: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a run or a batch.")],
     once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
 ) -> None:
-    """Show the progress of a run or batch from another terminal: net, epoch, loss, speed, time left.
+    """Show the progress of a run or batch from another terminal: net, epoch, loss, time left.
 
     It ends when nothing runs any more. Ctrl-C ends only the watching.
     """
@@ -201,7 +188,6 @@ def plan(
     files: Files = None,
     only: Only = None,
     epochs: Epochs = None,
-    samples: Annotated[int | None, Option(help="Samples in an epoch, if not those of the data.")] = None,
     deadline: Annotated[str | None, Option(help="Time for all nets and seeds: 8h, '2d 4h'.")] = None,
     budget: Annotated[float | None, Option(min=0, help="US dollars for all nets and seeds.")] = None,
     prices: Annotated[Path | None, Option(metavar="FILE", help="Your own machines and prices.")] = None,
@@ -216,7 +202,7 @@ def plan(
 
     controls = cli_settings.controls_of(only)
     chosen = cli_settings.gathered(files, settings, controls=controls, epochs=epochs)
-    asked = runs.to_plan(recipe, chosen, samples=samples, alone=controls == [], timed=measuring)
+    asked = runs.to_plan(recipe, chosen, alone=controls == [], timed=measuring)
     found = measure.plan(**asked, deadline=deadline, budget=budget, prices=prices, measure=measuring)
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
 
@@ -226,8 +212,6 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: RecipeName = None,
-    raw: Annotated[bool, Option("--raw", help="Send a text as it is, without chat template.")] = False,
-    classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -237,7 +221,7 @@ def predict(
     from qnnkit import runs
     from qnnkit.runs.using import line
 
-    for row in runs.predict(run_dir, inputs, recipe=recipe, raw=raw, classical=classical):
+    for row in runs.predict(run_dir, inputs, recipe=recipe):
         typer.echo(json.dumps(row) if as_json else line(row))
 
 

@@ -121,8 +121,6 @@ class Settings(Base):
     # --- the data: which samples are whose ---
     split_seed: int = Field(default=0, ge=0)
     """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
-    vary_split: bool = False
-    """Whether every seed has a split of its own (number split_seed + seed), for intervals over splits too."""
     validation_fraction: float = Field(default=0.2, gt=0)
     """Share (of files about) or number of samples that choose the epoch; from train/ with a test part."""
     test_fraction: float = Field(default=0.2, gt=0)

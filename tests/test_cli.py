@@ -1,13 +1,11 @@
 """qnnkit.cli: what a person can mend is told in one sentence, with exit status 2, before it begins."""
 
-import ast
 import json
 import os
 import platform
 import re
 import shutil
 import signal
-import subprocess
 import time
 
 import pytest
@@ -269,22 +267,3 @@ def test_the_machine_is_told_as_json(qnnkit):
     found = json.loads(qnnkit("doctor", "--json")[1])
     assert found.keys() >= {"machine", "accelerators", "simulators"}
     assert found["machine"]["python"] == platform.python_version()
-
-
-def test_a_script_for_colab_is_written_where_colab_can_fetch_what_it_needs(qnnkit, home, tmp_path):
-    run = "run", "--recipe", "digits_quanv", "--run-dir"
-    refused(qnnkit(*run, "runs/a", "--on", "colab"), "--on", "have a git remote `origin`")
-    for words in (["init", "-q"], ["remote", "add", "origin", "https://me:secret@example.org/a/b"]):
-        subprocess.run(["git", *words], check=True)
-    refused(qnnkit(*run, "/runs/a", "--on", "colab"), "be relative to the workspace")
-    refused(qnnkit(*run, "runs/a", "--on", "mars"), "--on", "mars")
-    (tmp_path / "mine.py").write_text("")
-    mine = "run", "--recipe=mine.py", "--run-dir", "runs/a", "--on=colab"
-    refused(qnnkit(*mine), "be in the repository", "mine.py")
-    subprocess.run(["git", "add", "mine.py"], check=True)
-    for command in (mine, (*run, "runs/a", "--on", "colab", "--epochs", "2")):
-        assert qnnkit(*command)[0] == 0
-        script = (tmp_path / "a_on_colab.py").read_text()
-        address, _, words, run_dir = ast.literal_eval(re.search(r"RUN_DIR = (\(.*\))\n", script)[1])
-        assert (address, run_dir) == ("https://example.org/a/b", "runs/a")
-        assert words == [word for word in command if word not in ("--on", "--on=colab", "colab")]

@@ -28,7 +28,7 @@ from tests import forked
 from tests.same import same
 from tests.toys import pictures
 
-TIMES = ("seconds", "seconds_per_epoch", "peak_memory", "peak_ram")
+TIMES = ("seconds", "seconds_per_epoch", "peak_memory")
 """What no two runs have in common."""
 
 

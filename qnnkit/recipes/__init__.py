@@ -88,13 +88,6 @@ def settings(recipe: Any, **given: Any) -> Settings:
     return find(recipe).settings(**given)
 
 
-def difference(before: str, after: str, most: int = 6) -> str:
-    """The first lines in which two sources differ."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-    changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    return "; ".join([*changed[:most], *["..."] * (len(changed) > most)])
-
-
 def new(path: str | Path, like: str = "digits_quanv") -> Path:
     """Writes a copy of a shipped recipe, to be changed.
 
@@ -241,6 +234,6 @@ def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
 
 
 __all__ = [
-    "RECIPES", "Recipe", "RecipeError", "difference", "find", "known", "made", "new", "of",
+    "RECIPES", "Recipe", "RecipeError", "find", "known", "made", "new", "of",
     "parameter_groups", "settings", "without_weights",
 ]  # fmt: skip

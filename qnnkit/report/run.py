@@ -218,7 +218,6 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
         controls={net: CONTROLS.get(net, "a control of the recipe's own") for net in controls},
         smoothing=getattr(run.task, "label_smoothing", 0),
         facts=_facts(run),
-        splits=run.config.vary_split,
         notes=_notes(run),
         notebooks=_notebooks(run),
         body=shown,
@@ -276,7 +275,7 @@ def _as_classical(run: Run) -> list[str]:
         return []
     return [
         "Each trained circuit is a classical function: a linear map of cosines and sines of its angles gives "
-        f"its outputs to {difference:.0e} at inputs that were not fitted (`qnnkit predict --classical`)."
+        f"its outputs to {difference:.0e} at inputs that were not fitted (`layers.as_classical`)."
     ]
 
 

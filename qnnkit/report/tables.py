@@ -156,7 +156,7 @@ def comparisons(
 
 
 def has_splits(frame: Any) -> bool:
-    """Whether seeds, or runs, have splits of their own: by `vary_split`, or by a batch over `split_seed`."""
+    """Whether runs have splits of their own, as in a batch over `split_seed`."""
     return "split_seed" in frame and frame["split_seed"].nunique() > 1
 
 

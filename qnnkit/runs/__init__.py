@@ -3,7 +3,7 @@
 from qnnkit.runs import chain
 from qnnkit.runs.chain import ANALYZE, INSIDE, NOTEBOOKS, NotebookError, epoch_line, launch, run_notebooks
 from qnnkit.runs.folder import Run
-from qnnkit.runs.nets import best, build, count_parameters, first_batch, placed, seen_by, to_plan, trained
+from qnnkit.runs.nets import best, build, first_batch, placed, seen_by, to_plan, trained
 from qnnkit.runs.opening import open_run
 from qnnkit.runs.rows import frame
 from qnnkit.runs.state import State, watch
@@ -12,7 +12,7 @@ from qnnkit.runs.using import evaluate, export, load_model, merge, predict
 
 __all__ = [
     "ANALYZE", "INSIDE", "NOTEBOOKS", "NotebookError", "Run", "State", "Stopped", "Training", "best", "build",
-    "chain", "count_parameters", "epoch_line", "evaluate", "export", "first_batch", "frame", "launch",
+    "chain", "epoch_line", "evaluate", "export", "first_batch", "frame", "launch",
     "load_model", "merge", "open_run", "placed", "predict", "run_notebooks", "seen_by", "to_plan",
     "train_all", "trained", "training", "watch",
 ]  # fmt: skip

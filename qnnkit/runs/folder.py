@@ -89,31 +89,14 @@ class Run:
             return (main, *config.controls)
         return (main, *self.recipe.control_names(recipes.without_weights(config), self.splits, seed))
 
-    def split_seed(self, seed: int) -> int:
-        """Which split of the data the nets of a seed see: one for all, but for the setting `vary_split`."""
-        return self.config.split_seed + seed * self.config.vary_split
-
-    def splits_of(self, seed: int) -> Splits:
-        """The data as the nets of a seed see them."""
-        if not self.config.vary_split or seed == self.config.seed:
-            return self.splits
-        if seed not in (loaded := self.__dict__.setdefault("_varied", {})):
-            loaded.clear()  # seeds come one after the other
-            loaded[seed] = self._load(seed)
-        return loaded[seed]
-
-    def _load(self, seed: int) -> Splits:
-        config, number = self.config, self.split_seed(seed)
-        return self.recipe.load(config.override(split_seed=number) if config.vary_split else config)
-
     @cached_property
     def splits(self) -> Splits:
-        """The data (of the first seed), if they are those that the run was trained on.
+        """The data, if they are those that the run was trained on.
 
         Raises:
             ValueError, OSError: They cannot be used, or are others.
         """
-        splits, trained_on = self._load(self.config.seed), self.provenance.get("data")
+        splits, trained_on = self.recipe.load(self.config), self.provenance.get("data")
         if trained_on not in (None, splits.fingerprint()):
             place = getattr(self.config, "data_dir", None) or splits.name
             raise ValueError(
@@ -225,9 +208,7 @@ def settings_of(values: Any, recipe: Recipe | None = None, folder: Path | None =
     if recipe is not None:
         difference = f"recipe: {name!r} there, {recipe.reference!r} now"
         if Path(name).name == Path(recipe.reference).name:
-            before = rows.content(folder or Path(), "recipe.py") or b""
-            changed = recipes.difference(before.decode(), recipe.source) or "in what it imports"
-            difference = f"the recipe has changed: {changed}"
+            difference = "the recipe, or what it imports, has changed; recipe.py has it as it was"
         raise ValueError(
             f"it holds another experiment ({difference}). Name its own recipe, or a new run_dir."
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qnnkit import checks, device, layers, measure, recipes, workspace
+from qnnkit import checks, device, measure, recipes, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.device import machine
@@ -38,12 +38,7 @@ def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
         ValueError: The run has no such net.
     """
     checks.choice("net", net, run.nets)
-    return recipes.made(run.config, run.splits_of(seed), net, seed, bare=bare)
-
-
-def count_parameters(run: Run) -> dict[str, dict[str, int]]:
-    """Net -> its weights by kind, see `layers.count_parameters`; never are two of them in memory."""
-    return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
+    return recipes.made(run.config, run.splits, net, seed, bare=bare)
 
 
 def first_batch(
@@ -56,9 +51,9 @@ def first_batch(
     return send_to_device(next(iter(batches)), place)
 
 
-def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu", seed: int | None = None) -> Splits:
+def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
     """What a net of the run is given: the data, or what its frozen part made of the images once."""
-    splits = run.splits_of(run.config.seed if seed is None else seed)
+    splits = run.splits
     changes = run.config.of_kit("augmentation", "none") != "none" or run.config.shots or run.config.noise
     if changes or not isinstance(splits, ImageSplits):  # other images or other shots, other features
         return splits
@@ -138,19 +133,13 @@ def _measured(run: Run) -> Placement:
 
 
 def to_plan(
-    run: Any,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    samples: int | None = None,
-    alone: bool = False,
-    timed: bool = True,
+    run: Any, settings: Mapping[str, Any] | None = None, *, alone: bool = False, timed: bool = True
 ) -> dict[str, Any]:
     """Arguments of `measure.plan`: the nets of a run, on its own data, where they are trained.
 
     Args:
         run: A run; or a recipe (see `recipes.find`), for which no run folder is begun.
         settings: Of the recipe, some of them changed.
-        samples: In an epoch, if others than the data's.
         alone: Whether to plan one net and one seed, in place of all controls and seeds.
         timed: Whether "auto" settings are measured, as training would; see `runs.placed`.
 
@@ -161,7 +150,7 @@ def to_plan(
     run = run if isinstance(run, Run) else _unsaved(run, settings or {})
     workload, where = measure.of_recipe(run.config, run.splits), placed(run) if timed else run.config
     return {
-        "workload": workload if samples is None else workload.of_samples(samples),
+        "workload": workload,
         "device": where.device,
         "n_threads": where.threads if isinstance(where.threads, int) else None,
         "nets": 1 if alone else len(run.nets),

@@ -25,7 +25,6 @@ from qnnkit.runs import rows
 from qnnkit.runs.folder import Run, now, read_config, resolve, write_config
 from qnnkit.runs.lock import alone, bring, keep_mirrored
 from qnnkit.runs.nets import placed
-from qnnkit.runs.using import data_of
 from qnnkit.settings import PLACEMENT, Settings
 
 BEGIN = 120.0
@@ -159,7 +158,6 @@ def origin() -> dict[str, Any]:
         "qnnkit": qnnkit.__version__,
         "commit": said.removesuffix("-dirty") or None,
         "commit_changed": said.endswith("-dirty") if said else None,
-        "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": survey.facts(),
         "packages": {name: machine.version(name) for name in PACKAGES},
@@ -171,10 +169,7 @@ def origin() -> dict[str, Any]:
 
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
-    config, recipe, own_controls = run.config, run.recipe, hasattr(run.recipe.code, "controls")
-    if config.vary_split and run.splits_of(config.seed + 1).test.sources == run.splits.test.sources:
-        rule = f"be false, as `{run.splits.name}` has a test split of its own"
-        raise ValueError(checks.message("vary_split", rule, True, "Join its parts in one folder."))
+    config, own_controls = run.config, hasattr(run.recipe.code, "controls")
     placement.devices(config.device, config.precision)  # refused where none has it
     for name in run.nets if own_controls or config.controls != "all" else run.nets[:1]:
         try:
@@ -185,12 +180,6 @@ def require_usable(run: Run) -> None:
             _require_runs(run, net)
     for setting in config.net_settings:
         checks.choice("net in net_settings", setting.split(".")[0], run.nets)
-    if not recipe.shipped and "vocabulary" not in run.splits.sizes:  # language models have their own files
-        try:
-            recipe.build(config, data_of(run.splits), config.seed)
-        except RecipeError as error:
-            lost = "`qnnkit predict` builds the trained net without its data, and will not be able to"
-            warnings.warn(f"{lost}. {error}", stacklevel=4)
 
 
 def _require_runs(run: Run, model: nn.Module) -> None:

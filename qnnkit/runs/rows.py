@@ -125,7 +125,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     Returns:
         Columns: `folder` as it was given, `run`, its name, `recipe`, the settings as the runs have them now,
         what metrics.jsonl has (net, seed, scores, numbers of weights, ...) and `data`, the fingerprint. A row
-        of a test also has `hours`, the time of its epochs, and `cost`, by the setting `price_per_hour`.
+        of a test also has `hours`, the time of its epochs.
 
     Raises:
         ValueError: `event` is none of them.
@@ -148,14 +148,13 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
         config = each.config.flat() if hasattr(each, "config") else config
         about = {"folder": str(getattr(each, "folder", each)), "run": place.name}
         about |= {name: config[name] for name in ("recipe", *names) if name in config}
-        rows, hours, price = read(place), defaultdict[Any, float](float), number(config, "price_per_hour")
+        rows, hours = read(place), defaultdict[Any, float](float)
         for row in trainings(rows, "epoch", None):
             hours[row["net"], row["seed"]] += (number(row, "seconds") or 0) / 3600
         for row in trainings(rows, event, config.get("epochs")):
             row.setdefault("data", provenance.get("data"))
             if event == "test":
                 row["hours"] = hours.get((row["net"], row["seed"]), math.nan)
-                row["cost"] = row["hours"] * (math.nan if price is None else price)
             table.append({**about, **row})
     return pd.DataFrame(table)
 

@@ -24,6 +24,8 @@ STATES = ("running", "failed", "stopped", "trained", "waiting", "pruned", "finis
 """What a person looks for first comes first."""
 STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
+EVERY = 2.0
+"""Seconds between two looks of who watches."""
 FILES = ("provenance", "config", "failed")
 SESSION = "session.json"
 """In a batch's folder: the command that it belongs to now, and the runs that it has pruned."""
@@ -46,8 +48,8 @@ class State:
     validation: float | None = None
     """The best that the run's own net came to on the validation split, by `score`."""
     row: Mapping[str, Any] = field(default_factory=dict)
-    """Of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`, samples
-    `per_second`; nothing where none did."""
+    """Of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`; nothing
+    where none did."""
     seconds_left: float | None = None
     """Until all nets are trained, each as long as this one, if none stops early."""
 
@@ -93,11 +95,6 @@ def batch_file(batch: Path) -> dict[str, Any]:
     if listed is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
-    try:
-        _ = [(row["id"], row["folder"], row["settings"]) for row in listed["runs"]]
-    except (KeyError, TypeError):
-        step = "Run the same qnnkit batch again; it writes it again."
-        raise ValueError(checks.message("folder", "hold a whole batch.json", str(batch), step)) from None
     return listed
 
 
@@ -183,9 +180,7 @@ def _latest(rows: Sequence[Mapping[str, Any]], left: Collection[Any]) -> dict[st
 # --- looking on ---------------------------------------------------------------------------------------------
 
 
-def watch(
-    run_dir: str | Path, echo: Callable[[str], None] = print, *, every: float = 2.0, once: bool = False
-) -> list[State]:
+def watch(run_dir: str | Path, echo: Callable[[str], None] = print, *, once: bool = False) -> list[State]:
     """Shows the state of a run, or of every run of a batch, until none is running; returns the last states.
 
     Only files are read and the system asked, so nothing that is watched is slowed down or can be harmed;
@@ -194,14 +189,12 @@ def watch(
     Args:
         run_dir: Folder of a run or of a batch.
         echo: Called with each line once, whenever it has changed.
-        every: Seconds between two looks.
         once: Looks once.
 
     Raises:
         FileNotFoundError: There is no run and no batch.
-        ValueError: `every` is not above 0, or batch.json is damaged.
+        ValueError: batch.json is damaged.
     """
-    checks.positive("every", every, "Use a number of seconds, such as 2.")
     folder, echoed, runs = workspace.place(run_dir), set[str](), list[State]()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -214,7 +207,7 @@ def watch(
                 echo(text)
             if once or not going_on:
                 break
-            time.sleep(every)
+            time.sleep(EVERY)
     return runs
 
 
@@ -228,8 +221,6 @@ def line(run: State) -> str:
         words.append(f"epoch {row['epoch']}/{row.get('epochs')}, step {row.get('step')}/{row.get('steps')}")
     if (loss := number(row, "loss")) is not None:
         words.append(f"loss {loss:.4f}")
-    if run.state == "running" and (speed := number(row, "per_second")) is not None:
-        words.append(f"{speed:,.0f} samples/s")
     if run.state == "running" and run.seconds_left is not None:
         words.append(f"{duration(run.seconds_left)} left")
     return "  ".join(words)

@@ -33,7 +33,7 @@ from qnnkit.train.processes import is_main, n_processes, wait_for_all
 EVERY = 5.0
 """Seconds between two rows of a training, at least."""
 END = 10.0
-"""Seconds that the end of a training waits, at most, for each of its trackers."""
+"""Seconds that the end of a training waits, at most, for its trackers."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -67,7 +67,7 @@ class Training:
         self.on_row, self.warned = on_row or (lambda row: None), set[str]()
         rows, mine = run.rows("metrics") if self.main else [], {**self.whose, "device": str(place)}.items()
         self.peak = max((row["peak_memory"] for row in rows if mine <= row.items()), default=0)
-        self.samples, self.since = 0, -math.inf
+        self.since = -math.inf
         self._timed("begin")  # at once: the first update may be a minute away
 
     def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,7 +83,7 @@ class Training:
             begun = Store(folder, identity).restore()
         if begun is not None:
             weights.load(model, begun["model"])  # frozen weights count from here on
-        self.splits: Splits = seen_by(run, model, self.place, seed)
+        self.splits: Splits = seen_by(run, model, self.place)
         self.loaders = {
             split: self.splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in SPLITS
@@ -104,7 +104,7 @@ class Training:
 
     def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
-        run, splits = self.run, self.run.splits_of(self.seed)
+        run, splits = self.run, self.run.splits
         loader, size = self.loaders["test"], run.config.micro_batch
         with own_generators():
             seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
@@ -121,11 +121,7 @@ class Training:
             "circuits_per_image": layers.circuits_per_image(model, splits.example()),
             "seconds_per_epoch": progress.seconds_per_epoch,
             "peak_memory": max(self.peak, measure.peak_on(self.place)),
-            "peak_ram": measure.peak(),
         }
-        if run.config.vary_split:
-            final |= {"split_seed": run.split_seed(self.seed), "n_train": len(splits.train)}
-            final["data"] = splits.fingerprint()
         if self.main:
             run.log("metrics", final)
         return final
@@ -134,15 +130,11 @@ class Training:
 
     def _update(self, row: dict[str, Any]) -> None:
         """Called after every update; most calls write nothing."""
-        row = dict(row)
-        self.samples += row.pop("samples")
         now = time.monotonic()
         if now - self.since < EVERY:
             return
-        row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
-        per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
-        self.samples, self.since = 0, now
-        self._timed("step", **row, per_second=per_second or None)
+        self.since = now
+        self._timed("step", **row | {"loss": row["loss"] if math.isfinite(row["loss"]) else None})
 
     def _epoch(self, row: dict[str, Any]) -> None:
         """Adds what an epoch came to."""
@@ -288,8 +280,9 @@ def tracked(run: Run) -> Iterator[None]:
         yield
     finally:
         over.set()
+        end = time.monotonic() + END
         for thread in threads:
-            thread.join(END)
+            thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 _leave_out(thread.name, f"it had not finished {END:.0f} s after the training")
 

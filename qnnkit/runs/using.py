@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
+from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import pieces, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
@@ -31,8 +30,6 @@ FILES = (ABOUT, CONFIG, "generation_config.json")
 """One is in every trained net; the last two in language models, as transformers and PEFT write them."""
 LENGTH, BATCH = 256, 32
 """Tokens of a block where a net's files name no number, and samples of a batch that is evaluated."""
-MOST_CAPTIONS = 1000
-"""Of the training split, that an image is held against where no other texts are given."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class Data:
     shapes: dict[str, list[Any]] = field(default_factory=dict)
     """Of what a net takes: name -> dtype and shape without the batch; "" for one tensor."""
     classes: tuple[str, ...] = ()
-    captions: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     """Of the table that the net was trained on."""
 
@@ -66,17 +62,13 @@ class Data:
 
 def data_of(splits: Any) -> Data:
     """What a net must know of these data."""
-    example, train = splits.example(1), splits.train
+    example = splits.example(1)
     tensors = example if isinstance(example, Mapping) else {"": example}
-    texts = [prompt for prompts in getattr(splits, "prompts", ()) for prompt in prompts[:1]]
-    if not texts and hasattr(train, "texts"):
-        texts = train.texts()[0]
     return Data(
         name=splits.name,
         sizes=dict(splits.sizes),
         shapes={name: [str(t.dtype)[6:], *t.shape[1:]] for name, t in tensors.items()},
         classes=tuple(getattr(splits, "classes", None) or ()),
-        captions=tuple(dict.fromkeys(texts))[:MOST_CAPTIONS],
         columns=getattr(splits, "columns", ()),
     )
 
@@ -132,14 +124,9 @@ def export(run: Run) -> Path:
     if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
         return write_model(run, net)
     place = run.folder / ("adapter" if run.config.of_kit("adapter") else "model")
-    settings, score = run.asked.model_dump(mode="json", warnings=False), run.score
+    settings = run.asked.model_dump(mode="json", warnings=False)
     settings["sequence_length"] = splits.length
-    facts = {"data": Path(str(run.config.of_kit("data_dir") or splits.name)).name}
-    facts |= {"recipe": run.recipe.name, "net": f"{run.nets[0]}, seed {run.config.seed}"}
-    row = run.tested().get((run.nets[0], run.config.seed), {})
-    if (value := row.get(f"test_{score.name}")) is not None:
-        facts["test " + score.word] = score.with_unit(value)
-    return tasks.save(net, splits.tokenizer, place, settings, facts)
+    return tasks.save(net, splits.tokenizer, place, settings)
 
 
 def load_language(folder: Path) -> tuple[Any, Data, Any]:
@@ -183,7 +170,7 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
     sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in kept["sizes"].items()}
     if (folder / "tokenizer").is_dir():
         sizes["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    texts = (tuple(kept.get(name, ())) for name in ("classes", "captions", "columns"))
+    texts = (tuple(kept.get(name, ())) for name in ("classes", "columns"))
     data = Data(kept["name"], sizes, kept.get("shapes", {}), *texts)
     net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
     from safetensors.torch import load
@@ -208,14 +195,7 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     return net, data, config and recipes.of(config)
 
 
-def predict(
-    run_dir: str | Path,
-    inputs: Sequence[Any],
-    *,
-    recipe: Any = None,
-    raw: bool = False,
-    classical: bool = False,
-) -> Iterator[dict[str, Any]]:
+def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -> Iterator[dict[str, Any]]:
     """What a trained net says of new inputs, a row for each: as the run's task does it.
 
     Args:
@@ -225,27 +205,17 @@ def predict(
             with; of a recipe's own data arrays, DataFrames, .npy files, or tables (.csv, .tsv) with the same
             columns. A task with `predict(net, inputs)` is given them as they are.
         recipe: The run's, where it is a user's own.
-        raw: Whether a text goes to the model as it is, without its chat template.
-        classical: Whether each circuit is replaced by the classical function that it is, see
-            `layers.as_classical`.
 
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
-        NotImplementedError: A circuit is no classical function of this kind.
     """
     if isinstance(inputs, str | Path | np.ndarray) or hasattr(inputs, "columns"):
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
     net, about, task, _ = _loaded(run_dir, recipe)
-    if classical:
-        layers.called(net, about.example())  # once, so that shapes are known
-        net = layers.as_classical(net)[0]
-    if raw and "raw" not in inspect.signature(task.predict).parameters:
-        step = "Leave it out: only texts have a chat template."
-        raise ValueError(checks.message("raw", "be given with a text", raw, step))
     with torch.no_grad():
-        rows = tasks.asked(task.predict, net, inputs, about=about, raw=raw)
+        rows = tasks.asked(task.predict, net, inputs, about=about)
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])
 
 

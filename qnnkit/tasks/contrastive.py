@@ -121,15 +121,16 @@ class Contrastive:
 
         Args:
             net: A trained one.
-            inputs: Images, and texts to hold them against; without texts those of the training.
+            inputs: Images, and texts to hold them against.
             about: What the run keeps of its data.
         """
         are_texts = [isinstance(each, str) and Path(each).suffix.lower() not in SUFFIXES for each in inputs]
         images = [each for each, is_text in zip(inputs, are_texts, strict=True) if not is_text]
-        texts = [each for each, is_text in zip(inputs, are_texts, strict=True) if is_text] or about.captions
-        if not images:
+        texts = [each for each, is_text in zip(inputs, are_texts, strict=True) if is_text]
+        if not images or not texts:
             step = "Give images, and texts to hold them against."
-            raise ValueError(checks.message("inputs", "hold an image file", list(inputs), step))
+            given = [*map(pictures.named, inputs)]
+            raise ValueError(checks.message("inputs", "hold image files and texts", given, step))
         embedded, rows = net.embed_texts(*tokenizers.encode(about.tokenizer, texts)), []
         for each in images:
             pixels, notes = pictures.pixels(each, about)

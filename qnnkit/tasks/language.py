@@ -99,12 +99,10 @@ class Language:
             rows.append({**told, "the net writes": generate(net, tokenizer, prompt, raw=True, seed=seed)})
         return [Shown(pd.DataFrame(rows), "05_written", "What the net writes")]
 
-    def predict(
-        self, net: Any, inputs: Sequence[Any], about: Any, raw: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        """Yields the text that the net writes behind each prompt; see `generate` for `raw`."""
+    def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> Iterator[dict[str, Any]]:
+        """Yields the text that the net writes behind each prompt; see `generate`."""
         for each in inputs:
-            yield {"input": str(each), "text": generate(net, about.tokenizer, str(each), raw=raw)}
+            yield {"input": str(each), "text": generate(net, about.tokenizer, str(each))}
 
 
 def continuation(

@@ -18,13 +18,7 @@ def adapted(model: Any) -> bool:
     return hasattr(model, "active_peft_config")
 
 
-def save(
-    model: Any,
-    tokenizer: Any,
-    folder: str | Path,
-    settings: Mapping[str, Any] | None = None,
-    facts: Mapping[str, str] | None = None,
-) -> Path:
+def save(model: Any, tokenizer: Any, folder: str | Path, settings: Mapping[str, Any] | None = None) -> Path:
     """Writes a language model, whole or not at all; of one with an adapter the adapter alone.
 
     A model is what `AutoModelForCausalLM.from_pretrained(folder)` loads, and is named after the folder from
@@ -39,7 +33,6 @@ def save(
         tokenizer: The one that it was trained with.
         folder: Where to.
         settings: Plain values for `training_config.json`; None writes none.
-        facts: Rows of the model card's table, such as the data and the score.
 
     Returns:
         The folder's absolute path.
@@ -58,7 +51,7 @@ def save(
             described = json.loads(file.read_text())
             base = described["base_model_name_or_path"] = _base_name(described, path)
             workspace.write_bytes(file, json.dumps(described, indent=2, sort_keys=True).encode())
-        workspace.write_bytes(draft / "README.md", _card(model, path, base, facts or {}).encode())
+        workspace.write_bytes(draft / "README.md", _card(model, path, base).encode())
         if settings is not None:
             workspace.write_json(draft / "training_config.json", settings)
     if not adapted(model):
@@ -75,8 +68,8 @@ def _base_name(described: Mapping[str, Any], folder: Path) -> str:
     return name
 
 
-def _card(model: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
-    """README.md of a saved model: what it is, what it was trained on, and how plain libraries load it."""
+def _card(model: Any, folder: Path, base: str) -> str:
+    """README.md of a saved model: what it is, and how plain libraries load it."""
     name, read, rows = folder.name, "AutoModelForCausalLM.from_pretrained", {}
     library, load = "transformers", [f'model = {read}("{name}")']
     if adapted(model):
@@ -88,7 +81,8 @@ def _card(model: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
         library, load = "peft", [f'base = {read}("{base}")', "from peft import PeftModel"]
         load.append(f'model = PeftModel.from_pretrained(base, "{name}")')
     lines = ["---", f"library_name: {library}", "tags: [qnnkit]", "---", "", f"# {name}", ""]
-    lines += ["|  |  |", "|---|---|", *(f"| {key} | {value} |" for key, value in {**rows, **facts}.items())]
+    if rows:
+        lines += ["|  |  |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
     lines += ["", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", *load]
     return "\n".join([*lines, f'tokenizer = AutoTokenizer.from_pretrained("{name}")', "```", ""])
 

@@ -73,8 +73,8 @@ def fit(
         log: Called after every epoch with one row of plain numbers.
         watch: A `gradients.Watch`, which looks at gradients and updates.
         on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
-            `steps` in it, `updates` in all, `samples` (or tokens, on this process) with their mean `loss`,
-            and the `learning_rate` of the first group.
+            `steps` in it, `updates` in all, the mean `loss` of its samples (or tokens, on this process), and
+            the `learning_rate` of the first group.
 
     Raises:
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
@@ -226,7 +226,7 @@ class _Loop:
         return {
             "epoch": self.progress.epoch + 1, "epochs": self.config.epochs,
             "step": self.part.batch, "steps": self.steps, "updates": self.progress.updates,
-            "samples": step.count, "loss": float(step.loss), "learning_rate": self._learning_rate,
+            "loss": float(step.loss), "learning_rate": self._learning_rate,
         }  # fmt: skip
 
     @contextlib.contextmanager

@@ -34,13 +34,13 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     monkeypatch.setattr(
         measure, "plan", lambda **asked: plans.append(plan(**asked, seconds=0.1)) or plans[-1]
     )
-    limits = "--set", "epochs=7", "--samples", 5000, "--deadline", "1s", "--budget", "0"
+    limits = "--set", "epochs=7", "--deadline", "1s", "--budget", "0"
     status, out, err = typed("plan", "--recipe", "digits_quanv", *limits, "--json")
     found, [planned] = json.loads(out), plans
     assert (status, err, found) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
     places, prediction = {each["machine"]: each for each in found["places"]}, found["prediction"]
     assert [*places] == [HERE, *platforms.load().shown]
-    assert (prediction["n_samples"], found["nets"], found["seeds"], found["remedies"]) == (5000, 5, 3, [])
+    assert (prediction["n_samples"], found["nets"], found["seeds"], found["remedies"]) == (1079, 5, 3, [])
     mine, other, epoch = places[HERE], places["T4"], prediction["seconds_per_epoch"]
     assert (mine["basis"], other["basis"]) == ("measured here", "published")
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
@@ -187,7 +187,6 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
     ("given", "told"),
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
-        ((*QUICK, "--samples", "0"), "`samples` must be above 0"),
         ((*QUICK, "--deadline", "8 epochs"), "`deadline` must be a time"),
         ((*QUICK, "--only", "classical"), "`--only` must name the run's own net"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),

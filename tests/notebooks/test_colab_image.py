@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -163,20 +162,3 @@ def test_a_second_notebook_is_refused_and_drive_drops_and_comes_back(new_machine
     assert again.returncode == 0 and (mount / "MyDrive").is_symlink(), again.stdout + again.stderr
     train(machine)
     assert scores(machine.workspace / "runs" / "first") == scores(local_run(undisturbed))
-
-
-@pytest.mark.slow
-def test_a_run_that_a_laptop_hands_to_colab(new_machine, undisturbed, tmp_path) -> None:
-    """`colab run` copies the script to the machine, and shows what it prints."""
-    machine = machine_at(new_machine, tmp_path / "machine")
-    laptop = tmp_path / "laptop"
-    machine.git(machine.content, "clone", "--quiet", machine.repository, str(laptop))
-    words = " ".join(map(shlex.quote, [str(machine.python), "-m", "qnnkit", *RUN, "--on", "colab"]))
-    written = machine.run("sh", "-c", f"cd {laptop} && {words}")
-    assert written.stdout.startswith("Wrote first_on_colab.py. Start it by: colab run --gpu T4"), written
-    done = machine.run(machine.python, laptop / "first_on_colab.py", QNNKIT_CONTENT=str(machine.content))
-    assert done.returncode == 0, done.stdout + done.stderr
-    packed = machine.content / "runs_first.zip"
-    assert f"The run folder is packed. Fetch it by: colab download {packed} ." in done.stdout
-    shutil.unpack_archive(packed, laptop)
-    assert scores(laptop / "runs" / "first") == scores(local_run(undisturbed))

@@ -115,14 +115,6 @@ def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811
     assert torch.equal(run.splits.train.inputs, runs.open_run("runs/one", "mine.py").splits.train.inputs)
 
 
-def test_a_net_that_is_built_from_its_data_is_said_to_be_none_for_predict(home):  # noqa: F811
-    text = RECIPE.replace("    qnode =", "    mean = splits.train.inputs.mean()\n    qnode =")
-    (home / "mine.py").write_text(text)
-    with pytest.warns(UserWarning, match=r"without its data.*mine\.py.*`train` is part of"):
-        run = runs.open_run("runs/one", "mine.py", **TINY)
-    assert len(run.nets) == 5, "it may be trained all the same"
-
-
 def test_what_is_computed_from_settings_is_no_setting(home):  # noqa: F811
     lines = "    @computed_field\n    @property\n    def weights(self) -> int:\n"
     lines += "        return 9 * self.n_layers\n"

@@ -346,22 +346,6 @@ def test_splits_of_their_own_are_compared_by_the_corrected_test(space):
     assert "corrected resampled t-test" in page and "Paired by split" in page
 
 
-def test_with_vary_split_every_seed_has_a_split_of_its_own(tmp_path):
-    """Loaders, rows, comparison and page."""
-    small = {"epochs": 1, "n_layers": 1, "hidden": 4, "controls": ["classical"], "train_fraction": 0.05}
-    run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=2, seed=3, vary_split=True, **small)
-    runs.train_all(run)
-    [row] = report.finish(run)["comparisons"]
-    assert row["unit"] == "splits" and "corrected resampled t-test" in run.report.read_text()
-    own = report.frame_of(run)
-    assert own["split_seed"].tolist() == [3, 4] * 2 and own["data"].nunique() == 2
-    small |= {"controls": [], "n_seeds": 1, "seed": 4, "split_seed": 4}
-    [alone] = runs.train_all(runs.open_run(tmp_path / "alone", "digits_quanv", **small))
-    assert alone["test_accuracy"] == own.query("net == 'hybrid' and seed == 4")["accuracy"].item()
-    again = runs.open_run(run.folder)
-    assert again.splits.fingerprint() == again.provenance["data"] != again.splits_of(4).fingerprint()
-
-
 def test_many_models_have_tables_and_eight_have_figures(space):
     for index in range(9):
         nets = {"hybrid": [0.9, 0.8 - index / 100], "classical": [0.8, 0.75]}

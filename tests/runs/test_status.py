@@ -16,7 +16,7 @@ from qnnkit.runs import Training, lock, state, trainings
 from qnnkit.runs import rows as files
 from qnnkit.runs.state import of_run as read
 from tests import forked
-from tests.toys import each_epoch, refused
+from tests.toys import each_epoch
 
 SMALL = {"epochs": 2, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": ["no_quantum"], "threads": 1}
 SMALL |= {"train_fraction": 0.2}
@@ -47,7 +47,6 @@ def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(be
     assert [one.row["loss"] for one in seen] == begun.epochs()["train_loss"].tolist()
     assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net alone
     assert 1e8 < finals[1]["peak_memory"] < 1e11
-    assert finals[1]["peak_memory"] == pytest.approx(finals[1]["peak_ram"], rel=0.01), "one, on a CPU"
     end = read(begun.folder)
     assert (end.state, end.row["net"], end.row["epoch"]) == ("trained", "no_quantum", 2)
 
@@ -55,30 +54,29 @@ def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(be
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-def test_a_row_every_few_seconds_with_its_speed_and_a_disk_that_fails_stops_nothing(begun, monkeypatch):
+def test_a_row_every_few_seconds_and_a_disk_that_fails_stops_nothing(begun, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
     monkeypatch.setattr(trainings, "time", fake)
 
-    def update(training, times, **given):
+    training = Training(begun, "hybrid", 0, torch.device("cpu"))
+
+    def update(times, **given):
         for _ in range(times):
             clock.now += 0.01
-            training._update({"samples": 32, "loss": 0.5, **given})
+            training._update({"loss": 0.5, **given})
         return [row for row in begun.rows("metrics") if row["event"] == "step"]
 
     place = dict.fromkeys(("epoch", "epochs", "step", "steps", "updates"), 1)
-    rows = update(Training(begun, "hybrid", 0, torch.device("cpu")), 10000, **place)
-    assert len(rows) == 20 and [row["per_second"] for row in rows[1:]] == pytest.approx([3200] * 19, rel=0.01)
+    rows = update(10000, **place)
+    assert len(rows) == 20
     for one, other in itertools.pairwise(rows):
         assert other["time"] - one["time"] == pytest.approx(5, abs=0.02)
-    monkeypatch.setenv("WORLD_SIZE", "2")  # several processes are as fast as all of them
-    other = Training(begun, "hybrid", 1, torch.device("cpu"))
-    assert update(other, 1000, **place)[-1]["per_second"] == pytest.approx(6400, rel=0.01)
     (begun.folder / "metrics.jsonl").unlink()
     (begun.folder / "metrics.jsonl").mkdir()
-    assert update(other, 1000, **place) == []
+    assert update(1000, **place) == []
     (begun.folder / "metrics.jsonl").rmdir()
-    assert update(other, 1000, **place, loss=float("nan"))[-1]["loss"] is None
+    assert update(1000, **place, loss=float("nan"))[-1]["loss"] is None
 
 
 # --- what is read ------------------------------------------------------------------------------------------
@@ -92,7 +90,7 @@ def planted(folder, **facts):
     workspace.write_json(folder / "config.json", {"seed": 0, "n_seeds": 1, "epochs": 12})
     workspace.write_json(folder / "provenance.json", {"nets": NETS})
     usual = {"net": "hybrid", "seed": 0, "epoch": 3, "epochs": 12, "step": 20, "steps": 34, "updates": 88}
-    usual |= {"loss": 0.5123, "per_second": 1234.5, "peak_memory": 7e8, "device": "cpu", "time": time.time()}
+    usual |= {"loss": 0.5123, "peak_memory": 7e8, "device": "cpu", "time": time.time()}
     usual |= facts
     first = usual | {"event": "step", "step": 10, "updates": 78, "time": usual["time"] - 2.968}
     written = [usual | {"event": "begin"}, first, usual | {"event": "step"}]
@@ -118,9 +116,6 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
-    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
-    with refused("folder"):
-        state.of_batch(tmp_path)
 
 
 def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(tmp_path, monkeypatch):
@@ -162,8 +157,7 @@ def test_a_run_that_has_failed_says_why_until_somebody_works_on_it(tmp_path):
 def test_a_line_of_words(tmp_path):
     with lock.alone(tmp_path, "train"):
         assert state.line(read(planted(tmp_path))) == (
-            f"{tmp_path.name}  running  hybrid, seed 0  epoch 3/12, step 20/34  loss 0.5123  "
-            "1,234 samples/s  9 min 39 s left"
+            f"{tmp_path.name}  running  hybrid, seed 0  epoch 3/12, step 20/34  loss 0.5123  9 min 39 s left"
         )
     assert state.line(state.State(tmp_path)) == f"{tmp_path.name}  waiting"
 
@@ -175,15 +169,14 @@ def batch_of(folder, *names):
     return [workspace.make_folder(folder / "runs" / name) for name in names]
 
 
-def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_path):
+def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_path, monkeypatch):
     """Each line is said once, also of runs that a sampler proposes; what has not begun is none."""
+    monkeypatch.setattr(state, "EVERY", 0.01)
     places, session, said = batch_of(tmp_path, "1", "2"), tmp_path / "session.json", []
     planted(places[0], net="net of 1")
     [line] = CliRunner().invoke(cli.app, ["watch", str(tmp_path), "--once"]).output.splitlines()
     assert "net of 1" in line
     workspace.write_json(session, {"id": "one", "pruned": []})
-    with refused("every"):
-        runs.watch(tmp_path, every=0)
 
     def echo(sentence):
         said.append(sentence)
@@ -198,6 +191,6 @@ def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_p
             stack.close()
 
     with contextlib.ExitStack() as stack:
-        found = runs.watch(tmp_path, echo, every=0.01)
+        found = runs.watch(tmp_path, echo)
     assert [run.state for run in found] == ["finished", "stopped", "failed"]
     assert len(said) == 5 == len({*said})

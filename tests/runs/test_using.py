@@ -79,9 +79,9 @@ def there(moved, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, there, monkeypatch):
     card = (there / "runs/two/adapter/README.md").read_text()
-    for told in ("base model | `./runs/base/model`", "quantum_peft", "of circuits", "| data | other.txt |"):
+    for told in ("base model | `./runs/base/model`", "quantum_peft", "of circuits"):
         assert told in card
-    assert re.search(r"test loss \| \d\.\d+ nats / token", card) and "More Information Needed" not in card
+    assert "More Information Needed" not in card
     [code] = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     monkeypatch.chdir(there)
     monkeypatch.setitem(sys.modules, "qnnkit", None)  # who imports it now ends in an error
@@ -228,9 +228,6 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
     rows = [next(runs.predict("runs/one", [each])) for each in changes.values()]
     assert rows[0]["probabilities"] == found[0]["probabilities"]
     assert all(told in "".join(row["notes"]) for told, row in zip(changes, rows, strict=True))
-    [as_classical] = runs.predict("runs/one", paths[:1], classical=True)
-    assert as_classical["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-4)
-    assert as_classical["probabilities"] != found[0]["probabilities"]
     assert json.loads(command("predict", "runs/one", paths[0], "--json")) == found[0]
     paths[0].write_text("no image")
     for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))]):
@@ -273,13 +270,12 @@ def test_classes_are_matched_by_name(pictured, tmp_path):
 def test_captions_and_images_are_matched_by_clip(home):
     run = trained("digits_clip", train_fraction=0.1, n_qubits=2, n_layers=1, patch_size=8)
     image, texts = run.splits.test.images[0, 0].numpy(), ["a photo of a three", "a photo of a four"]
-    [row] = runs.predict(run.folder, [image])
-    assert len(row["probabilities"]) == 10 and sum(row["probabilities"].values()) == pytest.approx(1)
-    assert set(next(iter(runs.predict(run.folder, [image, *texts])))["probabilities"]) == set(texts)
+    [row] = runs.predict(run.folder, [image, *texts])
+    assert set(row["probabilities"]) == set(texts) and sum(row["probabilities"].values()) == pytest.approx(1)
     for argument, error, use in (
         ("inputs", ValueError, lambda: runs.predict(run.folder, texts)),
+        ("inputs", ValueError, lambda: runs.predict(run.folder, [image])),
         ("run_dir", NotImplementedError, lambda: runs.evaluate(run.folder, home)),
-        ("raw", ValueError, lambda: runs.predict(run.folder, ["a.png"], raw=True)),
     ):
         with refused(argument, error):
             use()
