@@ -1,7 +1,5 @@
 """Circuits: closed forms, and a second simulator that multiplies dense matrices in NumPy."""
 
-from __future__ import annotations
-
 import itertools
 from functools import reduce
 

@@ -1,7 +1,5 @@
 """Small recipes of nets that no shipped one has, for tests that need such a net in a run."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Small nets around a circuit, and their trainings under a watch: what several files of tests share."""
 
-from __future__ import annotations
-
 import json
 
 import pennylane as qp

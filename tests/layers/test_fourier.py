@@ -1,7 +1,5 @@
 """The `fourier` control spans a circuit's function class; what lies outside is refused with the reason."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

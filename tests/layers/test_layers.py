@@ -1,7 +1,5 @@
 """Layers: equal to PennyLane's own, safe in mixed precision; quanvolutions against a plain loop; controls."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

@@ -1,7 +1,5 @@
 """`QuantumLayer` where `pennylane.qnn.TorchLayer` stands: tuples, drawings, copies, bad input."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

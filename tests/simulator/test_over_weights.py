@@ -1,7 +1,5 @@
 """A batch in which every row has weights of its own, against `default.qubit` row by row."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

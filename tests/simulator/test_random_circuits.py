@@ -4,8 +4,6 @@ Every value and every gradient of a circuit is compared, in float64 (gradients b
 plain torch) and in float32. What a circuit may hold stands in the tables; the draws are always the same ones.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Training under a finite number of shots, where PennyLane has no gradient: by parameter-shift."""
 
-from __future__ import annotations
-
 import pennylane as qp
 import pytest
 import torch

@@ -3,8 +3,6 @@
 Random circuits over every gate stand in `test_random_circuits.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

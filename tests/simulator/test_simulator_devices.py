@@ -1,7 +1,5 @@
 """Devices other than the CPU, proven on `meta`, and torch's switches of precision."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 from unittest import mock
