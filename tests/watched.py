@@ -10,7 +10,7 @@ from qnnkit import QuantumLayer, circuits, gradients, train
 from qnnkit.gradients import Watch
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
-from tests.toys import Batches
+from tests.toys import Batches, uniform
 
 TASK = Classification()
 
@@ -29,14 +29,10 @@ class Turned(nn.Module):
         return self.last(self.factor * self.circuit(self.first(points)))
 
 
-def drawn(shapes, seed: int = 1, top: float = 3.0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: top * torch.rand(shape, generator=generator) for name, shape in shapes.items()}
-
-
 def net(**options) -> Turned:
     qnode, shapes = circuits.build("hardware_efficient", n_qubits=2, n_layers=2)
-    return Turned(QuantumLayer(qnode, shapes, drawn(shapes)), **options)
+    start = {"weights": uniform(*shapes["weights"], seed=1, top=3.0)}
+    return Turned(QuantumLayer(qnode, shapes, start), **options)
 
 
 def data(n: int = 96, batch_size: int = 8) -> dict[str, Batches]:
@@ -80,5 +76,5 @@ def of(rows: list[dict], net: str = "hybrid", seed: int = 0) -> gradients.Traini
 def layer(circuit, shape, weights=None, n_qubits=2, **options) -> QuantumLayer:
     """Of a plain PennyLane circuit."""
     qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_qubits, seed=0), **options)
-    start = weights if weights is not None else drawn({"weights": shape})["weights"]
+    start = weights if weights is not None else uniform(*shape, seed=1, top=3.0)
     return QuantumLayer(qnode, {"weights": shape}, {"weights": start})

@@ -412,7 +412,7 @@ def test_random_circuits(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Rot", "U2", "U3", "CRot", "OrbitalRotation", "evolution"])
-@pytest.mark.parametrize("wrap", [(), ("ctrl",), ("ctrl", "ctrl"), ("ctrl", "adjoint")])
+@pytest.mark.parametrize("wrap", [("ctrl",), ("ctrl", "adjoint")])
 def test_gates_that_may_have_no_fused_form(name: str, wrap: tuple[str, ...]) -> None:
     n_wires, n_angles, _ = GATES[name]
     wires = (3, 1, 4, 0, 2, 5)[: n_wires + wrap.count("ctrl")]
