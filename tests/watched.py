@@ -6,11 +6,11 @@ import pennylane as qp
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, circuits, gradients, train
+from qnnkit import QuantumLayer, gradients, train
 from qnnkit.gradients import Watch
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
-from tests.toys import Batches, uniform
+from tests.toys import Batches, shipped, uniform
 
 TASK = Classification()
 
@@ -30,9 +30,7 @@ class Turned(nn.Module):
 
 
 def net(**options) -> Turned:
-    qnode, shapes = circuits.build("hardware_efficient", n_qubits=2, n_layers=2)
-    start = {"weights": uniform(*shapes["weights"], seed=1, top=3.0)}
-    return Turned(QuantumLayer(qnode, shapes, start), **options)
+    return Turned(shipped("hardware_efficient", n_qubits=2, seed=1), **options)
 
 
 def data(n: int = 96, batch_size: int = 8) -> dict[str, Batches]:

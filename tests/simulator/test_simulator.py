@@ -147,11 +147,8 @@ def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: p
 FRESH = """
 import json, resource, time
 import torch
-from qnnkit import QuantumLayer, circuits
 from qnnkit.measure.held import peak
-
-def layer_of(*given, n_qubits, n_layers):
-    return QuantumLayer(*circuits.build(*given, n_qubits=n_qubits, n_layers=n_layers), backend="batched")
+from tests.toys import shipped
 
 def run(layer, batch, n_features, steps):
     inputs, faults = torch.rand(batch, n_features, requires_grad=True), []
@@ -165,10 +162,10 @@ def run(layer, batch, n_features, steps):
 
 torch.set_num_threads(1)
 imported = peak()
-layer = layer_of("data_reuploading", n_qubits=4, n_layers=2)
+layer = shipped(n_qubits=4)
 run(layer, 2048, 4, 3)
 found = {"awake": run(layer, 2048, 4, 60)[0], "faults": run(layer, 8192, 4, 61)[1]}
-run(layer_of("strongly_entangling", n_qubits=16, n_layers=3), 64, 16, 1)
+run(shipped("strongly_entangling", n_qubits=16, n_layers=3), 64, 16, 1)
 print(json.dumps({**found, "wide": (peak() - imported) / 2**30}))
 """
 
