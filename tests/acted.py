@@ -7,8 +7,6 @@ run in its first attempt waits after two epochs, if it is the Nth that has begun
 holds N.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading

@@ -4,8 +4,6 @@ It has a Python of its own that sees the packages of another but installs only i
 that mounts a folder, and a repository that holds qnnkit. git and pip are real.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

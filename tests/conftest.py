@@ -1,7 +1,5 @@
 """What holds for every test: it leaves the globals of torch, NumPy and Python as it found them."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

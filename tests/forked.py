@@ -4,8 +4,6 @@ Each has a session, a log and an end of its own, as one that `subprocess` starts
 importing torch and PennyLane. A test of what a cold Python does starts one by `subprocess`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -6,8 +6,6 @@
 The kit itself is not changed. An error that none catches wants a test; an old text that is gone, a new row.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import re

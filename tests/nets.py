@@ -1,7 +1,5 @@
 """Nets of the kit and of its recipes, by name, and tiny language models: what several test files share."""
 
-from __future__ import annotations
-
 from functools import partial
 from inspect import signature
 

@@ -1,7 +1,5 @@
 """Whether two things are the same to the bit, and what tests of that begin from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

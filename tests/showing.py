@@ -1,16 +1,11 @@
 """Pages as a parser reads them, results written by hand, and Chromium: what tests of pages share."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from qnnkit import runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -49,7 +44,7 @@ class Page(HTMLParser):
         self.text += "" if self.inside else data.replace("\u00a0", " ")
 
 
-def log_test(run: runs.Run, net: str, seed: int, accuracy: float, **more: Any) -> None:
+def log_test(run: Any, net: str, seed: int, accuracy: float, **more: Any) -> None:
     """The last row of a training."""
     row = {"event": "test", "net": net, "seed": seed, "best_epoch": 2, "validation_accuracy": 0.5}
     row |= {"test_accuracy": accuracy, "test_loss": 1.0, "seconds_per_epoch": 0.5}

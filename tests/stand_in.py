@@ -1,7 +1,5 @@
 """Processes that are `qnnkit run` do what tests/acted.py does, where QNNKIT_STAND_IN is set."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

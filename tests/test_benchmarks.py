@@ -1,7 +1,5 @@
 """`make bench` at toy size: every peer is there, measured and checked, and a wrong number is caught."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

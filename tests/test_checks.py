@@ -1,7 +1,5 @@
 """Checks: one sentence, and it names the argument, the rule, the value and the next step."""
 
-from __future__ import annotations
-
 import pytest
 
 from qnnkit import checks

@@ -1,7 +1,5 @@
 """Circuits: closed forms, and a second simulator that multiplies dense matrices in NumPy."""
 
-from __future__ import annotations
-
 import itertools
 from functools import reduce
 
@@ -15,7 +13,6 @@ from tests.toys import refused
 
 EXACT = 1e-10
 """Largest error allowed in float64."""
-NO_GRADIENT, SOME_GRADIENT = 1e-12, 1e-5
 
 CASES = [
     ("data_reuploading", "angle"),
@@ -189,26 +186,7 @@ def test_random_keeps_its_structure_by_seed_and_uses_every_weight_once():
     np.testing.assert_allclose(tape.get_parameters()[4:], weights.flatten())
 
 
-# --- gradients --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_qubits", [1, 2, 4])
-@pytest.mark.parametrize(("ansatz", "embedding"), CASES)
-def test_weights_have_gradients(ansatz, embedding, n_qubits):
-    """All but the last angle of strongly_entangling's last layer, which commutes with Z."""
-    qnode, _ = circuits.build(ansatz, n_qubits=n_qubits, embedding=embedding)
-    inputs, weights = map(torch.tensor, arguments(ansatz, embedding, n_qubits, batch=(5,)))
-    outputs = torch.stack(list(qnode(inputs, weights.requires_grad_())))
-    mixture = torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    outputs.backward(mixture)
-    size = weights.grad.abs()
-    if ansatz == "strongly_entangling":
-        assert size[-1, :, 2].max() < NO_GRADIENT
-        size[-1, :, 2] = 1
-    if ansatz == "random":  # a rotation about Z may come last
-        assert size.max() > SOME_GRADIENT
-    else:
-        assert size.min() > SOME_GRADIENT
+# --- blank samples ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])

@@ -1,7 +1,5 @@
 """README and documentation: links, commands and programs are right, and the site builds without a warning."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -123,29 +123,45 @@ def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
 
 
 def wide(n_qubits: int) -> nn.Module:
-    qnode, shapes = circuits.build("hardware_efficient", n_qubits=n_qubits, n_layers=1)
-    return Seen(QuantumLayer(qnode, shapes, {"weights": torch.ones(shapes["weights"])}))
+    return Seen(toys.shipped("hardware_efficient", n_qubits=n_qubits, n_layers=1))
 
 
 MIXED = qp.device("default.mixed", wires=1, seed=0)
 ELEVEN = {"images": torch.ones(2, 11), "labels": torch.zeros(2, dtype=torch.int64)}
+
+
+def asked(model: nn.Module, **given):
+    usual = {"images": ANGLES, "labels": torch.zeros(8), "shots": (10,)}
+    return noise.robustness(model, **NOISE | usual | given)
+
+
+def put(model: Seen, backend: str = "auto", **given) -> Seen:
+    model.layer.wanted_backend = backend
+    noise.put(model, **given)
+    return model
+
+
 REFUSED = [
-    ("model", nn.Identity, {}),
-    ("model", lambda: rotations(change=lambda qnode: qnode.update(device=MIXED)), {}),
-    ("model", lambda: rotations(change=lambda qnode: qp.set_shots(qnode, shots=10)), {}),
-    ("model", lambda: rotations(measured=qp.state), {}),
-    ("model", lambda: wide(11), ELEVEN | {"depolarizing": (0.01,)}),
-    ("shots", rotations, {"shots": (0,)}),
-    ("labels", rotations, {"labels": torch.zeros(3)}),
-    ("the number of images", rotations, {"images": ANGLES[:0]}),
+    ("model", lambda: asked(nn.Identity())),
+    ("model", lambda: asked(rotations(change=lambda qnode: qnode.update(device=MIXED)))),
+    ("model", lambda: asked(rotations(change=lambda qnode: qp.set_shots(qnode, shots=10)))),
+    ("model", lambda: asked(rotations(measured=qp.state))),
+    ("model", lambda: asked(wide(11), **ELEVEN, depolarizing=(0.01,))),
+    ("shots", lambda: asked(rotations(), shots=(0,))),
+    ("labels", lambda: asked(rotations(), labels=torch.zeros(3))),
+    ("the number of images", lambda: asked(rotations(), images=ANGLES[:0])),
+    ("model", lambda: put(put(rotations(), shots=10), noise=("readout=0.1",))),
+    ("backend", lambda: put(rotations(), "default.qubit", shots=10)),
+    ("model", lambda: put(wide(11), noise=("depolarizing=0.1",))),
+    ("noise", lambda: put(rotations(), shots=10, noise=("depolarizing=0.1",))),
 ]
 
 
-@pytest.mark.parametrize(("argument", "make", "asked"), REFUSED)
-def test_what_cannot_be_asked(argument, make, asked):
-    usual = {"images": ANGLES, "labels": torch.zeros(8), "shots": (10,)}
+@pytest.mark.parametrize(("argument", "call"), REFUSED)
+def test_what_cannot_be_asked(argument, call):
+    """Also what has shots already, or runs elsewhere."""
     with refused(argument):
-        noise.robustness(make(), **NOISE | usual | asked)
+        call()
 
 
 def test_shots_are_asked_of_wide_circuits_too_and_chances_are_pennylanes():
@@ -200,20 +216,6 @@ def test_training_noise_shrinks_values_and_slopes_alike():
     slope = torch.autograd.grad(values.sum(), model.layer.weights)[0]
     assert float(slope) == pytest.approx(-shrunk * float(ANGLES.sin().sum()), abs=1e-5)
     assert "default.mixed, all samples at once" in model.layer.explain()
-
-
-def test_what_has_shots_already_or_runs_elsewhere_is_refused():
-    shot, elsewhere = rotations(), rotations()
-    noise.put(shot, shots=10)
-    elsewhere.layer.wanted_backend = "default.qubit"
-    for argument, model, given in (
-        ("model", shot, {"noise": ("readout=0.1",)}),
-        ("backend", elsewhere, {"shots": 10}),
-        ("model", wide(11), {"noise": ("depolarizing=0.1",)}),
-        ("noise", rotations(), {"shots": 10, "noise": ("depolarizing=0.1",)}),
-    ):
-        with refused(argument):
-            noise.put(model, **given)
 
 
 @own_generators()  # counting circuits measures them

@@ -1,7 +1,5 @@
 """Intervals against tables and against scipy's own; verdicts that never say more than the interval."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@
 SIGKILL, and the same command is given again.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Small recipes of nets that no shipped one has, for tests that need such a net in a run."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io
@@ -24,12 +22,9 @@ import torch
 from PIL import Image
 
 import qnnkit
-from qnnkit import data, tasks
+from qnnkit import circuits, data, tasks
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.splits import SPLITS
-from qnnkit.simulator import Fused, Programs
-from qnnkit.simulator.programs import arguments
-from qnnkit.simulator.queueing import queue, structure
 
 
 class Digits:
@@ -140,6 +135,26 @@ def linear(n_in: int, n_out: int, **options: Any) -> torch.nn.Linear:
         for weight in module.parameters():
             weight.copy_(uniform(*weight.shape, seed=2, top=n_in**-0.5))
     return module
+
+
+def shipped(
+    ansatz="data_reuploading", embedding="angle", *, n_qubits=3, seed=0, kind=qnnkit.QuantumLayer, **options
+):
+    """A layer of a circuit of the kit that has run once, with weights between 0 and 2 pi."""
+    backend = {"backend": options.pop("backend")} if "backend" in options else {}
+    qnode, shapes = circuits.build(ansatz, embedding=embedding, n_qubits=n_qubits, **options)
+    layer = kind(qnode, shapes, {"weights": uniform(*shapes["weights"], seed=seed, top=2 * np.pi)}, **backend)
+    layer(uniform(1, circuits.embedding_of(ansatz, embedding).n_features(n_qubits)))
+    return layer
+
+
+def layer_on(n_wires: int, circuit: Callable, shapes: dict[str, tuple], device: str = "default.qubit") -> Any:
+    """The same of another circuit, which has a feature for each wire."""
+    qnode = qp.QNode(circuit, qp.device(device, wires=n_wires, seed=None))
+    start = {name: uniform(*shape, seed=5, top=2 * np.pi) for name, shape in shapes.items()}
+    layer = qnnkit.QuantumLayer(qnode, shapes, start)
+    layer(uniform(1, n_wires, top=0.9))
+    return layer
 
 
 def two_expvals() -> list:
@@ -340,33 +355,3 @@ def typing(monkeypatch: Any, capfd: Any) -> Callable[..., tuple[Any, str, str]]:
         return caught.value.code, *capfd.readouterr()
 
     return command
-
-
-class Fusion:
-    """The program of a QNode, called as (inputs, [weights]): of these, or of the numbers that it queues.
-
-    Args:
-        qnode: Takes `inputs` and the names of `weight_shapes`.
-        inputs_shape: (batch, n_features) or (n_features,).
-        weight_shapes: By name.
-        dtype: Of all tensors.
-        device: Likewise.
-    """
-
-    def __init__(self, qnode, inputs_shape, weight_shapes, dtype=torch.float32, device="cpu"):
-        self.programs, self.names = Programs(qnode, "inputs"), ("inputs", *weight_shapes)
-        rows, *weights = (uniform(*s, dtype=torch.float64) for s in (inputs_shape, *weight_shapes.values()))
-        call = self.programs.program_for(rows, dict(zip(weight_shapes, weights, strict=True)))
-        assert not isinstance(call, qp.QNode), self.programs.last
-        [(found, _, _)], self.as_list = call.parts, call.as_list
-        self.is_queued = "every call" in self.programs.how
-        self.fused = Fused(found.circuit, found.on_rows, dtype, device)
-
-    def __call__(self, inputs, weights, *, keep=True):
-        batch = len(inputs) if inputs.ndim == 2 else 1
-        given = inputs.reshape(batch, -1), torch.cat([each.flatten() for each in weights])
-        if self.is_queued:
-            tape, _ = queue(self.programs.qnode, dict(zip(self.names, (inputs, *weights), strict=True)))
-            given = arguments(self.fused, structure(tape, self.programs._in_parts), inputs)
-        values = self.fused.shaped(self.fused(*given, keep=keep), as_list=self.as_list)
-        return values[0] if inputs.ndim == 1 else values.expand(batch, *values.shape[1:])

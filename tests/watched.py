@@ -1,18 +1,16 @@
 """Small nets around a circuit, and their trainings under a watch: what several files of tests share."""
 
-from __future__ import annotations
-
 import json
 
 import pennylane as qp
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, circuits, gradients, train
+from qnnkit import QuantumLayer, gradients, train
 from qnnkit.gradients import Watch
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
-from tests.toys import Batches
+from tests.toys import Batches, shipped, uniform
 
 TASK = Classification()
 
@@ -31,14 +29,8 @@ class Turned(nn.Module):
         return self.last(self.factor * self.circuit(self.first(points)))
 
 
-def drawn(shapes, seed: int = 1, top: float = 3.0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: top * torch.rand(shape, generator=generator) for name, shape in shapes.items()}
-
-
 def net(**options) -> Turned:
-    qnode, shapes = circuits.build("hardware_efficient", n_qubits=2, n_layers=2)
-    return Turned(QuantumLayer(qnode, shapes, drawn(shapes)), **options)
+    return Turned(shipped("hardware_efficient", n_qubits=2, seed=1), **options)
 
 
 def data(n: int = 96, batch_size: int = 8) -> dict[str, Batches]:
@@ -82,5 +74,5 @@ def of(rows: list[dict], net: str = "hybrid", seed: int = 0) -> gradients.Traini
 def layer(circuit, shape, weights=None, n_qubits=2, **options) -> QuantumLayer:
     """Of a plain PennyLane circuit."""
     qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_qubits, seed=0), **options)
-    start = weights if weights is not None else drawn({"weights": shape})["weights"]
+    start = weights if weights is not None else uniform(*shape, seed=1, top=3.0)
     return QuantumLayer(qnode, {"weights": shape}, {"weights": start})

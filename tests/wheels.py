@@ -1,7 +1,5 @@
 """qnnkit as its wheel installs it: what a user has who never saw a checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

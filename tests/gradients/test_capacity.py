@@ -16,11 +16,11 @@ from torch import nn
 from qnnkit import QuantumLayer, circuits, gradients, layers
 from qnnkit.tasks import Step
 from tests.notebooks.test_notebook_cells import NOTEBOOKS, executed
-from tests.toys import linear, refused, uniform
+from tests.toys import layer_on, linear, refused, uniform
 
 EXACT, FLOAT32 = 1e-10, 1e-5
 CLOSE = 1e-6
-ANGLE = float(uniform(1, seed=3, top=2 * np.pi))
+ANGLE = float(uniform(1, seed=5, top=2 * np.pi))
 
 
 def layer_of(after, observable, weights=(1,)) -> QuantumLayer:
@@ -31,9 +31,7 @@ def layer_of(after, observable, weights=(1,)) -> QuantumLayer:
         after(weights)
         return [qp.expval(observable), qp.expval(qp.Z(2))]
 
-    device = circuits.make_device("default.qubit", range(3))
-    start = {"weights": uniform(*weights, seed=3, top=2 * np.pi)}
-    return QuantumLayer(qp.QNode(circuit, device), {"weights": weights}, start)
+    return layer_on(3, circuit, {"weights": weights})
 
 
 @pytest.mark.parametrize(

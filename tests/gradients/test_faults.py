@@ -8,7 +8,7 @@ from torch import nn
 
 from qnnkit import QuantumLayer, circuits, gradients, plots
 from qnnkit.gradients import faults
-from tests.toys import uniform
+from tests.toys import layer_on, shipped, uniform
 from tests.watched import TASK, Turned, data, layer, net, trained
 
 # --- one batch --------------------------------------------------------------------------------------------
@@ -161,18 +161,6 @@ def test_a_training_warns(settings, first, second):
 # --- which weights can learn --------------------------------------------------------------------------------
 
 
-def layer_of(function, shapes, n_wires: int) -> QuantumLayer:
-    start = {name: uniform(*shape, seed=1) for name, shape in shapes.items()}
-    layer = QuantumLayer(qp.QNode(function, circuits.make_device("default.qubit", n_wires)), shapes, start)
-    layer(uniform(1, n_wires))
-    return layer
-
-
-def named(ansatz: str, **sizes) -> QuantumLayer:
-    qnode, shapes = circuits.build(ansatz, n_qubits=4, **sizes)
-    return layer_of(qnode.func, shapes, 4)
-
-
 def silent(layer: QuantumLayer, rows: torch.Tensor) -> set[int]:
     """Weights on which no output depends: by PennyLane alone, output by output."""
     witness = layer.with_qnode(layer.qnode, backend="default.qubit").double().requires_grad_(True)
@@ -185,7 +173,7 @@ def silent(layer: QuantumLayer, rows: torch.Tensor) -> set[int]:
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
 def test_dead_weights_are_those_without_influence_and_every_weight_turns_a_gate(ansatz):
-    layer, rows = named(ansatz, n_layers=2), uniform(5, 4)
+    layer, rows = shipped(ansatz, n_qubits=4), uniform(5, 4)
     assert {i for each in gradients.dead(layer, rows) for i in each.weights} == silent(layer, rows)
     gates = gradients.gates(layer)
     turned = [i for gate in gates for i in gate.weights]
@@ -236,7 +224,7 @@ DEAD = {  # circuit -> shapes, wires, and what is said: the weights, and why
 @pytest.mark.parametrize("circuit", DEAD)
 def test_dead_weights_have_their_reason_and_frozen_ones_are_no_news(circuit):
     shapes, n_wires, expected = DEAD[circuit]
-    layer, rows = layer_of(circuit, shapes, n_wires), uniform(4, n_wires)
+    layer, rows = layer_on(n_wires, circuit, shapes), uniform(4, n_wires)
     found = gradients.dead(layer, rows)
     assert [each.weights for each in found] == [weights for weights, _ in expected]
     assert all(why in each.value for each, (_, why) in zip(found, expected, strict=True))
@@ -246,7 +234,7 @@ def test_dead_weights_have_their_reason_and_frozen_ones_are_no_news(circuit):
 
 
 def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
-    model = nn.Sequential(layer_of(commuting, {"weights": (3,)}, 1), nn.BatchNorm1d(1)).train()
+    model = nn.Sequential(layer_on(1, commuting, {"weights": (3,)}), nn.BatchNorm1d(1)).train()
     with torch.no_grad():
         model[0].qnode_weights["weights"].copy_(torch.tensor([0.0, 1.0, 1.0]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -258,7 +246,7 @@ def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
 
 @pytest.mark.parametrize("values", [[1e-3, 2.0, 0.5, 1, 1, 1], [0.0, np.nan] * 3])
 def test_the_coloured_circuit_shows_every_gate_where_its_wires_are_free(values):
-    gates = gradients.gates(layer_of(staircase, {"weights": (2, 3)}, 3))
+    gates = gradients.gates(layer_on(3, staircase, {"weights": (2, 3)}))
     figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5})
     boxes = [box for box in figure.axes[0].patches if box.get_zorder() == 4]
     assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
@@ -275,6 +263,6 @@ def test_gates_of_every_form_are_drawn_and_a_long_circuit_goes_on_below():
     boxes = [box.get_gid() for box in figure.axes[0].patches if box.get_gid()]
     assert boxes == [(0,), (1,), (1,), (2,), (3,), (5,), (6,)]
     assert len(plots.outlines(figure, 1)) == 2 and plots.outlines(figure, 4) == []
-    gates = gradients.gates(named("strongly_entangling", n_layers=4, mirrored=True))
+    gates = gradients.gates(shipped("strongly_entangling", n_qubits=4, n_layers=4, mirrored=True))
     assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}, "inverse gates are gates"
     assert plots.coloured_circuit(gates, 4, np.ones(48), "size").get_figheight() > 5

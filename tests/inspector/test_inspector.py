@@ -25,7 +25,7 @@ from qnnkit.inspector import Inspector
 from qnnkit.inspector.views import Views, image_figure, what_if_figure
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.plots import picture
-from tests.toys import Digits, linear, refused, uniform
+from tests.toys import Digits, layer_on, linear, refused
 
 PARTS = ("gradients", "circuit", "image", "what_if")
 
@@ -175,9 +175,7 @@ class PartlyFrozen(torch.nn.Module):
 
     def __init__(self, n_classes):
         super().__init__()
-        qnode = qp.QNode(two_tensors, qp.device("default.qubit", wires=2, seed=0))
-        start = {"fixed": uniform(2), "turned": uniform(3, seed=1)}
-        self.circuit = layers.QuantumLayer(qnode, {"fixed": (2,), "turned": (3,)}, start)
+        self.circuit = layer_on(2, two_tensors, {"fixed": (2,), "turned": (3,)})
         self.circuit.qnode_weights["fixed"].requires_grad_(False)
         self.reader = linear(2, n_classes)
 

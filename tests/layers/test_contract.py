@@ -4,8 +4,6 @@ The table has small QNodes by kind. Each runs several times, with a change befor
 and gradients (by the inputs, by every weight, by tensors from outside) are TorchLayer's at every call.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

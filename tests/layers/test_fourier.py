@@ -1,7 +1,5 @@
 """The `fourier` control spans a circuit's function class; what lies outside is refused with the reason."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -13,24 +11,10 @@ from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, controls
 from qnnkit.layers import FourierLayer, as_classical, control, count_parameters, fourier_fit
-from tests.toys import linear, uniform
+from tests.toys import layer_on, linear, shipped, uniform
 
 AGREEMENT = 1e-6
 """Between a circuit and the map fitted to it, at inputs that the fit has not seen."""
-
-
-def layer_of(function, shapes: dict, n_features: int, n_wires: int = 3, device: str = "default.qubit"):
-    weights = {name: uniform(*shape, seed=5, top=2 * np.pi) for name, shape in shapes.items()}
-    layer = QuantumLayer(qp.QNode(function, qp.device(device, wires=n_wires + 1, seed=None)), shapes, weights)
-    layer(uniform(1, n_features, seed=1, top=0.9))
-    return layer
-
-
-def shipped(ansatz: str, n_qubits: int = 3) -> QuantumLayer:
-    qnode, shapes = circuits.build(ansatz, n_qubits=n_qubits, n_layers=2)
-    layer = QuantumLayer(qnode, shapes, {"weights": uniform(*shapes["weights"], top=2 * np.pi)})
-    layer(torch.zeros(1, n_qubits))
-    return layer
 
 
 def random_circuit(n_wires: int, seed: int):
@@ -50,7 +34,7 @@ def random_circuit(n_wires: int, seed: int):
         qp.StronglyEntanglingLayers(weights[2:], wires=range(n_wires))
         return [qp.expval(qp.Z(wire)) for wire in range(n_wires)]
 
-    return layer_of(circuit, {"weights": (3, n_wires, 3)}, n_wires, n_wires)
+    return layer_on(n_wires, circuit, {"weights": (3, n_wires, 3)})
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -58,20 +42,6 @@ def random_circuit(n_wires: int, seed: int):
 def test_fitted_map_is_the_circuit(n_wires, seed):
     twin, difference = fourier_fit(random_circuit(n_wires, seed))
     assert difference < AGREEMENT and not twin.is_sampled
-
-
-def test_without_a_feature_no_map_is_the_circuit():
-    """The witness of the test above: leave out one frequency, and the difference is seen."""
-    layer = random_circuit(2, 0)
-    twin = FourierLayer(layer.double())
-    rows = uniform(600, 2, seed=3, top=4 * np.pi, dtype=torch.float64)
-    features, values = twin.features(rows).detach(), layer(rows).detach()
-
-    def worst(columns):
-        solution = torch.linalg.lstsq(columns, values, driver="gelsd").solution
-        return (columns @ solution - values).abs().max()
-
-    assert worst(features) < AGREEMENT < worst(torch.cat([features[:, :1], features[:, 2:]], -1))
 
 
 N_FEATURES = {  # on 3 wires with 2 layers: each wire's rotation is uploaded once or twice
@@ -89,13 +59,13 @@ def test_numbers_of_features(ansatz):
     assert fourier_fit(layer)[1] < AGREEMENT
 
 
-def encoded(gate, measure=qp.expval) -> QuantumLayer:
+def encoded(gate, measure=qp.expval, device="default.qubit") -> QuantumLayer:
     def circuit(inputs, weights):
         gate(inputs, weights)
         qp.StronglyEntanglingLayers(weights, wires=range(3))
         return [measure(qp.Z(0)), measure(qp.X(1) @ qp.Y(2))]
 
-    return layer_of(circuit, {"weights": (1, 3, 3)}, 3)
+    return layer_on(3, circuit, {"weights": (1, 3, 3)}, device)
 
 
 INSIDE = {
@@ -121,20 +91,14 @@ def test_kinds_of_embeddings(kind):
         assert torch.equal(copied(rows), twin(rows))
 
 
-def test_noise_changes_the_map_not_the_features():
-    def circuit(inputs, weights):
-        qp.RX(inputs[..., 0], 0)
-        qp.DepolarizingChannel(0.1, 0)
-        qp.RY(weights[0], 0)
-        return [qp.expval(qp.Z(0))]
-
-    assert fourier_fit(layer_of(circuit, {"weights": (1,)}, 1, 1, "default.mixed"))[1] < AGREEMENT
-
-
-def test_shots_are_of_the_same_function():
+def test_noise_and_shots_change_the_map_not_the_features():
+    noisy = encoded(
+        lambda x, w: (qp.RX(x[..., 0], 0), qp.DepolarizingChannel(0.1, 0)), device="default.mixed"
+    )
     layer = shipped("random")
     layer.qnode = qp.set_shots(layer.qnode, 20)
-    assert fourier_fit(layer)[1] < AGREEMENT and layer.qnode.shots.total_shots == 20
+    assert fourier_fit(noisy)[1] < AGREEMENT and fourier_fit(layer)[1] < AGREEMENT
+    assert layer.qnode.shots.total_shots == 20
 
 
 def branching(x, w):
@@ -163,7 +127,7 @@ def test_other_circuits_are_refused_with_the_reason(kind):
 
 
 def test_large_spectra_are_sampled_and_not_fitted():
-    layer = shipped("strongly_entangling", 9)
+    layer = shipped("strongly_entangling", n_qubits=9)
     one, same, other = (FourierLayer(layer, seed=seed) for seed in (0, 0, 1))
     assert one.is_sampled and one.linear.in_features == 6561
     assert set(one.frequencies.unique().tolist()) == {-1, 0, 1}
@@ -227,11 +191,3 @@ def test_a_net_as_a_classical_one():
     twin, difference = as_classical(model)
     assert difference < AGREEMENT and not any(isinstance(each, QuantumLayer) for each in twin.modules())
     torch.testing.assert_close(twin(rows), model(rows), rtol=0, atol=1e-5)
-
-
-def test_fourier_of_a_frozen_quanvolution_is_trained():
-    model = Quanv2d(1, "random", trainable=False)
-    model(uniform(1, 1, 4, 4))
-    fourier = control(model, "fourier")
-    assert count_parameters(fourier) == {"quantum": 0, "classical": 81 * 4, "frozen": 0}
-    assert fourier(uniform(1, 1, 4, 4)).shape == model(uniform(1, 1, 4, 4)).shape

@@ -1,7 +1,5 @@
 """Where a circuit's angles start, and mirrored circuits, whose pairs of layers can do nothing."""
 
-from __future__ import annotations
-
 import math
 import typing
 

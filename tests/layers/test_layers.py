@@ -1,7 +1,5 @@
 """Layers: equal to PennyLane's own, safe in mixed precision; quanvolutions against a plain loop; controls."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
@@ -14,7 +12,7 @@ from torch import nn
 from qnnkit import QuantumLayer, Quanv2d, circuits, controls, layers
 from qnnkit.layers import ClassicalLayer, count_parameters, quantum_parameters
 from qnnkit.layers.controls import Bypass
-from tests.toys import linear, measured, mixed_gradients, refused, same, uniform
+from tests.toys import layer_on, linear, measured, mixed_gradients, refused, same, shipped, uniform
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 """Largest errors allowed of values and gradients, by precision."""
@@ -23,31 +21,7 @@ BFLOAT16 = 2**-8
 CONTROLS = ("no_entanglement", "frozen_random", "classical", "no_quantum")
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance, check_dtype=False)
-
-
-def layer_of(
-    ansatz="data_reuploading", *, n_qubits=3, seed=0, kind=QuantumLayer, device="default.qubit", **options
-) -> QuantumLayer:
-    qnode, shapes = circuits.build(ansatz, n_qubits=n_qubits, device=device)
-    weights = {"weights": uniform(*shapes["weights"], seed=seed + 100, top=2 * np.pi)}
-    return kind(qnode, shapes, weights, **options)
-
-
 # --- QuantumLayer -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-def test_float32_and_float64(ansatz):
-    """Against PennyLane's layer in float64, differentiated by parameter shift."""
-    inputs, shifted = uniform(3, dtype=torch.float64), layer_of(ansatz, kind=qp.qnn.TorchLayer).double()
-    shifted.qnode = shifted.qnode.update(diff_method="parameter-shift")
-    true = measured(shifted, inputs)
-    for layer, tolerance in ((layer_of(ansatz), FLOAT32), (layer_of(ansatz).double(), FLOAT64)):
-        found = measured(layer, inputs.to(layer.weights))
-        assert {each.dtype for each in found} == {layer.weights.dtype}
-        same([each.double() for each in found], true, tolerance)
 
 
 def casting(enabled: bool = True) -> torch.autocast:
@@ -74,7 +48,7 @@ HALF, BF, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.f
 )
 def test_circuits_are_computed_in_float32_at_least(of_inputs, of_weights, context, of_outputs):
     """Whatever autocast says around them; the result is rounded once, at the end."""
-    layer, inputs = layer_of().to(of_weights), uniform(4, 3).to(of_inputs)
+    layer, inputs = shipped().to(of_weights), uniform(4, 3).to(of_inputs)
     with context():
         outputs = layer(inputs)
     wide = torch.promote_types(of_inputs, SINGLE)
@@ -95,7 +69,7 @@ def test_circuits_are_computed_in_float32_at_least(of_inputs, of_weights, contex
 )
 @pytest.mark.parametrize("device", ["default.qubit", "lightning.qubit"])
 def test_backends_agree_are_kept_and_explain_themselves(device, backend, words):
-    layer, plain = layer_of(backend=backend, device=device), layer_of(kind=qp.qnn.TorchLayer)
+    layer, plain = shipped(backend=backend, device=device), shipped(kind=qp.qnn.TorchLayer)
     same(measured(layer, uniform(4, 3)), measured(plain, uniform(4, 3)))
     assert layer.backend == copy.deepcopy(layer).backend == ("batched" if backend == "auto" else backend)
     sentence = layer.explain()
@@ -104,11 +78,7 @@ def test_backends_agree_are_kept_and_explain_themselves(device, backend, words):
 
 
 def test_a_number_for_a_sample_has_no_controls():
-    qnode = qp.QNode(
-        lambda inputs: (qp.RY(inputs[..., 0], 0), qp.expval(qp.Z(0)))[-1],
-        circuits.make_device("default.qubit", 1),
-    )
-    layer = QuantumLayer(qnode, {})
+    layer = layer_on(1, lambda inputs: (qp.RY(inputs[..., 0], 0), qp.expval(qp.Z(0)))[-1], {})
     assert layer(uniform(5, 1)).shape == (5,) and layer.n_outputs is None
     with refused("qnode", NotImplementedError):
         controls(layer)
@@ -162,19 +132,9 @@ def test_quanvolution_is_a_loop_over_patches(
     images = uniform(2, channels, *size)
     maps = quanv(images)
     assert maps.shape[1] == quanv.out_channels and quanv(images[:0]).shape == (0, *maps.shape[1:])
-    close(maps, loop(quanv, images), FLOAT32)
+    same([maps], [loop(quanv, images)], FLOAT32)
     maps.square().sum().backward()
     assert all(weight.grad.abs().max() > FLOAT32 for weight in quanv.parameters())
-
-
-def test_seed_fixes_everything():
-    images = uniform(1, 1, 4, 4)
-    one, same, other = (Quanv2d(1, "random", filters=2, seed=seed) for seed in (7, 7, 8))
-    assert torch.equal(one(images), same(images))
-    assert not torch.equal(one(images), other(images))
-    assert not torch.equal(one.filters[0].weights, one.filters[1].weights)
-    angles = torch.cat([weight.flatten() for weight in one.parameters()])
-    assert 0 <= angles.min() < 1 and 5 < angles.max() < 2 * np.pi
 
 
 def test_quanvolution_passes_gradients_to_its_images():
@@ -198,10 +158,10 @@ BAD = {  # argument, what is given -> the call
        for shape in ((4, 4), (1, 4, 4), (1, 1, 1, 4, 4), (1, 2, 4, 4), (1, 1, 1, 4), (1, 1, 4, 1))},
     **{(name, 0): lambda name=name: ClassicalLayer(**{**dict.fromkeys(SIZED, 2), name: 0}) for name in SIZED},
     ("inputs", (2, 3)): lambda: ClassicalLayer(4, 1, 3)(torch.zeros(2, 3)),
-    **{("inputs", value): lambda given=given: layer_of()(given)
+    **{("inputs", value): lambda given=given: shipped()(given)
        for value, given in (("list", [[0.1, 0.2]]), ("ndarray", np.zeros((3, 2))), ("NoneType", None),
                             ((), torch.tensor(0.1)), ((0,), torch.zeros(0)), ((3, 0), torch.zeros(3, 0)))},
-    ("backend", "lightnig.qubit"): lambda: layer_of(backend="lightnig.qubit"),
+    ("backend", "lightnig.qubit"): lambda: shipped(backend="lightnig.qubit"),
     ("control", "fourier"): lambda: controls(linear(2, 2)),
 }  # fmt: skip
 
@@ -251,7 +211,7 @@ class Net(nn.Module):
         super().__init__()
         self.quanv = Quanv2d(2, "strongly_entangling", filters=2, stride=1, **options)
         self.middle = nn.Sequential(nn.Flatten(), linear(64, 3))
-        self.head = layer_of(n_qubits=3)
+        self.head = shipped(n_qubits=3)
 
     def forward(self, images):
         return self.head(self.middle(self.quanv(images)))
@@ -284,33 +244,35 @@ def test_controls_have_as_many_parameters():
 
 
 def test_controls_start_from_the_same_classical_weights_and_leave_the_model_unchanged():
-    model = net()
-    before, modules, outputs = copy.deepcopy(model.state_dict()), list(model.modules()), model(IMAGES)
+    """They keep its dtype and mode, too."""
+    model, images = net().double().eval(), IMAGES.double()
+    before, modules, outputs = copy.deepcopy(model.state_dict()), list(model.modules()), model(images)
     for name, control in controls(model).items():
         for ours, theirs in zip(model.middle.parameters(), control.middle.parameters(), strict=True):
             assert torch.equal(ours, theirs) and ours is not theirs
-        control(IMAGES).sum().backward()
+        assert not any(module.training for module in control.modules())
+        values = control(images)
+        values.sum().backward()
         trained = [weight for weight in control.parameters() if weight.requires_grad]
-        assert all(weight.grad.abs().max() > 0 for weight in trained), name
+        assert all(weight.grad.abs().max() > 0 for weight in trained) and values.dtype == torch.float64, name
         with torch.no_grad():
             for weight in control.parameters():
                 weight.add_(1)
     assert list(model.modules()) == modules and all(weight.grad is None for weight in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(model(IMAGES), outputs)
+    assert torch.equal(model(images), outputs)
 
 
 def test_no_entanglement_is_separable():
-    layer = layer_of(n_qubits=4).double()
+    layer = shipped(n_qubits=4).double()
     inputs = uniform(4, dtype=torch.float64)
     layer(inputs)
     separable = controls(layer)["no_entanglement"]
     assert torch.equal(separable.weights, layer.weights)
-    for model, few in ((layer, False), (separable, True)):
+    for model, alone in ((layer, False), (separable, True)):
         jacobian = torch.autograd.functional.jacobian(model, inputs)
-        assert (jacobian.diag().abs().min() > FLOAT32) and few == bool(
-            (jacobian - jacobian.diag().diag()).abs().max() < FLOAT64
-        )
+        others = (jacobian - jacobian.diag().diag()).abs().max()
+        assert jacobian.diag().abs().min() > FLOAT32 and (others < FLOAT64) == alone
 
 
 def test_controls_are_seeded():
@@ -336,6 +298,8 @@ def test_controls_of_a_frozen_quanvolution_are_frozen():
         assert count_parameters(control) == {"quantum": 0, "classical": 0, "frozen": frozen}
     [ours], [theirs] = map(quantum_parameters, (found["frozen_random"], model))
     assert not torch.equal(ours, theirs), "another draw"
+    assert count_parameters(found["fourier"]) == {"quantum": 0, "classical": 81 * 4, "frozen": 0}
+    assert found["fourier"](uniform(1, 1, 4, 4)).shape == model(uniform(1, 1, 4, 4)).shape
 
 
 @pytest.mark.parametrize(("n_features", "n_outputs"), [(4, 4), (4, 2), (2, 4)])
@@ -345,22 +309,13 @@ def test_without_a_circuit_its_features_go_on(n_features, n_outputs):
     values = Bypass(n_features, n_outputs)(inputs)
     share = n_features // n_outputs or 1
     expected = inputs.reshape(5, -1, share).mean(2).repeat_interleave(n_outputs // n_features or 1, 1)
-    close(values, expected / np.pi, FLOAT32)
+    same([values], [expected / np.pi], FLOAT32)
     assert size(Bypass(n_features, n_outputs)) == 0
 
 
-def test_controls_keep_dtype_and_mode():
-    model = nn.Sequential(layer_of(), linear(3, 2)).double().eval()
-    inputs = uniform(4, 3, dtype=torch.float64)
-    model(inputs)
-    for control in controls(model).values():
-        assert control(inputs).dtype == torch.float64
-        assert not any(module.training for module in control.modules())
-
-
 def test_a_layer_used_twice_stays_one():
-    layer = layer_of()
-    model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, layer_of(seed=1))})
+    layer = shipped()
+    model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, shipped(seed=1))})
     for module in (model["a"], model["c"][1]):
         module(uniform(2, 3))
     for name, control in controls(model).items():
@@ -376,7 +331,7 @@ def test_a_layer_used_twice_stays_one():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("backend", ["default.qubit", "lightning.qubit"])
 def test_cuda_agrees(backend):
-    model = nn.Sequential(layer_of(backend=backend), linear(3, 2, bias=False))
+    model = nn.Sequential(shipped(backend=backend), linear(3, 2, bias=False))
     inputs = uniform(4, 3)
     true = measured(model, inputs)
     same([each.cpu() for each in measured(model.cuda(), inputs.cuda())], true)

@@ -10,13 +10,10 @@ import torch
 from peft import LoraConfig
 from torch import nn
 
-from qnnkit import train
 from qnnkit.adapters import adapt
 from qnnkit.adapters.attach import trial
-from qnnkit.data.batches import DictBatches
 from qnnkit.data.tokens import IGNORED
 from qnnkit.models.causal_lm import causal_lm, in_four_bits, llama_config, without_weights
-from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 from tests.nets import llama
 from tests.toys import refused
@@ -52,17 +49,6 @@ def test_the_loss_is_that_of_the_next_token_where_there_is_one():
     nothing = Language()(model, {key: values[11:12] for key, values in batch.items()})
     assert (nothing.loss.item(), nothing.count) == (0, 0)
     assert Language().judge(model, None, {"loss": mean}) == {"perplexity": math.exp(mean)}
-
-
-def test_an_update_is_that_of_the_mean_over_its_tokens_however_it_is_cut():
-    """Blocks of 11 to no predicted tokens: in one batch, or in several that are added."""
-    one, other, step = small(), small(), {"epochs": 1, "optimizer": "sgd", "schedule": "constant"}
-    batches = DictBatches(lambda epoch: half_masked(), 8, shuffle=False)
-    loaders = {"train": batches, "validation": batches}
-    for model, pieces in ((one, None), (other, 3)):
-        train.fit(model, Language(), loaders, Settings(**step, learning_rate=0.1, micro_batch=pieces))
-    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-6)
-    assert not torch.allclose(one.lm_head.weight, small().lm_head.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,7 +1,5 @@
 """What a person sees: notebooks run in JupyterLab, and a run's report, in headless Chromium."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

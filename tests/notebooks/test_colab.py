@@ -5,8 +5,6 @@ itself, a `google.colab` that mounts a folder, and a repository that holds qnnki
 that only writes down what it is asked. git and pip are real.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ with the versions of Colab's image (`colab_image.txt` here); the default tests r
 Python.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

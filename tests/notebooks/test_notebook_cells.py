@@ -1,7 +1,5 @@
 """Notebooks cell by cell, for nets and data of every kind: what they show, leave out, and refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The notebooks' form, and the chain at toy size. Results are read from files, never from printed text."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A recipe's digest: over what its source does, alike in every Python."""
 
-from __future__ import annotations
-
 import ast
 
 from qnnkit.recipes import _source

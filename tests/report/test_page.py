@@ -1,7 +1,5 @@
 """An executed notebook as the body of a page: what follows its parameters and has shown something."""
 
-from __future__ import annotations
-
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output

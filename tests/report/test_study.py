@@ -1,7 +1,5 @@
 """Studies: what tables and sentences say is what the run folders say, and nothing that they do not show."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """A batch in which every row has weights of its own, against `default.qubit` row by row."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -66,24 +64,12 @@ def wide_projector(weights):
     return [qp.expval(qp.Projector([0] * 9, wires=range(9)))]
 
 
-def on_device(function, wires=3):
-    return qp.QNode(function, circuits.make_device("default.qubit", range(wires)))
+OTHERS = [(odd_gates, {"weights": (4,), "other": (1, 2)}, 2), (wide_projector, {"weights": (9,)}, 0)]
 
 
-CASES = {
-    "products and functions of weights": (on_device(odd_gates), {"weights": (4,), "other": (1, 2)}, 2),
-    "a projector on many wires, without inputs": (on_device(wide_projector, 9), {"weights": (9,)}, 0),
-    "a transform of the QNode": (
-        circuits.drop_entanglement(circuits.build("data_reuploading", n_qubits=3, n_layers=2)[0]),
-        {"weights": (2, 3, 3)},
-        3,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_other_gates_and_measurements(name):
-    check(*CASES[name])
+@pytest.mark.parametrize(("circuit", "shapes", "n_features"), OTHERS)
+def test_other_gates_and_measurements(circuit, shapes, n_features):
+    check(qp.QNode(circuit, circuits.make_device("default.qubit", 9)), shapes, n_features)
 
 
 def test_one_input_serves_every_row():

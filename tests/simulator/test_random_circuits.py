@@ -4,8 +4,6 @@ Every value and every gradient of a circuit is compared, in float64 (gradients b
 plain torch) and in float32. What a circuit may hold stands in the tables; the draws are always the same ones.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -399,14 +397,14 @@ KINDS: dict[str, tuple[int, Callable[[int], Circuit]]] = {
     "wide": (110, lambda seed: drawn(seed, (7, 8), [*GATES, *TEMPLATES], [(), (), *WRAPS], most=9)),
     "states": (40, lambda seed: of_state(drawn(seed, (1, 8), [*GATES, *TEMPLATES], most=6))),
 }
-"""How many of each in `make slow`, which sets a variable; a quarter of them by default."""
+"""How many of each in `make slow`, which sets a variable; a sixth of them by default."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_circuits(kind: str) -> None:
     """In float32 only every other one, by autograd the others: it is the same program."""
     number, of_seed = KINDS[kind]
-    for seed in range(number if os.environ.get("QNNKIT_EXAMPLES") == "all" else number // 4):
+    for seed in range(number if os.environ.get("QNNKIT_EXAMPLES") == "all" else number // 6):
         agree(of_seed(seed), single=seed % 2 == 1)
 
 
@@ -414,7 +412,7 @@ def test_random_circuits(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Rot", "U2", "U3", "CRot", "OrbitalRotation", "evolution"])
-@pytest.mark.parametrize("wrap", [(), ("ctrl",), ("ctrl", "ctrl"), ("ctrl", "adjoint")])
+@pytest.mark.parametrize("wrap", [("ctrl",), ("ctrl", "adjoint")])
 def test_gates_that_may_have_no_fused_form(name: str, wrap: tuple[str, ...]) -> None:
     n_wires, n_angles, _ = GATES[name]
     wires = (3, 1, 4, 0, 2, 5)[: n_wires + wrap.count("ctrl")]

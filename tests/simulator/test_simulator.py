@@ -3,8 +3,6 @@
 Random circuits over every gate stand in `test_random_circuits.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,10 +13,12 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
+from pennylane.qnn import TorchLayer
 from torch import Tensor
 
+from qnnkit import QuantumLayer, circuits
 from qnnkit.simulator import fused, gates
-from tests.toys import Fusion, mixed_gradients, same
+from tests.toys import measured, same
 
 FLOAT64 = 1e-10
 
@@ -73,27 +73,35 @@ DERIVED = [(uploads_twice, 2), (wide, 7), (amplitudes_first, 2), (twice, 2)]
 """(function, wires): each takes two features and three weights."""
 
 
-def program_of(function: Callable, n_wires: int, batch: int = 2) -> tuple[Fusion, Tensor, Tensor]:
-    """The program, and inputs and weights that ask for gradients, in float64."""
-    qnode = qp.QNode(function, qp.device("default.qubit", wires=n_wires, seed=None))
+def layer_of(function: Callable, n_wires: int, batch: int = 2) -> tuple[QuantumLayer, Tensor]:
+    """The layer, and inputs that ask for gradients, in float64."""
+    qnode, weights = qp.QNode(function, circuits.make_device("default.qubit", n_wires)), [0.7, 1.9, -0.6]
+    layer = QuantumLayer(qnode, {"weights": 3}, {"weights": torch.tensor(weights)}, backend="batched")
     inputs = torch.linspace(0.4, 2.1, 2 * batch, dtype=torch.float64).reshape(batch, 2)
-    weights = torch.tensor([0.7, 1.9, -0.6], dtype=torch.float64)
-    program = Fusion(qnode, inputs.shape, {"weights": (3,)}, torch.float64)
-    return program, inputs.requires_grad_(), weights.requires_grad_()
+    return layer.double(), inputs.requires_grad_()
 
 
 @pytest.mark.parametrize(("function", "n_wires"), DERIVED)
 def test_first_and_second_derivatives_are_finite_differences(function, n_wires) -> None:
-    program, *leaves = program_of(function, n_wires)
+    layer, inputs = layer_of(function, n_wires)
+
+    def run(inputs: Tensor, weights: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, {"weights": weights}, (inputs,))
+
     with torch.random.fork_rng(devices=[]):  # they draw
-        assert torch.autograd.gradcheck(lambda x, w: program(x, [w]), leaves)
-        assert torch.autograd.gradgradcheck(lambda x, w: program(x, [w]), leaves)
+        assert torch.autograd.gradcheck(run, [inputs, layer.weights])
+        assert torch.autograd.gradgradcheck(run, [inputs, layer.weights])
 
 
-def both_passes(program: Fusion, inputs: Tensor, weights: Tensor) -> list[Tensor]:
-    """Values, and gradients of their squares by what asks for any."""
-    values, leaves = program(inputs, [weights]), [x for x in (inputs, weights) if x.requires_grad]
-    return [values.detach(), *torch.autograd.grad(values.square().sum(), leaves)]
+def both_passes(layer: QuantumLayer, inputs: Tensor) -> list[Tensor]:
+    """Values, and gradients of their squares."""
+    values = layer(inputs)
+    return [values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])]
+
+
+def cut(layer: QuantumLayer, inputs: Tensor) -> tuple:
+    """How its program, which has run, computes a batch: the way, and the parts."""
+    return layer.programs().last.given(inputs.detach(), layer.weights.detach())[:2]
 
 
 # --- large batches, large circuits ------------------------------------------------------------------------
@@ -102,50 +110,45 @@ def both_passes(program: Fusion, inputs: Tensor, weights: Tensor) -> list[Tensor
 @pytest.mark.parametrize(("function", "n_wires"), DERIVED)
 def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The values and gradients of parts are those of the whole, with states kept or made again."""
-    program, inputs, weights = program_of(function, n_wires, 40)
+    layer, inputs = layer_of(function, n_wires, 40)
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
-    whole, all_kept = both_passes(program, inputs, weights), fused.KEPT_BYTES
+    whole, all_kept = both_passes(layer, inputs), fused.KEPT_BYTES
     for kept, cache in ((all_kept, 1), (1, 1), (1, 2**20)):
         monkeypatch.setattr(fused, "KEPT_BYTES", kept)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
-        assert len(program.fused.given(inputs.detach(), weights.detach())[1]) == (1 if cache > 1 else 3)
-        same(both_passes(program, inputs, weights), whole, FLOAT64)
+        assert len(cut(layer, inputs)[1]) == (1 if cache > 1 else 3)
+        same(both_passes(layer, inputs), whole, FLOAT64)
         with torch.no_grad():
-            same([program(inputs, [weights])], whole[:1], FLOAT64)
+            same([layer(inputs)], whole[:1], FLOAT64)
 
 
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part in chunks, the last, of 37 samples, whole: all as over NumPy."""
-    program, inputs, weights = program_of(twice, 2, 1024 + 37)
-    near = both_passes(program, inputs, weights)
+    layer, inputs = layer_of(twice, 2, 1024 + 37)
+    near = both_passes(layer, inputs)
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
-    monkeypatch.setattr(fused, "CACHE_BYTES", 512 * program.fused.state_bytes)
+    monkeypatch.setattr(fused, "CACHE_BYTES", 512 * layer.programs().last.state_bytes)
     with monkeypatch.context() as patched:
         patched.setattr(torch, "get_num_threads", lambda: 2)
-        parts = program.fused.given(inputs.detach(), weights.detach())[1]
-        assert [part.shape for part in parts] == [(16, 2, 64), (2, 37)]
-        same(both_passes(program, inputs, weights), near, 1e3 * FLOAT64)
+        assert [part.shape for part in cut(layer, inputs)[1]] == [(16, 2, 64), (2, 37)]
+        same(both_passes(layer, inputs), near, 1e3 * FLOAT64)
 
 
 def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, inputs, weights = program_of(twice, 2, 1000)
-    whole = both_passes(program, inputs, weights)
+    layer, inputs = layer_of(twice, 2, 1000)
+    whole, program = both_passes(layer, inputs), layer.programs().last
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
-    way, [cut], _ = program.fused.given(inputs.detach(), weights.detach())
-    assert cut.shape == (20, 2, 50) and way is program.fused.near
-    prime = program.fused.given(inputs[:997].detach(), weights.detach())
-    assert prime[0] is program.fused.mixed, "a prime number of samples has no chunks"
-    same(both_passes(program, inputs, weights), whole, 1e3 * FLOAT64)
+    way, [part] = cut(layer, inputs)
+    assert part.shape == (20, 2, 50) and way is program.near
+    assert cut(layer, inputs[:997])[0] is program.mixed, "a prime number of samples has no chunks"
+    same(both_passes(layer, inputs), whole, 1e3 * FLOAT64)
 
 
 FRESH = """
 import json, resource, time
 import torch
-from qnnkit import QuantumLayer, circuits
 from qnnkit.measure.held import peak
-
-def layer_of(*given, n_qubits, n_layers):
-    return QuantumLayer(*circuits.build(*given, n_qubits=n_qubits, n_layers=n_layers), backend="batched")
+from tests.toys import shipped
 
 def run(layer, batch, n_features, steps):
     inputs, faults = torch.rand(batch, n_features, requires_grad=True), []
@@ -159,17 +162,15 @@ def run(layer, batch, n_features, steps):
 
 torch.set_num_threads(1)
 imported = peak()
-layer = layer_of("data_reuploading", n_qubits=4, n_layers=2)
+layer = shipped(n_qubits=4)
 run(layer, 2048, 4, 3)
 found = {"awake": run(layer, 2048, 4, 60)[0], "faults": run(layer, 8192, 4, 61)[1]}
-run(layer_of("strongly_entangling", n_qubits=16, n_layers=3), 64, 16, 1)
-found["wide"] = (peak() - imported) / 2**30
-run(layer, 1_000_000, 4, 1)
-print(json.dumps({**found, "many": (peak() - imported) / 2**30}))
+run(shipped("strongly_entangling", n_qubits=16, n_layers=3), 64, 16, 1)
+print(json.dumps({**found, "wide": (peak() - imported) / 2**30}))
 """
 
 
-MOST = {"awake": 1.1, "faults": 60, "wide": 0.65, "many": 1.65}
+MOST = {"awake": 1.1, "faults": 60, "wide": 0.65}
 """Cores that are busy, page faults of a step, and GiB beside what PennyLane and torch take alone."""
 
 
@@ -193,14 +194,12 @@ def test_many_wires(n_wires: int = 17) -> None:
         qp.CRX(weights[0, 0], wires=(n_wires - 1, 0))
         return [qp.expval(qp.Z(0) @ qp.Y(n_wires - 1)), qp.expval(qp.Z(n_wires // 2))]
 
-    qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_wires, seed=None))
-    weights = torch.linspace(0.1, 0.5, n_wires, dtype=torch.float64).reshape(1, -1).requires_grad_()
-    inputs = torch.linspace(-0.3, 0.4, n_wires, dtype=torch.float64).requires_grad_()
-    program = Fusion(qnode, (n_wires,), {"weights": (1, n_wires)}, torch.float64)
-    both = program(inputs, [weights]), torch.stack(qnode(inputs, weights))
-    ours, theirs = ([values, *mixed_gradients(values, [inputs, weights])] for values in both)
-    same(ours, theirs, FLOAT64)
-    assert min(each.abs().max() for each in ours) > 0.01
+    qnode = qp.QNode(circuit, circuits.make_device("default.qubit", n_wires))
+    start = {"weights": torch.linspace(0.1, 0.5, n_wires)[None]}
+    layers = [kind(qnode, {"weights": (1, n_wires)}, start).double() for kind in (QuantumLayer, TorchLayer)]
+    found, true = (measured(layer, torch.linspace(-0.3, 0.4, n_wires).double()) for layer in layers)
+    same(found, true, FLOAT64)
+    assert min(each.abs().max() for each in found) > 0.01 and layers[0].backend == "batched"
 
 
 def test_how_gates_turn(monkeypatch):

@@ -1,7 +1,5 @@
 """Devices other than the CPU, proven on `meta`, and torch's switches of precision."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 from unittest import mock
@@ -12,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits
-from qnnkit.simulator import OverWeights, steps
+from qnnkit.simulator import OverWeights, fused, steps
 from qnnkit.simulator.circuit import Circuit
 from tests.simulator.test_random_circuits import GATES
-from tests.toys import Fusion, measured, same, uniform
+from tests.toys import measured, same, shipped, uniform
 
 META = torch.device("meta")
 FLOAT32 = 1e-5
@@ -35,22 +33,22 @@ def tensors_of(given: Any, seen: set[int]) -> list[Tensor]:
     return []
 
 
-def runs_on_meta(program: Any, n_features: int, weights_shape: tuple[int, ...]) -> None:
+def runs_on_meta(qnode: qp.QNode, shape: tuple[int, ...], n_features: int) -> None:
     """Both passes, and the plain one, take tensors of that device only."""
-    held = tensors_of(program.fused, set())
-    assert held and {tensor.device for tensor in held} == {META}
-    assert {tensor.dtype for tensor in held} <= {torch.float32, torch.int64, torch.bool}
+    layer = QuantumLayer(qnode, {"weights": shape}, nn.init.ones_, backend="batched").to(META)
     inputs = torch.rand(6, n_features, device=META, requires_grad=True)
-    weights = torch.rand(weights_shape, device=META, requires_grad=True)
-    for values in (program(inputs, [weights]), program(inputs, [weights], keep=False)):
+    for layer.gradient_checkpointing in (False, True):
+        values = layer(inputs)
         assert values.device == META and len(values) == 6
-        values = torch.view_as_real(values) if values.is_complex() else values
-        for gradient in torch.autograd.grad(values.sum(), [inputs, weights], allow_unused=True):
+        for gradient in torch.autograd.grad(values.sum(), [inputs, layer.weights], allow_unused=True):
             assert gradient is None or gradient.device == META
     with torch.no_grad():
-        assert program(inputs, [weights]).device == META
+        assert layer(inputs).device == META
         with mock.patch("qnnkit.simulator.fused.autograd_must", lambda: True):
-            assert program(inputs, [weights]).device == META
+            assert layer(inputs).device == META
+    held = tensors_of(layer.programs().last, set())
+    assert held and {tensor.device for tensor in held} == {META}
+    assert {tensor.dtype for tensor in held} <= {torch.float32, torch.int64, torch.bool}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +58,7 @@ def runs_on_meta(program: Any, n_features: int, weights_shape: tuple[int, ...]) 
 )
 def test_every_circuit_runs_where_its_inputs_are(ansatz, embedding, n_qubits):
     qnode, shapes = circuits.build(ansatz, embedding=embedding, n_qubits=n_qubits)
-    n_features = circuits.embedding_of(ansatz, embedding).n_features(n_qubits)
-    runs_on_meta(Fusion(qnode, (5, n_features), shapes, device=META), n_features, shapes["weights"])
+    runs_on_meta(qnode, shapes["weights"], circuits.embedding_of(ansatz, embedding).n_features(n_qubits))
 
 
 KINDS = (
@@ -73,7 +70,6 @@ KINDS = (
 def test_every_kind_of_gate_runs_where_its_inputs_are(name):
     """Once with angles of the inputs, once of the weights, behind a constant state and one of the inputs."""
     n_wires, n_angles, make = GATES[name]
-    wires = range(n_wires + 1)
 
     def circuit(inputs, weights):
         state = torch.ones(2, dtype=inputs.dtype) / 2**0.5
@@ -86,9 +82,9 @@ def test_every_kind_of_gate_runs_where_its_inputs_are(name):
         qp.RX(inputs[..., 1] * weights[1], wires=0)
         return [qp.expval(qp.Z(0)), qp.var(qp.X(n_wires)), qp.probs(wires=[0])]
 
-    qnode = qp.QNode(circuit, circuits.make_device("default.qubit", wires))
+    qnode = qp.QNode(circuit, circuits.make_device("default.qubit", n_wires + 1))
     for n_features in (6, 7):
-        runs_on_meta(Fusion(qnode, (5, n_features), {"weights": (6,)}, device=META), n_features, (6,))
+        runs_on_meta(qnode, (6,), n_features)
 
 
 def test_a_quanvolution_runs_where_its_images_are():
@@ -119,9 +115,7 @@ def restored():
 
 
 def layer_and_inputs(n_rows: int) -> tuple[QuantumLayer, Tensor]:
-    qnode, shapes = circuits.build("data_reuploading", n_qubits=5)
-    start = uniform(*shapes["weights"], top=6)
-    return QuantumLayer(qnode, shapes, {"weights": start}), uniform(n_rows, 5, top=3).requires_grad_()
+    return shipped(n_qubits=5), uniform(n_rows, 5, top=3).requires_grad_()
 
 
 @pytest.mark.parametrize("n_rows", [3, 20_000], ids=["by NumPy", "by torch"])
@@ -156,39 +150,18 @@ def test_what_is_inherited_stays_inherited():
         assert precision(*PRODUCTS) == asked
 
 
-def test_under_vmap_nothing_is_rounded():
-    """A program of float64 serves: autograd's products run when the layer has long returned."""
-    layer, inputs = layer_and_inputs(4)
-    jacobian = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))
-    exact = jacobian(inputs.detach())
-    assert layer._programs.last.dtype == torch.float32
-    set_precision("bf16", *PRODUCTS)
-    found = jacobian(inputs.detach())
-    assert layer._programs.last.dtype == torch.float64 and found.dtype == torch.float32
-    same([found], [exact], FLOAT32)
-
-
-class Products(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the dtypes of matrix products that torch itself differentiates."""
-
-    def __init__(self):
-        super().__init__()
-        self.dtypes = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in ("mm", "bmm", "addmm", "mv", "addmv"):
-            self.dtypes.add(args[-1].dtype)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("setting", "dtype"), [("none", torch.float32), ("bf16", torch.float64)])
-def test_second_derivatives_are_not_rounded(setting, dtype):
-    layer, inputs = layer_and_inputs(4)
+def test_what_torch_itself_differentiates_is_not_rounded(setting, dtype, monkeypatch):
+    """A program of float64 serves: autograd's products run when the layer has long returned."""
+    (layer, inputs), seen, plain = layer_and_inputs(4), set(), fused.Fused.plain
+    monkeypatch.setattr(fused.Fused, "plain", lambda *given: seen.add(given[1].dtype) or plain(*given))
     set_precision(setting, *PRODUCTS)
     [first] = torch.autograd.grad(layer(inputs).square().sum(), inputs, create_graph=True)
-    with Products() as products:
-        [second] = torch.autograd.grad(first.sum(), layer.weights)
-    assert products.dtypes == {dtype} and second.dtype == torch.float32 and second.abs().max() > 0.1
+    [second] = torch.autograd.grad(first.sum(), layer.weights)
+    assert seen == {dtype} and second.dtype == torch.float32 and second.abs().max() > 0.1
+    seen.clear()
+    found = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))(inputs.detach())
+    assert seen == {dtype} and found.dtype == torch.float32
 
 
 def test_a_program_over_weights_is_exact_at_any_precision():
