@@ -147,6 +147,7 @@ WRONG = [
     ("targets", X, broken(float("nan")), None),
     ("inputs", [[1.0, 2.0], [3.0], [4.0, 5.0]], LABELS, None),
     ("inputs", X.to(torch.complex64), LABELS, None),
+    ("inputs", np.ma.masked_greater(X.numpy(), 1), LABELS, None),
     ("inputs", X[:2], LABELS[:2], None),
     ("targets", X, ["a"] * N, None),
     ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
