@@ -13,7 +13,7 @@ import torch
 from qnnkit import checks, words
 from qnnkit.data.images import Picture, Stack, one_form, split_stack
 from qnnkit.data.places import first, refusal
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Splits, split_rows
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Splits, duplicates, split_rows
 from qnnkit.settings import SPLITTING
 
 Names = Sequence[str] | None
@@ -195,8 +195,11 @@ def arrays(
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
             whole = TensorSet(x if is_image else x.float(), y, sources)
             rows = split_rows(labels, names or ("",), sides=sides, **shares)
-            parts = (whole.at(torch.from_numpy(part)) for part in rows)
-            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs))
+            parts = [whole.at(torch.from_numpy(part)) for part in rows]
+            contents = (zip(part.inputs.numpy(), part.sources, strict=True) for part in parts)
+            same: Any = dict(zip(SPLITS, contents, strict=True))
+            notes = tuple(duplicates(same, "samples", "number for number"))
+            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs), notes=notes)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
