@@ -230,7 +230,7 @@ def test_verdicts_over_several_controls_are_corrected():
     assert "differ by nothing on each of 3 seeds" in sentence(second, ACCURACY)
 
 
-FALLING = "cross_entropy error_rate brier_score bce kl_divergence nll_per_token mse_total validation-MAE"
+FALLING = "cross_entropy error_rate brier_score bce kl_divergence nll_per_token minus_auc validation-MAE"
 RISING = "accuracy r2 macro_f1 f1_score recall_10 accuracy_top5 minus_energy roc_auc state_fidelity"
 
 

@@ -13,7 +13,7 @@ import torch
 from qnnkit import checks, words
 from qnnkit.data.images import Picture, Stack, one_form, split_stack
 from qnnkit.data.places import first, refusal
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Splits, split_rows
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Splits, duplicates, split_rows
 from qnnkit.settings import SPLITTING
 
 Names = Sequence[str] | None
@@ -195,8 +195,11 @@ def arrays(
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
             whole = TensorSet(x if is_image else x.float(), y, sources)
             rows = split_rows(labels, names or ("",), sides=sides, **shares)
-            parts = (whole.at(torch.from_numpy(part)) for part in rows)
-            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs))
+            parts = [whole.at(torch.from_numpy(part)) for part in rows]
+            contents = (zip(part.inputs.numpy(), part.sources, strict=True) for part in parts)
+            same: Any = dict(zip(SPLITS, contents, strict=True))
+            notes = tuple(duplicates(same, "samples", "number for number"))
+            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs), notes=notes)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
@@ -214,7 +217,9 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
     """
     try:
         if not isinstance(values, torch.Tensor):
-            values = torch.tensor(np.ascontiguousarray(values))
+            values = torch.tensor(
+                np.ascontiguousarray(np.ma.filled(values, np.nan))
+            )  # what is masked is none
         tensor = values.detach().cpu()
         if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
             raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)}")

@@ -194,13 +194,13 @@ def listing(place: Place) -> Listing:
     """
     reader, find = Reader(place), _finder(place)
     members, sides, texts = {}, {}, defaultdict(list)
-    read, missing, inside = {}, {}, {}
+    read, missing, inside, ways = {}, {}, {}, defaultdict(set)
     for file, where, record in _records(place, reader):
         read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
         about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
         image, content = about.get("path"), about.get("bytes")
-        if content:
+        if isinstance(content, bytes):
             name = where if image is None or inside.get(image, content) != content else image
             inside[name], member = content, Member(name, len(content), zlib.crc32(content))
         elif not isinstance(image, str):
@@ -212,6 +212,8 @@ def listing(place: Place) -> Listing:
         side = side_of(folders if split is None else str(split))
         if split is not None and not side:
             reader.unused.add(f"split {split!r}")
+        ways[member.name, "names"].add(image)
+        ways[member.name, "splits"] |= {side} - {None}
         sides[member.name] = side or sides.get(member.name, "any")
         members[member.name] = member
         texts[member.name] += _texts(record, where, reader)
@@ -224,6 +226,8 @@ def listing(place: Place) -> Listing:
         raise refusal("hold images that have a caption", value, EXAMPLE)
     notes = places.left_out({f"images of {first([*read])} that are not there": [*missing]})
     notes += [*place.notes((*places.SUFFIXES, *read.values()), "images", bare), *reader.notes]
+    if several := [f"{name} ({', '.join(sorted(x))})" for (name, _), x in ways.items() if len(x) > 1]:
+        notes.append(f"Images under several names, or in several splits (the last counts): {first(several)}.")
     told = {sides[name] for name in captions}
     if drawn := "train" not in told or "any" in told:
         notes += ["Splits are drawn: train, or the split of some images, is not named."] * (told != {"any"})
@@ -243,7 +247,7 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
     texts = [each for each in files if each.base.lower().endswith(TEXTS)]
     beside = [] if named else [each for each in texts if _stem(each.name) in images]
     for file in beside:
-        lines = reader.text(file.name).splitlines()
+        lines = reader.text(file.name).split("\n")
         yield file, file.name, {"image": images[_stem(file.name)], "captions": lines}
     tables = [] if beside else [each for each in files if each not in texts]
     for file in named or tables:

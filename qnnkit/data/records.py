@@ -98,7 +98,7 @@ class Reader:
             return self._decoded(name)
 
     def records(self, name: str) -> Iterator[tuple[str, Record]]:
-        """Where each record of a file is, for refusals, and the record.
+        """Where each record of a file is, for refusals, and the record; what is null counts as missing.
 
         Args:
             name: One of SUFFIXES, or a table under another suffix.
@@ -117,7 +117,8 @@ class Reader:
             for number, row in enumerate(rows, start=1):
                 if not isinstance(row, dict):
                     raise ValueError(f"record {number} is {row!r:.60} and no object with keys")
-                yield f"{name}, record {number}", row
+                values = {key: value for key, value in row.items() if value is not None}
+                yield f"{name}, record {number}", values
 
     def _decoded(self, name: str) -> str:
         content = self._place.read(name)
@@ -188,13 +189,15 @@ def _table(text: str) -> Iterator[Record]:
     """
     header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
     mark = max(",;\t|", key=header.count)
+    csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 letters
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
         rows.fieldnames = keys = [key.strip() for key in rows.fieldnames or ()]
+        twice = any(keys.count(key) > 1 for key in keys if key)  # Excel adds columns without a name
         for row in rows:
             if None in row and len(keys) == 2 and keys_of(tuple(keys[:1]), "image"):
                 row[keys[1]] = mark.join([row[keys[1]], *row.pop(None)])
-            if None in row or None in row.values() or len({*keys}) < len(keys):
+            if None in row or None in row.values() or twice:
                 raise csv.Error(f"not {len(keys)} columns, each with a name")
             yield row
     except csv.Error as error:
@@ -203,14 +206,13 @@ def _table(text: str) -> Iterator[Record]:
 
 
 def _columns(content: bytes, suffix: str) -> Iterator[Record]:
-    """The rows of parquet, or of arrow as `datasets` saves it; values that are null count as missing."""
+    """The rows of parquet, or of arrow as `datasets` saves it."""
     import pyarrow
     from pyarrow import ipc, parquet
 
     buffer = pyarrow.BufferReader(content)
     table = parquet.read_table(buffer) if suffix == ".parquet" else ipc.open_stream(buffer).read_all()
-    for row in table.to_pylist():
-        yield {key: value for key, value in row.items() if value is not None}
+    yield from table.to_pylist()
 
 
 # --- chats -------------------------------------------------------------------------------------------------
@@ -255,7 +257,7 @@ def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
     else:
         return []
     system = _said("system", take(record, "system") or [])
-    return [_message(turn, where, unused) for turn in (*system, *turns)]
+    return [_message(turn, where, unused) for turn in (*system, *_said("", turns))]
 
 
 def _answered(record: Record, where: str) -> list[Any]:
@@ -264,7 +266,7 @@ def _answered(record: Record, where: str) -> list[Any]:
     if passage := take(record, "passage"):
         question = f"{_text(question, where)}\n\n{_text(passage, where)}".strip()
     turns = []
-    for pair in [*(take(record, "history") or []), [question, answer]]:
+    for pair in [*_said("", take(record, "history") or []), [question, answer]]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise refusal("hold pairs under 'history'", where, "Write [question, answer] for each.")
         turns += [*_said("user", pair[0]), *_said("assistant", pair[1])]

@@ -156,6 +156,8 @@ def as_document(where: str, record: records.Record, unused: set[str]) -> Documen
         step = f"Its keys are {first([repr(key) for key in record], 8)}: rename those of texts."
         raise refusal("hold text, messages, or a prompt and its completion in every record", where, step)
     unused.update(record)
+    with records.readable(where):
+        text.encode()  # JSON may hold half of a character
     return Document(where, (text,), text, str(source or ""), messages)
 
 

@@ -111,8 +111,9 @@ def read_study(folder: str | Path) -> Study:
     """The finished runs of a batch, in whatever state the others are.
 
     A model is what varies besides train_fraction and seeds: a recipe, or settings, as the runs have them now;
-    epochs of their own for each fraction make no other model, nor do splits of their own (`split_seed`). A
-    seed that was trained twice on one split counts once.
+    epochs of their own for each fraction make no other model, nor do splits of their own (`split_seed`), but
+    those of an extended run do. Models of one name are numbered. A seed trained twice on one split counts
+    once.
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
@@ -125,9 +126,8 @@ def read_study(folder: str | Path) -> Study:
     listed, planned = state.batch_file(folder), state.of_batch(folder)
     name, score = str(listed.get("name", folder.name)), state.score_of(listed)
     same = _within_models([each.settings for each in planned])
-    frames, curves, behind, margins = [], [], [], []
-    left_out: dict[str, str] = {}
-    notes: Counter[str] = Counter()
+    frames, curves, behind, margins, notes = [], [], [], [], Counter[str]()
+    left_out, models = dict[str, str](), dict[str, str]()
     for each in planned:
         try:
             run, rows, identity, own = _usable(each.folder, score)
@@ -136,8 +136,14 @@ def read_study(folder: str | Path) -> Study:
             continue
         settings = run.config.model_dump(mode="json", warnings=False)
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
-        varied = {key: value for key, value in now.items() if key not in same}
-        about = {"model": _label(run.config.title, varied), "train_fraction": run.config.train_fraction}
+        longer = {"epochs": run.config.epochs} if run.provenance.get("extended") else {}
+        varied = {key: value for key, value in now.items() if key not in same} | longer
+        model = repr((files.facts(each.folder, "config.json")["recipe_digest"], varied))
+        label = _label(
+            run.config.title, varied
+        )  # which another model may have, as of two files called net.py
+        label = f"{label} ({len(models) + 1})" if label in models.values() else label
+        about = {"model": models.setdefault(model, label), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
         curves.append(run.epochs().assign(**about, split_seed=run.config.split_seed))
         margins.append(run.config.min_difference or 0)

@@ -247,7 +247,7 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     Returns:
         `data`; `samples` or `tokens`, their number; the task's numbers, such as `loss` and `perplexity`, or
         `accuracy`; `score`, the name of the one that nets are compared by; of a share its 95 % `interval`
-        (Wilson's); `notes` on what was left out.
+        (Clopper and Pearson's); `notes` on what was left out.
 
     Raises:
         ValueError, OSError: There is no trained net, a class is none of the net's, or data cannot be read.

@@ -20,7 +20,8 @@ _NEGATION = r"^(?:1|one) |\b(?:minus|neg|negative|inverse|inv|anti)\b"
 def direction(name: str) -> bool:
     """Whether a larger number of this name is better, by the last of its words that says what it is.
 
-    A name such as `minus_mse`, of a number that is negated, is that of a number to be raised.
+    A name such as `minus_mse`, of a number that is negated, is that of a number to be raised, unless the
+    number itself is (`minus_accuracy`).
 
     Raises:
         ValueError: The name does not tell.
@@ -30,9 +31,9 @@ def direction(name: str) -> bool:
         (True, False, True)
     """
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
-    if words.startswith("minus "):
-        return True
     last = re.search(rf"\b(?:({_RISING})|{_FALLING})(?: (?:{_FILLER}))*$", words)
+    if words.startswith("minus "):
+        return last is None or last[1] is None
     if last is None or re.search(_NEGATION, words):
         rule = "say whether more is better, as its name does not"
         step = f"Write score = Score({name!r}, {name!r}, larger=False), or larger=True."

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, words, workspace
+from qnnkit.data.arrays import tensor_of
 from qnnkit.data.images import fit, read
 from qnnkit.data.places import first
 
@@ -36,7 +37,7 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
     else:
         found = np.asarray(given)
-        if found.dtype != np.uint8 or found.ndim not in (2, 3):
+        if found.dtype != np.uint8 or (found.ndim != 2 and found.shape[2:] != (3,)):
             rule = "be uint8 of shape (height, width) or (height, width, 3)"
             told = f"{found.dtype} of shape {found.shape}"
             raise ValueError(checks.message("inputs", rule, told, "Give pixels of 0 to 255."))
@@ -64,7 +65,8 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
     if isinstance(given, str | Path):
         path = place(given)
         try:
-            given = _table(path) if path.suffix in (".csv", ".tsv") else np.load(path, allow_pickle=False)
+            is_table = path.suffix.lower() in (".csv", ".tsv")
+            given = _table(path) if is_table else np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
             rule = "be .npy files, or tables of numbers"
             step = "Write one by numpy.save, of shape (n, ...) or of one sample."
@@ -72,7 +74,11 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
     if hasattr(given, "columns"):
         given = _numbers(given, about.columns, name)
     dtype, *shape = about.shapes[""]
-    values = torch.as_tensor(np.asarray(given)).to(getattr(torch, dtype))
+    values = tensor_of("inputs", given)
+    if dtype == "uint8" != str(values.dtype)[6:]:
+        step = "Give numbers of 0 to 255 as uint8, as the training data were."
+        raise ValueError(checks.message("inputs", "be bytes", str(values.dtype), step))
+    values = values.to(getattr(torch, dtype))
     if list(values.shape) == shape:
         return values.unsqueeze(0), True
     if list(values.shape[1:]) == shape:
@@ -92,10 +98,10 @@ def _table(path: Path) -> Any:
 
     with path.open(errors="replace") as lines:
         mark = max(",;\t", key=lines.readline().count)
-    cells: Any = pd.read_csv(path, sep=mark, header=None)
+    cells: Any = pd.read_csv(path, sep=mark, header=None, na_values=["?", "-"])
     heading: Any = pd.to_numeric(cells.iloc[0], errors="coerce")
-    if heading.isna().any():
-        cells = cells[1:].set_axis([str(name) for name in cells.iloc[0]], axis="columns")
+    if (heading.isna() & cells.iloc[0].notna()).any():  # a gap is no name
+        cells = cells[1:].set_axis([str(name).strip() for name in cells.iloc[0]], axis="columns")
     if cells.empty:
         raise ValueError
     return cells

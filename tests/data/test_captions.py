@@ -61,6 +61,13 @@ def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
     assert of_all(splits)["train/cat.png"] == ("a cat", "é", "7", "a puss")
 
 
+def test_images_in_two_splits_or_under_two_names_are_told(tmp_path):
+    rows = [f"{name},a,train" for name in TEXTS] + ["cat.png,b,test", "gone/dog.png,c,train"]
+    write(pictures(tmp_path), {"captions.csv": "\n".join(["image,caption,split", *rows])})
+    told = "\n".join(captions(tmp_path, image_size=8).notes)
+    assert "(the last counts): cat.png (test, train), dog.png (dog.png, gone/dog.png)." in told
+
+
 BAD = [
     ("notes.txt", ""),
     ("captions.json", 3),

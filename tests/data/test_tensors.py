@@ -1,5 +1,6 @@
 """`data.arrays`: a user's own tensors, arrays and lists, split once and for all; and refused where wrong."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,14 @@ def test_every_row_is_in_one_split_with_its_own_target(targets):
     assert torch.equal(splits.example(2), splits.train.inputs[:2])
     some = split(targets=targets, train_fraction=0.5)
     assert some.fingerprint() == split(targets=targets).keep(0.5).fingerprint()
+
+
+def test_rows_that_are_in_two_splits_are_told():
+    [note] = split(X[:20].repeat(2, 1)).notes
+    assert re.match(
+        r"Duplicates: \d+ of 16 samples of validation and test .+, number for number: arrays/", note
+    )
+    assert split().notes == () and split(X[:, 0]).notes == ()
 
 
 def test_labels_are_split_class_by_class():
@@ -147,6 +156,7 @@ WRONG = [
     ("targets", X, broken(float("nan")), None),
     ("inputs", [[1.0, 2.0], [3.0], [4.0, 5.0]], LABELS, None),
     ("inputs", X.to(torch.complex64), LABELS, None),
+    ("inputs", np.ma.masked_greater(X.numpy(), 1), LABELS, None),
     ("inputs", X[:2], LABELS[:2], None),
     ("targets", X, ["a"] * N, None),
     ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),

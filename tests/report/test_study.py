@@ -172,6 +172,21 @@ def test_a_run_that_has_left_its_plan_is_called_by_what_it_is(space):
     assert [each.split(", ")[1:] for each in space.models()] == [["epochs 1"], ["epochs 2", "n_layers 2"]]
 
 
+def test_a_seed_that_was_extended_is_another_model(space):
+    for seed in (0, 1):
+        folder = space.write(str(seed), {"hybrid": [0.9], "classical": [0.8]}, seed=seed)
+    config = recipes.settings("digits_quanv", epochs=2)
+    runs.Run(folder, config).note_provenance(extended=[{"from": 1, "to": 2}])
+    assert space.models() == ["digits_quanv", "digits_quanv, epochs 2"]
+
+
+def test_recipes_of_one_name_are_two_models(space):
+    for id_, recipe, seed in (("a", "digits_quanv", 0), ("b", "cnn", 0), ("c", "digits_quanv", 1)):
+        space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, recipe=recipe, name="net", seed=seed)
+    frame = space.read().frame
+    assert frame.groupby("model", sort=False)["run"].unique().map(list).tolist() == [["a", "c"], ["b"]]
+
+
 # --- what it shows -----------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ from typer.testing import CliRunner
 from qnnkit import adapters, cli, runs, stats, workspace
 from qnnkit.data import pieces
 from qnnkit.data.pieces import of_midi, of_steps
+from qnnkit.runs.using import Data
 from qnnkit.tasks import saving
+from qnnkit.tasks.pictures import array
 from tests.data.test_music_data import heard
 from tests.recipes.test_your_own import RECIPE
 from tests.toys import refused
@@ -233,7 +236,8 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
     assert as_classical["probabilities"] != found[0]["probabilities"]
     assert json.loads(command("predict", "runs/one", paths[0], "--json")) == found[0]
     paths[0].write_text("no image")
-    for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))]):
+    bytes_ = [np.zeros(shape, np.uint8) for shape in ((1, 6, 6), (6, 6, 4))]
+    for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))], bytes_[:1], bytes_[1:]):
         with refused("inputs"):
             runs.predict("runs/one", given)
     (pictured.folder.parent / "other").mkdir()
@@ -288,6 +292,7 @@ def test_captions_and_images_are_matched_by_clip(home):
 
 
 BAD = {"0": "a\n0\n", "1": "a,b,c\n0,,1\n1,1,1\n", "2": "a,b,c\n0,0,0,0\n", "3": "", "4": "a,b,d\n0,0,0\n"}
+GAPS = ([[0, np.nan, 0]], [["a", "b", "c"]], [[0, 1], [0]], [[1j, 0, 0]])
 
 
 def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used_and_judged_by_its_task(home, monkeypatch):
@@ -317,6 +322,16 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used_and_judged_by_its_ta
             (home / f"{name}.{ending}").write_text(BAD[name])
         with refused("inputs"):
             runs.predict("runs/one", [f"{name}.{ending}"], recipe="mine.py")
+    about = Data("a table", {}, {"": ["float32", 3]})  # of a net that knows no names
+    for line in ("0,,1", "0,NA,1", "0,?,1"):  # a first line with a gap is no heading
+        (home / "gap.CSV").write_text(f"{line}\n0,0,0\n")
+        with refused("inputs"):
+            array("gap.CSV", about)
+    (home / "new.CSV").write_text("a, b, c\n0,0,0\n")
+    assert array("new.CSV", replace(about, columns=("c", "b", "a")))[0].tolist() == [[0, 0, 0]]
+    for given, dtype in [*((each, "float32") for each in GAPS), ([[0.5, 1, 0]], "uint8")]:
+        with refused("inputs"):
+            array(given, replace(about, shapes={"": [dtype, 3]}))
     task, told = type(run.task.task), ["mine"]
     monkeypatch.setattr(task, "predict", lambda self, net, inputs: told + inputs, raising=False)
     assert list(runs.predict("runs/one", ["a"], recipe="mine.py")) == ["mine", "a"]
