@@ -217,9 +217,8 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
     """
     try:
         if not isinstance(values, torch.Tensor):
-            values = torch.tensor(
-                np.ascontiguousarray(np.ma.filled(values, np.nan))
-            )  # what is masked is none
+            values = np.ma.filled(values, np.nan)  # what is masked is none
+            values = torch.tensor(np.ascontiguousarray(values))
         tensor = values.detach().cpu()
         if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
             raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import plots, stats, workspace
+from qnnkit.recipes import RECIPES
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
 from qnnkit.runs import Run, state
 from qnnkit.runs import rows as files
@@ -138,10 +139,9 @@ def read_study(folder: str | Path) -> Study:
         now = {key: settings.get(key, value) for key, value in each.settings.items()}
         longer = {"epochs": run.config.epochs} if run.provenance.get("extended") else {}
         varied = {key: value for key, value in now.items() if key not in same} | longer
-        model = repr((files.facts(each.folder, "config.json")["recipe_digest"], varied))
-        label = _label(
-            run.config.title, varied
-        )  # which another model may have, as of two files called net.py
+        source = files.facts(each.folder, "config.json")["recipe_digest"]  # two files may be called net.py
+        model = repr((run.config.recipe if run.config.recipe in RECIPES else source, varied))
+        label = _label(run.config.title, varied)
         label = f"{label} ({len(models) + 1})" if label in models.values() else label
         about = {"model": models.setdefault(model, label), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
