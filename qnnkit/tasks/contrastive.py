@@ -246,15 +246,10 @@ def in_chunks(model: nn.Module, batch: dict[str, Tensor], micro_batch: int) -> t
         Gao et al. 2021, arXiv:2101.06983, section 3.
     """
     checks.positive("micro_batch", micro_batch, "Use 64, or None for the whole batch at once.")
-    names = list(batch)
-
-    def run(*part: Tensor) -> Any:
-        return model(**dict(zip(names, part, strict=True)))
-
     parts = zip(*(values.split(micro_batch) for values in batch.values()), strict=True)
     given: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     given["context_fn"] = lambda: (nullcontext(), _drawn(random_state()))
-    found = [checkpoint(run, *part, **given) for part in parts]
+    found = [checkpoint(model, **dict(zip(batch, part, strict=True)), **given) for part in parts]
     return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
