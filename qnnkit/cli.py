@@ -356,7 +356,7 @@ def report(
 @app.command(rich_help_panel=MODELS)
 def evaluate(
     run_dir: Trained,
-    data: Annotated[str, Argument(metavar="FILE_OR_FOLDER", help="Text, chats, music, or labelled samples.")],
+    data: Annotated[str, Argument(metavar="FILE_OR_FOLDER", help="Text, chats, music, or labelled images.")],
     recipe: RecipeName = None,
     as_json: Json = False,
 ) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import json
 import os
 import re
 import resource
 import struct
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -260,17 +258,10 @@ def pack(folder: Path, path: Path, above: str = "") -> Path:
 
 
 def archive(path: Path, files: dict[str, bytes]) -> Path:
-    """A compressed archive of these members, whatever their names."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            for name, content in files.items():
-                packed.writestr(name, content)
-    else:
-        with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as packed:
-            for name, content in files.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                packed.addfile(info, io.BytesIO(content))
+    """A zip of these members, whatever their names."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in files.items():
+            packed.writestr(name, content)
     return path
 
 

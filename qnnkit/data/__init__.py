@@ -24,9 +24,6 @@ _LOADERS: tuple[Callable[..., Splits], ...] = (
 DATASETS = {loader.__name__: loader for loader in _LOADERS}
 """Name of a dataset -> what loads it."""
 
-_KINDS = {"captions": "captions", "digit_captions": "captions", "text": "tokens", "music": "tokens"}
-"""Of those that hold no labelled images."""
-
 
 def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     """The dataset called `name` in `DATASETS`, with that function's own options.
@@ -55,16 +52,6 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     return DATASETS[name](**options).keep(train_fraction, options.get("split_seed", 0))
 
 
-def kind(name: str) -> str:
-    """What the dataset called `name` holds: "images", "captions" (with images) or "tokens".
-
-    Example:
-        >>> kind("digits")
-        'images'
-    """
-    return _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
-
-
 def options_of(name: str) -> set[str]:
     """The options of `load` that the dataset called `name` has.
 
@@ -82,5 +69,5 @@ def options_of(name: str) -> set[str]:
 __all__ = [
     "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
     "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "fashion_mnist", "flat_folder",
-    "kind", "kmnist", "load", "mnist", "music", "of", "options_of", "sample_files", "text",
+    "kmnist", "load", "mnist", "music", "of", "options_of", "sample_files", "text",
 ]  # fmt: skip

@@ -172,7 +172,7 @@ def arrays(
     Raises:
         ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
     """
-    x, y = tensor_of("inputs", inputs, 3), tensor_of("targets", targets, 3)
+    x, y = tensor_of("inputs", inputs), tensor_of("targets", targets)
     sides = None if sides is None else [*map(str, sides)]
     for argument, n in (("targets", len(y)), ("sides", len(x if sides is None else sides))):
         if n != len(x):
@@ -206,17 +206,17 @@ def _names(inputs: Any) -> tuple[str, ...]:
     return names if all(isinstance(name, str) for name in names) else ()
 
 
-def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
+def tensor_of(name: str, values: Any) -> torch.Tensor:
     """Numbers of shape (n, ...): float32, uint8 or int64.
 
     Raises:
-        ValueError: They are none, of several shapes, complex or not finite, or have fewer rows than `least`.
+        ValueError: They are none, of several shapes, complex or not finite, or there are fewer than three.
     """
     try:
         if not isinstance(values, torch.Tensor):
             values = torch.tensor(np.ascontiguousarray(values))
         tensor = values.detach().cpu()
-        if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
+        if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < len(SPLITS):
             raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)}")
         if not tensor.is_floating_point():
             return tensor if tensor.dtype == torch.uint8 else tensor.long()
@@ -224,7 +224,7 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
         if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
             raise ValueError(f"NaN or infinite in {bad:,} of its rows")
     except (ValueError, TypeError, RuntimeError) as error:
-        rule = "be finite real numbers of one shape" + f", of {least} samples or more" * (least > 0)
+        rule = "be finite real numbers of one shape, of three samples or more"
         how = "pandas.factorize(targets, sort=True), or pandas.get_dummies(inputs, dtype=float)"
         step = f"Words become numbers by {how}; fill gaps by table.fillna(table.median(numeric_only=True))."
         raise ValueError(checks.message(name, rule, words.first_line(error), step)) from None

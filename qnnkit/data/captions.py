@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ def captions(
     note; so are unused keys. An image is in one split with all its captions.
 
     Args:
-        root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
+        root: The folder; or a zip of it, or a URL.
         image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
         grey: One channel (True) or three (False); None takes one if every image is grey.
         tokenizer: A folder, or a name on the Hub; None trains one of words on the training captions.
@@ -136,8 +135,8 @@ def captions(
             can be split.
     """
     place = open_place(root)
-    files, texts, top, notes, inside = listing(place)
-    stack = stack_files(lambda name: inside.get(name) or place.read(name), files, image_size, grey)
+    files, texts, top, notes = listing(place)
+    stack = stack_files(place.read, files, image_size, grey)
     parts, notes = split(stack, top=top, notes=notes, **options)
     sets = [CaptionSet(x.images, tuple(texts[name] for name in x.sources), x.sources) for x in parts]
     return _with_tokens(sets, tokenizer, sequence_length, name="captions", notes=notes)
@@ -181,9 +180,9 @@ EXAMPLE = 'Write such as [{"image": "cat.jpg", "captions": ["a cat", "a pet"]}].
 TEXTS = (".txt", ".caption")
 """Suffixes of texts next to an image, a caption in each line."""
 
-Listing = tuple[list[File], dict[str, tuple[str, ...]], str, list[str], dict[str, bytes]]
+Listing = tuple[list[File], dict[str, tuple[str, ...]], str, list[str]]
 """The images that are there and have captions, with their sides; the captions of each; the folder around all
-files of captions, with a `/` at its end, or ""; notes; and images that are inside of tables, by name."""
+files of captions, with a `/` at its end, or ""; and notes."""
 
 
 def listing(place: Place) -> Listing:
@@ -194,18 +193,13 @@ def listing(place: Place) -> Listing:
     """
     reader, find = Reader(place), _finder(place)
     members, sides, texts = {}, {}, defaultdict(list)
-    read, missing, inside = {}, {}, {}
+    read, missing = {}, {}
     for file, where, record in _records(place, reader):
         read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
-        about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
-        image, content = about.get("path"), about.get("bytes")
-        if content:
-            name = where if image is None or inside.get(image, content) != content else image
-            inside[name], member = content, Member(name, len(content), zlib.crc32(content))
-        elif not isinstance(image, str):
+        if not isinstance(image, str):
             raise refusal("name an image file in every record or row of its captions", where, EXAMPLE)
-        elif (member := find(image, folder)) is None:
+        if (member := find(image, folder)) is None:
             missing[image] = None
             continue
         folders = f"{member.name.removesuffix(member.base)}{file.name}"
@@ -228,7 +222,7 @@ def listing(place: Place) -> Listing:
     if drawn := "train" not in told or "any" in told:
         notes += ["Splits are drawn: train, or the split of some images, is not named."] * (told != {"any"})
     files = [("any" if drawn else sides[name], 0, members[name]) for name in captions]
-    return files, captions, around(read), notes, inside
+    return files, captions, around(read), notes
 
 
 def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record]]:

@@ -13,7 +13,7 @@ from qnnkit import checks, workspace
 from qnnkit.data import places
 from qnnkit.data.batches import keyed_generator
 from qnnkit.data.images import File, split_stack, stack_files
-from qnnkit.data.places import SUFFIXES, Member, Place, around, first, natural, open_place, refusal
+from qnnkit.data.places import SUFFIXES, Member, Place, around, natural, open_place, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits
 
 SIDES = {
@@ -106,7 +106,7 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
     kept as one file (`datasets/`) and read from there until a file changes.
 
     Args:
-        root: The folder that holds the class folders; or an archive of it (.zip, .tar, .tar.gz), or a URL.
+        root: The folder that holds the class folders; or a zip of it, or a URL.
         options: `image_size`, a side in pixels (None takes the most common size; the aspect ratio is not
             kept); `grey`, one channel (True) or three (False; None takes one if every image is grey);
             `split_seed` (leave it alone within a study), `validation_fraction` and `test_fraction` (0.2
@@ -130,7 +130,7 @@ def flat_folder(
     Images whose names carry no label are left out, counted and named.
 
     Args:
-        root: The folder of images; or an archive of it (.zip, .tar, .tar.gz), or a URL.
+        root: The folder of images; or a zip of it, or a URL.
         label_pattern: Regular expression whose first group is the label, such as `label_(\d+)`; None takes
             the whole number before the suffix, `(\d+)$`. Labels are texts: 1 and 01 are two classes;
             `0*(\d+)$` makes them one.
@@ -157,7 +157,7 @@ def sample_files(
 
     Where the source has train/ and test/, or validation/, each of them is sampled. A smaller sample with the
     same seed is part of a larger one. Nothing is overwritten, and the folder appears whole or not at all.
-    `sample.json` has notes on what was left out and on classes that have fewer files than were asked for.
+    `sample.json` has their names, and notes on what was left out.
 
     Args:
         source: Folder, archive or URL of images: class folders, or one folder with the label in the names.
@@ -177,19 +177,14 @@ def sample_files(
         rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
         raise ValueError(checks.message("folder", rule, str(folder), "Choose a place next to it."))
     images, classes, _, notes = layout(place, pattern)
-    files, fewer, counts = [], [], {}
+    files = []
     for (side, label), group in itertools.groupby(images, key=lambda each: each[:2]):
         members, name = [member.name for *_, member in group], classes[label]
         order = torch.randperm(len(members), generator=keyed_generator("files", seed, side, name))
         chosen = order[:per_class].sort().values.tolist()
         files += [members[row] for row in chosen]
-        counts.setdefault(side, {})[name] = len(chosen)
-        if len(chosen) < per_class:
-            fewer.append(f"{name} of {side} ({len(chosen):,} of {per_class:,})")
-    if fewer:
-        notes.append(f"Classes with fewer files than were asked for: {first(fewer)}.")
     record = {"source": str(source), "per_class": per_class, "seed": seed, "pattern": pattern}
-    record |= {"counts": counts, "notes": notes, "files": files}
+    record |= {"notes": notes, "files": files}
     with workspace.whole_folder(folder) as draft:
         for name in files:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,9 +24,10 @@ class Pictures(Base):
 class Images(Pictures):
     """Images into classes."""
 
-    kind: ClassVar[str] = "images"
-    dataset: str = "digits"
-    """Which: digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, ahcd."""
+    dataset: Literal["digits", "class_folder", "flat_folder", "mnist", "fashion_mnist", "kmnist", "ahcd"] = (
+        "digits"
+    )
+    """Which data: class_folder and flat_folder are images of your own."""
     label_pattern: str | None = None
     """Regular expression whose first group is the label in a file's name; for the dataset flat_folder."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -38,9 +39,8 @@ class Images(Pictures):
 class Captions(Pictures):
     """Images with captions."""
 
-    kind: ClassVar[str] = "captions"
-    dataset: str = "captions"
-    """Which: captions (a folder of images with a file of captions), or digit_captions."""
+    dataset: Literal["captions", "digit_captions"] = "captions"
+    """Which data: captions are a folder of images with a file of captions."""
     sequence_length: int | None = Field(default=None, ge=2)
     """Most tokens of a caption; None takes the longest."""
     tokenizer: Place | None = None
@@ -50,7 +50,6 @@ class Captions(Pictures):
 class Tokens(Base):
     """What kinds of tokens have in common."""
 
-    kind: ClassVar[str] = "tokens"
     data_dir: Place | None = None
     """A file or a folder of texts, chats or instructions; or of MIDI by composer, or JSON of 16ths."""
     sequence_length: int | None = Field(default=None, ge=2)
@@ -94,16 +93,12 @@ def of(settings: Any) -> Any:
         settings: Derived from one of the kinds above and from `qnnkit.Settings`.
 
     Raises:
-        ValueError: The dataset is unknown or of another kind, takes no such option, or its files are wrong.
+        ValueError: The dataset is unknown, takes no such option, or its files are wrong.
         OSError: They are not there.
     """
     from qnnkit import data
 
     name, place = settings.dataset, settings.data_dir
-    if data.kind(name) != settings.kind:
-        choices = [other for other in data.DATASETS if data.kind(other) == settings.kind]
-        rule = f"hold {settings.kind}, as the recipe wants them"
-        raise ValueError(checks.message("dataset", rule, name, f"Use {', '.join(choices)}."))
     declared = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
     options, known = {"root": place}, data.options_of(name)
     renames = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line

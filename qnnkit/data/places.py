@@ -1,4 +1,4 @@
-"""Where a dataset's files are: a folder, a file, an archive, unpacked once, or an address, copied once.
+"""Where a dataset's files are: a folder, a file, a zip, unpacked once, or an address, copied once.
 
 Every bound on what is read or unpacked is in this file.
 """
@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import tarfile
 import unicodedata
 import urllib.parse
 import zipfile
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISLNK
-from typing import Any
 
 from qnnkit import checks, words, workspace
 
@@ -29,8 +27,8 @@ MAX_ARCHIVE = 4 * MAX_BYTES
 """Most bytes of all that an archive holds."""
 MAX_FILES = 2**21
 """Most files of an archive."""
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
+ARCHIVE = ".zip"
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
@@ -84,8 +82,8 @@ class Place:
         True
     """
 
-    def __init__(self, path: Path, folder: Path, left_out: Iterable[str] = (), only: str = "") -> None:
-        self.path, self.left_out, self.members = path, [*left_out], []
+    def __init__(self, path: Path, folder: Path, only: str = "") -> None:
+        self.path, self.left_out, self.members = path, [], []
         self._paths: dict[str, str] = {}
         single = [(only, f"{folder}/{only}", (folder / only).stat())] if only else ()
         for name, written, status in single or self._walked(str(folder), ""):
@@ -136,10 +134,10 @@ class Place:
 
 
 def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
-    """The files at `root`; an archive is unpacked into the cache when it is first opened.
+    """The files at `root`; a zip is unpacked into the cache when it is first opened.
 
     Args:
-        root: A folder, an archive, or the address of one.
+        root: A folder, a zip, or the address of one.
         single: Suffixes of files that are places of their own.
 
     Raises:
@@ -151,13 +149,13 @@ def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
     name = path.name.lower()
     if path.is_dir():
         return Place(path, path)
-    if path.is_file() and name.endswith(ARCHIVES):
-        return Place(path, *unpacked(path))
+    if path.is_file() and name.endswith(ARCHIVE):
+        return Place(path, unpacked(path))
     if path.is_file() and name.endswith(single):
         return Place(path.parent, path.parent, only=path.name)
     if path.exists():
-        rule = f"be a folder or end in {', '.join((*ARCHIVES, *single))}"
-        raise refusal(rule, str(path), "Choose another one.")
+        rule = f"be a folder or end in {', '.join((ARCHIVE, *single))}"
+        raise refusal(rule, str(path), "Unpack another archive, and pass its folder.")
     step = "Check the path; on Colab, mount Drive first."
     raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
 
@@ -231,66 +229,57 @@ def shelf_of(kind: str, name: str) -> Path:
     return store() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
-def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]) -> list[str]:
-    """What `make` gave when it filled `folder`: it is called for another `version` (plain values) alone.
+def kept(folder: Path, version: object, make: Callable[[Path], None]) -> None:
+    """Lets `make` fill a folder, unless it holds this `version` (plain values) already.
 
     The folder appears whole or not at all, and no other process makes it meanwhile.
     """
     from filelock import FileLock
 
     with FileLock(workspace.make_folder(folder.parent) / f"{folder.name}.lock"):
-        record = workspace.read_json(folder / "record.json") or {}
-        if record.get("version") != version:
+        if (workspace.read_json(folder / "record.json") or {}).get("version") != version:
             with workspace.whole_folder(folder) as draft:
-                record = {"version": version, "left_out": make(draft) or []}
-                workspace.write_json(draft / "record.json", record)
-    return record["left_out"]
+                make(draft)
+                workspace.write_json(draft / "record.json", {"version": version})
 
 
-def unpacked(path: Path) -> tuple[Path, list[str]]:
-    """The folder with the files of an archive, and the names of links and devices, which are left out.
-
-    An archive is unpacked again if its size or its time of writing has changed.
+def unpacked(path: Path) -> Path:
+    """The folder with the files of a zip; it is unpacked again if its size or time of writing has changed.
 
     Raises:
-        ValueError: The archive is damaged or too large, or holds a name twice, or a member that would land
-            outside of the folder.
+        ValueError: The zip is damaged or too large, or holds a link, a name twice, or a member that would
+            land outside of the folder.
         OSError: The disk is full or read-only.
     """
     status, folder = path.stat(), shelf_of("unpacked", str(path.resolve()))
-    version = [status.st_size, status.st_mtime_ns]
-    return folder / "files", kept(folder, version, lambda draft: _unpack(path, draft / "files"))
+    kept(folder, [status.st_size, status.st_mtime_ns], lambda draft: _unpack(path, draft / "files"))
+    return folder / "files"
 
 
-def _unpack(path: Path, folder: Path) -> list[str]:
-    """Writes all files and folders; gives the names of links and devices.
+def _unpack(path: Path, folder: Path) -> None:
+    """Writes all files and folders of a zip.
 
-    Neither `zipfile` nor `tarfile` gives more bytes than the size that a member declares. Their own
-    `extract` asks the disk more often, and takes half as long again for many small files.
+    `zipfile` gives no more bytes than the size that a member declares. Its own `extract` asks the disk more
+    often, and takes half as long again for many small files.
     """
     make = functools.cache(lambda parent: Path(parent).mkdir(parents=True, exist_ok=True))
-    links, total, is_zip = [], 0, path.name.lower().endswith(".zip")
     try:
-        opened: Any = (zipfile.ZipFile if is_zip else tarfile.open)(path)
-        with opened as archive:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            sizes = [info.file_size for info in infos]
+            if len(infos) > MAX_FILES or max(sizes, default=0) > MAX_BYTES or sum(sizes) > MAX_ARCHIVE:
+                most = f"{MAX_FILES:,} files, {MAX_BYTES:,} bytes each, {MAX_ARCHIVE:,} in all"
+                value = f"{path.name} with {len(infos):,} files, {max(sizes):,} bytes, {sum(sizes):,} in all"
+                raise refusal(f"hold at most {most}", value, "Unpack it and pass the folder.")
             make(str(folder))
-            for number, info in enumerate(archive.infolist() if is_zip else archive, start=1):
-                name, size = (info.filename, info.file_size) if is_zip else (info.name, info.size)
-                name, total = name.replace("\\", "/"), total + size
-                if number > MAX_FILES or size > MAX_BYTES or total > MAX_ARCHIVE:
-                    most = f"{MAX_FILES:,} files, {MAX_BYTES:,} bytes each, {MAX_ARCHIVE:,} in all"
-                    value = f"{path.name} with {number:,} files, {max(size, total):,} bytes"
-                    raise refusal(f"hold at most {most}", value, "Unpack it and pass the folder.")
-                if name.startswith("/") or ".." in name.split("/"):
-                    step = "Nothing was read: make the archive again, from inside the folder."
-                    raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
-                is_folder = info.is_dir() if is_zip else info.isdir()
-                make(f"{folder}/{name}" if is_folder else f"{folder}/{name}".rpartition("/")[0])
-                if S_ISLNK(info.external_attr >> 16) if is_zip else not (is_folder or info.isreg()):
-                    links.append(name)
-                elif not is_folder:
-                    source = archive.open(info) if is_zip else archive.extractfile(info)
-                    with source, open(f"{folder}/{name}", "xb") as file:  # noqa: PTH123  a Path is slow
+            for info in infos:
+                name = info.filename.replace("\\", "/")
+                if name.startswith("/") or ".." in name.split("/") or S_ISLNK(info.external_attr >> 16):
+                    step = "Nothing was read: make it again, from inside the folder, without links."
+                    raise refusal("hold only files that stay inside it", f"{path.name}: {name}", step)
+                make(f"{folder}/{name}" if info.is_dir() else f"{folder}/{name}".rpartition("/")[0])
+                if not info.is_dir():
+                    with archive.open(info) as source, open(f"{folder}/{name}", "xb") as file:  # noqa: PTH123
                         shutil.copyfileobj(source, file)
     except (FileExistsError, NotADirectoryError) as error:
         step = "Make the archive again, from one folder; on a Mac, capital letters make no other name."
@@ -301,7 +290,6 @@ def _unpack(path: Path, folder: Path) -> list[str]:
             raise
         step = f"It cannot be read ({words.first_line(error)}): copy or download it again."
         raise refusal("be a whole archive", str(path), step) from None
-    return links
 
 
 def gunzipped(content: bytes) -> bytes:

@@ -31,7 +31,6 @@ NAMES = {
     "system": "system system_prompt",
     "role": "role from",
     "content": "content value",
-    "tool_calls": "tool_calls function_call",
 }
 """What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
 OF_RECORDS = ("image", "text", "turns", "question")
@@ -279,8 +278,6 @@ def _said(role: str, value: Any) -> list[Any]:
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
     fields = dict(turn) if isinstance(turn, dict) else {}
     speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
-    if isinstance(calls, dict):  # OpenAI's form before there were several
-        calls = [{"type": "function", "function": calls}]
     content = take(fields, "content")
     unused.update(f"{key} of messages" for key in fields)
     role = ROLES.get(str(speaker).lower())

@@ -257,8 +257,7 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     Args:
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
         data: Of a language model text, chats or music, as the recipe's `data_dir`; of a classifier a folder
-            or archive of images in class folders (or with the label in their names, if it was trained so); of
-            a recipe on arrays an .npz file with `inputs` and `targets`.
+            or archive of images in class folders (or with the label in their names, if it was trained so).
         recipe: The run's, where it is a user's own.
 
     Returns:
@@ -268,16 +267,17 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
 
     Raises:
         ValueError, OSError: There is no trained net, a class is none of the net's, or data cannot be read.
-        NotImplementedError: The net is of another kind, such as CLIP.
+        NotImplementedError: The net is of another kind, such as CLIP or one of arrays.
     """
     net, about, task, settings = _loaded(run_dir, recipe)
     root = str(data) if Path(data).exists() else workspace.data_place(str(data))
     with checks.renamed({"root": "data"}):
         if settings is None:
             splits: Any = unsplit.tokens(root, about.tokenizer, about.length)
-        elif "tokenizer" in about.sizes or "" not in about.shapes:
+        elif "tokenizer" in about.sizes or not about.classes or "image_size" not in about.sizes:
             step = "Use qnnkit predict, or the report of a run on these data."
-            raise NotImplementedError(checks.message("run_dir", "be of labels or tokens", str(run_dir), step))
+            rule = "be of labelled images or tokens"
+            raise NotImplementedError(checks.message("run_dir", rule, str(run_dir), step))
         else:
             flat = LAST_NUMBER if settings.of_kit("dataset") == "flat_folder" else None
             splits = unsplit.labelled(root, about, settings.of_kit("label_pattern") or flat)

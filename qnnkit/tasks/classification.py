@@ -39,8 +39,8 @@ class Classification:
     @classmethod
     def of(cls, settings: Any) -> Classification:
         """As settings derived from `data.Images` ask for it."""
-        changes = {"none": None, "affine": augment.affine}
-        return cls(settings.label_smoothing, augment=changes[settings.augmentation])
+        change = augment.affine if settings.augmentation == "affine" else None
+        return cls(settings.label_smoothing, augment=change)
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch

@@ -24,8 +24,6 @@ from qnnkit.tasks.step import Shown, Step, counts
 
 IMAGES = 12  # of a preview
 RANKS = (1, 5, 10)
-ROWS = 512
-"""Queries that are compared with everything at once."""
 
 
 @dataclass(frozen=True)
@@ -226,12 +224,9 @@ def _ranks(queries: Tensor, candidates: Tensor, right: Tensor) -> Tensor:
 
     Who stands level with it counts as before it, and so does who cannot be compared (NaN).
     """
-    found = []
-    for some, of_these in zip(queries.split(ROWS), right.split(ROWS), strict=True):
-        cosines = some @ candidates.T  # (rows, n_candidates)
-        best = cosines.masked_fill(~of_these, -torch.inf).amax(1, keepdim=True)
-        found.append(1 + (~(cosines < best) & ~of_these).sum(1))
-    return torch.cat(found)
+    cosines = queries @ candidates.T  # (n_queries, n_candidates)
+    best = cosines.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
+    return 1 + (~(cosines < best) & ~right).sum(1)
 
 
 def in_chunks(model: nn.Module, batch: dict[str, Tensor], micro_batch: int) -> tuple[Tensor, ...]:
@@ -245,15 +240,10 @@ def in_chunks(model: nn.Module, batch: dict[str, Tensor], micro_batch: int) -> t
         Gao et al. 2021, arXiv:2101.06983, section 3.
     """
     checks.positive("micro_batch", micro_batch, "Use 64, or None for the whole batch at once.")
-    names = list(batch)
-
-    def run(*part: Tensor) -> Any:
-        return model(**dict(zip(names, part, strict=True)))
-
     parts = zip(*(values.split(micro_batch) for values in batch.values()), strict=True)
     given: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     given["context_fn"] = lambda: (nullcontext(), _drawn(random_state()))
-    found = [checkpoint(run, *part, **given) for part in parts]
+    found = [checkpoint(model, **dict(zip(batch, part, strict=True)), **given) for part in parts]
     return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 

@@ -86,19 +86,15 @@ def _table(path: Path) -> Any:
     """The rows of a table; a first line without numbers names the columns.
 
     Raises:
-        ValueError: Rows differ in length, or there are none.
+        ValueError: Rows differ in length, or nothing is in the file.
     """
     import pandas as pd
 
     with path.open(errors="replace") as lines:
         mark = max(",;\t", key=lines.readline().count)
     cells: Any = pd.read_csv(path, sep=mark, header=None)
-    heading: Any = pd.to_numeric(cells.iloc[0], errors="coerce")
-    if heading.isna().any():
-        cells = cells[1:].set_axis([str(name) for name in cells.iloc[0]], axis="columns")
-    if cells.empty:
-        raise ValueError
-    return cells
+    has_names = pd.to_numeric(cells.iloc[0], errors="coerce").isna().any()  # pyright: ignore
+    return pd.read_csv(path, sep=mark) if has_names else cells
 
 
 def _numbers(table: Any, columns: Sequence[str], name: str) -> np.ndarray:

@@ -94,8 +94,7 @@ def _card(model: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
 
 
 def _method(model: Any) -> str:
-    kind = model.active_peft_config.peft_type
-    return str(getattr(kind, "value", kind)).lower()
+    return str(model.active_peft_config.peft_type).rpartition(".")[2].lower()
 
 
 def merge(model: Any, *, in_place: bool = False) -> Any:

@@ -8,7 +8,7 @@ import shutil
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qnnkit.data import DATASETS, ImageSplits, images, kind, load, places
+from qnnkit.data import DATASETS, Captions, Images, ImageSplits, Music, Text, images, load, places
 from qnnkit.data.images import read
 from qnnkit.data.splits import SPLITS, share_of, split_rows
 from tests.toys import ahcd_files, archive, fill, idx_files, noise, put, refused
@@ -49,7 +49,14 @@ SIZES |= dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), (30, 10, 20))
 """Of train, validation and test; those of files are split by the hashes of their names: see test_placed."""
 
 
-@pytest.mark.parametrize("name", sorted(name for name in DATASETS if kind(name) == "images"))
+KINDS = [get_args(kind.model_fields["dataset"].annotation) for kind in (Images, Captions, Text, Music)]
+
+
+def test_every_dataset_is_a_choice_of_one_kind_of_settings() -> None:
+    assert sorted(itertools.chain(*KINDS)) == sorted(DATASETS)
+
+
+@pytest.mark.parametrize("name", KINDS[0])
 def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     options: dict[str, Any] = {"root": SMALL[name](tmp_path / "images")}

@@ -78,7 +78,7 @@ def test_a_recipe_says_what_it_is_and_leaves_the_machine_alone(name):
     assert (recipe.name, recipe.reference, usual.recipe) == (name, name, name)
     assert recipe.shipped and recipes.of(usual) is recipe and RECIPES[name] is recipe
     assert usual.device == usual.backend == "auto"  # placement is the machine's business
-    assert usual.dataset in data.DATASETS and data.kind(usual.dataset) == usual.kind
+    assert usual.dataset in data.DATASETS
     assert usual.chosen() == {}, "a recipe is its own usual"
     if name in OF_IMAGES:  # every hybrid result stands beside its control of equal size, with an interval
         assert ("classical" in usual.controls) == hasattr(usual, "circuit") and usual.n_seeds >= 3

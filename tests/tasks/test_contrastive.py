@@ -12,7 +12,7 @@ from qnnkit.checkpoint import own_generators
 from qnnkit.data import tokenizers
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
-from qnnkit.tasks import Contrastive, contrastive
+from qnnkit.tasks import Contrastive
 from qnnkit.tasks.contrastive import Embeddings, embed, recall, scores
 from tests.toys import refused
 
@@ -173,9 +173,7 @@ def test_what_cannot_be_compared_is_never_found():
     assert found["image_to_text_recall_1"] == pytest.approx(2 / 3), "the others are found all the same"
 
 
-@pytest.mark.parametrize("rows", [3, 512])
-def test_recall_with_several_captions(rows, monkeypatch):
-    monkeypatch.setattr(contrastive, "ROWS", rows)
+def test_recall_with_several_captions():
     images, texts = directions(10, 0), directions(25, 1)
     right = [(i % 10, i) for i in range(25)] + [(3, 0), (7, 0)]  # a caption of three images
     flipped = {(t, i) for i, t in right}
