@@ -18,7 +18,7 @@ LONGEST_DESCRIPTION = 130  # characters; it ends a sentence of refusal
 # Of these a setting takes the first that its rule allows and that it has not yet.
 VALUES = (
     2, 3, 0.25, 300, True, False, "sgd", "linear", "bfloat16", "float16", "affine", "none", "midi_v2",
-    "random", "hardware_efficient", "iqp", "gaussian", "small", "linear", "kmnist", "digit_captions",
+    "random", "hardware_efficient", "iqp", "gaussian", "small", "kmnist", "captions", "digit_captions",
     ["readout=0.01"], ["hybrid.learning_rate=0.5"], ["frozen_random"],
 )  # fmt: skip
 ONLY = [("dataset", "text"), ("dataset", "music")]  # settings with a single value
