@@ -92,8 +92,7 @@ class Music(Language):
                 pieces, notes = collect(str(each))
             for piece in pieces:
                 target = Path(each).expanduser().with_name(f"{piece.name}.continued.mid")
-                written = continue_piece(net, about.tokenizer, piece.score).dumps_midi()
-                workspace.write_bytes(target, written)
+                workspace.write_bytes(target, continue_piece(net, about.tokenizer, piece.score).dumps_midi())
                 yield {"input": str(each), "file": str(target), "notes": notes}
 
 
