@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "claims.md").read_text("utf-8")
 FIELDS = ("citation", "arxiv", "claim", "number", "claimed", "data", "where", "source", "verified", "here")
 SOME = ["lstm", "classical", "no_quantum", "fourier"]  # four circuits each: all of them would take long
 SMALL = {
-    "henderson_quanv": {"dataset": "digits", "train_fraction": 60, "validation_fraction": 60, "n_test": 60},
+    "henderson_quanv": {"dataset": "digits", "filters": 2, "train_fraction": 60, "validation_fraction": 60},
     "perez_salinas_reuploading": {"n_layers": 2, "test_fraction": 40},
     "cong_qcnn": {"n_side": 3, "batch_size": 20},
     "altmann_sequent": {"points": "spirals", "n_layers": 1, "n_first": 2, "test_fraction": 40},

@@ -66,6 +66,8 @@ def toy(name, sets, pretrained):
         return given | {"four_bit": False, "gradient_checkpointing": False, "precision": "float32"}
     if hasattr(usual, "filters"):
         given["filters"] = min(2, usual.filters)
+    if getattr(usual, "frozen_backbone", False):  # built as resnet_circuit_trained is, with all its controls
+        given["controls"] = usual.controls[:1]
     return given | TINY.get(usual.dataset, {})
 
 
