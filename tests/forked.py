@@ -69,8 +69,8 @@ def until(condition: Callable[[], Any], why: Callable[[], object] = str, seconds
 
 def begun(process: Any, ready: Callable[[], Any], log: Path) -> None:
     """Waits until what a process does is so far; it may not end before."""
-    until(lambda: process.poll() is not None or ready(), log.read_text)
-    assert process.poll() is None, log.read_text()
+    until(lambda: ready() or process.poll() is not None, log.read_text)
+    assert ready(), log.read_text()
 
 
 @contextlib.contextmanager

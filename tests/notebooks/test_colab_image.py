@@ -61,8 +61,8 @@ def at_work(new_machine: Path, folder: Path) -> tuple[Machine, subprocess.Popen[
 
 def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str]) -> None:
     """Until it is so; the run may not end before."""
-    until(lambda: process.poll() is not None or ready(), seconds=120)
-    assert process.poll() is None, process.stdout.read()
+    until(lambda: ready() or process.poll() is not None, seconds=120)
+    assert ready(), process.stdout.read()
 
 
 def local_run(machine: Machine) -> Path:
