@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import peers, placing, predicting, quanvolutions, record, run, torchlayer, workloads
+from benchmarks import peers, placing, predicting, quanvolutions, run, torchlayer, workloads
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -167,8 +167,3 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
     row = predicting.compared("digits_quanv", [(each, measured) for each in found])
     assert row["off_mb"] == pytest.approx(peak - 1) and row["measured_mb"] == 100
     assert predicting.within(pd.DataFrame([row])).tolist() == [within]
-
-
-def test_every_setting_was_predicted():
-    settings = pd.read_csv(record.RESULTS / "predicted.csv")["setting"]
-    assert list(settings) == list(predicting.SETTINGS) and len(settings) >= 21

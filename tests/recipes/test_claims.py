@@ -3,10 +3,9 @@
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from benchmarks import claims, recipe, record
+from benchmarks import claims, recipe
 from qnnkit import runs
 from tests.toys import real
 
@@ -45,9 +44,3 @@ def test_its_claim_is_told_with_where_it_stands(name):
     assert claim["number"] is None or f"{claim['number']:g} %" in claim["claimed"]
     told = " ".join(PAGE.split())
     assert all(deviation in told for deviation in claim["deviations"]) and claim["claim"] in told
-
-
-def test_the_table_of_claims_is_that_of_its_file():
-    found = pd.read_csv(record.RESULTS / "claims.csv")
-    assert set(found["recipe"]) == set(claims.CLAIMS) == set(SMALL)
-    assert claims.table(found) in PAGE
