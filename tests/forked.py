@@ -10,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,16 +56,29 @@ def python(code: str, *arguments: object, **options: Any) -> SimpleNamespace:
         return SimpleNamespace(**vars(done), stderr=errors.read_text() if errors.exists() else done.stdout)
 
 
+def until(condition: Callable[[], Any], why: Callable[[], object] = str, seconds: float = 60) -> Any:
+    """Waits for a condition to hold, and returns its value; `why` tells of one that does not."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, why()
+        time.sleep(0.02)
+    return value
+
+
+def begun(process: Any, ready: Callable[[], Any], log: Path) -> None:
+    """Waits until what a process does is so far; it may not end before."""
+    until(lambda: ready() or process.poll() is not None, log.read_text)
+    assert ready(), log.read_text()
+
+
 @contextlib.contextmanager
 def beside(code: str, *arguments: object) -> Iterator[Any]:
     """`code` in a process beside this one, killed in the end; begins once it has printed something."""
     with tempfile.TemporaryDirectory() as folder:
-        log, end = Path(folder) / "log", time.monotonic() + 60
+        log = Path(folder) / "log"
         process = start("tests.forked", Path(folder) / "errors", textwrap.dedent(code), *arguments, log=log)
         try:
-            while not (log.exists() and log.stat().st_size):
-                assert process.poll() is None and time.monotonic() < end, "it has not begun"
-                time.sleep(0.02)
+            begun(process, lambda: log.exists() and log.stat().st_size, log)
             yield process
         finally:
             process.kill()

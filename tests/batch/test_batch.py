@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,7 +28,7 @@ from qnnkit import batch, recipes, report, warm, workspace
 from qnnkit.batch import batch_file, engine, workers
 from qnnkit.runs import chain
 from tests.acted import Acted, read_lines
-from tests.forked import begin, start
+from tests.forked import begin, start, until
 from tests.toys import typing
 
 ROOT = Path(__file__).parents[2]
@@ -114,16 +113,6 @@ def hold(n=1):
     return lambda: file.unlink(missing_ok=True)
 
 
-def until(condition, seconds=60.0):
-    """Waits for a condition to hold, and returns its value."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        left = [path for path in Path.cwd().rglob("runs/*/*") if path.suffix in (".jsonl", ".json", ".log")]
-        assert time.monotonic() < end, {str(path): path.read_text()[-300:] for path in sorted(left)}
-        time.sleep(0.02)
-    return value
-
-
 def calls(outcome):
     """What the stand-in noted each time it was started in a run's folder."""
     return read_lines(outcome.folder / "calls.jsonl")
@@ -156,7 +145,7 @@ def epochs_of(outcome):
 
 
 def reached(*epochs):
-    until(lambda: [epochs_of(each) for each in written()] == [*epochs])
+    until(lambda: [epochs_of(each) for each in written()] == [*epochs], lambda: list(map(str, written())))
 
 
 def paused(epochs, content, do=lambda: None, n=1, **options):
@@ -653,13 +642,9 @@ def test_what_is_proposed_twice_is_run_once_and_what_failed_is_tried_by_the_next
 # --- the real thing ----------------------------------------------------------------------------------------
 
 
-def small(pictures, **keys):
-    """A batch of real runs."""
-    return {**BASE, "recipe": "folder_quanv", "settings": {**TINY, "data_dir": str(pictures)}, **keys}
-
-
 def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(apart, pictures, monkeypatch, capfd):
-    outcomes, _ = quietly(small(pictures, notebooks=["03_train"]))
+    real = {"recipe": "folder_quanv", "settings": {**TINY, "data_dir": str(pictures)}}
+    outcomes, _ = quietly({**BASE, **real, "notebooks": ["03_train"]})
     assert states(outcomes) == ["finished"], outcomes[0].error
     folder = outcomes[0].folder
     assert [path.stem for path in (folder / "notebooks").iterdir()] == ["03_train"]
@@ -673,25 +658,6 @@ def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(apart, pictures
     assert "04_analyze" not in qnnkit(*analyze)[1].split("Report:")[0], "once"
     (folder / "result.json").unlink()
     assert "[1/1] 04_analyze: done" in qnnkit(*analyze)[1], "what says that it has finished is gone"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("apart")
-def test_twenty_four_real_runs_stop_cleanly_fail_alone_and_clash_nowhere(pictures):
-    """Half of them diverge and keep their notebooks; Ctrl-C in the middle leaves no kernel behind."""
-    content = small(pictures, grid={"learning_rate": [0.01, 1e30]}, seeds=list(range(12)), workers=2)
-    with command(content) as process:
-        until(lambda: any("qnnkit.kernel" in str(each.cmdline()) for each in processes()), 90)
-        time.sleep(2)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(90) == 130 and processes() == []
-    with command(content) as process:
-        assert process.wait(600) == 1, printed()
-    good, bad = written()[:12], written()[12:]
-    assert states(good) == ["finished"] * 12 and states(bad) == ["failed"] * 12
-    assert all((each.folder / "notebooks" / "04_analyze.ipynb").exists() for each in good)
-    assert all(any((each.folder / "notebooks").glob("*.failed.ipynb")) for each in bad)
-    assert all(f"failed: {each.error}" in printed() for each in bad) and processes() == []
 
 
 @pytest.mark.slow

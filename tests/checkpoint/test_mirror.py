@@ -9,7 +9,6 @@ import random
 import re
 import shutil
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,10 @@ from qnnkit.checkpoint import Store, own_generators, weights
 from qnnkit.checkpoint import mirror as there
 from qnnkit.checkpoint.mirror import NOTE, STATE, Mirror, restore, settle, visible
 from tests.acted import read_lines
+from tests.forked import until
 from tests.same import raises, same
 from tests.toys import damage, disk_order, room_for
 
-PATIENCE = 60  # seconds until something that must happen counts as not happening
 NET = "checkpoints/hybrid-seed0"
 
 
@@ -67,13 +66,6 @@ def require_whole(folder):
         assert content == random.Random(step).randbytes(len(content))
         assert step in rows, "rows older than the checkpoint"
     return step
-
-
-def until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +234,7 @@ def test_a_slow_disk_does_not_hold_training_up_and_one_that_hangs_is_given_up(
 ):
     answer = threading.Event()
     made, told = mirror(local, remote, patience=0.05 if hangs else 30)
-    in_mirror(monkeypatch, "fsync", lambda: answer.wait(PATIENCE))
+    in_mirror(monkeypatch, "fsync", lambda: answer.wait(60))
     with pytest.raises(OSError, match="it does not answer") if hangs else contextlib.nullcontext(), made:
         for step in range(3):
             train(local, step)  # while the disk takes its time

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from qnnkit import runs
 from tests.colab import code_cells
+from tests.forked import begun
 from tests.showing import needs_chromium
 from tests.torture import kill
 
@@ -38,10 +38,11 @@ AT_REST = """async () => {
   await kernel.requestExecute({code: '', silent: true}).done;  // after what was put on its main loop
   await new Promise(resolve => setTimeout(resolve, 200));
 }"""
-PICTURES = {"02_gradient_check": 4, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
+PICTURES = {"02_gradient_check": 3, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
 """Notebook -> pictures that it shows, but for those of the inspector."""
-LESS = "samples = 1; plateau_qubits = 4; plateau_starts = 20; try_updates = 5; hardware_images = 0"
+LESS = "samples = 1; plateau_qubits = 2; try_updates = 2; hardware_images = 0; n_worst = 6"
 """Parameters of notebooks, which compute less here than by default."""
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 SMALL = {"epochs": 2, "n_seeds": 1, "controls": ["classical"], "stride": 2, "train_fraction": 0.2}
 
 pytestmark = [pytest.mark.browser, needs_chromium]
@@ -74,16 +75,13 @@ def lab(home: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--port=0"]
     command += ["--IdentityProvider.token=", "--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"]
     command += [f"--ServerApp.root_dir={home}", "--ServerApp.disable_check_xsrf=True"]
-    with (home / "lab.log").open("w") as log:
-        options: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": home}
+    log = home / "lab.log"
+    with log.open("w") as file:
+        options: dict[str, Any] = {"stdout": file, "stderr": file, "cwd": home}
         server = subprocess.Popen(command, **options, env=environment | {"PYTHONWARNINGS": "ignore"})
     try:
-        for _ in range(1200):
-            if addresses := re.findall(r"http://127\.0\.0\.1:\d+", (home / "lab.log").read_text()):
-                break
-            assert server.poll() is None, (home / "lab.log").read_text()
-            time.sleep(0.05)
-        yield addresses[0]
+        begun(server, lambda: ADDRESS.search(log.read_text()), log)
+        yield ADDRESS.search(log.read_text())[0]
     finally:
         kill(server)
         server.wait()

@@ -32,8 +32,6 @@ from tests.colab import (
 )
 from tests.toys import no_workspace
 
-NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-
 
 @pytest.fixture
 def machine(new_machine: Path, tmp_path: Path) -> Machine:
@@ -224,47 +222,42 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-@NEEDS_MAKE
-def test_make_address_rewrites_every_place_and_nothing_else(tree: Path) -> None:
-    before = texts(tree)
-    known = re.search(r'^Repository = "https://github.com/(.+)"', before["pyproject.toml"], re.MULTILINE)
-    assert not known or named(before, known[1]) == EVERYWHERE
-    for repo in ("a-fork/kit.of_mine", "Owner2/qnn-kit", "Owner2/qnn-kit"):  # anew, changed, once more
-        done = make_address(tree, repo)
-        assert done.returncode == 0 and repo in done.stdout and done.stdout.count("\n") == 1, done.stderr
-        after = texts(tree)
-        assert named(after, repo) == EVERYWHERE
-    for file, opened in [*zip(NOTEBOOKS, NOTEBOOKS, strict=True), ("README.md", NOTEBOOKS[0])]:
-        assert f"/{repo}/blob/main/{opened})" in after[file], "its badge opens another notebook"
-    for path, text in after.items():
-        pairs = zip(before[path].splitlines(), text.splitlines(), strict=True)
-        assert sum(old != new for old, new in pairs) == EVERYWHERE.get(path, 0), path
-    command = [sys.executable, "-m", "ruff", "check", "--select=E501", "--no-cache", tree]
-    assert subprocess.run(command, check=False).returncode == 0, "a line became too long"
-
-
-@NEEDS_MAKE
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize(
     ("repo", "remote", "message"),
     [
-        ("kit", "", "REPO must be owner/name on GitHub, but is 'kit'. Type: make address"),
-        ('a/k"+evil', "", "REPO must be owner/name on GitHub, but is 'a/k\"+evil'."),
-        ("", "https://gitlab.com/a/kit", "is empty, and the git remote `origin` is not on GitHub."),
+        ("a-fork/kit", "", ""),
         ("", "https://student:secret@github.com/a-fork/kit.git", ""),
         ("", "git@github.com:a-fork/kit.git", ""),
+        ("", "https://gitlab.com/a/kit", "is empty, and the git remote `origin` is not on GitHub."),
+        ("kit", "", "REPO must be owner/name on GitHub, but is 'kit'. Type: make address"),
+        ('a/k"+evil', "", "REPO must be owner/name on GitHub, but is 'a/k\"+evil'."),
         ("a-fork/kit", "lost place", "must hold one place for the address, but holds 0."),
     ],
 )
-def test_make_address_takes_the_remote_or_says_what_is_wrong(tree, repo, remote, message) -> None:
+def test_make_address_rewrites_every_place_and_nothing_else_or_says_what_is_wrong(
+    tree: Path, repo: str, remote: str, message: str
+) -> None:
+    """Also where another one was written before, or the same."""
+    assert make_address(tree, "Owner2/of.mine").returncode == 0
     if remote == "lost place":
         notebook = tree / "notebooks" / NUMBERED[-1].name
         notebook.write_text(notebook.read_text().replace("  # written by `make address`", ""))
     elif remote:
         subprocess.run(["git", "init", "--quiet", tree], check=True)
         subprocess.run(["git", "-C", tree, "remote", "add", "origin", remote], check=True)
-    before, done = texts(tree), make_address(tree, repo)
-    assert message in done.stderr and (done.returncode == 0) == (not message)
-    assert texts(tree) == before if message else named(texts(tree), "a-fork/kit") == EVERYWHERE
+    before, done, again = texts(tree), make_address(tree, repo), make_address(tree, repo)
+    assert message in done.stderr and (done.returncode == 0) == (not message) == ("a-fork" in done.stdout)
+    after, written = texts(tree), "Owner2/of.mine" if message else "a-fork/kit"
+    assert again.returncode == done.returncode and (after == before) == bool(message)
+    assert named(after, written) == EVERYWHERE
+    for file, opened in [*zip(NOTEBOOKS, NOTEBOOKS, strict=True), ("README.md", NOTEBOOKS[0])]:
+        assert f"/{written}/blob/main/{opened})" in after[file], "its badge opens another notebook"
+    for path, text in after.items():
+        pairs = zip(before[path].splitlines(), text.splitlines(), strict=True)
+        assert sum(old != new for old, new in pairs) == (0 if message else EVERYWHERE.get(path, 0)), path
+    command = [sys.executable, "-m", "ruff", "check", "--select=E501", "--no-cache", tree]
+    assert subprocess.run(command, check=False).returncode == 0, "a line became too long"
 
 
 # --- torch and numpy ---

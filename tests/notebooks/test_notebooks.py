@@ -99,7 +99,7 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
     """A whole run at toy size, by the command that people type, in an empty folder without a checkout."""
     home, before = tmp_path_factory.mktemp("chain"), files(installed.parent)
     small = ("n_seeds=1", 'controls=["classical"]', "stride=2", "threads=1", "device=cpu", "samples=1")
-    small += ("plateau_qubits=2", "hardware_images=2", "try_updates=2")
+    small += ("plateau_qubits=2", "hardware_images=2", "try_updates=2", "n_worst=2")
     words = [word for each in small for word in ("--set", each)]
     words += ["--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "1"]
     done = outside(home, installed / "bin" / "qnnkit", "run", *words)
@@ -172,7 +172,7 @@ def test_the_report_is_written_again_from_the_users_own_notebook(
     done = CliRunner().invoke(cli.app, ["report", "runs/copy"])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "runs" / "copy" / "report.html").read_text()
-    assert "My section" in page and "<pre>12</pre>" in page and "The trained circuit" in page
+    assert "My section" in page and "<pre>2</pre>" in page and "The trained circuit" in page
     assert runs.open_run(tmp_path / "runs" / "copy").result["nets"] == finished.result["nets"]
 
 

@@ -19,7 +19,7 @@ def test_its_notebooks_run_it(name, sets, pretrained, tmp_path):  # noqa: F811
     folder = tmp_path / "run"
     run = runs.open_run(folder, name, **settings)
     for notebook in runs.NOTEBOOKS:
-        cells(notebook, run, plateau_qubits=2, n_worst=1, hardware_images=2, samples=1)
+        cells(notebook, run, plateau_qubits=2, hardware_images=2, samples=1)
     result = json.loads((folder / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == list(runs.open_run(folder).nets)
     assert (folder / "report.html").exists()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +47,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> No
     words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
     words += ["--set", "save_every_steps=1", "--notebooks", "03_train,04_analyze"]
     first, rows = forked.start(*words, log=home / "log"), home / "runs" / "wave" / "metrics.jsonl"
-    while not (rows.exists() and rows.read_text().count("\n") > 3):
-        assert first.poll() is None, (home / "log").read_text()
-        time.sleep(0.02)
+    forked.begun(first, lambda: rows.exists() and rows.read_text().count("\n") > 3, home / "log")
     first.kill()
     first.wait()
     known = rows.read_text().splitlines()

@@ -12,7 +12,6 @@ from torch import nn
 
 from qnnkit import recipes, runs
 from tests.recipes.test_your_own import RECIPE, TINY, home, in_cells  # noqa: F401  fixture
-from tests.same import raises
 from tests.toys import AsFloat, Digits
 
 CELL = """
@@ -122,16 +121,6 @@ def test_a_net_that_is_built_from_its_data_is_said_to_be_none_for_predict(home):
     assert len(run.nets) == 5, "it may be trained all the same"
 
 
-def test_what_is_computed_from_settings_is_no_setting(home):  # noqa: F811
-    lines = "    @computed_field\n    @property\n    def weights(self) -> int:\n"
-    lines += "        return 9 * self.n_layers\n"
-    text = RECIPE.replace("    n_seeds: int = 3\n", f"    n_seeds: int = 3\n\n{lines}")
-    (home / "mine.py").write_text("from pydantic import computed_field\n" + text)
-    trained(home)
-    again = runs.open_run("runs/one", "mine.py")
-    assert again.config.weights == 18 and "weights" not in again.config.flat()
-
-
 HELD_TWICE = """
 
 class Net(nn.Module):
@@ -216,31 +205,8 @@ class Nine(Digits):
         return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, 9))
 
 
-class Unseeded(Digits):
-    @staticmethod
-    def build(splits, seed):
-        first = nn.Linear(64, 256).requires_grad_(False)
-        first.weight.data = torch.rand(256, 64, generator=unseeded())
-        return nn.Sequential(nn.Flatten(), AsFloat(), first, nn.Tanh(), nn.Linear(256, 10))
-
-
-def unseeded():
-    (generator := torch.Generator()).seed()
-    return generator
-
-
 def test_a_net_that_does_not_take_its_images_is_told(tmp_path):
     for kind, told in ((Bytes, "uint8. Begin forward with: images = "), (Nine, "returns shape (2, 10)")):
         with pytest.raises(recipes.RecipeError) as caught:
             runs.open_run(tmp_path / "run", kind)
         assert told in str(caught.value)
-
-
-def test_a_frozen_layer_that_is_drawn_otherwise_each_time_is_kept(tmp_path):
-    run = runs.open_run(tmp_path / "run", Unseeded, **TINY, train_fraction=0.2)
-    with pytest.raises(KeyboardInterrupt):
-        list(runs.train_all(run, lambda row: raises()()))
-    [row] = runs.train_all(run)
-    assert row["epochs_trained"] == 2
-    one, other = runs.trained(run), runs.trained(run)
-    assert torch.equal(one[2].weight, other[2].weight)

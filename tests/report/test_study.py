@@ -3,20 +3,17 @@
 import dataclasses
 import math
 import re
-from pathlib import Path
 
-import nbformat
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
 from qnnkit.stats.verdicts import holm
+from tests.notebooks.test_notebook_cells import executed
 
-ROOT = Path(__file__).parents[2]
 # seaborn.objects calls pandas with an argument that pandas 3 no longer needs
 pytestmark = pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")
 TABLES = {"conclusions.txt", "runs.csv", "means.csv", "means.tex", "comparisons.csv", "comparisons.tex"}
@@ -27,17 +24,6 @@ CLASSICAL = {LOW: [0.70, 0.712, 0.731], HIGH: [0.91, 0.90, 0.93]}
 REFERENCE = {LOW: [0.75, 0.79, 0.78], HIGH: [0.95, 0.969, 0.961]}
 TWICE = "3 images stand in two splits."
 TWO = {"hybrid": [0.9, 0.8], "classical": [0.8, 0.75]}
-
-
-def execute(folder):
-    """Executes the cells of 06_study on a batch that has been run, in this process; returns their names."""
-    names = {"run_dir": str(folder), "train": False, "recipe": "digits_quanv", "display": [].append}
-    names |= {"epochs": 1, "n_seeds": 1, "fractions": [1.0], "data_dir": None, "pretrained": None}
-    names |= {"workers": None}
-    for cell in nbformat.read(ROOT / "notebooks" / "06_study.ipynb", as_version=4).cells:
-        if cell.cell_type == "code" and not cell.metadata.get("tags"):
-            exec(compile(cell.source, f"cell {cell.id}", "exec"), names)
-    return names
 
 
 class Workspace:
@@ -89,6 +75,9 @@ class Workspace:
 
     def compared(self):
         return report.comparisons(self.read().frame)
+
+    def execute(self):
+        return executed("06_study", run_dir=str(self.folder), train=False)
 
     def models(self):
         return self.read().frame["model"].unique().tolist()
@@ -249,7 +238,7 @@ def test_of_a_loss_the_least_is_better_and_no_interval_is_below_what_it_can_be(s
     monkeypatch.setattr(plots, "stamped", lambda *given: Figure(figsize=(1, 1)))  # empty, and quick
     losses = {"hybrid": [2.500, 2.510, 2.490], "lora": [2.600, 2.613, 2.588], "vera": [0.2, 5.0, 9.0]}
     space.write("text", losses, recipe="text_adapter", score=stats.LOSS)
-    names = execute(space.folder)
+    names = space.execute()
     means = names["means"].set_index("net")
     assert means.loc["hybrid", ["loss", "perplexity"]].tolist() == pytest.approx(
         [2.5, math.exp(2.5)], rel=1e-4
@@ -314,7 +303,7 @@ def test_names_are_neither_latex_nor_html_nor_mathematics(space):
     """Nor does a figure change with the day that it is drawn on. One seed shows nothing, and is drawn."""
     hostile = r"$a_b$ & 5 %{c}#^~\input{x}<b>"
     space.write("a", {"hybrid": [0.99], "classical": [0.10]}, name=hostile)
-    names, drawn = execute(space.folder), space.folder / "study" / "scores.pdf"
+    names, drawn = space.execute(), space.folder / "study" / "scores.pdf"
     first, table = drawn.read_bytes(), names["compared"]
     next(report.draw(names["study"], names["means"]))
     assert first == drawn.read_bytes() and first[:5] == b"%PDF-" and b"/Type3" not in first
@@ -336,7 +325,7 @@ def test_names_are_neither_latex_nor_html_nor_mathematics(space):
 def test_nothing_to_study(space):
     space.plan("waiting", {})
     with pytest.raises(RuntimeError, match="No run has finished"):
-        execute(space.folder)
+        space.execute()
     assert "No run has finished yet." in report.analyze_batch(space.folder).read_text()
     assert not (space.folder / "study").exists()
 
@@ -399,15 +388,3 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
     assert told in capsys.readouterr().out
     page = (study.folder / "report.html").read_text()
     assert "1 better, 1 worse, 0 equivalent, 2 undecided of 4." in page and "frozen-1.0" in page
-
-
-def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space):
-    for rate, hybrid, classical in ((0.1, 0.7, 0.9), (0.2, 0.8, 0.6)):
-        nets = {"hybrid": [hybrid, hybrid - 0.1], "classical": [classical, classical - 0.1]}
-        space.write(f"a{rate}", nets, learning_rate=rate, quantum_learning_rate=5 * rate)
-    found = step_sizes.tried(str(space.folder)).set_index(["net", "learning_rate"])
-    assert found.loc[found["chosen"]].index.tolist() == [("classical", 0.1), ("hybrid", 0.2)]
-    assert found.loc[("hybrid", 0.2), "mean"] == pytest.approx(0.70)  # on validation images
-    space.plan("waiting", {})
-    with pytest.raises(ValueError, match=r"have not finished: waiting\. Run the batch again"):
-        step_sizes.tried(str(space.folder))

@@ -66,17 +66,6 @@ def test_it_says_where_and_what_would_help(training, at, place, given, remedy):
     assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "place"),
-    [(torch.optim.SGD, "step", "epoch 1, batch 0"), (nn.Sequential, "to", "the beginning")],
-)
-def test_outside_of_forward_and_backward_smaller_pieces_are_not_proposed(monkeypatch, owner, name, place):
-    model, given = net(), {"optimizer": "sgd", "gradient_checkpointing": True}
-    monkeypatch.setattr(owner, name, lambda *given, **named: raises(ERRORS[0])())
-    with pytest.raises(OutOfMemory, match=f"^Memory ran out at {place} .* run it where more memory is free"):
-        fitted(model, **given)
-
-
 # --- batches in pieces --------------------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", "images labels")

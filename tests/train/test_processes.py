@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from qnnkit import runs
 from qnnkit.tasks import Classification, Step
-from qnnkit.train.processes import Processes, Share, n_processes
+from qnnkit.train.processes import n_processes
 from tests import forked
 from tests.same import same
 from tests.toys import Batches
@@ -120,18 +119,3 @@ def test_a_run_on_two_processes_and_on_one(tmp_path):
     assert len(two.finals()) == len(two.epochs()) == 1
     rows = [run.epochs()[["train_loss", "validation_loss"]].to_numpy() for run in (one, two)]
     assert rows[0] == pytest.approx(rows[1], abs=1e-4)
-
-
-def test_an_epoch_begun_in_the_middle_loads_only_what_is_left():
-    """That it is that epoch: test_train.py."""
-    loaded = []
-
-    class Counting(list):
-        def __getitem__(self, index):
-            loaded.append(index)
-            return super().__getitem__(index)
-
-    share = Share(DataLoader(Counting(range(20)), batch_size=4), Processes(torch.device("cpu")))
-    with torch.random.fork_rng(devices=[]):
-        assert [batch.tolist() for batch, _ in share.batches(3)] == [[12, 13, 14, 15], [16, 17, 18, 19]]
-        assert loaded == [*range(12, 20)] and list(share.batches(5)) == []

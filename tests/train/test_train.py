@@ -186,18 +186,6 @@ def test_a_batch_in_pieces_is_the_batch(n, micro_batch):
     close(pieces, whole)
 
 
-def test_a_stepper_moves_by_the_whole_batch_too():
-    def stepped(micro_batch=None):
-        model = net(dtype=torch.float64)
-        train.Stepper(model, TASK, Settings(**ONE_STEP, micro_batch=micro_batch))(
-            clouds(32, 0, torch.float64)
-        )
-        return weights(model)
-
-    close(stepped(4), stepped())
-    assert not same(stepped(), weights(net(dtype=torch.float64)))
-
-
 def groups(model, **first):
     """The two linear layers as two groups; keywords are the first one's."""
     return [
@@ -496,19 +484,6 @@ def test_the_best_epoch_lost_after_the_last(tmp_path):
         progress = fit(again, Scripted([0.1]), epochs=3, folder=tmp_path)
     assert (progress.best_epoch, progress.best_score[0]) == (3, pytest.approx(0.3))
     assert not same(weights(again), weights(model))
-
-
-def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        with pytest.raises(SystemExit):
-            fit(net(), epochs=9, folder=tmp_path, log=lambda row: terminate())
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    state = Store(tmp_path).restore()
-    assert heard == [signal.SIGTERM] and state["progress"]["epoch"] == 1
-    assert state["part"] is None, "it trained on after the row that it was to stop at"
 
 
 # --- precision ---------------------------------------------------------------------------------------------
