@@ -110,7 +110,7 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
     - `no_entanglement`: the circuit without its entangling gates. Does entanglement help?
     - `frozen_random`: the circuit at random weights that never train. Does training the circuit help?
     - `classical`: a bounded polynomial map of equal parameter count, trained where the circuit is. Does the
-      circuit help at all?
+      circuit help at all? Neither this one nor the next is there for a circuit without weights.
     - `classical_trained`, only for a model whose circuits are frozen: the same map, trained. Does a circuit
       that never learns do as well as a layer that does?
     - `no_quantum`: the circuit taken out, nothing in its place but the features themselves; where the circuit
@@ -147,8 +147,9 @@ def control_names(model: nn.Module) -> tuple[str, ...]:
     """Those of `CONTROLS` that this model has; nothing where it holds no `QuantumLayer`."""
     if not any(isinstance(module, QuantumLayer) for module in model.modules()):
         return ()
-    trained = any(weight.requires_grad for weight in quantum_parameters(model))
-    return tuple(name for name in CONTROLS if not (trained and name == "classical_trained"))
+    trained = [weight.requires_grad for weight in quantum_parameters(model)]
+    has = {"classical": bool(trained), "classical_trained": bool(trained) and not any(trained)}
+    return tuple(name for name in CONTROLS if has.get(name, True))
 
 
 def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None = None) -> nn.Module:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, circuits
-from qnnkit.simulator import EXACT_DEVICES, Call, Programs, Sampled, autocasts, autograd_must, rounds
+from qnnkit.simulator import Call, Programs, Sampled, autocasts, autograd_must, own_device, rounds
 
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
 
@@ -97,9 +97,11 @@ class QuantumLayer(qp.qnn.TorchLayer):
                 f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
                 "differentiated by the parameter-shift rule, each shifted circuit with shots of its own."
             )
-        if obstacle is None:
-            how = f"; {self._programs.how}" if self._programs and last else ""
-            return f"Runs as one fused program over the whole batch: every gate is unitary, no shots{how}."
+        if obstacle is None and not last:
+            return "Has not run yet; it will try one fused program over the whole batch."
+        if obstacle is None and self._programs:
+            how = self._programs.how
+            return f"Runs as one fused program over the whole batch: every gate is unitary, no shots; {how}."
         how = "all samples at once" if self.backend.startswith("default") else "one sample after the other"
         return (
             f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
@@ -110,9 +112,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """Why the circuit does not run as a fused program; None if it does, as far as is known."""
         if self.wanted_backend not in ("auto", "batched"):
             return "that device was asked for"
-        if self.qnode.device.name not in EXACT_DEVICES:
-            return "only that device knows what it computes"
-        last = self._programs and self._programs.last
+        last = own_device(self.qnode) or (self._programs and self._programs.last)
         return last if isinstance(last, str) else None
 
     def _call(self, rows: Tensor, weights: dict[str, Tensor]) -> Call | qp.QNode:
@@ -224,8 +224,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         results = qnode(**self._arguments(fed))
         if not self.qnode.shots.has_partitioned_shots:
             return _columns(results, fed)
-        parts = [_columns([part] if isinstance(part, Tensor) else part, fed) for part in results]
-        return torch.stack(parts)
+        return torch.stack([_columns([part] if isinstance(part, Tensor) else part, fed) for part in results])
 
     # --- its weights ------------------------------------------------------------------------------
 
@@ -271,10 +270,12 @@ class QuantumLayer(qp.qnn.TorchLayer):
         layer.n_features, layer.n_outputs = self.n_features, self.n_outputs
         return layer.train(self.training)
 
+    def __copy__(self) -> QuantumLayer:
+        return copy.deepcopy(self, {id(each): each for each in vars(self).values()})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantumLayer:
         # A QNode holds no state of the layer, so the copy may share it; copying its device may fail.
-        for shared in (self.qnode, self._programs):
-            memo[id(shared)] = shared
+        memo |= {id(self.qnode): self.qnode, id(self._programs): copy.copy(self._programs)}
         memo[id(self)] = layer = type(self).__new__(type(self))
         layer.__dict__.update(copy.deepcopy(torch.nn.Module.__getstate__(self), memo))
         return layer
@@ -298,9 +299,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
 def _columns(values: Any, x: Tensor) -> Tensor:
     """What a QNode returns for inputs `x`, in their precision; of several measurements, a column a number."""
     if not isinstance(values, Tensor):
-        values = torch.hstack(
-            [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else values
-        )
+        parts = [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else values
+        values = torch.hstack(parts)
     return values.to(x.dtype.to_complex() if values.is_complex() else x.dtype)
 
 

@@ -101,13 +101,13 @@ class Quanv2d(nn.Module):
         patches = images.unfold(2, k, s).unfold(3, k, s)  # (batch, channels, rows, columns, k, k), a view
         rows, columns = patches.shape[2:4]
         patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, as the program reads them
-        maps = [layer(patches.t()) for layer in self.filters]
+        results = (layer(patches.t()) for layer in self.filters)
+        maps = [each.reshape(len(each), math.prod(each.shape[1:])) for each in results]
         values = maps[0] if len(maps) == 1 else torch.cat(maps, dim=1)
         # (batch * channels * rows * columns, all outputs) -> (batch, out_channels, rows, columns)
         values = values.reshape(batch, channels, rows, columns, values.shape[-1]).movedim(-1, 2)
         return values.reshape(batch, self.out_channels, rows, columns)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        )
+        sizes = f"kernel_size={self.kernel_size}, stride={self.stride}"
+        return f"{self.in_channels}, {self.out_channels}, {sizes}"

@@ -6,10 +6,10 @@ from qnnkit.simulator.circuit import is_elementary
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.over_weights import OverWeights
-from qnnkit.simulator.programs import EXACT_DEVICES, Call, Programs
+from qnnkit.simulator.programs import EXACT_DEVICES, Call, Programs, own_device
 from qnnkit.simulator.shots import Sampled
 
 __all__ = [
     "EXACT_DEVICES", "Call", "Fused", "NotFusable", "OverWeights", "Programs", "Sampled",
-    "autocasts", "autograd_must", "is_elementary", "rounds",
+    "autocasts", "autograd_must", "is_elementary", "own_device", "rounds",
 ]  # fmt: skip

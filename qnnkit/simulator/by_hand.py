@@ -30,9 +30,8 @@ class Run(torch.autograd.Function):
     def forward(ctx: Any, program: Any, given: Any, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
         ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, given
         values, ctx.built = program.compute(*given, ctx.tapes)
-        # Weights may change before the backward pass, which has a copy; an inference tensor cannot be saved.
-        ctx.vector, ctx.rows = vector, rows if rows.is_inference() else None
-        ctx.save_for_backward(*([] if rows.is_inference() else [rows]))
+        ctx.vector = vector  # which may change before the backward pass, that has a copy
+        ctx.save_for_backward(rows)
         # a state may be on the tape itself: no cycle through this node
         return tensor_of(values).detach()
 
@@ -49,7 +48,7 @@ class Run(torch.autograd.Function):
         """The gradients so that they can be differentiated again, or mapped: by torch, through `plain`."""
         # torch itself goes back, and would round
         program = ctx.program.double if rounds(gradient.device.type) else ctx.program
-        rows, vector = ctx.saved_tensors[0] if ctx.rows is None else ctx.rows, ctx.vector
+        [rows], vector = ctx.saved_tensors, ctx.vector
         before = torch.as_tensor(ctx.given[2]).reshape(vector.shape)
         if not torch.equal(before, vector.detach()):  # changed since
             vector = vector - vector.detach() + before
@@ -68,7 +67,7 @@ class Run(torch.autograd.Function):
         # What the forward pass kept goes with the first backward pass, as autograd's does.
         built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
-        gradients: Any = gradient.numpy().T if way is program.near else gradient.t()
+        gradients: Any = gradient.numpy(force=True).T if way is program.near else gradient.t()
         built, saved = built or program.built(way, vector)
         first, to_rows = 0, []
         to_matrices: Any = [None] * len(built) if needed[1] else None

@@ -192,10 +192,10 @@ class Fused:
             rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
         if autograd_must():
             return self.plain(rows, vector)
-        given = self.given(rows.detach(), vector.detach().reshape(-1))
         if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
-            return Run.apply(self, given, keep, rows, vector)
-        return tensor_of(self.compute(*given, None)[0])
+            rows = rows if rows.requires_grad else rows.clone()  # may hold another batch by the way back
+            return Run.apply(self, self.given(rows, vector), keep, rows, vector)
+        return tensor_of(self.compute(*self.given(rows, vector), None)[0])
 
     def keeps_digits(self, rows: Tensor, vector: Tensor | None) -> bool:
         """Whether angles are small, or are sums of numbers that can be reduced to one period."""
@@ -253,6 +253,7 @@ class Fused:
         Angles are no longer large. Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of
         shape (n, samples), or (chunks, n, samples).
         """
+        rows, vector = rows.detach(), vector.detach().reshape(-1)
         n, is_plain = rows.shape[0], self._is_plain(rows, vector)
         way = (self.near or self.mixed or self.far) if is_plain else self.far
         if not is_plain or self._is_large(numbers := rows.numpy(), shared := vector.numpy()):

@@ -75,7 +75,7 @@ class Programs:
             rows: Inputs of shape (batch, n_features) or (n_features,).
             weights: By name; of the dtype and device of `rows`.
         """
-        reason = own_device(self.qnode) if self._methods.hold() else "its device was changed"
+        reason = own_device(self.qnode) if self._methods.hold() else "its device is not as PennyLane made it"
         if reason is None and self.qnode.shots and not self._samples(rows):
             reason = "it has a finite number of shots"
         if reason is not None:
@@ -183,11 +183,11 @@ class Programs:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
         tape, result = queueing.queue(self.qnode, {self.input_name: rows, **weights})
         try:
-            returned = list(result) if isinstance(result, list | tuple) else [result]
-            if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
+            as_list = type(result) in (list, tuple)
+            returned = [id(each) for each in (result if as_list else [result])]
+            if not returned or returned != [id(each) for each in tape.measurements]:
                 raise NotFusable("it returns something else than its measurements, in their order")
             tapes, finish = queueing.transformed(self.qnode, tape)
-            as_list = isinstance(result, list | tuple)
             if self.qnode.shots:
                 return self._sampled(tapes, finish, rows, as_list)
             if finish is None and self._is_pure():
@@ -264,7 +264,7 @@ class Programs:
         """
         while True:
             made = queueing.structure(tape, self._in_parts)
-            n = int(any(made.shapes[:1]) and isinstance(made.operations[0], qp.StatePrep))  # amplitudes
+            n = int(isinstance(next(itertools.compress(made.operations, made.shapes), None), qp.StatePrep))
             shapes = [*itertools.chain(*made.shapes)][n:]
             record = functools.partial(queueing.rebound, made, made.leaves[:n])
             try:
@@ -309,7 +309,7 @@ def own_device(qnode: qp.QNode) -> str | None:
         return "only that device knows what it computes"
     if type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
         return "the QNode was customised"
-    if type(device).__name__ not in DEVICE_CLASSES or not _methods_of(type(device)).isdisjoint(vars(device)):
+    if not _methods_of(type(device)).isdisjoint(vars(device)):
         return "the device was customised"
     if qnode.diff_method not in EXACT_METHODS:
         return f"its gradients are asked for by diff_method={qnode.diff_method}"
@@ -323,6 +323,3 @@ def own_device(qnode: qp.QNode) -> str | None:
 @functools.cache
 def _methods_of(kind: type) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
-
-
-DEVICE_CLASSES = ("DefaultQubit", "LightningQubit", "LightningGPU", "LightningKokkos")

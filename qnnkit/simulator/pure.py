@@ -91,7 +91,7 @@ class Names:
             parts = value.func, *value.args, *value.keywords.values()
         elif kind is circuits.Circuit:
             parts = value.function, value.layers, value.embeds
-        elif kind is types.FunctionType:
+        elif kind is types.FunctionType and vars(value).keys() <= {"__wrapped__"}:  # else it may read these
             self._function(value)
         elif not (
             isinstance(value, type)

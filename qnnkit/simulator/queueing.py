@@ -28,7 +28,7 @@ from pennylane.measurements import MeasurementProcess
 from pennylane.operation import Operator
 from torch import Tensor
 
-from qnnkit.simulator.gates import NotFusable, is_wrapped, with_numbers
+from qnnkit.simulator.gates import NotFusable, constant, is_wrapped, with_numbers
 
 CONTROLLED = {
     qp.CNOT, qp.CY, qp.CZ, qp.CH, qp.CSWAP, qp.Toffoli, qp.CCZ, qp.CRX, qp.CRY, qp.CRZ, qp.CRot,
@@ -94,9 +94,12 @@ def transformed(qnode: qp.QNode, tape: Any) -> tuple[Sequence[Any], Callable[[An
         raise NotFusable("a transform of it returns something else than its measurements")
     with qp.QueuingManager.stop_recording():
         tapes, finish = pipeline((tape,))
-    mark = object()
-    with contextlib.suppress(Exception):  # of one that computes
-        if len(tapes) == 1 and finish((mark,))[0] is mark:
+    if {each.shots for each in tapes} != {tape.shots}:
+        raise NotFusable("its transforms change the number of shots, or leave no circuit")
+    origins, mark = [str(each.tape_transform.__module__) for each in pipeline], object()
+    is_known = all(origin.startswith(("pennylane", "qnnkit")) for origin in origins)
+    with contextlib.suppress(Exception):  # of one that computes; a user's may do anything, at every call
+        if is_known and len(tapes) == 1 and finish((mark,))[0] is mark:
             return tapes, None
     return tapes, lambda results: finish(results)[0]
 
@@ -129,8 +132,8 @@ def structure(tape: Any, in_parts: set[str]) -> Structure:
         made.operations.append(operation)
         made.shapes.append([])
         keys.append((key, *(_leaf(made, *leaf) for leaf in leaves)))
-    measured = [measurement_key(each) for each in tape.measurements]
-    made.key = tuple(keys), tuple(measured), made.batch if made.batch in (None, 1) else 2
+    measured = tuple(map(measurement_key, tape.measurements))
+    made.key = tuple(keys), measured, made.batch if made.batch in (None, 1) else 2
     return made
 
 
@@ -194,8 +197,7 @@ def _taken(operations: Sequence[Operator], in_parts: set[str]) -> Iterator[Taken
             if any(is_changed(type(each)) for each in within(operation)):
                 raise NotFusable(f"{operation.name} is not as PennyLane made it")
             with qp.QueuingManager.stop_recording():
-                matrix = qp.matrix(operation, wire_order=operation.wires)
-                whole = _whole(qp.QubitUnitary(matrix, operation.wires))
+                whole = _whole(qp.QubitUnitary(constant(operation), operation.wires))
         if whole is None:
             yield from _taken(_decomposed(operation, in_parts), in_parts)
         else:
@@ -218,7 +220,8 @@ def _whole(operation: Operator) -> Taken | None:
     is_sum = isinstance(inner, NESTED) and not is_evolution
     if is_sum or _is_matrix(type(inner)):
         if _is_constant(operation):
-            return operation, (key, *map(value_key, leaves)), ()
+            is_plain = is_sum or not any(isinstance(each, Tensor) for each in leaves)
+            return (operation, (key, *map(value_key, leaves)), ()) if is_plain else None
         if not is_sum:
             raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
         return None
@@ -230,13 +233,13 @@ def _whole(operation: Operator) -> Taken | None:
 def _decomposed(operation: Operator, in_parts: set[str]) -> Sequence[Operator]:
     """What an operator consists of, with its numbers."""
     known = is_pennylanes(type(operation)) if operation.name in in_parts else is_known(operation)
-    if not operation.has_decomposition or (operation.has_matrix and not known):
-        raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
     with qp.QueuingManager.stop_recording():
         try:
-            return operation.decomposition()
+            if operation.has_decomposition and (known or not operation.has_matrix):
+                return operation.decomposition()
         except Exception as error:
             raise NotFusable(f"{operation.name} cannot be decomposed here") from error
+    raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
 
 
 def is_known(operation: Operator) -> bool:
@@ -298,12 +301,10 @@ def value_key(value: Any) -> Hashable:
         return kind, value
     if kind is float:
         return kind, repr(value)
-    if kind in (tuple, list):
+    if kind in (tuple, list, qp.wires.Wires):
         return kind, *map(value_key, value)
     if kind is dict:
         return kind, *((value_key(k), value_key(v)) for k, v in value.items())
-    if kind is qp.wires.Wires:
-        return kind, *map(value_key, value.labels)
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return kind, value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, Tensor):
@@ -380,7 +381,8 @@ class Methods:
         self.kinds = list(set(kinds))
         own = ([name for name in METHODS if hasattr(kind, name)] for kind in self.kinds)
         self.getters = [operator.attrgetter("__class__", *names) for names in own]
-        self.methods = list(map(operator.call, self.getters, self.kinds))
+        # Those that are not PennyLane's never hold.
+        self.methods = [is_pennylanes(k) and get(k) for get, k in zip(self.getters, self.kinds, strict=True)]
 
     def hold(self) -> bool:
         """Whether nobody has exchanged one; about a microsecond."""

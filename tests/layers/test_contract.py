@@ -241,7 +241,7 @@ circuits.CIRCUITS | {"data_reuploading": own}) or circuits.build("data_reuploadi
 mirrored=True)[0]): x | scale = VALUE
 a_few_of_many_wires(device=on(40)): x
 transform_appended(transform=lambda q: state.update(q=q) or q): x | state["q"].compile_pipeline.append( \
-qp.transform(lambda tape: ([tape.copy(operations=[*tape.operations, qp.RX(0.4, 0)])], lambda rs: rs[0])))
+qp.transform(lambda t: ([t.copy(ops=[*t.operations, qp.RX(scale, 0)])], lambda rs: rs[0]))) | scale = VALUE
 wires_of_values(rows=SAMPLE): x; w; expvals(qp.RX(w[0], int(3 * x[0]) % 3))
 values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals(*map(qp.RX, x.T, range(3)))
 phases_of_features: x; w; expvals(qp.PauliRot(x[..., 0], "XYZ", range(3)), qp.IsingXY(w[0], [0, 1]))
@@ -383,12 +383,12 @@ WAYS = {
     "jit.trace": lambda f, x, w: torch.jit.trace(f, x)(x + 1),
     "jvp": lambda f, x, w: torch.func.jvp(f, (x,), (x + 1,))[1],
     "gradgradcheck": lambda f, x, w: torch.random.fork_rng(())(gradgradcheck)(f, x[:1].requires_grad_()),
-    "inputs alone": lambda f, x, w: last(w.requires_grad_(False), grad(f(x.requires_grad_()).sum(), x)[0]),
+    "inputs alone": lambda f, x, w: grad(f.requires_grad_(False)(x.requires_grad_()), x, x._neg_view())[0],
     "inference": lambda f, x, w: grad(f(torch.inference_mode()(torch.clone)(x)).sum(), w)[0],
-    "changed": lambda f, x, w: grad(last(y := f(x).sum(), torch.no_grad()(w.add_)(1), y), w)[0],
+    "changed": lambda f, x, w: grad(last(y := f(x).sum(), x.zero_(), torch.no_grad()(w.add_)(1), y), w)[0],
     "twice": lambda f, x, w: last(y := f(x).sum(), grad(y, w, retain_graph=True), grad(y, w)[0]),
 }
-"""Derivatives; "changed" are weights after the values were computed with the old ones."""
+"""Derivatives; "changed" are inputs and weights after the values were computed with the old ones."""
 OVER_WEIGHTS = {
     "grad": (lambda f, w: torch.func.grad(lambda w: f(w).sum())(w), lambda f, w: jacobian(f, w).sum((0, 1))),
     "jacrev": (lambda f, w: torch.func.jacrev(f)(w), jacobian),

@@ -12,7 +12,17 @@ from torch import nn
 from qnnkit import QuantumLayer, Quanv2d, circuits, controls, layers
 from qnnkit.layers import ClassicalLayer, count_parameters, quantum_parameters
 from qnnkit.layers.controls import Bypass
-from tests.toys import layer_on, linear, measured, mixed_gradients, refused, same, shipped, uniform
+from tests.toys import (
+    layer_on,
+    linear,
+    measured,
+    mixed_gradients,
+    refused,
+    same,
+    shipped,
+    two_expvals,
+    uniform,
+)
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 """Largest errors allowed of values and gradients, by precision."""
@@ -84,6 +94,14 @@ def test_a_number_for_a_sample_has_no_controls():
         controls(layer)
 
 
+def test_a_circuit_without_weights_has_no_classical_control():
+    circuit = lambda inputs: (qp.AngleEmbedding(inputs, range(2)), two_expvals())[-1]  # noqa: E731
+    layer = QuantumLayer(qp.QNode(circuit, circuits.make_device("default.qubit", 2)), {})
+    layer(uniform(5, 2))
+    made = controls(layer)
+    assert made and not any(name.startswith("classical") for name in made)
+
+
 # --- Quanv2d ------------------------------------------------------------------------------------------
 
 
@@ -135,6 +153,13 @@ def test_quanvolution_is_a_loop_over_patches(
     same([maps], [loop(quanv, images)], FLOAT32)
     maps.square().sum().backward()
     assert all(weight.grad.abs().max() > FLOAT32 for weight in quanv.parameters())
+
+
+def test_a_single_value_is_a_channel():
+    single = qp.QNode(lambda inputs, angles, turn: users.func(inputs, angles, turn)[0], users.device)
+    shapes, images = {"angles": (2,), "turn": ()}, uniform(2, 2, 4, 4)
+    one, listed = (Quanv2d(2, (qnode, shapes), filters=2) for qnode in (single, users))
+    same([one(images), one(images[:0])], [listed(images), listed(images[:0])])
 
 
 def test_quanvolution_passes_gradients_to_its_images():

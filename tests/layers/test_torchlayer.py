@@ -4,6 +4,8 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pennylane as qp
@@ -147,6 +149,93 @@ def test_exchanged_weights_are_used(change, backend):
     same([layer.with_qnode(layer.qnode)(INPUTS)], [doubled(INPUTS)])
 
 
+def test_another_qnode():
+    """No program of the first one is left."""
+    layer = make(QuantumLayer, qnode_of())
+    layer(INPUTS)
+    layer.qnode = qp.set_shots(layer.qnode, 4)
+    counted = layer(INPUTS) * 2  # four shots give multiples of 1/2
+    assert torch.equal(counted, counted.round()) and "shots" in layer.explain()
+    layer.qnode = qp.QNode(plain, circuits.make_device("default.qubit", 2))
+    same([layer(INPUTS)], [make(TorchLayer, layer.qnode)(INPUTS)])
+    assert layer.backend == "batched"
+
+
+# --- what a program must not stand for, and what may have one --------------------------------------------
+
+
+def attributed(inputs, weights):
+    return plain(attributed.T * inputs, weights)
+
+
+def of_state(inputs, weights):
+    qp.Barrier()
+    qp.StatePrep(inputs, 0)
+    return plain(weights[0, :, 0], weights)
+
+
+def with_matrix(inputs, weights):
+    qp.QubitUnitary(torch.tensor([[0, 1j], [1j, 0]]), 0)
+    return plain(inputs, weights)
+
+
+def halves(run: Callable) -> Callable:
+    return lambda *given, **named: torch.utils._pytree.tree_map(lambda each: each / 2, run(*given, **named))
+
+
+def agree(circuit: Callable, backend: str, device: Any = None, transform: Any = None) -> QuantumLayer:
+    """Our layer, which has TorchLayer's values for a batch and for a sample of it."""
+    qnode = qp.QNode(circuit, device or qp.device("default.qubit", 2, seed=7), diff_method="parameter-shift")
+    layers = [make(kind, transform(qnode) if transform else qnode) for kind in (QuantumLayer, TorchLayer)]
+    for inputs in (INPUTS, INPUTS[0]):
+        inputs = nn.functional.normalize(inputs, dim=-1)
+        same(*([layer(inputs).detach()] for layer in layers))
+    assert layers[0].backend == backend
+    return layers[0]
+
+
+def test_attributes_of_functions_count():
+    attributed.T = 1.0
+    layer = agree(attributed, "batched")
+    attributed.T = 0.3
+    same([layer(INPUTS)], [make(TorchLayer, layer.qnode)(INPUTS)])
+
+
+def test_circuits_that_have_a_program():
+    agree(of_state, "batched")
+    agree(with_matrix, "batched")
+
+
+def test_a_device_that_was_changed_before_the_first_call(monkeypatch):
+    own = type(
+        "DefaultQubit", (qp.devices.DefaultQubit,), {"execute": halves(qp.devices.DefaultQubit.execute)}
+    )
+    assert "as PennyLane made it" in agree(plain, "default.qubit", own(2, seed=7)).explain()
+    monkeypatch.setattr(qp.devices.DefaultQubit, "execute", own.execute)
+    agree(plain, "default.qubit")
+
+
+def test_transforms_of_the_users():
+    """What they do with the results is done with ours; one that sets the shots runs on the device."""
+    seen = []
+    watching = qp.transform(lambda tape: ([tape], lambda results: (seen.append(results[0]), results[0])[1]))
+    agree(plain, "batched", transform=watching)
+    assert len(seen) == 4 and all(isinstance(each, tuple) for each in seen)
+    shots = qp.transform(lambda tape: ([tape.copy(shots=5)], lambda results: results[0]))
+    layer = make(QuantumLayer, shots(qnode_of()))
+    counted = 5 * (layer(INPUTS) + 1) / 2
+    assert torch.allclose(counted, counted.round()) and "shots" in layer.explain()
+
+
+@pytest.mark.parametrize("result", [list, tuple, type("Results", (list,), {})])
+def test_results_that_pennylane_refuses(result):
+    """None at all, or in a form of the user's."""
+    values = two_expvals if result not in (list, tuple) else list
+    for kind in (TorchLayer, QuantumLayer):
+        with pytest.raises(qp.exceptions.QuantumFunctionError, match="must return"):
+            make(kind, qnode_of(lambda: result(values())))(INPUTS)
+
+
 # --- copies, files, threads, processes ----------------------------------------------------------------
 
 
@@ -184,6 +273,16 @@ def test_copies(which, duplicate):
         same(measured(layer, INPUTS), expected)
         assert not torch.allclose(twin(INPUTS), expected[0], atol=0.01)
         layer.eval()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies_share_the_python_and_explain_themselves(duplicate):
+    world = SimpleNamespace(measure=two_expvals)
+    layer = make(QuantumLayer, qnode_of(lambda: world.measure()))
+    assert "not run yet" in layer.explain() and layer(INPUTS).shape == (5, 2)
+    twin, world.measure = duplicate(layer), lambda: qp.purity(0)
+    assert twin(INPUTS).shape == (5,) and "purity" in twin.explain() and layer.backend == "batched"
+    assert (twin.weights is layer.weights) == (duplicate is copy.copy)
 
 
 class Custom(QuantumLayer):
