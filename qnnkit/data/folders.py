@@ -17,9 +17,9 @@ from qnnkit.data.places import SUFFIXES, Member, Place, around, first, natural, 
 from qnnkit.data.splits import SPLITS, ImageSplits
 
 SIDES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("train", "training", "train_images", "train_set", "training_set"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "val_images", "validation_set"), "validation"),
+    **dict.fromkeys(("test", "testing", "test_images", "test_set"), "test"),
 }
 """Names of folders that divide a dataset, in small or capital letters -> the split they mean."""
 LAST_NUMBER = r"(\d+)$"
@@ -52,6 +52,9 @@ def layout(place: Place, label_pattern: str | None = None) -> Layout:
     of = f"of {len(images):,} images"
     why = {f"{of} {fit}": unfit, f"{of} that lie outside of {', '.join(sorted(bases))}": outside}
     notes = place.notes(SUFFIXES, "images", why)
+    paths = [] if label_pattern else [each.name.removeprefix(base).split("/") for base, _, each in named]
+    if inner := sorted({path[1] for path in paths if len(path) > 2}):
+        notes.append(f"Classes are the outer folders; those inside ({first(inner)}) are not told apart.")
     if not labelled:
         step = "Put them in <class>/, or train/<class>/ and test/<class>/, or give a pattern for their names."
         rule = "hold images whose names have a label" if label_pattern else "hold two or more class folders"

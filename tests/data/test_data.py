@@ -147,13 +147,19 @@ STRAY = "Left out 8 of {} images that lie in no class folder: "
 OTHERS = f"Left out 8 files that are no images ({', '.join(places.SUFFIXES)}): "
 NO_TEST = "There is no test part: one is drawn from the training part, by test_fraction."
 LAYOUTS = {
-    "classes of folders alone": ("a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png", 4, ""),
+    "classes of folders alone": (
+        "a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png", 4,
+        "Classes are the outer folders; those inside (s1, s2) are not told apart.",
+    ),
     "a stray image": ("a/{}.png|b/{}.png|loose{}.png", 2, f"{STRAY.format(24)}loose0.png, loose1.png, "),
     "other files": ("a/{}.png|b/{}.png|a/{}.heic", 2, f"{OTHERS}a/0.heic, "),
     "a folder around, and a file in it": ("all/a/{}.png|all/b/{}.png|LICENCE{}", 2, f"{OTHERS}LICENCE0, "),
     "hidden files, the system's": ("a/{}.png|b/{}.png|a/._{}.png|.git/{}.png|__MACOSX/a/{}.png|.DS{}", 2, ""),
     "train and val": ("train/a/{}.png|train/b/{}.png|val/a/{}.png|val/b/{}.png", 4, NO_TEST),
     "Train and Testing": ("Train/a/{}.png|Train/b/{}.png|Testing/a/{}.png|Testing/b/{}.png", 4, ""),
+    "sides of images": (
+        "train_images/a/{}.png|train_images/b/{}.png|test_images/a/{}.png|test_images/b/{}.png", 4, "",
+    ),
     "a folder beside the sides": (
         "train/a/{}.png|train/b/{}.png|test/a/{}.png|test/b/{}.png|unlabelled/c/{}.png",
         *(4, "Left out 8 of 40 images that lie outside of test/, train/: unlabelled/c/0.png, "),
