@@ -21,7 +21,7 @@ os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk ta
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
 LONGEST = (
-    *("notebooks", "notebook_cells", "browser", "colab_image", "kinds", "measure_memory", "colab", "batch"),
+    *("notebooks", "browser", "colab_image", "notebook_cells", "kinds", "measure_memory", "colab", "batch"),
     *("recipes", "random_circuits", "study", "your_own", "claims", "runs", "cli", "contract", "warm"),
 )
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import peers, placing, predicting, quanvolutions, run, torchlayer, workloads
+from benchmarks import noisy, peers, placing, predicting, quanvolutions, record, run, torchlayer, workloads
+from qnnkit import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -165,3 +166,27 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
     row = predicting.compared("digits_quanv", [(each, measured) for each in found])
     assert row["off_mb"] == pytest.approx(peak - 1) and row["measured_mb"] == 100
     assert predicting.within(pd.DataFrame([row])).tolist() == [within]
+
+
+def test_every_setting_was_predicted():
+    settings = pd.read_csv(record.RESULTS / "predicted.csv")["setting"]
+    assert list(settings) == list(predicting.SETTINGS) and len(settings) >= 21
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits_quanv", "Llama tiny, batch 8"])
+def test_predicted_memory_is_that_of_a_training(name):
+    both = tuple(predicting.apart(what, name, "cpu") for what in ("predict", "train"))
+    row = predicting.compared(name, [both])
+    assert abs(row["off_mb"]) <= predicting.MEMORY
+
+
+def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path):
+    small = {"n_seeds": 2, "epochs": 1, "controls": (), "train_fraction": 0.2}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
+    finals = list(runs.train_all(run))
+    best = max(finals, key=lambda row: row["validation_accuracy"])
+    found = noisy.rows(run, 4)
+    assert set(found["seed"]) == {best["seed"]} and set(found["test_accuracy"]) == {best["test_accuracy"]}
+    assert found["condition"].iloc[0] == "exact" and set(found["images"]) == {4}
+    assert {"shots", "depolarizing", "readout"} <= set(found["condition"])

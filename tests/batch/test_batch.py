@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -642,9 +643,13 @@ def test_what_is_proposed_twice_is_run_once_and_what_failed_is_tried_by_the_next
 # --- the real thing ----------------------------------------------------------------------------------------
 
 
+def small(pictures, **keys):
+    """A batch of real runs."""
+    return {**BASE, "recipe": "folder_quanv", "settings": {**TINY, "data_dir": str(pictures)}, **keys}
+
+
 def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(apart, pictures, monkeypatch, capfd):
-    real = {"recipe": "folder_quanv", "settings": {**TINY, "data_dir": str(pictures)}}
-    outcomes, _ = quietly({**BASE, **real, "notebooks": ["03_train"]})
+    outcomes, _ = quietly(small(pictures, notebooks=["03_train"]))
     assert states(outcomes) == ["finished"], outcomes[0].error
     folder = outcomes[0].folder
     assert [path.stem for path in (folder / "notebooks").iterdir()] == ["03_train"]
@@ -670,3 +675,22 @@ def test_the_study_notebook(apart):
     assert states(batch.read("batches/toy")) == ["finished"] * 2
     page = copy.with_name("report.html").read_text()
     assert re.search(r"undecided\s+of\s+4\.", page) and page.count("<img") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("apart")
+def test_twenty_four_real_runs_stop_cleanly_fail_alone_and_clash_nowhere(pictures):
+    """Half of them diverge and keep their notebooks; Ctrl-C in the middle leaves no kernel behind."""
+    content = small(pictures, grid={"learning_rate": [0.01, 1e30]}, seeds=list(range(12)), workers=2)
+    with command(content) as process:
+        until(lambda: any("qnnkit.kernel" in str(each.cmdline()) for each in processes()), seconds=90)
+        time.sleep(2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(90) == 130 and processes() == []
+    with command(content) as process:
+        assert process.wait(600) == 1, printed()
+    good, bad = written()[:12], written()[12:]
+    assert states(good) == ["finished"] * 12 and states(bad) == ["failed"] * 12
+    assert all((each.folder / "notebooks" / "04_analyze.ipynb").exists() for each in good)
+    assert all(any((each.folder / "notebooks").glob("*.failed.ipynb")) for each in bad)
+    assert all(f"failed: {each.error}" in printed() for each in bad) and processes() == []

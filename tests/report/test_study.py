@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
+from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
 from qnnkit.stats.verdicts import holm
 from tests.notebooks.test_notebook_cells import executed
@@ -388,3 +389,15 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
     assert told in capsys.readouterr().out
     page = (study.folder / "report.html").read_text()
     assert "1 better, 1 worse, 0 equivalent, 2 undecided of 4." in page and "frozen-1.0" in page
+
+
+def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space):
+    for rate, hybrid, classical in ((0.1, 0.7, 0.9), (0.2, 0.8, 0.6)):
+        nets = {"hybrid": [hybrid, hybrid - 0.1], "classical": [classical, classical - 0.1]}
+        space.write(f"a{rate}", nets, learning_rate=rate, quantum_learning_rate=5 * rate)
+    found = step_sizes.tried(str(space.folder)).set_index(["net", "learning_rate"])
+    assert found.loc[found["chosen"]].index.tolist() == [("classical", 0.1), ("hybrid", 0.2)]
+    assert found.loc[("hybrid", 0.2), "mean"] == pytest.approx(0.70)  # on validation images
+    space.plan("waiting", {})
+    with pytest.raises(ValueError, match=r"have not finished: waiting\. Run the batch again"):
+        step_sizes.tried(str(space.folder))
