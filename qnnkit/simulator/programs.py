@@ -27,8 +27,8 @@ from qnnkit.simulator.shots import METHODS, Sampled, diagonal
 
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
 """PennyLane devices whose exact results the programs give as well."""
-EXACT_METHODS = ("best", "backprop", "adjoint", "parameter-shift", "hadamard", "device")
-"""Ways of differentiating that give the gradient itself."""
+EXACT_METHODS = ("best", "backprop", "adjoint", "parameter-shift", "device")
+"""Ways of differentiating that give the gradient itself; "hadamard" needs a wire that is free."""
 SPEED = ("grad_on_execution", "cache", "cachesize", "max_diff", "device_vjp", "executor_backend")
 """Options of a QNode that decide how fast it runs, not what it computes."""
 MOST_NEW, MOST_PROGRAMS = 8, 32
@@ -307,14 +307,15 @@ def own_device(qnode: qp.QNode) -> str | None:
         return "program capture is enabled"
     if device.name not in EXACT_DEVICES:
         return "only that device knows what it computes"
-    if type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
-        return "the QNode was customised"
-    if not _methods_of(type(device)).isdisjoint(vars(device)):
-        return "the device was customised"
+    changed = not _methods_of(type(device)).isdisjoint(vars(device))
+    if changed or type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
+        return "the QNode or its device was customised"
     if qnode.diff_method not in EXACT_METHODS:
         return f"its gradients are asked for by diff_method={qnode.diff_method}"
     if qnode.gradient_kwargs and qnode.diff_method not in ("backprop", "adjoint"):
         return f"it has gradient_kwargs={qnode.gradient_kwargs}"
+    if qnode.diff_method == "parameter-shift" and qnode.execute_kwargs.get("grad_on_execution") is True:
+        return "PennyLane has no parameter-shift with grad_on_execution=True"
     if any(map(qnode.execute_kwargs.get, other := qnode.execute_kwargs.keys() - SPEED)):
         return f"it has the options { {name: qnode.execute_kwargs[name] for name in other} }"
     return None

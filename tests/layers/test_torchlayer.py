@@ -227,6 +227,17 @@ def test_transforms_of_the_users():
     assert torch.allclose(counted, counted.round()) and "shots" in layer.explain()
 
 
+@pytest.mark.filterwarnings("ignore::pennylane.exceptions.PennyLaneDeprecationWarning")
+@pytest.mark.parametrize("options", [("hadamard", {}), ("parameter-shift", {"grad_on_execution": True})])
+def test_gradients_that_pennylane_refuses(options):
+    """For lack of a wire that is free, or with an option."""
+    method, more = options
+    for kind in (TorchLayer, QuantumLayer):
+        layer = make(kind, qp.QNode(plain, qp.device("default.qubit", 2, seed=7), diff_method=method, **more))
+        with pytest.raises((qp.wires.WireError, ValueError), match=r"free wire|cannot be used with"):
+            layer(INPUTS).sum().backward()
+
+
 @pytest.mark.parametrize("result", [list, tuple, type("Results", (list,), {})])
 def test_results_that_pennylane_refuses(result):
     """None at all, or in a form of the user's."""
