@@ -97,6 +97,22 @@ def closed():
             (folder / "private").chmod(0o700)
 
 
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A workspace of its own."""
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """Where a slow home, `drive`, and a fast local folder before it, `disk`, are."""
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "disk"))
+    (tmp_path / "drive").mkdir()
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
     """Twelve 6x6 images in each of two class folders: bright above, or bright below; read alone."""

@@ -51,8 +51,10 @@ class At(Classification):
         return super().__call__(model, batch)
 
 
-def raises(error: BaseException | type[BaseException] = KeyboardInterrupt) -> Callable[[], None]:
-    def do() -> None:
+def raises(error: BaseException | type[BaseException] = KeyboardInterrupt) -> Callable[..., None]:
+    """What raises the error, whatever it is given."""
+
+    def do(*given: Any, **named: Any) -> None:
         raise error
 
     return do

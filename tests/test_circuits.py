@@ -270,11 +270,6 @@ def test_the_fewest_wires_for_so_many_features(name, n_features, n_qubits):
     assert CIRCUITS[name].n_qubits(n_features) == n_qubits
 
 
-def test_an_ansatz_takes_no_features():
-    with pytest.raises(TypeError, match="ask its embedding"):
-        CIRCUITS["random"].n_qubits(4)
-
-
 @pytest.mark.parametrize(
     ("wrong", "argument", "contains"),
     [

@@ -13,6 +13,7 @@ import pytest
 from qnnkit import RECIPES, cli_settings, recipes, report, runs
 from qnnkit.runs import chain
 from tests import forked
+from tests.same import raises
 from tests.toys import fill, room_for, typing
 
 
@@ -99,20 +100,9 @@ def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit
     assert status == 2 and str(begun.folder / "result.json") in err and "Traceback" not in err
 
 
-QUICK = ("--set", "train_fraction=0.1", "--set", "n_seeds=1")
-
-
-def test_only_names_the_kind_of_net_that_the_recipe_builds(qnnkit, tmp_path):
-    words = *("train", "--run-dir", "run", "--recipe", "digits_quanv", "--epochs", "1"), *QUICK
-    refused(qnnkit(*words, "--only", "reference"), "must name hybrid, as its net")
-    assert not (tmp_path / "run").exists(), "the corrected command begins it"
-    assert qnnkit(*words, "--only", "hybrid")[0] == 0
-    refused(qnnkit(*words, "--only", "reference"), "must name hybrid, as its net")
-    assert [net for net, _ in runs.open_run("run").tested()] == ["hybrid"]
-
-
 REFUSED = {
     "run a --recipe digits_quanv --only quantum": "`--only` must name the run's own net, hybrid",
+    "train a --recipe digits_quanv --only reference": "must name hybrid, as its net is",
     "run a --recipe digits_quanv --only hybrid,clasical": "Did you mean 'classical'?",
     "run a --recipe digits_quanv --set controls=classical --only hybrid": "`controls` must be given once",
     "run a --recipe digits_quanv --set epochs=4 --epochs 5": "`epochs` must be given once",
@@ -241,9 +231,7 @@ def test_what_is_noticed_is_told_before_a_notebook_starts(qnnkit, pictures, tmp_
     (tmp_path / "notebooks").mkdir()
     shutil.copy(chain.find_notebook("00_setup"), tmp_path / "notebooks")
 
-    def stops(*given):
-        raise runs.NotebookError("Notebook 00_setup.ipynb stopped: No.")
-
+    stops = raises(runs.NotebookError("Notebook 00_setup.ipynb stopped: No."))
     monkeypatch.setattr(chain, "launch", stops)
     status, out, err = qnnkit("run", "--recipe", "folder_quanv", "run", "--set", "data_dir=pictures")
     notes = [line for line in out.splitlines() if line.startswith("Note: ")]

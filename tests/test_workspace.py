@@ -104,15 +104,6 @@ def test_a_folder_is_written_by_one_call_at_a_time(tmp_path):
     assert len({path.read_text() for path in (tmp_path / "model").iterdir()}) == 1
 
 
-def test_damaged_lines_are_left_out_and_counted(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    for number in range(4):
-        workspace.append_line(path, {"number": number})
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[1][3:] + lines[2].replace(b"{", b"\xff") + lines[3])
-    assert workspace.parse_lines(path.read_bytes()) == ([{"number": 0}, {"number": 3}], 2)
-
-
 LONG = {"note": "x" * 200_000}
 
 
@@ -155,15 +146,6 @@ def test_accents_are_found_as_a_mac_or_linux_writes_them(tmp_path, there):
 
 
 # --- a fast local disk before a slow home ------------------------------------------------------------------
-
-
-@pytest.fixture
-def both(tmp_path, monkeypatch):
-    """A home and a local folder."""
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
-    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "disk"))
-    (tmp_path / "drive").mkdir()
-    return tmp_path
 
 
 @pytest.mark.parametrize("asked", ["runs/x", "runs/../runs/x", "{}/drive/a/../runs/x", "{}/My Drive/runs/x"])

@@ -549,10 +549,7 @@ def test_a_remote_that_cannot_be_brought(made, local, remote, other, monkeypatch
     train(local, 1)
     Mirror(shutil.copytree(local, other.with_name("third")), remote).sync()
 
-    def failing(*given):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    copy, read = there.copy, there._read
+    failing, copy, read = raises(OSError(errno.EIO, os.strerror(errno.EIO))), there.copy, there._read
     if what == "no answer":
         monkeypatch.setattr(there, "_read", lambda path: (failing if path.name == STATE else read)(path))
     else:

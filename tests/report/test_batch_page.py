@@ -14,9 +14,8 @@ from tests.showing import Page
 
 
 @pytest.fixture
-def space(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))  # or every read looks for it
-    return Workspace(tmp_path)
+def space(home):  # without a workspace every read looks for one
+    return Workspace(home)
 
 
 @pytest.fixture
@@ -131,15 +130,6 @@ def test_a_run_of_another_score_is_left_out(four):
     four.write("clip", TWO, recipe="digits_clip", score=stats.RECALL)
     why = "its nets are compared by recall@1, those of the batch by accuracy."
     assert four.read().left_out["clip"] == rows(four)["clip"]["notes"] == why
-
-
-def test_no_batch_and_a_damaged_one(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"must hold a batch, but is .* Begin one: qnnkit batch FILE"):
-        write_batch_page(tmp_path)
-    (tmp_path / "batch.json").write_text("{")
-    with pytest.raises(ValueError, match=r"batch\.json` is damaged .* delete it and run the same command"):
-        write_batch_page(tmp_path)
-    assert not (tmp_path / "report.html").exists()
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

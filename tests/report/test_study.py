@@ -14,6 +14,7 @@ from benchmarks import settings as step_sizes
 from qnnkit import cli, plots, recipes, report, runs, stats, workspace
 from qnnkit.stats.verdicts import holm
 from tests.notebooks.test_notebook_cells import executed
+from tests.same import raises
 
 # seaborn.objects calls pandas with an argument that pandas 3 no longer needs
 pytestmark = pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")
@@ -85,9 +86,8 @@ class Workspace:
 
 
 @pytest.fixture
-def space(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))  # or every read looks for it
-    return Workspace(tmp_path)
+def space(home):  # without a workspace every read looks for one
+    return Workspace(home)
 
 
 @pytest.fixture
@@ -380,9 +380,7 @@ def test_many_models_have_tables_and_eight_have_figures(space):
 def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, capsys):
     from qnnkit.cli_output import show_batch
 
-    def stops(*given):
-        raise runs.NotebookError("Notebook 06_study.ipynb stopped: mine.")
-
+    stops = raises(runs.NotebookError("Notebook 06_study.ipynb stopped: mine."))
     monkeypatch.setattr("qnnkit.report.batch_page.launch", stops)
     show_batch(study.folder, again=False)
     told = "The page of the batch could not be made: Notebook 06_study.ipynb stopped: mine"

@@ -15,46 +15,35 @@ run.log("gradients", {"event": "check", "error": 0.25})
 """
 
 
-@pytest.fixture
-def workspaces(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
-    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
-    (tmp_path / "drive").mkdir()
-
-
-def script():
-    return forked.python(SCRIPT)
-
-
-def test_what_a_script_begins_is_mirrored(workspaces, tmp_path, monkeypatch):
-    done = script()
+def test_what_a_script_begins_is_mirrored(both, monkeypatch):
+    done = forked.python(SCRIPT)
     assert (done.returncode, done.stderr) == (0, "")
-    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "another"))  # the first machine is gone
+    monkeypatch.setenv("QNNKIT_LOCAL", str(both / "another"))  # the first machine is gone
     assert runs.open_run("runs/one").rows("gradients") == [{"event": "check", "error": 0.25}]
     assert not any("mirror" in thread.name for thread in threading.enumerate()), (
         "reading takes it from nobody"
     )
 
 
-def test_a_drive_that_takes_nothing_is_told_and_gets_a_finished_run_by_the_same_command(workspaces, tmp_path):
-    (tmp_path / "drive" / "runs").write_text("no folder can be made here")
-    done = script()
+def test_a_drive_that_takes_nothing_is_told_and_gets_a_finished_run_by_the_same_command(both):
+    (both / "drive" / "runs").write_text("no folder can be made here")
+    done = forked.python(SCRIPT)
     assert "could not be mirrored whole" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     run = runs.open_run("runs/one")
     assert run.rows("gradients") == [{"event": "check", "error": 0.25}]
     workspace.write_json(run.folder / "result.json", {"told": 1})
     with pytest.raises(OSError, match="could not be mirrored whole"):
         runs.chain.finished(run)
-    (tmp_path / "drive" / "runs").unlink()
+    (both / "drive" / "runs").unlink()
     assert runs.chain.finished(run) == {"told": 1}
-    assert (tmp_path / "drive" / "runs" / "one" / "result.json").exists()
+    assert (both / "drive" / "runs" / "one" / "result.json").exists()
 
 
-def test_a_run_that_is_worked_on_in_drives_own_copy(workspaces, tmp_path, monkeypatch):
+def test_a_run_that_is_worked_on_in_drives_own_copy(both, monkeypatch):
     """A Mac opens it there; a new machine goes on with what it did, and the first is told."""
-    script()
+    forked.python(SCRIPT)
     monkeypatch.delenv("QNNKIT_LOCAL")
     runs.open_run("runs/one").log("gradients", {"event": "check", "error": 0.5})
-    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
+    monkeypatch.setenv("QNNKIT_LOCAL", str(both / "disk"))
     with pytest.warns(UserWarning, match="set aside"):
         assert [row["error"] for row in runs.open_run("runs/one").rows("gradients")] == [0.25, 0.5]

@@ -10,14 +10,13 @@ from qnnkit import report, runs
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(home, monkeypatch):
     """A workspace with `mine.py`, and what it left in runs/finished and runs/stopped."""
     with zipfile.ZipFile(Path(__file__).with_name("run_0_1.zip")) as archive:
-        archive.extractall(tmp_path)
-    (tmp_path / "runs" / "stopped" / ".train.lock").touch()  # which nobody holds
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        archive.extractall(home)
+    (home / "runs" / "stopped" / ".train.lock").touch()  # which nobody holds
+    monkeypatch.chdir(home)
+    return home
 
 
 def test_how_they_stand(home):

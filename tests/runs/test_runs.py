@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from qnnkit.checkpoint.file import hash_of
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain, opening
 from qnnkit.runs.lock import alone
+from qnnkit.tasks import Predictions
 from tests import forked, torture
 from tests.same import same
 from tests.toys import each_epoch, refused
@@ -203,11 +205,12 @@ def test_what_is_trained_is_what_is_kept(tiny, once):
     run = once(2)
     with refused("net"):
         runs.build(run, "frozen_random", 0)  # which this run was not asked for
-    for net, _ in run.tested():
-        model, test = runs.trained(run, net), run.splits.test
-        with torch.no_grad():
-            found = (model(test.images).argmax(1) == test.labels).float().mean().item()
-        assert not model.training and found == pytest.approx(run.tested()[net, 0]["test_accuracy"])
+    for (net, _), final in run.tested().items():
+        model, labels = runs.trained(run, net), run.splits.test.labels
+        said = Predictions.of(model, run.splits.test)
+        assert not model.training and final["test_accuracy"] == said.confusion().trace() / len(labels)
+        likelihood = -np.log(said.class_probs[range(len(labels)), labels]).mean()
+        assert final["test_loss"] == pytest.approx(likelihood, abs=1e-5)
 
 
 def test_stopped_in_and_between_nets_and_moved_it_ends_in_the_same_numbers(

@@ -16,6 +16,7 @@ from qnnkit.runs import Training, lock, state, trainings
 from qnnkit.runs import rows as files
 from qnnkit.runs.state import of_run as read
 from tests import forked
+from tests.same import raises
 from tests.toys import each_epoch, refused
 
 SMALL = {"epochs": 2, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": ["no_quantum"], "threads": 1}
@@ -32,11 +33,8 @@ def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(be
     seen = []
     assert (read(begun.folder).state, read(begun.folder).row) == ("waiting", {})
 
-    def stop(row):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        runs.train_all(begun, on_row=each_epoch(stop))
+        runs.train_all(begun, on_row=each_epoch(raises()))
     assert read(begun.folder).state == "stopped"
     begun.log("metrics", begun.rows("metrics")[0] | {"peak_memory": 10**12})
     finals = runs.train_all(begun, on_row=each_epoch(lambda row: seen.append(read(begun.folder))))
@@ -113,10 +111,15 @@ def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]"])
 def test_a_damaged_file_is_no_state(tmp_path, damaged):
+    with refused("folder", FileNotFoundError):
+        state.of_batch(tmp_path)
     for name in ("provenance.json", "failed.json"):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
+    (tmp_path / "batch.json").write_text(damaged)
+    with pytest.raises(ValueError, match=r"batch\.json"):
+        state.of_batch(tmp_path)
     workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
     with refused("folder"):
         state.of_batch(tmp_path)
@@ -135,9 +138,11 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
         file.write(whole + b'{"event": "test", "net": "b", ')  # a kill, or a look amid a write
     assert events()[3:] == ["epoch"] and added[1:] == [whole]
     with path.open("ab") as file:
-        file.write(b'"seed": 0}\n{"event\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n')
+        file.write(
+            b'"seed": 0}\n{"event\n\xff{}\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n'
+        )
         file.write(b'{"event": "step", "net": "b", "seed": 0, "time": 1.0, "epoch": "2"}\n')
-    with pytest.warns(UserWarning, match=r"metrics.jsonl` has 1 damaged lines"):
+    with pytest.warns(UserWarning, match=r"metrics.jsonl` has 2 damaged lines"):
         assert events()[4:] == ["test"]
     planted(tmp_path)  # as a mirror does it
     assert len(events()) == 3

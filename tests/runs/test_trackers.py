@@ -10,6 +10,7 @@ from accelerate.state import PartialState
 
 from qnnkit import runs
 from qnnkit.runs import trainings
+from tests.same import raises
 
 AT_ONCE = 5.0  # seconds: what an end may take, at most, on a busy machine; a wait takes longer
 SETTINGS = {"image_size": 6, "controls": ["classical"], "epochs": 2, "n_seeds": 1, "batch_size": 4}
@@ -17,9 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture
-def begin(tmp_path, monkeypatch, pictures):
+def begin(home, monkeypatch, pictures):
     """Begins a run in a workspace of its own: `begin("name", "tracker", ...)`."""
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     monkeypatch.setattr(trainings, "END", 60.0)  # a busy machine decides nothing
 
     def begin(name, *trackers):
@@ -49,13 +49,6 @@ def test_a_run_is_tracked_in_the_workspace(begin, tmp_path):
     assert [step for step, _ in found["classical/seed0/train_loss"]] == rows["updates"].tolist()[2:]
     assert not [tag for tag in found if tag.endswith(("/net", "/event", "/device"))], "numbers alone"
     assert not list(run.folder.rglob("*tfevents*"))
-
-
-def raises(error):
-    def act(*_, **__):
-        raise error
-
-    return act
 
 
 over = threading.Event()

@@ -68,12 +68,6 @@ def moved(tmp_path_factory):
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
 def there(moved, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(moved[0]))
     return moved[0]
