@@ -226,17 +226,20 @@ def timed(
     """
     first, one_size = ways[0], len({way.batch_size for way in ways}) == 1
     with own_generators():
-        step, size, took = _steps(workload), first.batch_size, None
+        step, size, tried, took = _steps(workload), first.batch_size, min(first.batch_size, PROBE), None
         with contextlib.suppress(Exception):  # the race reports it
-            took = clock.race({"": step(first, min(size, PROBE))})[""].seconds if one_size else None
+            took = clock.race({"": step(first, tried)})[""].seconds if one_size else None
         if trainings and took:
             allowed = SHARE * took * workload.n_samples * workload.training.epochs * trainings
             if allowed < (BRIEFEST if {way.device for way in ways} == {"cpu"} else STARTING):
                 return {first.name: Lap(took)}, None, None
             seconds = min(seconds, allowed / 2)  # which a race may take twice
         share = seconds / (len({way.place for way in ways}) * (clock.FEWEST + 2))
-        while took and size > PROBE and took * size > share:
-            size = max(size // 2, PROBE)
+        while took and tried < size and 8 * took * tried <= share:  # a small batch takes long per sample
+            tried = min(8 * tried, size)
+            took = clock.race({"": step(first, tried)})[""].seconds
+        while took and size > tried and took * size > share:
+            size = max(size // 2, tried)
         at = size if size != first.batch_size else None
         busy = clock.note(clock.load())
         ordered = sorted(ways, key=lambda way: way.batch_size)
