@@ -235,11 +235,11 @@ def timed(
                 return {first.name: Lap(took)}, None, None
             seconds = min(seconds, allowed / 2)  # which a race may take twice
         share = seconds / (len({way.place for way in ways}) * (clock.FEWEST + 2))
-        while took and tried < size and 8 * took * tried <= share:  # a small batch takes long per sample
-            tried = min(8 * tried, size)
-            took = clock.race({"": step(first, tried)})[""].seconds
-        while took and size > tried and took * size > share:
-            size = max(size // 2, tried)
+        with contextlib.suppress(Exception):  # as above
+            while took and tried < size and 8 * took * tried <= share:  # a small batch takes long per sample
+                tried = min(8 * tried, size)
+                took = clock.race({"": step(first, tried)})[""].seconds
+        size = min(size, max(tried, int(share / took))) if took else size
         at = size if size != first.batch_size else None
         busy = clock.note(clock.load())
         ordered = sorted(ways, key=lambda way: way.batch_size)
