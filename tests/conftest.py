@@ -18,6 +18,7 @@ from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
 os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the Hub
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
 LONGEST = (

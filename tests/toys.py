@@ -52,6 +52,15 @@ class AsFloat(torch.nn.Module):
         return pixels.float() / 255
 
 
+def trained(folder: Path | str, recipe: Any, **settings: Any) -> Any:
+    """A run that was opened and trained."""
+    from qnnkit import runs
+
+    run = runs.open_run(folder, recipe, **settings)
+    list(runs.train_all(run))
+    return run
+
+
 def each_epoch(do: Callable) -> Callable:
     """What `runs.train_all` may be given to call, of which only the rows of epochs reach `do`."""
     return lambda row: do(row) if row["event"] == "epoch" else None
@@ -59,15 +68,16 @@ def each_epoch(do: Callable) -> Callable:
 
 @contextlib.contextmanager
 def refused(
-    argument: str, error: type[Exception] | tuple[type[Exception], ...] = ValueError
+    argument: str, error: type[Exception] | tuple[type[Exception], ...] = ValueError, says: str = ""
 ) -> Iterator[pytest.ExceptionInfo]:
-    """Asserts that one line names an argument, its rule, its value and the next step, whatever the words."""
+    """Asserts that one line names an argument, its rule, its value and the next step, and `says` this."""
     with pytest.raises(error) as caught:
         yield caught
     told = str(caught.value)
     assert re.fullmatch(rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]", told), (
         told
     )
+    assert says in told, told
 
 
 @contextlib.contextmanager
@@ -226,6 +236,13 @@ def idx_bytes(values: np.ndarray, magic: int | None = None) -> bytes:
     """An idx file of bytes, as MNIST's are."""
     magic = 0x800 + values.ndim if magic is None else magic
     return struct.pack(f">I{values.ndim}I", magic, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def midi_bytes(*tracks: bytes, kind: int = 1, ticks: int = 96) -> bytes:
+    """A MIDI file of tracks without their ends."""
+    ended = [body + b"\0\xff\x2f\0" for body in tracks]
+    chunks = [b"MTrk" + struct.pack(">I", len(body)) + body for body in ended]
+    return b"MThd" + struct.pack(">IHHH", 6, kind, len(tracks), ticks) + b"".join(chunks)
 
 
 def put(path: Path, pixels: np.ndarray | Image.Image, **options: Any) -> Path:

@@ -16,11 +16,6 @@ from tests import nets
 from tests.same import raises, same
 from tests.toys import refused
 
-# PEFT asks transformers by a name that is going to be changed.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`(is_)?gradient_checkpointing(_enable)?` is deprecated:FutureWarning"
-)
-
 TARGETS = ["q_proj", "v_proj", "up_proj"]
 NEAR = 1e-5
 SMALL = {"n_layers": 2, "r": 2, "n_terms": 3}
@@ -155,9 +150,9 @@ def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path)
     for content, told in ((kept, "it does not give lora_"), (kept[:-9], "")):
         (tmp_path / "circuit.safetensors").write_bytes(content)
         base = llama()
-        with refused("folder") as caught:
+        with refused("folder", says=told):
             adapters.load(base, tmp_path, trainable=True)
-        assert told in str(caught.value) and not hasattr(base, "peft_config")
+        assert not hasattr(base, "peft_config")
         assert gap(logits(adapters.load(base, tmp_path)), changed) < NEAR
     (tmp_path / "circuit.safetensors").unlink()
     plain = adapters.load(llama(), tmp_path, trainable=True)
@@ -196,6 +191,7 @@ def gradients(model, backward=None):
     return {key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None}
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 def test_checkpointing_evaluations_and_further_passes_change_no_gradient():
     model = stirred(adapted()).train()
     plain = gradients(model)

@@ -146,9 +146,8 @@ def test_captions(tmp_path, form):
     names = {} if "with images in it" in form else SAID if wanted == REFUSED else wanted
     write(tmp_path, files | dict.fromkeys(names, ""))
     if wanted == REFUSED:
-        with refused("root") as told:
+        with refused("root", says=says):
             listing(open_place(tmp_path))
-        assert says in str(told.value)
         return
     images, captions, _, notes, _ = listing(open_place(tmp_path))
     assert captions == wanted
@@ -236,9 +235,8 @@ def test_text_and_chats(tmp_path, form):
     files, wanted, says = RECORDS[form]
     write(tmp_path, {"a.jsonl": files} if isinstance(files, list) else files)
     if wanted == REFUSED:
-        with refused("root") as told:
+        with refused("root", says=says):
             documents(tmp_path)
-        assert says in str(told.value)
         return
     found, notes = documents(tmp_path)
     if isinstance(wanted, str):

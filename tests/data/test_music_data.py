@@ -14,7 +14,7 @@ from qnnkit.data import pieces
 from qnnkit.data.pieces import OFF_GRID, OTHERS, collect, music, of_midi, of_steps, transposed, writing
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet
-from tests.toys import archive, by_composer, places_of, real, refused, write
+from tests.toys import archive, by_composer, midi_bytes, places_of, real, refused, write
 
 TOKENS = pieces.tokenizer_of()
 BOS, EOS = (TOKENS[name] for name in ("BOS_None", "EOS_None"))
@@ -97,22 +97,17 @@ def test_the_tokenizer_is_saved_as_json_next_to_a_model(tmp_path, monkeypatch):
 # --- forms of files: name -> (file, content, notes that are read of it, or words of the refusal)
 
 
-def midi(*messages: int, kind: int = 1, tracks: int = 1, ticks: int = 96) -> bytes:
-    body = bytes([*messages, 0, 0xFF, 0x2F, 0])
-    chunk = b"MTrk" + len(body).to_bytes(4, "big") + body
-    return b"MThd" + bytes([0, 0, 0, 6, 0, kind, 0, tracks, *ticks.to_bytes(2, "big")]) + chunk * tracks
-
-
-ON, OFF, DRUM = (0, 0x90, 60, 64), (24, 0x80, 60, 0), (0, 0x99, 36, 64, 24, 0x89, 36, 0)
-ONE = midi(*ON, *OFF)
+NOTE, DRUM = bytes([0, 0x90, 60, 64, 24, 0x80, 60, 0]), bytes([0, 0x99, 36, 64, 24, 0x89, 36, 0])
+TWO = bytes([0, 0x90, 60, 64, 0, 0x91, 60, 64, 24, 0x80, 60, 0, 0, 0x81, 60, 0])
+ONE = midi_bytes(NOTE)
 CHORALE = json.dumps({"train": [scale(8)], "valid": [scale(8)], "test": [scale(8)]}).encode()
 N = of_steps(scale(8)).note_num()
 FORMS = {
     "MIDI of type 1": ("a.mid", band().dumps_midi(), 76),
-    "MIDI of type 0, two channels": ("a.mid", midi(*ON, 0, 0x91, 60, 64, *OFF, 0, 0x81, 60, 0, kind=0), 2),
+    "MIDI of type 0, two channels": ("a.mid", midi_bytes(TWO, kind=0), 2),
     "capitals": ("A.MIDI", ONE, 1),
-    "percussion only": ("a.Mid", midi(*DRUM), 1),
-    "a zip of folders": ("a.zip", {"ann/1.mid": ONE, "bob/2.MID": midi(*DRUM)}, 2),
+    "percussion only": ("a.Mid", midi_bytes(DRUM), 1),
+    "a zip of folders": ("a.zip", {"ann/1.mid": ONE, "bob/2.MID": midi_bytes(DRUM)}, 2),
     "a zip without folders": ("a.zip", {"1.mid": ONE, "read.me": b"hello"}, 1),
     "JSON by split": ("a.json", CHORALE, 3 * N),
     "JSON by name": ("a.json", json.dumps(scales(8, 8)).encode(), 2 * N),
@@ -122,10 +117,10 @@ FORMS = {
     "a piece without notes": ("a.json", json.dumps({"x": scale(8), "y": [[]]}).encode(), N),
     "no MIDI": ("a.mid", b"no MIDI at all", "MThd"),
     "cut": ("a.mid", ONE[:-9], "chunk"),
-    "MIDI of 0 notes": ("a.mid", midi(), "no notes"),
-    "in seconds": ("a.mid", midi(*ON, *OFF, ticks=0xE728), "ticks"),
-    "no ticks": ("a.mid", midi(*ON, *OFF, ticks=0), "longer"),
-    "MIDI of type 2": ("a.mid", midi(*ON, *OFF, kind=2, tracks=2), "type 2"),
+    "MIDI of 0 notes": ("a.mid", midi_bytes(b""), "no notes"),
+    "in seconds": ("a.mid", midi_bytes(NOTE, ticks=0xE728), "ticks"),
+    "no ticks": ("a.mid", midi_bytes(NOTE, ticks=0), "longer"),
+    "MIDI of type 2": ("a.mid", midi_bytes(NOTE, NOTE, kind=2), "type 2"),
     "too deep": ("a.json", b"[" * 10**5, "a.json"),
     "not UTF-8": ("a.json", b"\xff\xfe{}", "a.json"),
     "an empty JSON": ("a.json", b"{}", "there: none"),
@@ -143,9 +138,8 @@ def test_every_form_is_read_whole_or_refused(form, tmp_path):
     path = tmp_path / name
     archive(path, content) if isinstance(content, dict) else write(tmp_path, {name: content})
     if isinstance(expected, str):
-        with refused("root") as caught:
+        with refused("root", says=expected):
             collect(path)
-        assert expected in str(caught.value)
         return
     for root in (path,) if path.suffix == ".zip" else (path, path.parent):
         found, notes = collect(root)

@@ -128,9 +128,8 @@ def test_the_fingerprint_is_over_numbers_targets_and_splits():
     assert len(set(prints)) == len(prints) and prints[0] == split(X.clone()).fingerprint()
 
 
-def test_images_of_the_hub_come_by_the_lines_of_the_docs(tmp_path, monkeypatch):
+def test_images_of_the_hub_come_by_the_lines_of_the_docs(tmp_path):
     """`datasets` reads a local folder offline as it reads the Hub's."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     both = (("train", 10), ("test", 4))
     names = [f"{side}/{name}/{i}.png" for side, n in both for name in ("cat", "dog") for i in range(n)]
     folder = fill(tmp_path / "pets", names)

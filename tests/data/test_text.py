@@ -242,9 +242,9 @@ RECORDS = {
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_record_that_is_refused_is_named(tmp_path, record):
     good = '{"text": "fine"}'
-    with refused("root") as told:
+    with refused("root", says=RECORDS[record]) as told:
         documents(write(tmp_path, {"a.jsonl": "\n".join([*[good] * 9, "", record, good])}))
-    assert "a.jsonl" in str(told.value) and RECORDS[record] in str(told.value)
+    assert "a.jsonl" in str(told.value)
 
 
 WRONG = [
@@ -281,9 +281,8 @@ TEMPLATES = {
 @pytest.mark.parametrize(("template", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_that_refuses_rewrites_or_drops_calls(tmp_path, template, says, records):
     own = saved(tmp_path / "own", template)
-    with refused("tokenizer") as told:
+    with refused("tokenizer", says=says):
         text(write(tmp_path / "x", {"a.jsonl": records}), **SMALL, tokenizer=own)
-    assert says in str(told.value)
 
 
 # --- the real thing ----------------------------------------------------------------------------------------

@@ -191,9 +191,8 @@ PUBLISHED = {"pretrained": "colour"}
         ("tokenizer", {**PUBLISHED, "tokenizer": of_captions(None, TEXTS, 40)}),
     ],
 )
-def test_what_is_refused(monkeypatch, saved, argument, options):
+def test_what_is_refused(saved, argument, options):
     """Also data that weights of a folder, or published ones, do not fit."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     place = saved / options.get("pretrained", "none")
     with refused(argument):
         clip_of(**options | ({"pretrained": str(place)} if place.exists() else {}))

@@ -82,7 +82,6 @@ def changed(change):
 
 NOT_KEPT = {
     "trained": lambda: net_of(trainable=True),
-    "separable": lambda: controls(net_of(trainable=True))["no_entanglement"],
     "shots": lambda: changed(lambda qnode: qp.set_shots(qnode, 10)),
     "device": lambda: changed(lambda qnode: qnode.update(device=qp.device("default.mixed", wires=4, seed=0))),
     "another net": lambda: torch.nn.Flatten(),
@@ -154,12 +153,6 @@ def test_every_change_has_a_file_of_its_own(home, splits):
 # --- in a run ---------------------------------------------------------------------------------------
 
 
-def losses(run):
-    """Of every net and epoch, in training and later."""
-    rows = run.rows("metrics")
-    return [value for row in rows for name, value in row.items() if name.endswith("_loss")]
-
-
 def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home, monkeypatch):
     """On 24 images of 6x6 pixels, whose circuits are frozen."""
     rows_seen, right = [], QuantumLayer.forward
@@ -170,17 +163,19 @@ def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home
         rows_seen.append(len(inputs) if inputs.ndim > 1 else 1)
         return right(self, inputs)
 
-    def trained(name):
+    def losses(name):
+        """Of every net and epoch, in training and later."""
         run = runs.open_run(tmp_path / name, "folder_quanv", **given)
         rows_seen.clear()
         list(runs.train_all(run))
-        return losses(run)
+        every = [row.items() for row in run.rows("metrics")]
+        return [value for row in every for name, value in row if name.endswith("_loss")]
 
     monkeypatch.setattr(QuantumLayer, "forward", forward)
-    first, patches = trained("run"), 24 * 9
+    first, patches = losses("run"), 24 * 9
     assert patches <= sum(rows_seen) // 2 < patches + 100, "two nets, every patch once"
     assert len(files(home)) == 3, "of the frozen classical layer as well"
-    assert trained("again") == first
+    assert losses("again") == first
     assert sum(rows_seen) < 300, "single images, to ask for shapes and sizes"
     monkeypatch.setattr(features, "of", lambda net, splits, device="cpu": splits)
-    assert trained("uncached") == pytest.approx(first, abs=1e-4) and len(first) == 3 * (2 * 2 + 1)
+    assert losses("uncached") == pytest.approx(first, abs=1e-4) and len(first) == 3 * (2 * 2 + 1)

@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import struct
 import sys
 from collections import Counter
 
@@ -15,11 +14,12 @@ from safetensors.torch import load_file
 
 from qnnkit import measure, runs
 from qnnkit.data.midi_events import BOS, EOS, EVENTS, WIDTH, MidiEvents
-from qnnkit.data.pieces import blocks, collect, music, tokenizer_of
+from qnnkit.data.pieces import blocks, collect, music, of_steps, tokenizer_of
 from qnnkit.data.tokens import IGNORED
 from qnnkit.models import causal_lm
 from qnnkit.models.midi_model import MidiModel, config_of
 from tests import toys
+from tests.data.test_music_data import scale
 from tests.notebooks.test_notebook_cells import executed
 from tests.same import from_seed
 
@@ -28,15 +28,12 @@ symusic = pytest.importorskip("symusic")
 
 def track(*events: tuple[int, list[int]]) -> bytes:
     """The bytes of a track, of (ticks since the event before, bytes of a message)."""
-    body = b"".join(bytes([*([128 | wait >> 7] if wait > 127 else []), wait & 127, *m]) for wait, m in events)
-    return b"MTrk" + struct.pack(">I", len(body) + 4) + body + b"\0\xff\x2f\0"
+    return b"".join(bytes([*([128 | wait >> 7] if wait > 127 else []), wait & 127, *m]) for wait, m in events)
 
 
-def midi(kind: int, *tracks: bytes, ticks: int = 96):
+def midi(kind: int, *tracks: bytes):
     """A score from the bytes of a file of type 0 or 1."""
-    return symusic.Score.from_midi(
-        b"MThd" + struct.pack(">IHHH", 6, kind, len(tracks), ticks) + b"".join(tracks)
-    )
+    return symusic.Score.from_midi(toys.midi_bytes(*tracks, kind=kind))
 
 
 def rows_of(ids: list[int]) -> list[list[int]]:
@@ -208,7 +205,6 @@ def test_a_folder_of_the_published_form_comes_back_also_by_its_name_on_the_hub(n
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     config, stored = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     assert config["model_type"] == "midi_model" and config["tokenizer"]["version"] == "v2"
     for name in (folder, "someone/midi"):
@@ -244,24 +240,19 @@ def test_every_token_of_an_event_is_predicted_once_and_blocks_begin_with_events(
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
+    both = ("ann", 60), ("bob", 48)
+    files = {f"{name}/{i}.mid": of_steps(scale(12, first + i)) for name, first in both for i in range(8)}
     folder = tmp_path_factory.mktemp("pieces")
-    for composer, first in (("ann", 60), ("bob", 48)):
-        (folder / composer).mkdir()
-        for i in range(8):
-            notes = [(w, [0x90, first + (i + n) % 7, v]) for n in range(12) for w, v in ((0, 90), (24, 0))]
-            midi(0, track((0, [0xC0, 40]), *notes)).dump_midi(folder / composer / f"{i}.mid")
-    return folder
+    return toys.write(folder, {name: score.dumps_midi() for name, score in files.items()})
 
 
 TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
 TINY |= {"epochs": 1, "n_seeds": 1}
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_base_is_trained_adapted_and_judged(pieces, tmp_path):
     given = TINY | {"data_dir": str(pieces), "tokens": "midi_v2"}
-    base = runs.open_run(tmp_path / "base", "music_llama", **given)
-    list(runs.train_all(base))
+    base = toys.trained(tmp_path / "base", "music_llama", **given)
     runs.export(base)
     given = TINY | {"data_dir": str(pieces), "pretrained": str(base.folder / "model"), "composers": ["ann"]}
     run = runs.open_run(tmp_path / "adapters", "music_adapter", **given, controls=[], adapter_weights=600)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from qnnkit import cli, report, runs
 from tests import forked
+from tests.toys import trained
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
@@ -75,8 +76,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> No
 def test_what_is_fitted_on_the_training_split_goes_with_the_net(home: Path) -> None:
     [block] = [each for each in BLOCKS if "Standardised" in each]
     (home / "mine.py").write_text(f"{RECIPE}\n\n{block}")
-    run = runs.open_run("runs/one", "mine.py", **{**TINY, "n_seeds": 1}, controls=["classical"])
-    list(runs.train_all(run))
+    run = trained("runs/one", "mine.py", **TINY, controls=["classical"])
     runs.export(run)
     inputs, others = run.splits.train.inputs, run.splits.test.inputs
     for net in (runs.load_model("runs/one/model", "mine.py")[0], runs.trained(run, "classical")):
@@ -141,8 +141,7 @@ def task(settings):
 
 def test_what_its_task_shows_is_shown(home: Path) -> None:
     (home / "mine.py").write_text(RECIPE + SHOWN)
-    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
-    list(runs.train_all(run))
+    run = trained("runs/one", "mine.py", controls=[], **TINY)
     [figure] = report.preview(run)
     assert figure.get_axes() and (run.folder / "figures" / "01_preview.png").read_bytes()[:4] == b"\x89PNG"
     net, test = runs.trained(run), run.splits.test

@@ -12,7 +12,7 @@ from torch import nn
 
 from qnnkit import recipes, runs
 from tests.recipes.test_your_own import RECIPE, TINY, home, in_cells  # noqa: F401  fixture
-from tests.toys import AsFloat, Digits
+from tests.toys import AsFloat, Digits, trained
 
 CELL = """
 import pennylane as qml
@@ -78,11 +78,6 @@ def test_what_a_recipe_imports_from_its_folder_by_a_dot_or_by_a_link_counts_as_i
     assert [recipe.code.near.number for recipe in found] == [1, 2, 2, 3], "each has its own"
 
 
-def trained(home):  # noqa: F811
-    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
-    return run, list(runs.train_all(run))
-
-
 OWN_NAMES = """
     circuit: str = "data_reuploading"
     four_bit: int = 3
@@ -99,16 +94,16 @@ OWN_NAMES = """
 def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(home):  # noqa: F811
     text = RECIPE.replace("    n_layers: int = 2\n", f"    n_layers: int = 2\n{OWN_NAMES}")
     (home / "mine.py").write_text(text)
-    run, [final] = trained(home)
+    run = trained("runs/one", "mine.py", controls=[], **TINY)
     assert run.config.circuit == "data_reuploading" and run.config.of_kit("circuit") is None
-    assert runs.export(run).name == "model" and final["net"] == "hybrid"
+    assert runs.export(run).name == "model" and run.nets == ("hybrid",)
     [found] = runs.predict("runs/one", [np.full(3, 0.5, np.float32)], recipe="mine.py")
     assert np.isfinite(found["output"])
 
 
 def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811
     (home / "mine.py").write_text(RECIPE.replace("np.linspace(-1, 1, 240)", "np.random.uniform(-1, 1, 240)"))
-    run, _ = trained(home)
+    run = trained("runs/one", "mine.py", controls=[], **TINY)
     assert len(runs.open_run("runs/one", "mine.py").tested()) == 1
     assert torch.equal(run.splits.train.inputs, runs.open_run("runs/one", "mine.py").splits.train.inputs)
 
@@ -150,8 +145,6 @@ REFUSED = {
     "an error in load": ("np.sin(3 * t)", "1 / 0", "line 21, in load: ZeroDivisionError"),
     "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
     "a loss for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one"),
-    "no such number": ('monitor = "r2"', 'monitor = "f1"', "`f1`"),
-    "a number of unknown direction": ('"r2"  #', '"height"  #', "say whether more is better"),
     "a control that does not take the data": ("class Regression", CONTROLS % ("a", 4), "mat1 and"),
     **{
         f"a control named {name!r}": ("class Regression", CONTROLS % (name, 3), "in letters, digits")
@@ -166,9 +159,8 @@ def test_what_is_wrong_is_told_in_a_sentence_and_begins_no_run(kind, home):  # n
     assert before in RECIPE
     (home / "mine.py").write_text(RECIPE.replace(before, after) + HELD_TWICE)
     controls = {"controls": ["classical"]} if after == NET else {}
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=rf"^.*{re.escape(told)}.*\Z"):
         runs.open_run("runs/one", "mine.py", **TINY, **controls)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
     assert not (home / "runs" / "one" / "config.json").exists()
 
 
@@ -207,6 +199,5 @@ class Nine(Digits):
 
 def test_a_net_that_does_not_take_its_images_is_told(tmp_path):
     for kind, told in ((Bytes, "uint8. Begin forward with: images = "), (Nine, "returns shape (2, 10)")):
-        with pytest.raises(recipes.RecipeError) as caught:
+        with pytest.raises(recipes.RecipeError, match=re.escape(told)):
             runs.open_run(tmp_path / "run", kind)
-        assert told in str(caught.value)

@@ -86,10 +86,6 @@ SPLITS = digit_captions()
 close = functools.partial(torch.testing.assert_close, atol=1e-5, rtol=0)
 
 
-def in_pieces(n: int) -> functools.partial:
-    return functools.partial(Contrastive(), micro_batch=n)
-
-
 def clip_of(head: str = "linear") -> Clip:
     return Clip(**SPLITS.sizes, head=head, patch_size=4, n_qubits=3)
 
@@ -102,9 +98,9 @@ def batch_of(n: int = 20) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("head", ["full", "quantum"])
 def test_chunks_give_the_gradient_of_the_whole(head, chunk):
     clip, batch, found = clip_of(head).double(), batch_of(), []
-    for task in (Contrastive(), in_pieces(chunk)):
+    for pieces in ({}, {"micro_batch": chunk}):
         clip.zero_grad()
-        loss = task(clip, batch).loss
+        loss = Contrastive()(clip, batch, **pieces).loss
         loss.backward()
         slopes = {name: each.grad.clone() for name, each in clip.named_parameters() if each.grad is not None}
         found.append(slopes | {"loss": loss.detach()})
@@ -115,7 +111,7 @@ def test_chunks_give_the_gradient_of_the_whole(head, chunk):
 def test_what_is_refused(monkeypatch):
     for chunk in (0, -3):
         with refused("micro_batch"):
-            in_pieces(chunk)(clip_of(), batch_of())
+            Contrastive()(clip_of(), batch_of(), micro_batch=chunk)
     spread = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with refused("processes", NotImplementedError):
@@ -136,7 +132,7 @@ def test_one_chunk_is_in_memory_at_once_and_drawn_again_as_it_was():
         drawn.append(float(outputs.detach().double().sum()))
 
     with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(kept), own_generators():
-        loss = in_pieces(5)(clip, batch).loss
+        loss = Contrastive()(clip, batch, micro_batch=5).loss
         assert len(alive) == 4 and not any(ref() is not None for ref in alive), "a graph is kept"
         torch.rand(3)  # whoever else draws before the way back
         before = torch.get_rng_state()

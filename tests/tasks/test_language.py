@@ -117,7 +117,6 @@ METHODS |= {"prompt_tuning": {"num_virtual_tokens": 2}}
 LLAMA_3_2 = {"num_key_value_heads": 1, "tie_word_embeddings": True}
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(("method", "sizes"), [*((each, {}) for each in METHODS), ("lora", LLAMA_3_2)])
 def test_an_adapter_trains_and_is_read_and_merged_without_the_kit(splits, tmp_path, method, sizes):
     base = tasks.save(small(**sizes), splits.tokenizer, tmp_path / "base")

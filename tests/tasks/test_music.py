@@ -13,19 +13,12 @@ from qnnkit.tasks import continue_piece
 from qnnkit.tasks.language import continuation
 from tests import nets
 from tests.data.test_music_data import BOS, EOS, TOKENS, band, heard
-from tests.toys import by_composer, music
-
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+from tests.toys import by_composer, music, trained
 
 TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
+TINY |= {"epochs": 1}
 THREE = ("bach", "mozart", "nottingham")
 ADAPTED = THREE[:2]
-
-
-def trained(folder, recipe, **settings):
-    run = runs.open_run(folder, recipe, **TINY, epochs=1, **settings)
-    list(runs.train_all(run))
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +34,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def base(home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("base") / "run"
-    run = trained(folder, "music_llama", data_dir=str(home), composers=["bach", "nottingham"])
+    run = trained(folder, "music_llama", **TINY, data_dir=str(home), composers=["bach", "nottingham"])
     report.finish(run)
     return run
 
@@ -49,7 +42,7 @@ def base(home, tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(home, base, tmp_path_factory):
     """Runs of both composers: a quantum adapter, and LoRA beside it."""
-    folder, common = tmp_path_factory.mktemp("adapters"), {"data_dir": str(home), "n_seeds": 2}
+    folder, common = tmp_path_factory.mktemp("adapters"), TINY | {"data_dir": str(home), "n_seeds": 2}
     common |= {"pretrained": str(base.folder / "model"), "controls": ["lora"]}
     return [trained(folder / name, "music_adapter", composers=[name], **common) for name in ADAPTED]
 
