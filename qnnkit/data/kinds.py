@@ -32,7 +32,7 @@ class Images(Pictures):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes."""
     augmentation: Literal["none", "affine"] = "none"
-    """Changes of images in training, new in every epoch: affine turns, shifts, scales and shears them a little."""
+    """How training images vary by epoch: affine turns, shifts, scales and shears them a little."""
 
 
 class Captions(Pictures):
