@@ -41,7 +41,7 @@ Split = BeforeValidator(lambda value: listed(value) if isinstance(value, str) el
 Words = Annotated[tuple[str, ...], Split]
 """A list of words, which may be given as one text: "classical, no_quantum"."""
 Place = Annotated[str, "place"]
-"""A folder, file or address. Relative ones are meant from the workspace; they may be given anew."""
+"""A folder, file or address. A relative one is looked up in the workspace; it may change later."""
 LATER = "later"
 """Marks a setting that says where and how a run computes, not what: it may differ when it is resumed."""
 _UPDATE = "learning_rate|quantum_learning_rate|optimizer|weight_decay|schedule|warmup_epochs"
