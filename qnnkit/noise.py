@@ -55,8 +55,8 @@ def robustness(
     Shots are drawn on `default.qubit`. Noise runs on `default.mixed`, without shots: after every gate a
     depolarising channel on each of its wires, or a bit flip of each measured wire just before it is read.
     For a circuit of 4 wires and 40 gates a condition took 0.03 ms (100 shots) to 0.7 ms (10,000 shots),
-    depolarising noise 0.6 ms, a fake device 5 ms at 1,000 shots (docs/results/noise.csv; a 2-core x86). Memory is
-    128 MiB or, above 8 wires, what one circuit takes.
+    depolarising noise 0.6 ms, a fake device 5 ms at 1,000 shots (docs/results/noise.csv; a 2-core x86).
+    Memory is 128 MiB or, above 8 wires, what one circuit takes.
 
     Args:
         model: Classifies with `QuantumLayer`s in it, wherever they are; left as it was.
