@@ -22,13 +22,13 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 
-suppress_warnings = ["ref.python"]  # several classes are called Comparison: a type alone does not say which
+suppress_warnings = ["ref.python"]  # several classes are called Training: a type alone does not say which
 
 # Parts of the package that have a page; the others are the inner workings of these.
 PARTS = sorted(
     path.stem
     for path in (ROOT / "qnnkit").iterdir()
-    if (path / "__init__.py").exists() or path.stem in ("circuits", "hardware", "noise", "settings", "stats")
+    if (path / "__init__.py").exists() or path.stem in ("circuits", "noise", "settings")
 )
 
 

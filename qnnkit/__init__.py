@@ -9,8 +9,10 @@ Where to start:
 * **A run.** `open_run("runs/first", "digits_quanv")` opens a folder for a recipe (one of `RECIPES`, a file or
   a class of yours); `qnnkit run --recipe digits_quanv --run-dir runs/first` trains it, its controls included,
   and writes the report. A recipe of yours begins with a class of `Settings`, or with `qnnkit new`.
-* **Parts.** `data` reads and splits, `tasks` score, `train` is the loop, `gradients` and `noise` look inside,
-  `measure` predicts time, memory and money, `report` compares runs.
+* **Parts.** `circuits`, `layers` and `models` make nets, `adapters` tune language models; `data` reads and
+  splits, `tasks` score, `train` is the loop; `runs` and `batch` keep what is trained, `report` compares it;
+  `gradients`, `noise` and `inspector` look inside; `measure` predicts time, memory and money, `device` says
+  what computes here. Import a part by name: `from qnnkit import gradients`; `qnnkit --help` has the commands.
 
 A net and its controls, which have the sizes of a batch that it has seen:
 

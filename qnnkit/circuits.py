@@ -99,7 +99,7 @@ def random(weights: Any, wires: Wires, first: int = 0, seed: int = 0) -> None:
 
 
 def data_reuploading(inputs: Any, weights: Any, wires: Wires) -> None:
-    """In every layer the data anew: RY embedding, RY and RZ, a ring of CNOTs, RY.
+    """Embeds the data in every layer: an RY of each feature, RY and RZ, a ring of CNOTs, RY.
 
     Reference: after Perez-Salinas et al. (2020), arXiv:1907.02085; weights of shape (n_layers, n_qubits, 3).
     """
@@ -142,7 +142,11 @@ class Circuit:
     """What embeds the data in a layer, as (inputs, wires), where the circuit is both at once."""
 
     def n_qubits(self, n_features: int) -> int:
-        """The fewest wires that take `n_features` features."""
+        """The fewest wires that take `n_features` features.
+
+        Raises:
+            TypeError: It is an ansatz, which takes none.
+        """
         if self.n_features is None:
             raise TypeError("An ansatz takes no features; ask its embedding for the number of wires.")
         return next(n for n in range(1, n_features + 1) if self.n_features(n) >= n_features)
@@ -164,7 +168,11 @@ ANSAETZE = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind != "
 
 
 def embedding_of(ansatz: str, embedding: str = "angle") -> Circuit:
-    """The entry that takes the features: the ansatz itself where it embeds them, else `embedding`."""
+    """The entry that takes the features: the ansatz itself where it embeds them, else `embedding`.
+
+    Raises:
+        ValueError: A name is unknown.
+    """
     entry = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)]
     other = CIRCUITS[checks.choice("embedding", embedding, EMBEDDINGS)]
     return entry if entry.kind == "both" else other
@@ -173,7 +181,7 @@ def embedding_of(ansatz: str, embedding: str = "angle") -> Circuit:
 def build(
     ansatz: str, *, n_qubits: int = 4, n_layers: int = 2, device: str = "default.qubit", **options: Any
 ) -> tuple[qp.QNode, dict[str, tuple[int, ...]]]:
-    """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` a layer needs.
+    """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` that a layer needs.
 
     Args:
         ansatz: Name of an entry of `CIRCUITS` that has weights.
@@ -217,6 +225,9 @@ def compose(
         mirrored: For `identity_block`. Layers come in pairs: the second of a pair has the gates of the
             first, inverse and in inverse order, with weights of its own. Where the ansatz embeds the data,
             that is done once in a pair and not undone: else a pair of equal weights would not depend on it.
+
+    Raises:
+        ValueError: As `build`.
     """
     checks.positive("n_qubits", n_qubits)
     checks.positive("n_layers", n_layers)
@@ -245,7 +256,7 @@ def compose(
 
 
 def make_device(name: str, wires: Any) -> qp.devices.Device:
-    """A PennyLane device made that draws no seed from NumPy's global generator, as PennyLane would."""
+    """A PennyLane device that draws no seed from NumPy's global generator, as PennyLane's own would."""
     fresh = {"seed": None} if name in ("default.qubit", "lightning.qubit") else {}
     return qp.device(name, wires=wires, **fresh)
 

@@ -292,7 +292,7 @@ def sample(
     folder: Annotated[Path, Argument(metavar="DST", help="New or empty folder for the sample.")],
     per_class: Annotated[int, Option(metavar="N", help="Images per class.")],
     seed: Annotated[int, Option(help="Chooses the images.")] = 0,
-    pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group is the label.")] = None,
+    pattern: Annotated[str | None, Option(metavar="REGEX", help="Label in names (its first group).")] = None,
 ) -> None:
     """Copy a few images of each class into a new folder."""
     from qnnkit import data
@@ -345,7 +345,7 @@ def evaluate(
     recipe: RecipeName = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a trained net on other data: perplexity of a text, accuracy on labelled images or arrays."""
+    """Evaluate a trained net on other data: perplexity of text or music, accuracy on labelled images."""
     from qnnkit import runs
     from qnnkit.runs.using import line
 

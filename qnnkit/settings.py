@@ -41,7 +41,7 @@ Split = BeforeValidator(lambda value: listed(value) if isinstance(value, str) el
 Words = Annotated[tuple[str, ...], Split]
 """A list of words, which may be given as one text: "classical, no_quantum"."""
 Place = Annotated[str, "place"]
-"""A folder, file or address. Relative ones are meant from the workspace; they may be given anew."""
+"""A folder, file or address. A relative one is looked up in the workspace; it may change later."""
 LATER = "later"
 """Marks a setting that says where and how a run computes, not what: it may differ when it is resumed."""
 _UPDATE = "learning_rate|quantum_learning_rate|optimizer|weight_decay|schedule|warmup_epochs"
@@ -96,7 +96,7 @@ class Settings(Base):
     weight_decay: float = Field(default=0.0, ge=0)
     """Decay of the classical weights; angles are periodic and never decay."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    """How the learning rate falls to zero over the run."""
+    """How the learning rate falls to zero over the run; constant: it does not fall."""
     warmup_epochs: float = Field(default=0.0, ge=0)
     """Epochs over which the learning rate first rises from zero."""
     clip_norm: float | None = Field(default=None, gt=0)
@@ -124,11 +124,11 @@ class Settings(Base):
     vary_split: bool = False
     """Whether every seed has a split of its own (number split_seed + seed), for intervals over splits too."""
     validation_fraction: float = Field(default=0.2, gt=0)
-    """Share (of files about) or number of samples that choose the epoch; from train/ with a test part."""
+    """Share (about, of files) or number of samples that choose the epoch; of train/, with a test part."""
     test_fraction: float = Field(default=0.2, gt=0)
-    """Share (of files about) or number of samples that are read at the end; unused with a test part."""
+    """Share (about, of files) or number of samples for the test; unused if the data bring a test part."""
     train_fraction: float = Field(default=1.0, gt=0)
-    """Share, or number, of the training samples that is used, class by class; the others stay whole."""
+    """Share or number of the training samples to use, class by class; validation and test stay whole."""
 
     # --- the comparison ---
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -158,7 +158,7 @@ class Settings(Base):
     trackers: Annotated[Words, LATER] = ()
     """Where numbers go besides metrics.jsonl: trackio, tensorboard, mlflow, wandb, ...; may differ later."""
     price_per_hour: Annotated[float | None, LATER] = Field(default=None, ge=0)
-    """What an hour of the machine costs, in any currency, for the estimate in provenance.json. May differ."""
+    """US dollars an hour of this machine, for plans and the cost in provenance.json. May differ later."""
 
     # --- success ---
     max_memory_gb: Annotated[float | None, LATER] = Field(default=None, gt=0)

@@ -154,6 +154,7 @@ REFUSED = [
     ("backend", lambda: put(rotations(), "default.qubit", shots=10)),
     ("model", lambda: put(wide(11), noise=("depolarizing=0.1",))),
     ("noise", lambda: put(rotations(), shots=10, noise=("depolarizing=0.1",))),
+    ("noise", lambda: put(rotations(), noise=("depolarising=0.1",))),
 ]
 
 

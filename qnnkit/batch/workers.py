@@ -24,7 +24,7 @@ from qnnkit.device import machine
 from qnnkit.runs import rows, state
 
 RUN_BYTES = 1.2e9
-"""Memory to keep free for each run: its process and kernel took 0.9 GB, on Linux with PyTorch for CPUs."""
+"""Memory to keep free for each run: its process and kernel took 0.9 GB (Linux, PyTorch for CPUs)."""
 TIMEOUT = 15.0
 """Seconds that a scheduler has to answer, and then to have a worker."""
 GONE = "The scheduler is gone. Finished runs are kept. Start it, then type the same command again."

@@ -24,7 +24,7 @@ def seed_all(*key: object) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """As a checkpoint keeps it."""
+    """The state of every generator that a training may draw from, as a checkpoint keeps it."""
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = dict(zip(NUMPY, np.random.get_state(legacy=True), strict=True))  # noqa: NPY002
     numpy["key"] = torch.from_numpy(np.asarray(numpy["key"]).astype(np.int64))
@@ -38,7 +38,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the state back; a device that this machine lacks is skipped."""
+    """Puts back what `random_state` gave; a device that this machine lacks is skipped."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     numpy = numpy | {"key": numpy["key"].numpy().astype(np.uint32)}

@@ -33,8 +33,8 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
 
     Args:
         name: Which dataset.
-        train_fraction: Share of the training images that is kept, class by class, chosen by `split_seed`: a
-            smaller share lies inside a larger one. Validation, test and notes are those of the whole.
+        train_fraction: Share of the training samples that is kept, or above 1 their number; class by class,
+            chosen by `split_seed`: a smaller share lies inside a larger one. Validation and test stay whole.
         options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and the
             dataset's own, such as `label_pattern`.
 

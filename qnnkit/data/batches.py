@@ -24,7 +24,7 @@ class DictBatches(DataLoader):
         draw: Epoch -> tensors of one length, by name or in a tuple: the samples of that epoch, the same at
             each call.
         batch_size: Samples of a batch; the last one may be smaller.
-        shuffle: Whether the order is drawn anew for every epoch; else as `draw` gives them.
+        shuffle: Whether each epoch has an order of its own; else samples come as `draw` gives them.
         seed: With the epoch, all that the order depends on.
     """
 

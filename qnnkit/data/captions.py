@@ -76,7 +76,7 @@ class CaptionSplits(Pictured[CaptionSet]):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of images and captions, as `models.build` takes it."""
+        """What a net must know of images and captions, by the arguments of `models.Clip`."""
         return {"tokenizer": self.tokenizer, "channels": self.channels, "image_size": self.image_size}
 
     def example(self, n: int = 1) -> dict[str, Tensor]:

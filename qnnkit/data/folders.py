@@ -169,6 +169,9 @@ def sample_files(
         seed: Chooses which.
         pattern: The label in a file's name, as `label_pattern` of `flat_folder`; None takes class folders.
 
+    Returns:
+        The folder.
+
     Raises:
         FileExistsError: Something is in `folder`.
         ValueError: `per_class` is below 1, or `folder` lies in `source`.

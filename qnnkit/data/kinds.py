@@ -32,7 +32,7 @@ class Images(Pictures):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes."""
     augmentation: Literal["none", "affine"] = "none"
-    """Images anew in every epoch, in training only: affine turns, shifts, scales and shears them a little."""
+    """How training images vary by epoch: affine turns, shifts, scales and shears them a little."""
 
 
 class Captions(Pictures):
@@ -42,7 +42,7 @@ class Captions(Pictures):
     dataset: str = "captions"
     """Which: captions (a folder of images with a file of captions), or digit_captions."""
     sequence_length: int | None = Field(default=None, ge=2)
-    """Most tokens of a caption; None takes the longest."""
+    """Most tokens of a caption, begin and end included; None takes 32 (digits: 8) or the tokenizer's own."""
     tokenizer: Place | None = None
     """Folder, or name on the Hub, of a tokenizer; None takes that of `pretrained`, or words as they are."""
 
@@ -67,7 +67,7 @@ class Text(Tokens):
     tokenizer: Place | None = None
     """Folder, or name on the Hub, of one; None takes that of `pretrained`, or learns one."""
     part: str | None = None
-    """Regular expression: which documents are used."""
+    """Regular expression: which documents or speeches are used; with a "!" before it, which are not."""
 
 
 class Music(Tokens):
@@ -76,11 +76,11 @@ class Music(Tokens):
     dataset: Literal["music"] = "music"
     """Music alone."""
     composers: Words | None = None
-    """Whose pieces are used; None takes all."""
+    """Names of the composers whose pieces are used; None takes all."""
     tokens: Literal["remi", "midi_v1", "midi_v2"] = "remi"
     """Tokens of a net from scratch: remi (MidiTok's), midi_v1 or midi_v2 (events of SkyTNT's midi_model)."""
     transpose: int | None = Field(default=None, ge=0, le=12)
-    """Semitones up or down by which training pieces are moved, anew in every epoch."""
+    """Most semitones by which training pieces move up or down in each epoch; None takes 5, 0 moves none."""
 
 
 NO_OPTIONS = ("dataset", "data_dir", "label_smoothing", "augmentation")

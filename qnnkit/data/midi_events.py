@@ -114,10 +114,10 @@ class MidiEvents:
     def encode(self, score: Any) -> tuple[list[int], Counter[str]]:
         """The tokens of a `symusic.Score`, between a row of BOS and one of EOS; and what they do not hold.
 
-        Times are rounded to 16ths. A note ends where the next one of its track and pitch begins. What sets
-        programs, controllers, tempo and key before the first note stands at time 0. Silences of 128 quarters
-        and more are written by repeating the tempo. symusic does not give a file's own channels, so they are
-        numbered from 0, and tracks from 1, as for the published models called `tv2o`.
+        Times are rounded to 16ths of a quarter. A note ends where the next one of its track and pitch begins.
+        What sets programs, controllers, tempo and key before the first note stands at time 0. Silences of 128
+        quarters and more are written by repeating the tempo. symusic does not give a file's own channels, so
+        they are numbered from 0, and tracks from 1, as for the published models called `tv2o`.
 
         Returns:
             Tokens, 8 for each event; and what was left out -> how often.

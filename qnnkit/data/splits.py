@@ -42,7 +42,7 @@ class Splits(Generic[P]):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of the data, as `models.build` takes it."""
+        """What a net must know of the data, by name; nets of the kit take these as arguments."""
         raise NotImplementedError
 
     def example(self, n: int = 1) -> Any:
@@ -171,7 +171,7 @@ class ImageSplits(Pictured[ImageSet]):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of the images, as `models.build` takes it."""
+        """What a net must know of the images, by the arguments of `models.QuanvNet`."""
         return {"channels": self.channels, "image_size": self.image_size, "n_classes": self.n_classes}
 
 

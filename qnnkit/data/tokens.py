@@ -55,7 +55,7 @@ class TokenSplits(Splits[TokenSet]):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of the tokens, as `models.build` takes it."""
+        """What a net must know of the tokens, by the arguments of `causal_lm`."""
         events = {"events": self.tokenizer.version} if isinstance(self.tokenizer, MidiEvents) else {}
         return {"vocabulary": self.vocabulary, "length": self.length, **events}
 

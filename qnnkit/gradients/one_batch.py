@@ -32,6 +32,9 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[Fault]:
         model: Any module; it is left as it was.
         task: Gives the loss.
         batch: As the task takes it, on the model's device, the inputs first.
+
+    Returns:
+        The faults, none where nothing is wrong; `str` of one is a sentence.
     """
     circuits = circuits_of(model)
     if not circuits:

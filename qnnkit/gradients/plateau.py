@@ -73,6 +73,10 @@ def scan(
         variance omits;
         resampled: the variance of each bootstrap sample, an array.
 
+    Raises:
+        ValueError: A name is unknown, `n` is below 2, a number of qubits is not in 1..20, or a depth is no
+            number of layers, or odd with identity_block.
+
     Reference: McClean et al. (2018), arXiv:1803.11173; Cerezo et al. (2021), arXiv:2001.00550.
 
     Example:

@@ -74,6 +74,7 @@ class Training:
 
     @property
     def epochs(self) -> list[int]:
+        """Numbers of the recorded epochs, counted from 1."""
         return [row["epoch"] for row in self.rows]
 
     @property

@@ -134,7 +134,7 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
 
     Raises:
         ValueError: The model holds no `QuantumLayer`.
-        NotImplementedError: A layer has not run yet, or its QNode returns a single value or a tuple.
+        NotImplementedError: A layer has not run yet, or its QNode returns a single value or a state.
     """
     made = {name: control(model, name, seed=seed) for name in control_names(model)}
     for name in MORE_CONTROLS if example is not None else MORE_CONTROLS[:-1]:

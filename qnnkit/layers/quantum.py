@@ -40,7 +40,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
             (differentiated by backprop on `default.qubit`, by the adjoint method on `lightning.*`).
 
     Raises:
-        ValueError: `backend` is unknown, or a tensor in `init_method` has another shape.
+        ValueError: `backend` is unknown, the QNode has another interface than torch's, a shape is missing,
+            or a tensor in `init_method` has another one.
+        TypeError: The QNode has no argument `inputs`, or takes any number of arguments.
         Exception: What PennyLane raises for a device that is not installed or does not work here.
 
     Example:
@@ -143,8 +145,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
             inputs: Features of shape (..., n_features).
 
         Returns:
-            Of shape (..., n_outputs), in the dtype that autocast or else `inputs` has (float32 for integers);
-            a state is complex, of shape (..., 2**n_wires).
+            Of shape (..., n_outputs), or (...) for a single value, in the dtype that autocast or else
+            `inputs` has (for integers float32, or as the weights); a state is complex, of shape
+            (..., 2**n_wires).
 
         Raises:
             ValueError: `inputs` is no tensor, or has no features.

@@ -18,7 +18,8 @@ class Quanv2d(nn.Module):
     """A quanvolution: a circuit slid over every channel of an image, as a convolution's kernel is.
 
     Each patch of `kernel_size` x `kernel_size` pixels of one channel is embedded into the wires; each
-    wire's <Z> is one output channel. All channels share the weights (depthwise); a filter has its own.
+    measured value (of a named circuit each wire's <Z>) is one output channel. All channels share the weights
+    (depthwise); a filter has its own.
 
     Args:
         in_channels: Channels of the input.
@@ -33,6 +34,9 @@ class Quanv2d(nn.Module):
         embedding: Embedding of a named circuit that does not embed its data itself.
         initialisation: Name of an entry of `circuits.INITIALISATIONS`, which draws the weights. A pair
             (qnode, weight_shapes) for `identity_block` is one that was built `mirrored`.
+
+    Raises:
+        ValueError: A name is unknown, or a number is below 1.
 
     Reference: Henderson et al. (2020), arXiv:1904.04767.
 

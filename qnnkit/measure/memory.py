@@ -5,8 +5,8 @@ dtypes alone; a ledger notes which tensors are alive at the same time. So a net 
 seconds, at any batch size, on any machine.
 
 The ledger replaces torch.distributed._tools.mem_tracker.MemTracker, whose peak it reproduces: that one
-raises an error where weights are frozen, and took 24 s for a step of a Llama of 3 billion weights that takes
-3 s here.
+raises an error where weights are frozen, and took 24 s for a step of a Llama of 3 billion weights that took
+3 s here (two x86 cores, 2026-11-26).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class LanguageModelSettings(Base):
     """Which language model."""
 
     size: str = "tiny"
-    """How large a model is that starts from scratch: tiny, small, medium or 3b."""
+    """Size of a model from scratch: tiny, small, medium, 3b; of midi_model tiny, small, medium, large."""
     pretrained: Place | None = None
     """Folder, or name on the Hugging Face Hub, of a model's weights; None starts from scratch."""
 

@@ -16,7 +16,7 @@ KNOWN = {"circuit": circuits.ANSAETZE, "embedding": circuits.EMBEDDINGS}
 
 
 class CircuitSettings(Base):
-    """Of a circuit."""
+    """Settings of a circuit."""
 
     circuit: str = "data_reuploading"
     """Name of an ansatz in CIRCUITS."""

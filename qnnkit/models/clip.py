@@ -32,7 +32,7 @@ class ClipSettings(CircuitSettings):
     """Sizes of the towers, and the circuits behind them."""
 
     size: str = "tiny"
-    """How large a CLIP is that starts from scratch: tiny, small, ..."""
+    """How large a CLIP is that starts from scratch: tiny, small or 77m (76.7 million weights)."""
     patch_size: int | None = Field(default=None, ge=1)
     """Side of the patches that it sees, in pixels; None takes the size's own."""
     pretrained: Place | None = None

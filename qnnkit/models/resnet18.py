@@ -15,7 +15,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class ResNetSettings(Base):
-    """Of the backbone."""
+    """Settings of the backbone."""
 
     pretrained: Place | None = None
     """Folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""

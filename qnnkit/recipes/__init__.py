@@ -43,11 +43,13 @@ def find(recipe: Any) -> Recipe:
     """The recipe that is named.
 
     Args:
-        recipe: A shipped name, the path of a .py file (relative to this folder or to the workspace), a
+        recipe: A shipped name, the path of a .py file (relative to the current folder or the workspace), a
             module, or any object with a recipe's names.
 
     Raises:
-        ValueError: None is there, or it lacks a name, or its file cannot be run: then with file and line.
+        FileNotFoundError: There is no such .py file.
+        ValueError: No recipe has this name, it lacks `load` or `build`, or its file cannot be run: then with
+            file and line (`RecipeError`).
     """
     if isinstance(recipe, Recipe):
         return recipe
@@ -79,7 +81,7 @@ def known(sha256: str) -> Recipe | None:
 
 
 def settings(recipe: Any, **given: Any) -> Settings:
-    """The settings of a recipe, some of them exchanged.
+    """The settings of a recipe, some of them changed; errors are those of `find` and `Settings.of`.
 
     Example:
         >>> settings("digits_quanv", epochs=2).epochs
@@ -96,10 +98,15 @@ def difference(before: str, after: str, most: int = 6) -> str:
 
 
 def new(path: str | Path, like: str = "digits_quanv") -> Path:
-    """Writes a copy of a shipped recipe, to be changed.
+    """Writes a copy of a recipe, to be changed; returns its path.
+
+    Args:
+        path: The new .py file; folders are made.
+        like: The recipe to copy, as `find` takes it.
 
     Raises:
         FileExistsError: Something is there.
+        ValueError: `path` does not end in .py, or there is no such recipe.
     """
     path = Path(path)
     recipe = find(like)

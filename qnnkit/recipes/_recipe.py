@@ -75,7 +75,7 @@ class Recipe:
         return made
 
     def settings(self, **given: Any) -> Settings:
-        """Its settings, some of them exchanged.
+        """Its settings, some of them changed.
 
         Raises:
             ValueError: A name is unknown, or a value breaks its rule.

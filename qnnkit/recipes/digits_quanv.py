@@ -1,4 +1,4 @@
-"""Handwritten digits by a trainable quanvolution: does entanglement help? Two minutes on two cores."""
+"""Handwritten digits by a trainable quanvolution: does entanglement help? A minute or two on two cores."""
 
 import qnnkit
 from qnnkit import data, models, tasks

@@ -66,6 +66,7 @@ class Run:
 
     @property
     def report(self) -> Path:
+        """Path of its report.html, which is there once 04_analyze has written it."""
         return self.folder / "report.html"
 
     @property
@@ -75,6 +76,7 @@ class Run:
 
     @property
     def seeds(self) -> range:
+        """The seeds that each net is trained with."""
         return range(self.config.seed, self.config.seed + self.config.n_seeds)
 
     @cached_property

@@ -53,7 +53,7 @@ def open_run(
 
     Raises:
         ValueError: A name or value is wrong, or the folder holds another experiment (the message says which).
-        OSError: The folder cannot be made or written.
+        OSError: No run is there and no recipe is named, or the folder cannot be made or written.
     """
     folder = workspace.run_folder(run_dir)
     bring(folder)

@@ -63,7 +63,8 @@ def keep_freed_memory() -> None:
     """Has glibc keep up to 62 MiB of freed memory, where it would give states back after every step.
 
     Its bounds follow the largest block that was freed (`man mallopt`, M_MMAP_THRESHOLD; 32 MiB at most). Each
-    page that was given back costs a fault when it is used again: W1 took 2.2 ms for 1.9, W2 up to 11 for 6.3.
+    page that was given back costs a fault when it is used again: W1 took 2.2 ms for 1.9, W2 up to 11 for 6.3
+    (two x86 cores, 2026-11-24).
     """
     np.empty(31 * 2**20, np.uint8)
 

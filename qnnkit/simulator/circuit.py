@@ -31,9 +31,9 @@ ONE_AT_A_TIME = threading.RLock()
 MOST_WIRES = 24
 """Up to here `backend="auto"` runs the program; the QNode's own device beyond.
 
-No PennyLane device was measured to win below. Forward and backward on 2 cores, `lightning.qubit` (adjoint)
-took 6 times as long as the program at 12 wires, 14 at 18, 10 at 20 (batch 1, 3 layers), 24 at 22 and 12 at 24
-(batch 1, 1 layer), and 25 to 65 times as long at batch 64 and 12 to 18 wires.
+No PennyLane device was measured to win below. Forward and backward on two x86 cores (2026-11-23),
+`lightning.qubit` (adjoint) took 6 times as long as the program at 12 wires, 14 at 18, 10 at 20 (batch 1, 3
+layers), 24 at 22 and 12 at 24 (batch 1, 1 layer), and 25 to 65 times as long at batch 64 and 12 to 18 wires.
 """
 
 

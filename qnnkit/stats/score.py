@@ -43,7 +43,11 @@ def direction(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Score:
-    """The number that nets of one kind of work are compared by, and how people read it."""
+    """The number that nets of one kind of work are compared by, and how people read it.
+
+    Raises:
+        ValueError: `larger` is None, and the name does not say whether more is better.
+    """
 
     name: str
     """As metrics.jsonl has it, behind `test_` and `validation_`."""

@@ -51,7 +51,7 @@ def compare(
         The columns of `ROW`. What is not known is NaN, as is `p_holm`, which `decide` adds.
 
     Raises:
-        ValueError: The two have not as many values as one another, or none, or one is not finite.
+        ValueError: The two have different numbers of values, or none, or one is not finite.
 
     Example:
         >>> row = compare([0.93, 0.95, 0.97], [0.90, 0.91, 0.92], margin=0.01)
@@ -163,7 +163,7 @@ def decide(
         The rows, with those of `compare` in place of the scores; p_holm and p_equivalent are corrected.
 
     Raises:
-        ValueError: Two nets have not as many values as one another, or none, or one is not finite.
+        ValueError: Two nets have different numbers of values, or none, or one is not finite.
 
     Example:
         >>> from qnnkit.stats import ACCURACY
