@@ -19,7 +19,7 @@ from qnnkit import noise, runs
 
 def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
     """What `noise.robustness` says of the net, and whose net it is."""
-    finals, score = run.finals(), f"validation_{run.score.on_validation}"
+    finals, score = runs.frame(run), f"validation_{run.score.on_validation}"
     own = finals[finals["net"] == run.nets[0]]
     best = own.loc[own[score].idxmax()]
     model, test = runs.trained(run, seed=int(best["seed"])), run.splits.test

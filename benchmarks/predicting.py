@@ -192,7 +192,7 @@ def train(setting: Setting, device: str) -> dict[str, Any]:
         else:
             run = setting.run(Path(folder), device)
             list(runs.train_all(run))
-            seconds = list(run.epochs()["seconds"])
+            seconds = list(runs.frame(run, "epoch")["seconds"])
         peak = measure.peak_on(torch.device(device))
         return {"peak": peak, "seconds_per_epoch": statistics.median(seconds[1:])}
 

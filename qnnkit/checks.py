@@ -95,14 +95,12 @@ def folder(name: str, path: str | Path, next_step: str) -> Path:
     """`path` as a Path, if a folder is there.
 
     Raises:
-        FileNotFoundError: Nothing is there.
-        NotADirectoryError: A file is there.
+        FileNotFoundError: Nothing is there, or a file.
     """
     path = Path(path)
     if path.is_dir():
         return path
-    error = NotADirectoryError if path.exists() else FileNotFoundError
-    raise error(message(name, "be an existing folder", str(path), next_step))
+    raise FileNotFoundError(message(name, "be an existing folder", str(path), next_step))
 
 
 def read_yaml(path: Path, kind: str) -> Any:

@@ -231,7 +231,7 @@ class Settings(Base):
         if rule.startswith("Argument `"):
             raise ValueError(rule)
         name = checks.choice("setting", str(loc[0]), cls.model_fields, SETTINGS) if loc else "settings"
-        meaning = cls.describe(name) if loc else ""
+        meaning = (cls.model_fields[name].description or "").replace("\n", " ") if loc else ""
         raise ValueError(checks.message(name, rule, value, f"It means: {meaning}" if meaning else SETTINGS))
 
     def override(self, **values: Any) -> Self:
@@ -293,11 +293,6 @@ class Settings(Base):
             for name in {**here, **there}
             if name not in (*PLACEMENT, "recipe") and here.get(name) != there.get(name)
         }
-
-    @classmethod
-    def describe(cls, name: str) -> str:
-        """What a setting means, in one line."""
-        return (cls.model_fields[name].description or "").replace("\n", " ")
 
 
 BOUNDS = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")

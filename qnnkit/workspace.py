@@ -193,25 +193,20 @@ def _flat(path: Path) -> Path:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def cannot_write(path: Path, error: OSError) -> OSError:
-    """The same error with a sentence: what could not be written, why, and the next step."""
-    step = "Free some space" if error.errno in FULL else "Choose a folder that you may write to"
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        step = "A file is in its place: choose another name"
-    sentence = f"Cannot write `{path}` ({error.strerror}). {step} and run the same command again; what was "
-    return type(error)(error.errno, f"{sentence}written before is whole.")
-
-
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside, an OSError gets a sentence on what could not be written; raises one where Drive is away."""
+    """Inside, an OSError says what could not be written, why, and the next step; as where Drive is away."""
     require_mounted(path)
     try:
         yield
     except OSError as error:
         if not error.errno or str(error.strerror).startswith("Cannot write"):  # has its sentence
             raise
-        raise cannot_write(path, error) from None
+        step = "Free some space" if error.errno in FULL else "Choose a folder that you may write to"
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            step = "A file is in its place: choose another name"
+        why = f"Cannot write `{path}` ({error.strerror}). {step} and run the same command again; what was "
+        raise type(error)(error.errno, f"{why}written before is whole.") from None
 
 
 def make_folder(path: Path) -> Path:

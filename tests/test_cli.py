@@ -217,9 +217,9 @@ def test_training_takes_epochs_and_tells_what_the_data_are(qnnkit, pictures):
     small = ("n_seeds=1", "controls=[]", "stride=8", "hidden=2")
     status, out, err = qnnkit(*begin, *(word for each in small for word in ("--set", each)))
     assert status == 0 and out.startswith("Note: Left out 1 of 13 images that cannot be read"), err
-    assert len(runs.open_run("run").epochs()) == 1
+    assert len(runs.frame(runs.open_run("run"), "epoch")) == 1
     assert qnnkit("train", "--run-dir", "run", "--epochs", "2")[0] == 0
-    assert runs.open_run("run").config.epochs == 2 and len(runs.open_run("run").epochs()) == 2
+    assert runs.open_run("run").config.epochs == 2 and len(runs.frame(runs.open_run("run"), "epoch")) == 2
     status, out, _ = qnnkit("train", "run")
     assert status == 0 and " loss " not in out and "The trained net is in" in out
     assert runs.open_run("run").provenance["notes"][0].startswith("Left out 1 of 13")

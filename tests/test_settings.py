@@ -44,7 +44,7 @@ def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
     assert {*CRITERIA} < {*PLACEMENT} < {*before}
     for name in [name for name in kind.model_fields if (name, before[name]) not in ONLY]:
         changed = changed_in(own, name)
-        told, after = kind.describe(name), changed.flat()
+        told, after = kind.model_fields[name].description, changed.flat()
         assert told.endswith(".") and "\n" not in told and 10 < len(told) <= LONGEST_DESCRIPTION, name
         assert {key for key in before if before[key] != after[key]} == {name}
         assert own.flat() == before  # the original is left as it was
@@ -123,7 +123,6 @@ def test_settings_of_a_users_own_and_those_of_a_folder_without_its_recipe():
     own = Mine.of({"shape": [5], "weights": "a/b", "epochs": 2, "name": 123})
     assert own.flat()["shape"] == [5] and own.with_paths(str.upper).weights == Path("A/B")
     assert own.name == "123", "a text, whatever it looks like"
-    assert Mine.describe("weights") == "Where they lie." and Mine.describe("name") == ""
     kept = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
     assert kept.flat()["shape"] == kept.override(epochs=3).flat()["shape"] == [3, 4]
     assert kept.difference(kept.override(epochs=3)) == {"epochs": (2, 3)}

@@ -227,7 +227,7 @@ def test_verdicts_over_several_controls_are_corrected():
     assert first["p_holm"] == pytest.approx(0.0607, abs=1e-4)
     p = "(uncorrected 95 % interval +1.5 to +6.5, p = 0.061 after Holm's correction, 3 seeds)"
     assert p in sentence(first, ACCURACY)
-    assert "differ by nothing on each of 3 seeds" in sentence(second, ACCURACY)
+    assert "differ by +0.0 points on each of 3 seeds" in sentence(second, ACCURACY)
 
 
 FALLING = "cross_entropy error_rate brier_score bce kl_divergence nll_per_token minus_auc validation-MAE"

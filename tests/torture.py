@@ -132,7 +132,7 @@ def torture_run(
                 patched.setenv("QNNKIT_LOCAL", str(folder / "machine"))
             assert same(outcome(Path("killed")), outcome(straight.folder)), home
         if command == "run":
-            result, finals = json.loads((home / "killed" / "result.json").read_text()), straight.finals()
+            result, finals = json.loads((home / "killed" / "result.json").read_text()), runs.frame(straight)
             for row in result["nets"]:
                 assert row["scores"] == finals[finals["net"] == row["net"]]["test_accuracy"].tolist()
         assert not list((home / "killed").rglob("*.running.ipynb"))

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qnnkit.workspace import cannot_write, draft_of
+from qnnkit.workspace import draft_of, writing
 
 FORMAT = 3
 NAME = re.compile(r"checkpoint-(\d{6,})-([0-9a-f]{16})\.safetensors")
@@ -58,15 +58,15 @@ def write(folder: Path, number: int, state: Packed) -> Path:
     """
     path = folder / f"checkpoint-{number:06d}"
     draft, header = draft_of(path), json.dumps({"format": FORMAT, "state": state[0]})
-    try:
-        save_file(state[1], draft, metadata={"qnnkit": header})
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        return draft.replace(folder / f"{path.name}-{hash_of(draft)[:16]}.safetensors")
-    except (OSError, SafetensorError) as error:
-        draft.unlink(missing_ok=True)
-        number = getattr(error, "errno", errno.ENOSPC)  # what else safetensors may mean, a probe has refused
-        raise cannot_write(path, OSError(number, str(error))) from None
+    with writing(path):
+        try:
+            save_file(state[1], draft, metadata={"qnnkit": header})
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            return draft.replace(folder / f"{path.name}-{hash_of(draft)[:16]}.safetensors")
+        except (OSError, SafetensorError) as error:  # a probe has refused what else safetensors may mean
+            draft.unlink(missing_ok=True)
+            raise OSError(getattr(error, "errno", errno.ENOSPC), str(error)) from None
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from qnnkit.device import accelerators, machine, simulators
 from qnnkit.device.accelerators import Accelerator
 from qnnkit.device.simulators import Simulator
 
-PACKAGES = ("qnnkit", "torch", "numpy", *simulators.PACKAGES.values())
+LIBRARIES = ("transformers", "peft", "accelerate", "datasets", "scipy", "scikit-learn")
+PACKAGES = ("qnnkit", "torch", "numpy", *simulators.PACKAGES.values(), *LIBRARIES)
 WIDTH, LABEL = 100, 20  # columns of the table, and of the labels before its text
 GIB = 2**30
 

@@ -14,7 +14,7 @@ import torch
 from qnnkit import checks, device
 from qnnkit.checkpoint import own_generators
 from qnnkit.device import machine
-from qnnkit.measure import clock, held, survey
+from qnnkit.measure import clock, held
 from qnnkit.measure.clock import Lap, Step
 from qnnkit.measure.workload import Workload
 from qnnkit.settings import Settings
@@ -202,11 +202,6 @@ def sizes(n_samples: int) -> list[int]:
     powers = [SMALLEST * 2**k for k in range(10) if SMALLEST * 2**k <= most]
     near = [[size] for size in (SMALLEST + 1, SMALLEST - 1) if n_samples % size != 1]
     return [size for size in powers if n_samples % size != 1] or [*near, powers][0]
-
-
-def machine_facts() -> dict[str, Any]:
-    """The machine, as far as a decision depends on it: another machine decides again."""
-    return {"name": survey.facts()["name"], "torch": torch.__version__}
 
 
 # --- the race -----------------------------------------------------------------------------------------------

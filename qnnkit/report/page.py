@@ -6,8 +6,6 @@ import base64
 import itertools
 import os
 import re
-from collections.abc import Iterable
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,19 +69,6 @@ def body(notebook: Path) -> Body:
     html, _ = HTMLExporter(template_name="basic", **wanted).from_notebook_node(shown)
     content = _ANCHOR.sub("", html)
     return Body(content, _HEADING.findall(content))
-
-
-def figures(paths: Iterable[Path]) -> Body:
-    """Figures as notebooks have saved them: what a page shows while no notebook has been executed."""
-    from PIL import Image
-
-    shown = []
-    for path in paths:
-        with Image.open(path) as image:
-            title, description = (escape(image.info.get(name, "")) for name in ("Title", "Description"))
-        picture = f'<img src="{embedded(path.read_bytes())}" alt="{title}">'
-        shown.append(f"<figure>{picture}<figcaption><b>{title}.</b> {description}</figcaption></figure>")
-    return Body("\n".join(shown), [])
 
 
 def _status(cell: Any) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from qnnkit.report.tables import CONTROLS, comparisons, forest, frame_of, headli
 from qnnkit.report.verify import hashes
 from qnnkit.runs import ANALYZE, INSIDE, Run, build, export, trained
 from qnnkit.runs import rows as files
-from qnnkit.runs.folder import without_places
+from qnnkit.runs.folder import now, without_places
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import BOUNDS, MAIN_NETS
 
@@ -122,8 +121,7 @@ def _judged(name: str, bound: float, own: Any, score: stats.Score) -> dict[str, 
 def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
 
-    Where `runs.launch` is executing 04_analyze or 04b_inside, the page shows what these have shown so far;
-    elsewhere the figures that notebooks have kept.
+    The page shows what 04_analyze and 04b_inside have shown; of one that `runs.launch` is executing, so far.
 
     Args:
         run: Whose nets are all trained.
@@ -158,7 +156,7 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
             "adapter": before.get("adapter") or _against_base(run),
             "criteria": judge(run),
             "test_images": len(run.splits.test),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "finished": now(),
             "config_digest": run.asked.digest(),
         }
         picture = plots.as_png(forest(compared, run.score)) if compared else b""
@@ -173,12 +171,10 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 
 
 def _shown(run: Run) -> page.Body:
-    """What 04_analyze and 04b_inside show while one of them is executed; else the figures that are kept."""
+    """What 04_analyze and 04b_inside have shown, of one that is executed just now so far."""
     copies = [run.notebook(name) for name in (ANALYZE, INSIDE)]
-    running = {copy: page.executed(copy) for copy in copies}
-    if not any(running.values()):
-        return page.figures(sorted((run.folder / "figures").glob("*.png")))
-    bodies = [page.body(running[copy] or copy) for copy in copies if running[copy] or copy.exists()]
+    shown = [page.executed(copy) or copy for copy in copies]
+    bodies = [page.body(path) for path in shown if path.exists()]
     sections = [section for body in bodies for section in body.sections]
     return page.Body("\n".join(body.html for body in bodies), sections)
 
@@ -276,7 +272,7 @@ def _as_classical(run: Run) -> list[str]:
         return []
     return [
         "Each trained circuit is a classical function: a linear map of cosines and sines of its angles gives "
-        f"its outputs to {difference:.0e} at inputs that were not fitted (`qnnkit predict --classical`)."
+        f"its outputs to {difference:.0e} at inputs that were not fitted (`layers.as_classical`)."
     ]
 
 

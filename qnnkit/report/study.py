@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import plots, stats, workspace
 from qnnkit.recipes import RECIPES
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
-from qnnkit.runs import Run, state
+from qnnkit.runs import Run, frame, state
 from qnnkit.runs import rows as files
 from qnnkit.runs.folder import settings_of
 from qnnkit.settings import MAIN_NETS
@@ -145,7 +145,7 @@ def read_study(folder: str | Path) -> Study:
         label = f"{label} ({len(models) + 1})" if label in models.values() else label
         about = {"model": models.setdefault(model, label), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
-        curves.append(run.epochs().assign(**about, split_seed=run.config.split_seed))
+        curves.append(frame(run, "epoch").assign(**about, split_seed=run.config.split_seed))
         margins.append(run.config.min_difference or 0)
         behind.append(identity)
         notes.update(own)

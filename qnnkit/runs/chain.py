@@ -275,9 +275,8 @@ def launch(
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     try:
-        _in_a_kernel(notebook, running, parameters, follow)
-    except OSError as error:
-        raise workspace.cannot_write(running, error) from None
+        with workspace.writing(running):
+            _in_a_kernel(notebook, running, parameters, follow)
     except papermill.PapermillExecutionError as error:
         why = f"stopped: {error.evalue} The cell and the whole trace are in {failed}."
     except RuntimeError as error:  # of Jupyter

@@ -19,8 +19,6 @@ from qnnkit.runs.rows import content, trainings
 from qnnkit.settings import MAIN_NETS, PLACEMENT, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from qnnkit.data import Splits
 
 
@@ -149,22 +147,10 @@ class Run:
         """The rows of `<kind>.jsonl`, oldest first."""
         return rows.read(self.folder, kind)
 
-    def epochs(self) -> pd.DataFrame:
-        """One row per net, seed and epoch; of many runs, see `runs.frame`."""
-        import pandas as pd
-
-        return pd.DataFrame(trainings(self.rows("metrics"), "epoch", self.config.epochs))
-
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
         """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""
         rows = trainings(self.rows("metrics"), "test", self.config.epochs)
         return {(row["net"], row["seed"]): row for row in rows}
-
-    def finals(self) -> pd.DataFrame:
-        """One row per net and seed that has finished: test numbers, parameter counts, seconds per epoch."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.tested().values()))
 
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""

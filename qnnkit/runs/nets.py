@@ -92,7 +92,7 @@ def placed(run: Run) -> Placement:
     """
     kept, config = run.provenance.get("placement") or {}, run.config
     asked = {"asked": {name: getattr(config, name) for name in ("device", "backend", "threads")}}
-    asked["machine"] = placement.machine_facts()
+    asked["machine"] = {"name": survey.facts()["name"], "torch": torch.__version__}  # another decides again
     if n_processes() > 1:
         return _unmeasured(run, f"{n_processes()} processes take equal shares, so nothing was measured.")
     if kept and (len(run.tested()) == len(run.nets) * len(run.seeds) or asked.items() <= kept.items()):

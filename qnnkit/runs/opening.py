@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
-import subprocess
 import warnings
 from collections.abc import Collection
 from dataclasses import asdict
@@ -30,11 +27,6 @@ from qnnkit.settings import PLACEMENT, Settings
 
 BEGIN = 120.0
 """Seconds that a newcomer waits while another process begins the run: it may be measuring."""
-PACKAGES = (
-    *("torch", "pennylane", "pennylane-lightning", "accelerate", "transformers", "peft", "safetensors"),
-    *("tokenizers", "datasets", "numpy", "scipy", "scikit-learn", "pydantic", "papermill", "optuna", "dask"),
-)
-"""Packages whose versions are kept with a run."""
 
 
 def open_run(
@@ -143,26 +135,19 @@ def extend(run: Run, epochs: int) -> None:
 
 
 def origin() -> dict[str, Any]:
-    """Code, packages, machine and time of a beginning, for provenance.json; None: it is unknown.
+    """Code, machine (with versions) and time of a beginning, for provenance.json; None: it is unknown.
 
-    Nothing of it names a person or a host.
+    A commit that ends in `-dirty` was changed. Nothing here names a person or a host.
     """
-    root, said = Path(qnnkit.__file__).parents[1], ""
-    asked = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    if (root / ".git").exists():  # else it lies in no checkout, or in another project's
-        # A git that is cut short would leave its lock behind, and nobody could write to the checkout.
-        command = ["git", "--no-optional-locks", "-C", str(root), *asked]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
+    root, asked = Path(qnnkit.__file__).parents[1], ("describe", "--always", "--dirty", "--abbrev=40")
+    # A git that is cut short would leave its lock behind, and nobody could write to the checkout.
+    command = ["git", "--no-optional-locks", "-C", str(root), *asked, "--exclude=*"]
+    known = (root / ".git").exists()  # else it lies in no checkout, or in another project's
     return {
         "begun": now(),
         "qnnkit": qnnkit.__version__,
-        "commit": said.removesuffix("-dirty") or None,
-        "commit_changed": said.endswith("-dirty") if said else None,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
+        "commit": (known and machine.output(*command)) or None,
         "machine": survey.facts(),
-        "packages": {name: machine.version(name) for name in PACKAGES},
     }
 
 

@@ -206,9 +206,8 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
     if row["seeds"] == 1:
         return f"{name} minus {other}: {gap} on one seed, which shows nothing; train more seeds."
     if math.isnan(row["detectable"]):
-        same = "nothing" if row["p"] == 1 else gap
         why = "which says nothing of how seeds differ; train more seeds."
-        return f"{name} and {other} differ by {same} on each of {many}, {why}"
+        return f"{name} and {other} differ by {gap} on each of {many}, {why}"
     alone, corrected = ("uncorrected ", " after Holm's correction") if row["family"] > 1 else ("", "")
     ends = f"{score.signed(row['low'])} to {score.signed(row['high'])}"
     p = format_p(row["p_holm"]) + corrected

@@ -1,6 +1,6 @@
 """What a net is trained for, a file per kind of work: its loss, the numbers it is judged by, and its use."""
 
-from qnnkit.tasks.classification import Classification, Predictions, calibration_error
+from qnnkit.tasks.classification import Classification, calibration_error
 from qnnkit.tasks.contrastive import Contrastive
 from qnnkit.tasks.language import Language, generate, perplexity
 from qnnkit.tasks.music import Music, continue_piece
@@ -9,7 +9,7 @@ from qnnkit.tasks.saving import merge, save
 from qnnkit.tasks.step import Shown, Step, Task, asked
 
 __all__ = [
-    "Classification", "Contrastive", "Language", "Music", "Own", "Predictions", "Refused", "Shown", "Step",
+    "Classification", "Contrastive", "Language", "Music", "Own", "Refused", "Shown", "Step",
     "Task", "asked", "calibration_error", "complete", "continue_piece", "generate", "merge", "perplexity",
     "save", "usual",
 ]  # fmt: skip

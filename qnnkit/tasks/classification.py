@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,17 +83,25 @@ class Classification:
 
     def mistakes(self, net: nn.Module, splits: Any, n: int = 12, seen: Any = None) -> list[Shown]:
         """The confusion matrix of the test split, and the samples whose true class seemed least likely."""
+        from sklearn.metrics import confusion_matrix
+
         from qnnkit import plots
 
-        test, found = splits.test, Predictions.of(net, (seen or splits).test)
-        names = splits.classes or tuple(map(str, range(found.class_probs.shape[1])))
+        test, given, labels = splits.test, (seen or splits).test, splits.test.labels
+        with evaluating(net):
+            inputs = given.images if hasattr(given, "images") else given.inputs
+            logits = torch.cat([net(some).float() for some in inputs.split(256)])
+        predicted, names = logits.argmax(1), splits.classes or tuple(map(str, range(logits.shape[1])))
+        counted = confusion_matrix(labels, predicted, labels=range(logits.shape[1]))
         told = "Test samples, first seed; rows are the truth, and off the diagonal is wrong."
-        shown = [Shown(plots.confusion(found.confusion(), names), "05_confusion", "Confusion matrix", told)]
+        shown = [Shown(plots.confusion(counted, names), "05_confusion", "Confusion matrix", told)]
         if not hasattr(test, "images"):
             return shown + largest_losses(self, net, splits, n)
-        if not len(worst := found.worst(n)):
+        wrong = (predicted != labels).nonzero().flatten()
+        of_truth = logits.softmax(1)[wrong, labels[wrong]]
+        if not (worst := wrong[of_truth.argsort(stable=True)][:n].tolist()):
             return shown
-        said = [f"{names[found.labels[i]]}, not {names[found.predicted[i]]}" for i in worst]
+        said = [f"{names[labels[i]]}, not {names[predicted[i]]}" for i in worst]
         titles = [f"{each}\n{test.sources[i]}" for each, i in zip(said, worst, strict=True)]
         figure = plots.labelled_images(test.images.numpy()[worst], titles)
         return [*shown, Shown(figure, "06_worst", "Most wrong", "The truth, the net's answer, and the file.")]
@@ -127,40 +134,6 @@ def _of_logits(logits: Tensor, classes: Sequence[str]) -> dict[str, Any]:
     """Class and probabilities of one sample."""
     probabilities = dict(zip(classes, logits.double().softmax(0).tolist(), strict=True))
     return {"class": max(probabilities, key=lambda name: probabilities[name]), "probabilities": probabilities}
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What a net says of labelled samples."""
-
-    labels: np.ndarray
-    """True classes, of shape (n,)."""
-    class_probs: np.ndarray
-    """Of shape (n, n_classes)."""
-
-    @classmethod
-    def of(cls, net: nn.Module, part: Any) -> Predictions:
-        """Of a net on a split, as (images or inputs, labels)."""
-        inputs = part.images if hasattr(part, "images") else part.inputs
-        with evaluating(net):
-            logits = torch.cat([net(some) for some in inputs.split(256)])
-        return cls(part.labels.numpy(), logits.float().softmax(dim=1).numpy())
-
-    @property
-    def predicted(self) -> np.ndarray:
-        return self.class_probs.argmax(axis=1)
-
-    def confusion(self) -> np.ndarray:
-        """Counts by (true class, predicted class)."""
-        from sklearn.metrics import confusion_matrix
-
-        return confusion_matrix(self.labels, self.predicted, labels=range(self.class_probs.shape[1]))
-
-    def worst(self, n: int) -> np.ndarray:
-        """Rows of the samples whose true class was thought least likely, worst first."""
-        true_probs = self.class_probs[np.arange(len(self.labels)), self.labels]
-        wrong = np.flatnonzero(self.predicted != self.labels)
-        return wrong[np.argsort(true_probs[wrong], kind="stable")][:n]
 
 
 def calibration_error(class_probs: Tensor, labels: Tensor, n_bins: int = 15) -> float:

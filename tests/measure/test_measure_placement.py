@@ -14,7 +14,7 @@ from torch import nn
 
 from qnnkit import runs
 from qnnkit.device import machine
-from qnnkit.measure import Lap, Workload, clock, placement
+from qnnkit.measure import Lap, Workload, clock, placement, survey
 from qnnkit.measure.placement import Candidate
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
@@ -235,9 +235,9 @@ def test_a_size_of_batch_is_kept_and_another_machine_or_setting_decides_the_rest
     with pytest.raises(ValueError, match="batch_size: 4 there, 2 now"):
         tiny(batch_size=2)
     raced.clear()
-    monkeypatch.setattr(placement, "machine_facts", lambda: {"name": "another"})
+    monkeypatch.setattr(survey, "facts", lambda: {"name": "another"})
     assert runs.placed(run).batch_size == runs.placed(tiny()).batch_size == 4
-    assert len(raced) == 1 and note(run)["machine"] == {"name": "another"}
+    assert len(raced) == 1 and note(run)["machine"]["name"] == "another"
     assert runs.placed(tiny(threads=1)).sentence.startswith("cpu on 1 thread: the only choice here")
     runs.placed(tiny())
     assert len(raced) == 2

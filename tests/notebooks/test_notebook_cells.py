@@ -93,10 +93,12 @@ def test_a_net_is_trained_and_looked_into_with_and_without_recorded_gradients(pl
     assert 0 < len(tried) <= 20 and tried[-1] < tried[0], "a batch that is not learnt"
     again = pandas.DataFrame(runs.train_all(begun(place / "again", **NETS["quanv"])))
     alike = ["net", "seed", "test_loss"]
-    pandas.testing.assert_frame_equal(run.finals()[alike], again[alike], check_exact=True)
+    pandas.testing.assert_frame_equal(runs.frame(run)[alike], again[alike], check_exact=True)
     shown = cells("04_analyze", run)
     shares, groups = shown["shares"], shown["of_groups"]
-    assert len(shares) == 3 and shares["as trained"] == pytest.approx(100 * run.finals()["test_accuracy"][0])
+    assert len(shares) == 3 and shares["as trained"] == pytest.approx(
+        100 * runs.frame(run)["test_accuracy"][0]
+    )
     assert groups.loc["quantum", "n_weights"] == 24 and groups.loc["quantum", "clipped"] == 1
     assert groups["share"].sum() == pytest.approx(1, abs=0.02)
     shown = cells("04b_inside", run, hardware_images=0)

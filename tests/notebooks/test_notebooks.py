@@ -130,7 +130,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert (hybrid["net"], classical["net"]) == ("hybrid", "classical")
     assert hybrid["quantum"] + hybrid["classical"] == classical["classical"], "not a matched control"
     assert 0.3 < hybrid["score"] <= 1, "one epoch is enough to beat guessing, which gives 0.1"
-    assert hybrid["score"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
+    assert hybrid["score"] == runs.frame(finished).query("net == 'hybrid'")["test_accuracy"].item()
     conditions = [(row["condition"], row["strength"]) for row in finished.result["robustness"]]
     assert len(conditions) == 9 and conditions[0] == ("exact", None) and ("shots", 1000) in conditions
     names = [path.stem for path in (finished.folder / "figures").glob("*.png")]

@@ -237,7 +237,7 @@ def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_
     path.unlink()
     run = runs.open_run(tmp_path / "run")
     assert run.config.n_layers == 1 and run.config.recipe and run.config.source is None
-    assert run.nets[0] == "hybrid" and len(run.finals()) == len(run.nets) and run.score.name == "r2"
+    assert run.nets[0] == "hybrid" and len(runs.frame(run)) == len(run.nets) and run.score.name == "r2"
     for asked in (lambda: runs.trained(run), lambda: run.splits, lambda: run.task, lambda: run.recipe):
         with pytest.raises(ValueError, match=r"recipe `.*mine\.py` runs only where you name it"):
             asked()

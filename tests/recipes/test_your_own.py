@@ -147,4 +147,4 @@ def test_what_its_task_shows_is_shown(home: Path) -> None:
     net, test = runs.trained(run), run.splits.test
     [worst] = report.mistakes(run, 4)
     assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
-    assert run.finals()["test_most"].tolist() == [pytest.approx(worst)]
+    assert runs.frame(run)["test_most"].tolist() == [pytest.approx(worst)]

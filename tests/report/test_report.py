@@ -4,13 +4,11 @@ import json
 import math
 import re
 
-import numpy as np
+import nbformat
 import pytest
-from matplotlib.figure import Figure
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from qnnkit import recipes, report, runs
-from qnnkit.report import page
-from qnnkit.tasks import Predictions
 from tests.showing import Page, log_test
 from tests.toys import fill
 
@@ -48,12 +46,6 @@ def three(begin):
     for seed, accuracy, seconds in ((2, 0.1, 9.0), (2, 0.94, 0.9), (0, 0.90, 0.3), (1, 0.92, 0.5)):
         log_final(run, "hybrid", seed, accuracy, seconds_per_epoch=seconds)
     return run
-
-
-def drawn():
-    figure = Figure(figsize=(3, 2))
-    figure.subplots().plot([1, 2])
-    return figure
 
 
 def images(shown):
@@ -158,21 +150,14 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
     assert "None" not in told
 
 
-def test_predictions_by_hand():
-    probabilities = [[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.8, 0.1], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4]]
-    by_hand = Predictions(np.array([0, 1, 1, 2, 2]), np.array(probabilities))
-    assert by_hand.confusion().tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
-    assert by_hand.worst(5).tolist() == [3, 1] and by_hand.worst(1).tolist() == [3]  # the truth had 0.0, 0.4
-
-
 # --- the page ----------------------------------------------------------------------------------------------
 
 
 def test_the_page_shows_result_and_figures_and_fetches_nothing(three):
-    kept = {}
-    for name, title in (("01_curves", "Learning curves"), ("02_again", "The same & again")):
-        three.save_figure(drawn(), name, title, f"Read {title} from the left.")
-        kept[title] = page.embedded((three.folder / "figures" / f"{name}.png").read_bytes())
+    picture = new_output("display_data", data={"image/png": "iVBORw0KGgo="})
+    cells = [new_markdown_cell("## Learning curves\n\nRead them."), new_code_cell("1", outputs=[picture])]
+    three.notebook("04_analyze").parent.mkdir()
+    nbformat.write(new_notebook(cells=cells), three.notebook("04_analyze"))  # as executed before
     three.report.mkdir()
     with pytest.raises(OSError, match=r"Cannot write .*report\.html"):
         report.finish(three)
@@ -186,15 +171,18 @@ def test_the_page_shows_result_and_figures_and_fetches_nothing(three):
     shown = Page(html)
     for told in ("92.0 (87.0 to 97.0)", *result["verdicts"], "digits, 1,079 / 359 / 359 samples"):
         assert told in shown.text
-    forest, *figures = images(shown)
-    assert forest["class"] == "forest" and {image["alt"]: image["src"] for image in figures} == kept
-    assert all(f"Read {title} from the left." in shown.text for title in kept)
+    forest, curves = images(shown)
+    assert forest["class"] == "forest" and curves["alt"] == "Learning curves" and "Read them." in shown.text
     links = [value for _, found in shown.tags for name, value in found.items() if name in ("src", "href")]
-    assert all(link.startswith("data:") for link in links) and "@import" not in html and "url(" not in html
+    assert (
+        all(link.startswith(("data:", "#", "notebooks/")) for link in links)
+        and "@import" not in html
+        and "url(" not in html
+    )
 
 
 def test_hostile_names_stay_text(tmp_path):
-    """A class folder, a run folder and a figure whose names are HTML."""
+    """A class folder and a run folder whose names are HTML."""
     root = tmp_path / "pictures"
     for name in (HOSTILE, "b"):
         fill(root / name, [f"{i}.png" for i in range(6)])
@@ -204,11 +192,9 @@ def test_hostile_names_stay_text(tmp_path):
     log_final(run, "hybrid", 0, 0.9)
     log_final(run, "classical", 0, 0.9)
     run.note_provenance(machine={"cpu": "<script>alert(4)</script>"})
-    title = "<script>alert(5)</script>"
-    run.save_figure(drawn(), "01", title, f'"{HOSTILE}"')
     report.finish(run)
     shown = Page(run.report.read_text())
-    assert [tag for tag, _ in shown.tags if tag == "script"] == [] and len(images(shown)) == 2
+    assert [tag for tag, _ in shown.tags if tag == "script"] == [] and len(images(shown)) == 1
     assert [name for _, attributes in shown.tags for name in attributes if name.startswith("on")] == []
-    for told in (f"{HOSTILE}/<script>alert(2).png", "<script>alert(3)", "<script>alert(4)</script>", title):
+    for told in (f"{HOSTILE}/<script>alert(2).png", "<script>alert(3)", "<script>alert(4)</script>"):
         assert told in shown.text

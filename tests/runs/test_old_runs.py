@@ -42,9 +42,12 @@ def test_a_finished_one_is_reported_and_used(home, monkeypatch):
 
 def test_a_stopped_one_resumes_to_the_same_numbers(home):
     run, whole = runs.open_run("runs/stopped", "mine.py"), runs.open_run("runs/finished", "mine.py")
-    first = run.epochs()["train_loss"].tolist()
+    first = runs.frame(run, "epoch")["train_loss"].tolist()
     finals = runs.train_all(run)
-    assert run.epochs()["train_loss"].tolist()[: len(first)] == first and len(run.epochs()) == 6
+    assert (
+        runs.frame(run, "epoch")["train_loss"].tolist()[: len(first)] == first
+        and len(runs.frame(run, "epoch")) == 6
+    )
     for row in finals:  # another processor rounds differently
         known = whole.tested()[row["net"], row["seed"]]
         assert row["test_r2"] == pytest.approx(known["test_r2"], abs=1e-4)

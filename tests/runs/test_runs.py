@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import nbformat
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from qnnkit.checkpoint.file import hash_of
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain, opening
 from qnnkit.runs.lock import alone
-from qnnkit.tasks import Predictions
 from tests import forked, torture
 from tests.same import same
 from tests.toys import each_epoch, refused
@@ -207,10 +205,10 @@ def test_what_is_trained_is_what_is_kept(tiny, once):
         runs.build(run, "frozen_random", 0)  # which this run was not asked for
     for (net, _), final in run.tested().items():
         model, labels = runs.trained(run, net), run.splits.test.labels
-        said = Predictions.of(model, run.splits.test)
-        assert not model.training and final["test_accuracy"] == said.confusion().trace() / len(labels)
-        likelihood = -np.log(said.class_probs[range(len(labels)), labels]).mean()
-        assert final["test_loss"] == pytest.approx(likelihood, abs=1e-5)
+        logits = model(run.splits.test.images)
+        assert not model.training and final["test_accuracy"] == (logits.argmax(1) == labels).double().mean()
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        assert final["test_loss"] == pytest.approx(loss.item(), abs=1e-5)
 
 
 def test_stopped_in_and_between_nets_and_moved_it_ends_in_the_same_numbers(
@@ -252,11 +250,13 @@ def test_more_epochs_go_on_where_the_fewer_ended(once, tmp_path):
     kept = {re.sub(r"(\.\w+)$", r".epochs-2\1", name) for name in gone}
     assert kept == files(run.folder).keys() - before.keys()
     assert (more.provenance["extended"][0]["from"], more.provenance["extended"][0]["to"]) == (2, 4)
-    assert len(run.finals()) == 2 and len(more.finals()) == 0, "what was tested after fewer does not count"
+    assert len(runs.frame(run)) == 2 and len(runs.frame(more)) == 0, (
+        "what was tested after fewer does not count"
+    )
     assert runs.state.of_run(run.folder).state == "stopped"
     epochs = []
     assert len(runs.train_all(more, on_row=each_epoch(epochs.append))) == 2
-    assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(more.epochs()) == 8
+    assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(runs.frame(more, "epoch")) == 8
 
 
 def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
@@ -406,7 +406,7 @@ def test_a_run_takes_no_folder_that_holds_everything(tmp_path, monkeypatch):
 
 def test_settings_of_a_single_net_change_that_net_alone(tiny, once):
     given = {"other": {"net_settings": ("classical.learning_rate=0.5",)}, "alone": {"learning_rate": 0.5}}
-    plain = once(2).finals()["test_loss"]
+    plain = runs.frame(once(2))["test_loss"]
     other, alone = (
         [row["test_loss"] for row in runs.train_all(tiny(name, **own))] for name, own in given.items()
     )

@@ -42,7 +42,7 @@ def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(be
     row = seen[0].row
     assert (row["seed"], row["epochs"], row["steps"]) == (0, 2, math.ceil(len(begun.splits.train) / 32))
     assert 1 <= row["step"] <= row["steps"]
-    assert [one.row["loss"] for one in seen] == begun.epochs()["train_loss"].tolist()
+    assert [one.row["loss"] for one in seen] == runs.frame(begun, "epoch")["train_loss"].tolist()
     assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net alone
     assert 1e8 < finals[1]["peak_memory"] < 1e11
     end = read(begun.folder)

@@ -43,7 +43,7 @@ def test_a_run_is_tracked_in_the_workspace(begin, tmp_path):
     run, before = begin("tracked", "tensorboard"), dict(PartialState._shared_state)
     runs.train_all(run)
     assert dict(PartialState._shared_state) == before, "the next net may compute elsewhere"
-    found, rows = scalars(tmp_path), run.epochs()
+    found, rows = scalars(tmp_path), runs.frame(run, "epoch")
     kept = [value for net in run.nets for _, value in found[f"{net}/seed0/train_loss"]]
     assert kept == pytest.approx(rows["train_loss"].tolist(), abs=1e-4)
     assert [step for step, _ in found["classical/seed0/train_loss"]] == rows["updates"].tolist()[2:]

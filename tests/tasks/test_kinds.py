@@ -94,7 +94,7 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
 
 def test_adapters_stand_beside_controls_of_as_many_weights_and_their_base(adapted, base):
     assert adapted.nets == ("hybrid", "lora", "vera", "no_entanglement", "frozen_random")
-    finals = adapted.finals().set_index("net")
+    finals = runs.frame(adapted).set_index("net")
     trains = finals["quantum"] + finals["classical"]
     assert trains["hybrid"] == trains["no_entanglement"] > trains["frozen_random"]
     assert trains["hybrid"] == pytest.approx(3000, rel=0.05)
@@ -143,7 +143,7 @@ def test_a_base_in_half_precision_and_one_in_four_bits_where_there_is_no_cuda(gi
     sentence = "Weights are in float32, not in 4 bits: they need a CUDA device, and this is cpu."
     with pytest.warns(UserWarning, match=sentence):
         full = trained(tmp_path / "full", "llama_mac", **small, four_bit=True)
-    assert run.finals()["test_loss"][0] == pytest.approx(full.finals()["test_loss"][0], rel=0.02)
+    assert runs.frame(run)["test_loss"][0] == pytest.approx(runs.frame(full)["test_loss"][0], rel=0.02)
     assert full.provenance["notes"].count(sentence) == 1
 
 

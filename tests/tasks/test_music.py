@@ -58,7 +58,7 @@ def test_music_is_trained_written_and_drawn(base):
 
 
 def test_every_net_is_judged_on_every_composer(pair, base, monkeypatch):
-    finals = pair[0].finals()
+    finals = runs.frame(pair[0])
     assert [name for name in finals if "_on_" in name] == [
         f"test_{kind}_on_{name}" for name in THREE for kind in ("loss", "base")
     ], "of the fourth there is too little"
@@ -67,7 +67,7 @@ def test_every_net_is_judged_on_every_composer(pair, base, monkeypatch):
         expected = tasks.Language().loss(plain, parts[name])
         assert finals[f"test_base_on_{name}"].tolist() == pytest.approx([expected] * len(finals), rel=1e-5)
     assert finals["test_loss_on_bach"].tolist() == pytest.approx(finals["test_loss"].tolist(), rel=1e-5)
-    assert not any("base_on" in name for name in base.finals()), "a net without an adapter has no base"
+    assert not any("base_on" in name for name in runs.frame(base)), "a net without an adapter has no base"
     assert list(tasks.Music().judge(None, base.splits, {"loss": 1})) == ["perplexity"]
     monkeypatch.setattr("qnnkit.tasks.music.MOST_BLOCKS", 1)
     cheap = tasks.Music(settings=base.config).composers

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import tasks, train
+from qnnkit import plots, tasks, train
 from qnnkit.settings import Settings
 from qnnkit.stats import ACCURACY, LOSS, Score
 from qnnkit.tasks import Classification, Own, Step, asked, calibration_error, complete
@@ -199,3 +199,17 @@ def test_a_task_that_shows_nothing_shows_what_its_data_allow():
     assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]
     digits = data.load("digits", train_fraction=0.1)
     assert [each.name for each in task.preview(digits)] == ["01_classes", "01_balance"]
+
+
+def test_mistakes_of_a_classifier_by_hand(monkeypatch):
+    """Counts by truth and answer, and the wrong ones whose truth seemed least likely, worst first."""
+    shares = torch.tensor(
+        [[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.8, 0.1], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4]]
+    )
+    test = SimpleNamespace(images=shares.log(), labels=torch.tensor([0, 1, 1, 2, 2]), sources="vwxyz")
+    splits = SimpleNamespace(test=test, classes=("a", "b", "c"))
+    monkeypatch.setattr(plots, "confusion", lambda counts, names: counts.tolist())
+    monkeypatch.setattr(plots, "labelled_images", lambda images, titles: titles)
+    counts, worst = (shown.content for shown in Classification().mistakes(nn.Identity(), splits))
+    assert counts == [[1, 0, 0], [1, 1, 0], [1, 0, 1]] and worst == ["c, not a\ny", "b, not a\nw"]
+    assert Classification().mistakes(nn.Identity(), splits, n=1)[1].content == ["c, not a\ny"]

@@ -116,6 +116,6 @@ def test_a_run_on_two_processes_and_on_one(tmp_path):
     runs.open_run(tmp_path / "2", "digits_quanv", **small, batch_size=32)
     launch(RUN, tmp_path / "2")
     one, two = (runs.open_run(tmp_path / name) for name in "12")
-    assert len(two.finals()) == len(two.epochs()) == 1
-    rows = [run.epochs()[["train_loss", "validation_loss"]].to_numpy() for run in (one, two)]
+    assert len(runs.frame(two)) == len(runs.frame(two, "epoch")) == 1
+    rows = [runs.frame(run, "epoch")[["train_loss", "validation_loss"]].to_numpy() for run in (one, two)]
     assert rows[0] == pytest.approx(rows[1], abs=1e-4)
