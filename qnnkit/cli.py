@@ -212,6 +212,7 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: RecipeName = None,
+    classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -221,7 +222,7 @@ def predict(
     from qnnkit import runs
     from qnnkit.runs.using import line
 
-    for row in runs.predict(run_dir, inputs, recipe=recipe):
+    for row in runs.predict(run_dir, inputs, recipe=recipe, classical=classical):
         typer.echo(json.dumps(row) if as_json else line(row))
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
+from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import pieces, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
@@ -22,6 +22,7 @@ from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
 from qnnkit.runs.rows import work
+from qnnkit.runs.state import look
 from qnnkit.runs.trainings import tested
 
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
@@ -166,7 +167,8 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
         return *load_language(folder), None
     about = workspace.read_json(folder / ABOUT)
     if not isinstance(about, dict):
-        step = "Check the path, or finish the run: its 04_analyze writes model/."
+        step = f"It is {look(folder.parent).state}. Finish the run: its 04_analyze writes model/."
+        step = step if folder.parent.is_dir() else "Nothing is there: check the path."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
     used, kept = recipes.of(config), about["data"]  # lists; earlier versions say more, or less
@@ -198,7 +200,9 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     return net, data, config and recipes.of(config)
 
 
-def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -> Iterator[dict[str, Any]]:
+def predict(
+    run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None, classical: bool = False
+) -> Iterator[dict[str, Any]]:
     """What a trained net says of new inputs, a row for each: as the run's task does it.
 
     Args:
@@ -208,15 +212,21 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
             with; of a recipe's own data arrays, DataFrames, .npy files, or tables (.csv, .tsv) with the same
             columns. A task with `predict(net, inputs)` is given them as they are.
         recipe: The run's, where it is a user's own.
+        classical: Whether each circuit is replaced by the classical function that it is, see
+            `layers.as_classical`.
 
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
+        NotImplementedError: A circuit is no classical function of this kind.
     """
     if isinstance(inputs, str | Path | np.ndarray) or hasattr(inputs, "columns"):
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
     net, about, task, _ = _loaded(run_dir, recipe)
+    if classical:
+        layers.called(net, about.example())  # once, so that shapes are known
+        net = layers.as_classical(net)[0]
     with torch.no_grad():
         rows = tasks.asked(task.predict, net, inputs, about=about)
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])

@@ -224,6 +224,9 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
     rows = [next(runs.predict("runs/one", [each])) for each in changes.values()]
     assert rows[0]["probabilities"] == found[0]["probabilities"]
     assert all(told in "".join(row["notes"]) for told, row in zip(changes, rows, strict=True))
+    [as_classical] = runs.predict("runs/one", paths[:1], classical=True)
+    assert as_classical["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-4)
+    assert as_classical["probabilities"] != found[0]["probabilities"]
     assert json.loads(command("predict", "runs/one", paths[0], "--json")) == found[0]
     paths[0].write_text("no image")
     bytes_ = [np.zeros(shape, np.uint8) for shape in ((1, 6, 6), (6, 6, 4))]
