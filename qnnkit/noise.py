@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks, stats
 from qnnkit.layers import QuantumLayer, evaluating
+from qnnkit.settings import Settings
 from qnnkit.simulator import EXACT_DEVICES
 
 MOST_WIRES = 10
@@ -32,8 +33,6 @@ IMAGES = 256
 """Images that go through the classical part at once."""
 Net = tuple[nn.Module, Tensor, Tensor]
 """A net, images and their labels."""
-NOISE = ("depolarizing", "readout")
-"""What `put` takes, as NAME=PROBABILITY."""
 GATES = {"RX": "rx", "RY": "ry", "RZ": "rz", "CNOT": "cx"}
 """Gates that circuits are taken apart into for a device -> their names in Qiskit."""
 
@@ -171,8 +170,7 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
     if shots and noise:
         step = "Leave one of the two out: noise is computed as exact expectation values."
         raise ValueError(checks.message("noise", "be () where shots are set", noise, step))
-    parts = (each.partition("=") for each in noise)
-    chances = {checks.choice("noise", kind, NOISE): float(chance) for kind, _, chance in parts}
+    chances = dict(each.split("=") for each in Settings.of({"noise": noise}).noise)
     for layer in _layers(model):
         _require_exact(layer)
         if layer.wanted_backend not in ("auto", "batched"):
@@ -184,9 +182,10 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
         if noise:
             _require_narrow(layer.qnode.device.wires, MOST_WIRES, "default.mixed")
             qnode = _mixed(layer, "backprop")
-            if probability := chances.get("depolarizing"):
+            if probability := float(chances.get("depolarizing", 0)):
                 qnode = _depolarized(qnode, probability)
-            layer.qnode = _misread(qnode, chances["readout"]) if chances.get("readout") else qnode
+            probability = float(chances.get("readout", 0))
+            layer.qnode = _misread(qnode, probability) if probability else qnode
             layer.wanted_backend = "auto"  # a density matrix has no fused program
 
 
