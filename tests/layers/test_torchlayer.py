@@ -314,7 +314,7 @@ def test_copies_keep_what_a_module_has():
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_compiled():
     """The compiler makes a graph of what is before the circuit and one of what is after it, and no other."""
-    from torch._dynamo.testing import CompileCounterWithBackend
+    from torch._dynamo.testing import CompileCounter
 
     class Net(nn.Sequential):
         def forward(self, inputs):
@@ -322,7 +322,7 @@ def test_compiled():
 
     model = Net(linear(2, 2), make(QuantumLayer, qnode_of()), linear(2, 2))
     torch.compiler.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, dynamic=True)
     for batch in (5, 3):
         same(measured(compiled, INPUTS[:batch]), measured(model, INPUTS[:batch]))
