@@ -390,8 +390,7 @@ def test_every_measurement(kind: str, listed: bool, n_wires: int) -> None:
 
 
 KINDS: dict[str, tuple[int, Callable[[int], Circuit]]] = {
-    "on one and two wires": (120, lambda seed: drawn(seed, (1, 4), [n for n in GATES if GATES[n][0] < 3])),
-    "on any number of wires": (100, lambda seed: drawn(seed, (3, 6), [*GATES])),
+    "on any number of wires": (200, lambda seed: drawn(seed, (1, 6), [*GATES])),
     "controlled and adjoint": (90, lambda seed: drawn(seed, (2, 6), [*GATES], WRAPS)),
     "templates": (80, lambda seed: drawn(seed, (1, 6), [*TEMPLATES, "RX", "RY", "CNOT"], most=5)),
     "wide": (110, lambda seed: drawn(seed, (7, 8), [*GATES, *TEMPLATES], [(), (), *WRAPS], most=9)),
