@@ -2,6 +2,7 @@
 
 from functools import partial
 from inspect import signature
+from unittest import mock
 
 import torch
 from torch import nn
@@ -11,11 +12,18 @@ from qnnkit.models.blocks import seeded
 from qnnkit.recipes import cnn, letters, resnet_circuit_trained
 
 
-def _resnet_circuit(channels, n_classes, *, n_qubits=4, hidden=16, dropout=0.0, seed=0, **settings):
+def _resnet_circuit(
+    channels, n_classes, *, n_qubits=4, hidden=16, dropout=0.0, seed=0, width=None, **settings
+):
+    """Of the recipe; with a `width`, its backbone is a ResNet of four narrow blocks."""
+    from transformers import ResNetConfig
+
+    shape = {"hidden_sizes": [width] * 4, "depths": [1] * 4} if width else {}
     own = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
     circuit = models.circuit_layer(n_qubits, seed=seed * 1000, **settings)
     own |= {"hidden": hidden, "dropout": dropout, "seed": seed}
-    return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **own)
+    with mock.patch("transformers.ResNetConfig", lambda **given: ResNetConfig(**given | shape)):
+        return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **own)
 
 
 BACKBONE = models.ResNetSettings.model_fields.keys()

@@ -41,6 +41,7 @@ CANNOT = {
 QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
 QUICK |= {"plateau_qubits": 2, "plateau_starts": 4, "hardware_images": 0}  # of notebooks
 """What a run is begun with here, where its command says nothing else: minutes become seconds."""
+COMMANDS = typer.main.get_command(cli.app).commands
 RECIPE = "class Settings(qnnkit.Settings)"
 ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model", "load_dataset")
 """Marks of Python blocks that are recipes, or that test_your_own.py or test_tensors.py runs."""
@@ -158,7 +159,7 @@ def exists(words: list[str]) -> bool:
         return words[1] == "-c" or (ROOT / words[1]).exists()
     if words[0] != "qnnkit":
         return True
-    known = typer.main.get_command(cli.app).commands[words[1]]
+    known = COMMANDS[words[1]]
     options = {name for each in known.params for name in (*each.opts, *each.secondary_opts)}
     pairs = [*itertools.pairwise(words)]
     given = {value.partition("=")[0] for word, value in pairs if word == "--set"}

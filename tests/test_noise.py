@@ -220,10 +220,11 @@ def test_training_noise_shrinks_values_and_slopes_alike():
 
 
 @own_generators()  # counting circuits measures them
-def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(tmp_path):
-    small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 4, "train_fraction": 0.05, "shots": 20}
+def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(pictures, tmp_path):
+    small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 4, "image_size": 6, "shots": 20}
+    small |= {"data_dir": str(pictures), "n_layers": 1, "hidden": 2, "batch_size": 4, "threads": 1}
     straight, stopped = (
-        runs.open_run(tmp_path / each, "digits_quanv", threads=1, **small) for each in ("straight", "stopped")
+        runs.open_run(tmp_path / each, "folder_quanv", **small) for each in ("straight", "stopped")
     )
     with pytest.raises(ZeroDivisionError):
         runs.train_all(stopped, on_row=each_epoch(lambda row: 1 / 0))

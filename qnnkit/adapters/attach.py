@@ -188,7 +188,7 @@ def _matched(model: nn.Module, cls: Any, n_weights: int, options: dict[str, Any]
     """
     checks.positive("n_weights", n_weights)
     if cls is QuantumPeftConfig:
-        return matched(n_weights, _sizes(trial(model, cls(**options))), options)
+        return matched(n_weights, _sizes(trial(model, cls(**options).lora())), options)
     if "r" in options or not hasattr(cls(), "r"):
         step = "Leave n_weights out, and give the settings that decide the size."
         raise ValueError(checks.message("name", "have a rank r to choose", cls.__name__, step))

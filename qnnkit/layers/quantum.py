@@ -192,8 +192,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         rows = inputs if inputs.dtype == dtype else inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
         is_empty = not rows.numel()
-        if is_empty:  # one sample has the form of the outputs: bits, angles, and amplitudes of norm 1
-            rows = torch.cat([rows, torch.eye(1, rows.shape[-1], dtype=rows.dtype, device=rows.device)])
+        if is_empty:  # bits, angles, amplitudes of norm 1; two samples, as batches have the same program
+            one = torch.eye(1, rows.shape[-1], dtype=rows.dtype, device=rows.device)
+            rows = torch.cat([rows, one, one])
         call = self._call(rows, {name: weight.to(rows) for name, weight in weights.items()})
         outputs = self._of_call(call, rows) if isinstance(call, Call) else self._on_own_device(call, rows)
         axis = 1 if self.qnode.shots and self.qnode.shots.has_partitioned_shots else 0  # these come first

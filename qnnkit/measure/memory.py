@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -140,7 +141,8 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
     trained = [weight for weight in weights if weight.requires_grad]
     copies = (1 if config.optimizer == "sgd" else 2) * sum(weight.nbytes for weight in trained)
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    linear = (each.weight for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
+    dense = (each for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
+    linear = (each.weight for each in dense if not is_parametrized(each))  # by circuits, which would run
     gc.freeze()
     ledger, stepper = Ledger(config.gradient_checkpointing), workload.stepper(model=model)
     for group in stepper.optimizer.param_groups if stepper.optimizer else ():

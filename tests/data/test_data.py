@@ -79,7 +79,7 @@ def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (colour.train.images == colour.train.images[:, :1]).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 1000), st.integers(0, 9))
 def test_a_share_has_the_total_that_is_asked_for(sizes: list[int], thousandths: int, seed: int) -> None:
     whole, labels = torch.tensor(sizes), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))

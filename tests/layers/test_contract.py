@@ -143,6 +143,7 @@ class Kick(qp.operation.Operation):
     def decomposition(self): return [qp.RX(self.strength, wires=self.wires)]
 class Half(qp.RX): compute_matrix = staticmethod(lambda angle: qp.RX.compute_matrix(angle / 2))
 def read(x, factor=1.0): return factor * scale * x
+read.T = 1.0
 def roll(call, layer): return dice.seed(call), numbers.seed(call), generator.manual_seed(call)
 def tie(of): return lambda call, layer: setattr(layer, "qnode_weights", {"weights": of(call)})
 def large(): put("qnnkit.simulator.fused.SMALL_BYTES", 0)
@@ -166,6 +167,7 @@ scaled_and_shifted(rows=SIZES): 0.3 - 2.5 * x; 2 * w + 0.7
 module_global: scale * x | scale = VALUE
 containers: state["scale"] * x + sum(items) | state["scale"] = VALUE | items[0] = 2.0 | items.append(0.3)
 attributes_of_classes: it.of(x) | Base.scale = 0.5 | It.scale = -1.5 | it.scale = 2.0
+attributes_of_functions: read.T * x | read.T = VALUE
 parts_of_a_function: read(x) | read.__defaults__ = (VALUE,) | read.__code__ = (lambda x, y: x / 2).__code__
 function_exchanged: read(x) | read = lambda x: x / 2 | read = lambda x: x * items[0] | items[0] = 3
 builtins_exchanged: SCALE * abs(-1) * x | builtins.SCALE = VALUE | abs = lambda x: 0.5
@@ -191,6 +193,9 @@ one_angle_for_one_sample(shapes={"weights": (1,)}, rows=SAMPLE): x; w[[0, 0, 0]]
 inputs_without_use(rows=((), (1,))): w / 2
 feature_without_use_is_nan(layout=lambda x: x.index_fill(-1, torch.tensor(2), torch.nan)): x[..., [0, 1, 0]]
 bits_of_the_inputs(rows=SAMPLE): w; w; expvals(qp.BasisState((x > 1.5).int(), wires=range(3)))
+state_behind_a_barrier(layout=lambda x: nn.functional.normalize(x.detach()), circuit=lambda inputs, weights: \
+expvals(qp.Barrier(), qp.StatePrep(inputs, [2, 0], 0))): x
+matrix_of_a_tensor(rows=SIZES): x; w; expvals(qp.QubitUnitary(torch.tensor([[0, 1j], [1j, 0]]), 0))
 state_of_another_norm(circuit=lambda inputs, weights: expvals(qp.StatePrep(inputs, [2, 0], 0))): x
 contiguous_or_not(layout=lambda x: x.T.contiguous().T): x if x.is_contiguous() else x / 2
 stride_of_the_inputs(layout=lambda x: x[:, :1].expand(-1, 3)): (1 + x.stride()[-1]) * x
@@ -380,7 +385,7 @@ WAYS = {
     "is_grads_batched": lambda f, x, w: grad(
         f(x), w, torch.eye(12).double().view(12, 4, 3), is_grads_batched=True
     )[0],
-    "jit.trace": lambda f, x, w: torch.jit.trace(f, x)(x + 1),
+    "jit.trace": lambda f, x, w: torch.jit.trace(f, x, check_trace=False)(x + 1),
     "jvp": lambda f, x, w: torch.func.jvp(f, (x,), (x + 1,))[1],
     "gradgradcheck": lambda f, x, w: torch.random.fork_rng(())(gradgradcheck)(f, x[:1].requires_grad_()),
     "inputs alone": lambda f, x, w: grad(f.requires_grad_(False)(x.requires_grad_()), x, x._neg_view())[0],

@@ -59,7 +59,7 @@ def test_a_quanvolution_starts_as_told(name):
 def test_models_pass_the_setting_on(model):
     def weights(name):
         sizes = {"channels": 1, "image_size": (16, 16), "n_classes": 2}
-        net = family(model, {"n_qubits": 2, "stem_stride": 1}, sizes=sizes, initialisation=name)
+        net = family(model, {"n_qubits": 2, "stem_stride": 1, "width": 8}, sizes=sizes, initialisation=name)
         [found] = [weight for key, weight in net.named_parameters() if key.endswith(".weights")]
         return found.detach()
 

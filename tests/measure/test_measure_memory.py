@@ -14,6 +14,7 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.measure import platforms
 from qnnkit.measure.memory import Ledger, trace
 from qnnkit.measure.platforms import HERE, Spot
+from qnnkit.models.causal_lm import LLAMA, without_weights
 from qnnkit.settings import Settings
 from tests.toys import linear, refused
 
@@ -138,18 +139,19 @@ def test_work_grows_with_the_batch_and_with_its_pieces():
     assert long - 16 * short == pytest.approx(per_pair * extra, rel=0.01)
 
 
-def test_what_is_large_is_traced_without_memory():
+def test_what_is_large_is_traced_without_memory(monkeypatch):
+    count = sum(weight.numel() for weight in without_weights("3b").parameters())
+    assert 3.2e9 < count < 3.25e9, "as Llama 3.2 3B is published"
+    monkeypatch.setitem(LLAMA, "3b", (3072, 6, 24, 8, 8192, 128256))
     measure.reset_peak(torch.device("cpu"))
     before, frozen, begin = measure.resident(), gc.get_freeze_count(), time.process_time()
     found = trace(llama("3b", lora_rank=8, sequence_length=2048))
-    assert time.process_time() - begin < 20, "on one core; 3 s were measured"
+    assert time.process_time() - begin < 10, "on one core; 1 s was measured"
     assert gc.get_freeze_count() >= frozen > 0, "a heap that its owner has frozen stays so"
     if measure.held.CLEAR.exists():  # elsewhere a peak is never forgotten
-        assert measure.peak() - before < 1e9, "its weights alone would take 13 GB"
-    adapters = found.n_trained
-    assert 3.2e9 < found.n_weights - adapters < 3.25e9, "as Llama 3.2 3B is published"
-    assert found.memory["weights"] == pytest.approx(4 * found.n_weights, rel=0.01)
-    assert adapters < 1e-3 * found.n_weights and found.memory["optimizer"] < 2**25
+        assert measure.peak() - before < 1e9, "its weights alone would take 4 GB"
+    assert found.n_weights > 9e8 and found.memory["weights"] == pytest.approx(4 * found.n_weights, rel=0.01)
+    assert found.n_trained < 1e-3 * found.n_weights and found.memory["optimizer"] < 2**25
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 4), ("sgd", 2)])

@@ -21,7 +21,7 @@ from qnnkit.tasks import Classification
 from tests.same import same
 from tests.toys import each_epoch, linear
 
-ON_CPU: dict[str, Any] = {"device": "cpu", "seconds": 0.5}
+ON_CPU: dict[str, Any] = {"device": "cpu", "seconds": 0.2}
 AUTO = Settings().model_copy(update={"batch_size": "auto"})
 THREAD_COUNTS = placement.thread_counts
 

@@ -26,7 +26,8 @@ def quiet(monkeypatch):
 # --- a plan ------------------------------------------------------------------------------------------------
 
 
-QUICK: Any = ("plan", "--recipe", "digits_quanv", "--no-measuring")
+RECIPE: Any = ("plan", "--recipe", "digits_quanv", "--set", "stride=4")
+QUICK: Any = (*RECIPE, "--no-measuring")
 
 
 def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monkeypatch, capfd):
@@ -35,7 +36,7 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
         measure, "plan", lambda **asked: plans.append(plan(**asked, seconds=0.1)) or plans[-1]
     )
     limits = "--set", "epochs=7", "--deadline", 0.0003, "--budget", "0"
-    status, out, err = typed("plan", "--recipe", "digits_quanv", *limits, "--json")
+    status, out, err = typed(*RECIPE, *limits, "--json")
     found, [planned] = json.loads(out), plans
     assert (status, err, found) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
     places, prediction = {each["machine"]: each for each in found["places"]}, found["prediction"]
@@ -54,7 +55,7 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
 
 
 def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(home):
-    asked = runs.to_plan("digits_quanv", timed=False)
+    asked = runs.to_plan("digits_quanv", {"stride": 4}, timed=False)
     workload = asked["workload"].change(precision="float16", batch_size=10**6)  # no arithmetic of a CPU
     found = measure.plan(**asked | {"workload": workload})
     assert found.prediction.seconds is found.places[0]["epoch"] is None and found.prediction.peak > 0

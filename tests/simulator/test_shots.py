@@ -7,8 +7,9 @@ import torch
 from qnnkit import QuantumLayer, circuits
 from tests.toys import linear, uniform
 
-ROUNDS, SHOTS, FAR = 300, 100, 4.5
-"""Steps that are averaged, shots of each, and standard errors that no mean may be away (1 in 150,000)."""
+ROUNDS, COPIES, SHOTS, FAR = 300, 5, 100, 4.5
+"""Values that are averaged, how many of them a step gives, shots of each, and standard errors that no mean
+may be away (1 in 150,000)."""
 WEIGHTS, INPUTS = torch.tensor([0.4, 1.1]), torch.tensor([[0.3, 1.2], [0.9, 0.2], [2.0, 1.4]])
 MIXTURE = torch.linspace(-1, 2, 12).reshape(3, 4)
 
@@ -42,13 +43,13 @@ def step(layer, mixture=MIXTURE, copies=1):
 
 def test_values_and_gradients_are_unbiased_and_spread_as_shots_do():
     exact, layer = step(layer_of(several, None)), layer_of(several, SHOTS)
-    rounds = [step(layer) for _ in range(ROUNDS)]
+    rounds = [step(layer, MIXTURE.repeat(COPIES, 1), COPIES) for _ in range(ROUNDS // COPIES)]
     assert "100 shots" in layer.explain() and layer.backend == "batched"
     for true, *drawn in zip(exact, *rounds, strict=True):
-        each = torch.stack(drawn)
-        error = each.std(0) / ROUNDS**0.5
+        each = torch.stack(drawn).view(-1, *true.shape)
+        true, error = true * ROUNDS / len(each), each.std(0) / len(each) ** 0.5  # copies share the weights
         assert (error > 0).all() and ((each.mean(0) - true).abs() / error).max() < FAR
-    values = torch.stack([each[0] for each in rounds])[..., 0]  # of <X>, whose shots are +1 or -1
+    values = torch.stack([each[0] for each in rounds])[..., 0].view(ROUNDS, 3)  # of <X>, whose shots are +-1
     wanted = (1 - exact[0][:, 0] ** 2) / SHOTS
     assert torch.allclose(values.var(0), wanted, rtol=0.35)  # 4 standard errors of a variance of 300
 

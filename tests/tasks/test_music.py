@@ -110,25 +110,25 @@ def llama(seed: int = 0, positions: int = 256) -> nn.Module:
 def test_a_continuation_goes_on_from_what_is_given_by_its_seed():
     model = llama(positions=512).train()
     given = TOKENS.decode(TOKENS.encode(band()).ids)
-    played = continue_piece(model, TOKENS, band(), seed=3)
+    played = continue_piece(model, TOKENS, band(), 64, seed=3)
     assert model.training
     assert heard(given) == heard(band()) and heard(played) > heard(given)
     assert [round(each.qpm) for each in played.tempos][:2] == [87, 143]
     assert {-1, 0, 40, 73} <= {program for program, *_ in heard(played)}
-    assert continue_piece(model, TOKENS, band(), seed=3) == played
-    assert continue_piece(model, TOKENS, band(), seed=4) != played
-    assert continue_piece(model, TOKENS, Score(24)).note_num()
+    assert continue_piece(model, TOKENS, band(), 64, seed=3) == played
+    assert continue_piece(model, TOKENS, band(), 64, seed=4) != played
+    assert continue_piece(model, TOKENS, Score(24), 64).note_num()
 
 
 def test_only_music_is_written():
     """A net that wants nothing but marks and pitches without programs still plays."""
-    model = llama()
+    model = llama(positions=128)
     with torch.no_grad():
         model.lm_head.weight.zero_()
         model.lm_head.bias = nn.Parameter(torch.zeros(len(TOKENS)))
         model.lm_head.bias[TOKENS.special_tokens_ids] = 40.0
         model.lm_head.bias[TOKENS.token_ids_of_type("Pitch")] = 20.0
-    given = {"ids": TOKENS.encode(PROMPT).ids, "n": 128, "allowed": writing(TOKENS).allowed}
+    given = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "allowed": writing(TOKENS).allowed}
     new = continuation(model, **given)
     assert not {*TOKENS.special_tokens_ids} & {*new}
     n_notes = sum(TOKENS[token].startswith("Duration") for token in new)
@@ -142,9 +142,9 @@ def test_every_token_of_a_piece_is_one_that_may_come_next():
 
 
 def test_the_likeliest_and_what_is_refused():
-    greedy = continue_piece(llama(), TOKENS, PROMPT, temperature=0)
+    greedy = continue_piece(llama(), TOKENS, PROMPT, 48, temperature=0)
     for settings in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}):
-        assert continue_piece(llama(), TOKENS, PROMPT, seed=9, **settings) == greedy
+        assert continue_piece(llama(), TOKENS, PROMPT, 48, seed=9, **settings) == greedy
     for settings in ({"n": 0}, {"n": 256}, {"temperature": -0.1}, {"top_p": -0.5}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             continue_piece(llama(), TOKENS, PROMPT, **settings)
