@@ -53,13 +53,21 @@ WORDS = {
     "epochs=2": 2, "trainable=false": False, "circuit=random": "random",
     "trainable=False": "False",  # not JSON: text, which the setting's own rule judges
     'controls=["classical"]': ["classical"], "data_dir=/my=data": "/my=data", "data_dir=": "",
+    "stride=0.5": 0.5, "stride=NaN": "NaN",
 }  # fmt: skip
+AS_TEXT = ["name=1e-3", "name=1.10", "name=010", "name=on", "name=12:30", "name=1_000"]
 
 
 def test_settings_are_json_or_text_of_words_and_files(home):
     """Later files win, and words and options win over files."""
     for word, value in WORDS.items():
         assert [*cli_settings.gathered(None, [word]).values()] == [value]
+    for word in AS_TEXT:  # YAML's or JSON's number would not be what is written
+        (home / "word.yaml").write_text(word.replace("=", ": "))
+        text = {"name": word.removeprefix("name=")}
+        assert (
+            cli_settings.gathered(None, [word]) == cli_settings.gathered([home / "word.yaml"], None) == text
+        )
     (home / "machine.yaml").write_text("device: cpu\nthreads: 2\nepochs: 7\n")
     (home / "experiment.yaml").write_text("epochs: 3\nlearning_rate: 1e-3\n")
     files = [home / "machine.yaml", home / "experiment.yaml"]

@@ -137,6 +137,8 @@ def test_a_list_may_be_given_as_its_words():
     for text, names in (texts | {"all": "all"}).items():
         assert Settings.of({"controls": text}).controls == names
     assert Mine.of({"name": "a, b"}).name == "a, b", "a text stays one"
+    own = {"5, 6": (5, 6), "['5']": (5,), 5: (5,), "()": ()}
+    assert [Mine.of({"shape": given}).shape for given in own] == [*own.values()]
     assert recipes.settings("music_llama", composers="bach, mozart").composers == ("bach", "mozart")
 
 
