@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import unicodedata
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -276,14 +276,22 @@ def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     return rows, len(lines) - len(rows)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> Any:
     """The plain values in a file; None if it is missing.
+
+    Args:
+        path: Of the file.
+        kinds: Of what kind its values are, by name, as far as it has them: with this it must hold names.
 
     Raises:
         ValueError: It is damaged.
     """
     try:
-        return json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes())
+        for name, kind in (kinds or {}).items():
+            if not isinstance(values, dict) or (name in values and not isinstance(values[name], kind)):
+                raise ValueError(f"its `{name}` is of another kind")
+        return values
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:

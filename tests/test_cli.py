@@ -1,5 +1,6 @@
 """qnnkit.cli: what a person can mend is told in one sentence, with exit status 2, before it begins."""
 
+import contextlib
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from qnnkit import RECIPES, cli_settings, recipes, report, runs
+from qnnkit import RECIPES, cli_settings, device, recipes, report, runs
 from qnnkit.runs import chain
 from tests import forked
 from tests.same import raises
@@ -100,17 +101,21 @@ def test_a_full_disk(qnnkit, tmp_path):
     assert runs.open_run("run", "digits_quanv").result is None, "it begins"
 
 
-def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit):
+def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit, monkeypatch):
     begun = runs.open_run("run", "digits_quanv")
     refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")
     (begun.folder / "result.json").mkdir()
-    status, _, err = qnnkit("run", "--run-dir", "run")
-    assert status == 2 and str(begun.folder / "result.json") in err and "Traceback" not in err
+    told = f"Cannot use `{begun.folder / 'result.json'}` (Is a directory)."
+    refused(qnnkit("run", "--run-dir", "run"), told)
+    for error in (NotImplementedError("No."), FloatingPointError("No.")):
+        monkeypatch.setattr(runs, "watch", raises(error))
+        refused(qnnkit("watch", "run"), "No.")
 
 
 REFUSED = {
     "run a --recipe digits_quanv --only quantum": "`--only` must name the run's own net, hybrid",
     "train a --recipe digits_quanv --only reference": "must name hybrid, as its net is",
+    "train a --recipe digits_quanv --only hybrid,reference": "must name hybrid, as its net is",
     "run a --recipe digits_quanv --only hybrid,clasical": "Did you mean 'classical'?",
     "run a --recipe digits_quanv --set controls=classical --only hybrid": "`controls` must be given once",
     "run a --recipe digits_quanv --set epochs=4 --epochs 5": "`epochs` must be given once",
@@ -179,6 +184,22 @@ def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, com
     [sentence] = re.findall(r"Stopped.*", log)
     assert re.match(r"Stopped in net hybrid, seed 0, epoch \d+ of 999999\.", sentence)
     assert list((home / "run" / "checkpoints").rglob("checkpoint-*")) and "Traceback" not in log
+
+
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_any_command_with_one_sentence(qnnkit, monkeypatch, sign):
+    number = getattr(signal, sign)
+    monkeypatch.setattr(device, "report", lambda home: signal.raise_signal(number))
+    said = "Stopped. Run this again to go on from here.\n"
+    assert qnnkit("doctor") == (128 + number, said, "")
+    if sign != "SIGINT":  # which only ends the watching
+
+        def heard(*given, **named):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(runs, "watch", heard)
+        assert qnnkit("watch", "run")[0] == 128 + number
 
 
 def test_a_finished_run_is_only_printed(qnnkit, pictures, monkeypatch):

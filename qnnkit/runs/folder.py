@@ -71,7 +71,7 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """The result that 04_analyze wrote; None while the run is unfinished."""
-        return workspace.read_json(self.folder / "result.json")
+        return rows.read_facts(self.folder / "result.json")
 
     @property
     def seeds(self) -> range:
@@ -131,12 +131,12 @@ class Run:
     def score(self) -> stats.Score:
         """The number that its nets are compared by."""
         kept = self.provenance.get("score")
-        return self.task.score if kept is None else stats.Score(**kept)
+        return stats.Score(**kept) if kept else self.task.score
 
     @property
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
-        return dict(content(self.folder, "provenance.json", workspace.read_json) or {})
+        return dict(content(self.folder, "provenance.json", rows.read_facts) or {})
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""

@@ -15,6 +15,7 @@ from qnnkit import cli, runs, workspace
 from qnnkit.runs import Training, lock, state, trainings
 from qnnkit.runs import rows as files
 from qnnkit.runs.state import of_run as read
+from qnnkit.stats import ACCURACY
 from tests import forked
 from tests.same import raises
 from tests.toys import each_epoch, refused
@@ -109,7 +110,7 @@ def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
         (tmp_path / ".train.lock").rmdir()
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]"])
+@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"nets": 3, "runs": 3, "state": 3}'])
 def test_a_damaged_file_is_no_state(tmp_path, damaged):
     with refused("folder", FileNotFoundError):
         state.of_batch(tmp_path)
@@ -117,10 +118,12 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
+    (tmp_path / "provenance.json").write_text('{"score": {}}')
+    assert read(tmp_path).score == ACCURACY
     (tmp_path / "batch.json").write_text(damaged)
     with pytest.raises(ValueError, match=r"batch\.json"):
         state.of_batch(tmp_path)
-    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
+    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a", "folder": "b", "settings": 1}]})
     with refused("folder"):
         state.of_batch(tmp_path)
 
