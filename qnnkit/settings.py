@@ -177,6 +177,13 @@ class Settings(Base):
     recorded: ClassVar[str] = ""
     """Its name, or its file, where it is not at hand."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        used = ({*vars(Settings), *vars(Base)} - {*Settings.model_fields}) & {*cls.model_fields}
+        for name in used:
+            rule, step = "have a name that qnnkit's own code does not use", "Choose another."
+            raise ValueError(checks.message("setting", rule, name, step))
+
     @field_validator("*", mode="before")
     @classmethod
     def _as_meant(cls, value: Any, info: Any) -> Any:

@@ -105,7 +105,7 @@ def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit
     begun = runs.open_run("run", "digits_quanv")
     refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")
     (begun.folder / "result.json").mkdir()
-    told = f"Cannot use `{begun.folder / 'result.json'}` (Is a directory)."
+    told = f"Cannot use {begun.folder / 'result.json'} (Is a directory)."
     refused(qnnkit("run", "--run-dir", "run"), told)
     for error in (NotImplementedError("No."), FloatingPointError("No.")):
         monkeypatch.setattr(runs, "watch", raises(error))
@@ -126,7 +126,7 @@ REFUSED = {
     "train a --recipe digits_quanv --run-dir b": "`RUN_DIR` must be given once",
     "run a --recipe cnn --set epochs": "must be KEY=VALUE, but is 'epochs'",
     "run a --recipe cnn --set epochs=null": "`epochs` must be a setting with a value",
-    "run a": "must hold a run, but is",
+    "run a": "must hold a run, but is", "train .. --recipe digits_quanv": "must be a folder of its own",
     "plan --recipe digits_quanv --set foo=1": "`setting` must be a known name, but is 'foo'",
     "report batch --recipe cnn": "takes neither", "report batch --verify": "takes neither",
     "report nothere": "must hold a run or a batch", "merge nothere out": "must hold a run with an adapter",

@@ -277,7 +277,8 @@ def without_places(text: str) -> str:
         >>> without_places(f"in {workspace.home() / 'runs' / 'mine'}")
         'in ./runs/mine'
     """
-    places = [(workspace.home().absolute(), "."), (workspace.local_home(), "."), (Path.home(), "~")]
+    places = [(workspace.home().absolute(), "."), (workspace.local_home(), ".")]
+    places.append((workspace.expanded("~"), "~"))
     for place, mark in places:
         if place is not None and len(place.parts) > 2:  # "/content" is everybody's
             text = re.sub(rf"{re.escape(str(place))}(?![\w.-])", mark, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import subprocess
 import warnings
@@ -63,7 +64,8 @@ def open_run(
     if begun is None and named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
-    if begun is None and folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
+    own = workspace.expanded("~"), workspace.home().absolute()
+    if begun is None and any(each.is_relative_to(os.path.normpath(folder)) for each in own):
         rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
         raise ValueError(checks.message("run_dir", rule, str(folder), step))
     run = Run(folder, begun or resolve(named, given))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
+NUMBERS |= {"test": ("quantum", "classical", "frozen", "seconds_per_epoch")}
 """Numbers without which a row of metrics.jsonl of that event is damaged."""
 KINDS: dict[str, dict[str, Any]] = {
     "config.json": dict.fromkeys(("seed", "n_seeds", "epochs"), int),
@@ -160,6 +161,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     known = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
     names = dict.fromkeys(name for _, provenance in known for name in provenance.get("given") or ())
     names |= dict.fromkeys(settings)
+    names = [name for name in names if name not in ("folder", "run", "n_train")]  # columns of another meaning
     table: list[dict[str, Any]] = []
     for each, place, (config, provenance) in zip(runs, places, known, strict=True):
         config = each.config.flat() if hasattr(each, "config") else config

@@ -138,15 +138,16 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
     assert events() == events() == ["begin", "step", "step"] and len(added) == 1
     whole = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
     with path.open("ab") as file:
-        file.write(whole + b'{"event": "test", "net": "b", ')  # a kill, or a look amid a write
+        file.write(whole + b'{"event": "begin", "net": "b", ')  # a kill, or a look amid a write
     assert events()[3:] == ["epoch"] and added[1:] == [whole]
     with path.open("ab") as file:
         file.write(
             b'"seed": 0}\n{"event\n\xff{}\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n'
         )
         file.write(b'{"event": "step", "net": "b", "seed": 0, "time": 1.0, "epoch": "2"}\n')
+        file.write(b'{"event": "test", "net": "b", "seed": 0}\n{"event": "begin", "net": {}, "seed": 0}\n')
     with pytest.warns(UserWarning, match=r"metrics.jsonl` has 2 damaged lines"):
-        assert events()[4:] == ["test"]
+        assert events()[4:] == ["begin"]
     planted(tmp_path)  # as a mirror does it
     assert len(events()) == 3
 
