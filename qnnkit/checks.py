@@ -128,11 +128,27 @@ def read_yaml(path: Path, kind: str) -> Any:
         ) from None
 
 
+def written(text: str) -> float | str:
+    """A number, if it would be written so: `1e-3`, or `1.10` of a version, may be meant as a text.
+
+    Example:
+        >>> written("0.1"), written("1e-3")
+        (0.1, '1e-3')
+    """
+    return float(text) if str(float(text)) == text else text
+
+
 class _PlainLoader(yaml.SafeLoader):
     """Refuses links, which nested make gigabytes, and a key that is given twice: YAML would keep the last."""
 
     def fetch_alias(self) -> None:
         raise yaml.MarkedYAMLError(problem="it links with `*`; write it out", problem_mark=self.get_mark())
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """As `--set` takes it: `on`, `010`, `1.10` and `12:30` are texts, which a number's rule reads."""
+        value = super().construct_object(node, deep)
+        text = node.value if isinstance(node, yaml.ScalarNode) and value is not None else value
+        return value if isinstance(value, str) or str(value).lower() == str(text).lower() else text
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from typer import Argument, Option
 
 from qnnkit import checks, cli_settings, device, warm, workspace
@@ -21,7 +22,17 @@ TRAIN, SET_UP, PLAN, MODELS = "Train", "Set up", "Plan", "Models"
 """The groups of commands in the help."""
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Trained = Annotated[Path, Argument(metavar="RUN_DIR", help="A finished run, or its model/ or adapter/.")]
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+class Commands(typer.core.TyperGroup):
+    """Every command ends with one sentence, and the usual status, where a signal ends it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with ending_cleanly():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -57,10 +68,13 @@ def main() -> None:
         from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
 
         mendable = ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError, NotebookError
+        mendable = *mendable, NotImplementedError, FloatingPointError
         if not isinstance(error, mendable) or os.environ.get("QNNKIT_DEBUG"):
             raise
-        # qnnkit's own sentences are in strerror; the system's say little without the file's name.
-        sentence = error.strerror if isinstance(error, OSError) and not error.filename else None
+        sentence = error.strerror if isinstance(error, OSError) else None  # qnnkit's own, or the system's
+        if sentence and not sentence.endswith("."):
+            what = error.filename or "a file, or the current folder"
+            sentence = f"Cannot use {what} ({sentence}). Look at what is there, and try again."
         typer.echo(f"qnnkit: {sentence or str(error) or 'Memory ran out.'}", err=True)
         raise SystemExit(2) from None
 
@@ -80,29 +94,28 @@ def run(
     run_dir = cli_settings.folder_of(run_dir, as_option)
     asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
     warm.begin()
-    with ending_cleanly():
-        from qnnkit import recipes, runs
-        from qnnkit import report as reports
-        from qnnkit.settings import CRITERIA, listed
+    from qnnkit import recipes, runs
+    from qnnkit import report as reports
+    from qnnkit.settings import CRITERIA, listed
 
-        names = runs.chain.chosen(notebooks)
-        kind = recipes.find(recipe).Settings if recipe else type(runs.open_run(run_dir).config)
-        own = runs.chain.of_notebooks(run_dir, asked, kind.model_fields, names)
-        asked = {name: value for name, value in asked.items() if name not in own}
-        begun = runs.open_run(run_dir, recipe, among=only and listed(only), **asked)
-        result = runs.chain.finished(begun)
-        chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
-        if result is None or (chained and not all(begun.notebook(name).exists() for name in names)):
-            tell = runs.chain.logged(begun, typer.echo)
-            for note in begun.splits.notes:  # data that cannot be used stop here, before a notebook starts
-                tell(f"Note: {note}")
-            result = runs.run_notebooks(begun, tell, own, names, reports.finish)
-        elif asked.keys() & {*CRITERIA}:
-            result = reports.finish(begun)
-        if result is None:
-            typer.echo(f"The run is not finished: qnnkit run --run-dir {run_dir} goes on.")
-        else:
-            print_result(begun, result)
+    names = runs.chain.chosen(notebooks)
+    kind = recipes.find(recipe).Settings if recipe else type(runs.open_run(run_dir).config)
+    own = runs.chain.of_notebooks(run_dir, asked, kind.model_fields, names)
+    asked = {name: value for name, value in asked.items() if name not in own}
+    begun = runs.open_run(run_dir, recipe, among=only and listed(only), **asked)
+    result = runs.chain.finished(begun)
+    chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
+    if result is None or (chained and not all(begun.notebook(name).exists() for name in names)):
+        tell = runs.chain.logged(begun, typer.echo)
+        for note in begun.splits.notes:  # data that cannot be used stop here, before a notebook starts
+            tell(f"Note: {note}")
+        result = runs.run_notebooks(begun, tell, own, names, reports.finish)
+    elif asked.keys() & {*CRITERIA}:
+        result = reports.finish(begun)
+    if result is None:
+        typer.echo(f"The run is not finished: qnnkit run --run-dir {run_dir} goes on.")
+    else:
+        print_result(begun, result)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -126,26 +139,25 @@ def train(
     from qnnkit.settings import listed
     from qnnkit.train.processes import is_main, wait_for_all
 
-    with ending_cleanly():
-        opened = functools.partial(runs.open_run, run_dir, recipe, among=only and listed(only), **asked)
-        begun = opened() if is_main() else None
-        wait_for_all()  # the first process makes the folder, the others find it
-        begun = begun or opened()
-        tell = runs.chain.logged(begun, typer.echo)
+    opened = functools.partial(runs.open_run, run_dir, recipe, among=only and listed(only), **asked)
+    begun = opened() if is_main() else None
+    wait_for_all()  # the first process makes the folder, the others find it
+    begun = begun or opened()
+    tell = runs.chain.logged(begun, typer.echo)
 
-        def show(row: dict[str, Any]) -> None:
-            if sentence := runs.epoch_line(begun, row):
-                tell(sentence)
+    def show(row: dict[str, Any]) -> None:
+        if sentence := runs.epoch_line(begun, row):
+            tell(sentence)
 
-        if is_main():
-            for note in begun.splits.notes:
-                tell(f"Note: {note}")
-            tell(runs.placed(begun).sentence)
-        own, left = (begun.nets[0], begun.config.seed), (begun.folder / "model", begun.folder / "adapter")
-        done = next(filter(Path.exists, left), None) if own in begun.tested() else None
-        runs.train_all(begun, on_row=show)
-        if is_main() and own in begun.tested():
-            tell(f"The trained net is in {done or runs.export(begun)}.")
+    if is_main():
+        for note in begun.splits.notes:
+            tell(f"Note: {note}")
+        tell(runs.placed(begun).sentence)
+    own, left = (begun.nets[0], begun.config.seed), (begun.folder / "model", begun.folder / "adapter")
+    done = next(filter(Path.exists, left), None) if own in begun.tested() else None
+    runs.train_all(begun, on_row=show)
+    if is_main() and own in begun.tested():
+        tell(f"The trained net is in {done or runs.export(begun)}.")
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -175,9 +187,8 @@ def batch(
     from qnnkit import batch as batches
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
-    with ending_cleanly():
-        outcomes = batches.run_batch(file, scheduler=scheduler)
-        show_batch(folder, again=False)
+    outcomes = batches.run_batch(file, scheduler=scheduler)
+    show_batch(folder, again=False)
     raise typer.Exit(any(each.state == "failed" for each in outcomes))
 
 
@@ -279,11 +290,10 @@ def measure(
     from qnnkit.measure import survey
     from qnnkit.runs.nets import measure_machine
 
-    with ending_cleanly():
-        echo = functools.partial(typer.echo, err=as_json)
-        given = cli_settings.gathered(None, settings)
-        found, place = measure_machine(recipe or "digits_quanv", given, out, echo=echo, quick=quick)
-        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
+    echo = functools.partial(typer.echo, err=as_json)
+    given = cli_settings.gathered(None, settings)
+    found, place = measure_machine(recipe or "digits_quanv", given, out, echo=echo, quick=quick)
+    typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
 
 
 @app.command(rich_help_panel=SET_UP)

@@ -81,3 +81,5 @@ def ending_cleanly() -> Iterator[None]:
                 with contextlib.suppress(OSError):  # a terminal that is gone
                     typer.echo(str(stopped) or "Stopped. Run this again to go on from here.")
             raise typer.Exit(128 + came[-1]) from None
+        if came[1:]:  # heard by `watch`, which only stops watching
+            raise typer.Exit(128 + came[-1])

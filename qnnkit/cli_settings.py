@@ -68,12 +68,12 @@ def gathered(files: list[Path] | None, words: list[str] | None, **options: Any) 
 
 
 def _parsed(word: str) -> tuple[str, Any]:
-    """Name and value in `KEY=VALUE`: JSON if it is JSON, else text."""
+    """Name and value in `KEY=VALUE`: JSON if it is JSON, else text, as are numbers of another form (1e-3)."""
     name, equals, text = word.partition("=")
     if not equals:
         raise ValueError(checks.message("--set", "be KEY=VALUE", word, "Write, for example, --set epochs=2."))
     with contextlib.suppress(json.JSONDecodeError):
-        return name, json.loads(text)
+        return name, json.loads(text, parse_float=checks.written, parse_constant=str)
     return name, text
 
 

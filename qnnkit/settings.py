@@ -29,7 +29,7 @@ def listed(text: str) -> list[str]:
         >>> listed("(hybrid, classical)"), listed("()")
         (['hybrid', 'classical'], [])
     """
-    return [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
+    return [word.strip(" '\"") for word in text.strip("()[] ").split(",") if word.strip()]
 
 
 # A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
@@ -177,14 +177,22 @@ class Settings(Base):
     recorded: ClassVar[str] = ""
     """Its name, or its file, where it is not at hand."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        used = ({*vars(Settings), *vars(Base)} - {*Settings.model_fields}) & {*cls.model_fields}
+        for name in used:
+            rule, step = "have a name that qnnkit's own code does not use", "Choose another."
+            raise ValueError(checks.message("setting", rule, name, step))
+
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: Any) -> Any:
-        """Python would take True for 1."""
+    def _as_meant(cls, value: Any, info: Any) -> Any:
+        """Python would take True for 1; a list may be given as the text of its words, or as its only one."""
         kind = str(cls.model_fields[info.field_name].annotation)
         if isinstance(value, bool) and "bool" not in kind and "Any" not in kind:
             raise ValueError("be a number or a text, not true or false")
-        return value
+        is_text = isinstance(value, str | int | float) and kind.startswith(("tuple[", "list["))
+        return listed(str(value)) if is_text else value
 
     @field_validator("controls", "net_settings", "noise")
     @classmethod

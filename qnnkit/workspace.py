@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import unicodedata
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def _known() -> dict[str, str]:
 def _named(name: str) -> Path | None:
     """A path of `_known`; None where it is not known, or an empty text."""
     value = _known().get(name)
-    return Path(value).expanduser() if value else None
+    return expanded(value) if value else None
 
 
 def is_known() -> bool:
@@ -104,12 +104,19 @@ def shelf(name: str) -> Path | None:
     return folder / name if in_use and not is_away(folder) else None
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with a person's folder in place of `~`, where the system knows one."""
+    with contextlib.suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
 def place(path: str | Path) -> Path:
     """`path`, made absolute: a relative one is meant from `home()`.
 
     A Mac writes accents apart from their letters (NFD), Linux as one (NFC): the form that is there is taken.
     """
-    path = home().absolute() / Path(path).expanduser()
+    path = home().absolute() / expanded(path)
     if str(path).isascii():
         return path
     forms = [path, *(Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))]
@@ -271,14 +278,22 @@ def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     return rows, len(lines) - len(rows)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> Any:
     """The plain values in a file; None if it is missing.
+
+    Args:
+        path: Of the file.
+        kinds: Of what kind its values are, by name, as far as it has them: with this it must hold names.
 
     Raises:
         ValueError: It is damaged.
     """
     try:
-        return json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes())
+        for name, kind in (kinds or {}).items():
+            if not isinstance(values, dict) or (name in values and not isinstance(values[name], kind)):
+                raise ValueError(f"its `{name}` is of another kind")
+        return values
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:

@@ -1,5 +1,6 @@
 """qnnkit.cli: what a person can mend is told in one sentence, with exit status 2, before it begins."""
 
+import contextlib
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from qnnkit import RECIPES, cli_settings, recipes, report, runs
+from qnnkit import RECIPES, cli_settings, device, recipes, report, runs
 from qnnkit.runs import chain
 from tests import forked
 from tests.same import raises
@@ -53,13 +54,21 @@ WORDS = {
     "epochs=2": 2, "trainable=false": False, "circuit=random": "random",
     "trainable=False": "False",  # not JSON: text, which the setting's own rule judges
     'controls=["classical"]': ["classical"], "data_dir=/my=data": "/my=data", "data_dir=": "",
+    "stride=0.5": 0.5, "stride=NaN": "NaN",
 }  # fmt: skip
+AS_TEXT = ["name=1e-3", "name=1.10", "name=010", "name=on", "name=12:30", "name=1_000"]
 
 
 def test_settings_are_json_or_text_of_words_and_files(home):
     """Later files win, and words and options win over files."""
     for word, value in WORDS.items():
         assert [*cli_settings.gathered(None, [word]).values()] == [value]
+    for word in AS_TEXT:  # YAML's or JSON's number would not be what is written
+        (home / "word.yaml").write_text(word.replace("=", ": "))
+        text = {"name": word.removeprefix("name=")}
+        assert (
+            cli_settings.gathered(None, [word]) == cli_settings.gathered([home / "word.yaml"], None) == text
+        )
     (home / "machine.yaml").write_text("device: cpu\nthreads: 2\nepochs: 7\n")
     (home / "experiment.yaml").write_text("epochs: 3\nlearning_rate: 1e-3\n")
     files = [home / "machine.yaml", home / "experiment.yaml"]
@@ -92,17 +101,21 @@ def test_a_full_disk(qnnkit, tmp_path):
     assert runs.open_run("run", "digits_quanv").result is None, "it begins"
 
 
-def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit):
+def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit, monkeypatch):
     begun = runs.open_run("run", "digits_quanv")
     refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")
     (begun.folder / "result.json").mkdir()
-    status, _, err = qnnkit("run", "--run-dir", "run")
-    assert status == 2 and str(begun.folder / "result.json") in err and "Traceback" not in err
+    told = f"Cannot use {begun.folder / 'result.json'} (Is a directory)."
+    refused(qnnkit("run", "--run-dir", "run"), told)
+    for error in (NotImplementedError("No."), FloatingPointError("No.")):
+        monkeypatch.setattr(runs, "watch", raises(error))
+        refused(qnnkit("watch", "run"), "No.")
 
 
 REFUSED = {
     "run a --recipe digits_quanv --only quantum": "`--only` must name the run's own net, hybrid",
     "train a --recipe digits_quanv --only reference": "must name hybrid, as its net is",
+    "train a --recipe digits_quanv --only hybrid,reference": "must name hybrid, as its net is",
     "run a --recipe digits_quanv --only hybrid,clasical": "Did you mean 'classical'?",
     "run a --recipe digits_quanv --set controls=classical --only hybrid": "`controls` must be given once",
     "run a --recipe digits_quanv --set epochs=4 --epochs 5": "`epochs` must be given once",
@@ -113,7 +126,7 @@ REFUSED = {
     "train a --recipe digits_quanv --run-dir b": "`RUN_DIR` must be given once",
     "run a --recipe cnn --set epochs": "must be KEY=VALUE, but is 'epochs'",
     "run a --recipe cnn --set epochs=null": "`epochs` must be a setting with a value",
-    "run a": "must hold a run, but is",
+    "run a": "must hold a run, but is", "train .. --recipe digits_quanv": "must be a folder of its own",
     "plan --recipe digits_quanv --set foo=1": "`setting` must be a known name, but is 'foo'",
     "report batch --recipe cnn": "takes neither", "report batch --verify": "takes neither",
     "report nothere": "must hold a run or a batch", "merge nothere out": "must hold a run with an adapter",
@@ -171,6 +184,22 @@ def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, com
     [sentence] = re.findall(r"Stopped.*", log)
     assert re.match(r"Stopped in net hybrid, seed 0, epoch \d+ of 999999\.", sentence)
     assert list((home / "run" / "checkpoints").rglob("checkpoint-*")) and "Traceback" not in log
+
+
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_any_command_with_one_sentence(qnnkit, monkeypatch, sign):
+    number = getattr(signal, sign)
+    monkeypatch.setattr(device, "report", lambda home: signal.raise_signal(number))
+    said = "Stopped. Run this again to go on from here.\n"
+    assert qnnkit("doctor") == (128 + number, said, "")
+    if sign != "SIGINT":  # which only ends the watching
+
+        def heard(*given, **named):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(runs, "watch", heard)
+        assert qnnkit("watch", "run")[0] == 128 + number
 
 
 def test_a_finished_run_is_only_printed(qnnkit, pictures, monkeypatch):

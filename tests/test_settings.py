@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from pydantic import create_model
 
 import qnnkit
 from qnnkit import RECIPES, data, models, recipes, workspace
@@ -123,6 +124,8 @@ def test_settings_of_a_users_own_and_those_of_a_folder_without_its_recipe():
     own = Mine.of({"shape": [5], "weights": "a/b", "epochs": 2, "name": 123})
     assert own.flat()["shape"] == [5] and own.with_paths(str.upper).weights == Path("A/B")
     assert own.name == "123", "a text, whatever it looks like"
+    with pytest.warns(UserWarning, match="shadows"), refused("setting"):
+        create_model("Odd", __base__=Settings, title=(str, "mine"))
     kept = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
     assert kept.flat()["shape"] == kept.override(epochs=3).flat()["shape"] == [3, 4]
     assert kept.difference(kept.override(epochs=3)) == {"epochs": (2, 3)}
@@ -136,6 +139,8 @@ def test_a_list_may_be_given_as_its_words():
     for text, names in (texts | {"all": "all"}).items():
         assert Settings.of({"controls": text}).controls == names
     assert Mine.of({"name": "a, b"}).name == "a, b", "a text stays one"
+    own = {"5, 6": (5, 6), "['5']": (5,), 5: (5,), "()": ()}
+    assert [Mine.of({"shape": given}).shape for given in own] == [*own.values()]
     assert recipes.settings("music_llama", composers="bach, mozart").composers == ("bach", "mozart")
 
 

@@ -188,7 +188,9 @@ SAME = "which says nothing of how seeds differ; train more seeds."
         ([0.901, 0.9, 0.899], [0.9, 0.901, 0.8995], None, "equivalent", "hybrid and classical are equivalent "
             "within 1 point, p = 0.002 of the two one-sided tests: +0.0 points (95 % interval -0.3 to +0.2, "
             "p = 0.808, 3 seeds)."),
-        # One test image more on every seed is no interval of width zero.
+        # Differences that round to one number are no interval of width zero, nor is one test image more.
+        ([0.9, 0.9, 0.900001], [0.8, 0.8, 0.8], None, "better", "hybrid did better than classical: "
+            "+10.0 points (95 % interval +9.9999 to +10.0002, p < 0.001, 3 seeds)."),
         ([1.0, 1.0], [0.9, 0.9], None, "undecided", "hybrid and classical differ by +10.0 points on each "
                                                     "of 2 seeds, " + SAME),
         ([0.9], [0.5], None, "undecided", "hybrid minus classical: +40.0 points on one seed, which shows "

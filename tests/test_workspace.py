@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from qnnkit import workspace
+from qnnkit.runs.folder import without_places
 from tests import forked
+from tests.same import raises
 from tests.toys import disk_order, refused, room_for
 
 ROOM = 65_536  # bytes that a "full disk" still takes
@@ -139,6 +141,13 @@ def test_home_is_what_is_named_or_the_folder_around_notebooks(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("there", ["NFC", "NFD"])
+def test_a_person_without_a_home_has_a_workspace_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", raises(KeyError))  # as in a container
+    assert workspace.place("~/a") == tmp_path / "~/a" and without_places(f"{tmp_path}/a") == "./a"
+
+
 def test_accents_are_found_as_a_mac_or_linux_writes_them(tmp_path, there):
     (tmp_path / unicodedata.normalize(there, "Zähler")).mkdir()
     for form in ("NFC", "NFD"):

@@ -158,7 +158,7 @@ def _of_file(path: Path) -> Recipe:
     sys.path[:] = [str(path.parent), *places]
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)  # no stale bytecode
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise located(str(path), error) from error
     finally:  # for what it imports later; as the first it would hide modules of Python's from others

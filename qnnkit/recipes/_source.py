@@ -27,7 +27,7 @@ class RecipeError(ValueError):
     """What went wrong in a user's recipe, and on which line."""
 
 
-def located(reference: str, error: Exception) -> RecipeError:
+def located(reference: str, error: BaseException) -> RecipeError:
     """What a recipe's code has raised, with the last line of the user's own that was run."""
     where = f"Recipe `{reference}`"
     if frames := user_frames(error):
@@ -37,7 +37,7 @@ def located(reference: str, error: Exception) -> RecipeError:
     return RecipeError(f"{where}: {type(error).__name__}: {str(error) or 'no message'}")
 
 
-def user_frames(error: Exception) -> list[traceback.FrameSummary]:
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The lines of an error's trace that are neither Python's, nor a library's, nor the kit's."""
     return [each for each in traceback.extract_tb(error.__traceback__) if not of_library(each.filename)]
 

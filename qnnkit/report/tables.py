@@ -69,6 +69,7 @@ def frame_of(run: runs.Run) -> pd.DataFrame:
     numbers = [*(each.name for each in metrics(run.score)), *COSTS, "n_train", "n_test", "hours"]
     numbers += ["peak_memory"]
     found: Any = runs.frame(run, settings=["train_fraction", "split_seed"])
+    found = found.drop(columns=[name for name in found if f"test_{name}" in found])  # a setting `loss`
     found = found.rename(columns=lambda name: name.removeprefix("test_"))
     found = found.reindex(columns=[*dict.fromkeys([*KEYS, "seed", *found, *numbers])])
     found[numbers] = found[numbers].apply(pd.to_numeric, errors="coerce")

@@ -70,7 +70,7 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """The result that 04_analyze wrote; None while the run is unfinished."""
-        return workspace.read_json(self.folder / "result.json")
+        return rows.read_facts(self.folder / "result.json")
 
     @property
     def seeds(self) -> range:
@@ -131,12 +131,12 @@ class Run:
     def score(self) -> stats.Score:
         """The number that its nets are compared by."""
         kept = self.provenance.get("score")
-        return self.task.score if kept is None else stats.Score(**kept)
+        return stats.Score(**kept) if kept else self.task.score
 
     @property
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
-        return dict(content(self.folder, "provenance.json", workspace.read_json) or {})
+        return dict(content(self.folder, "provenance.json", rows.read_facts) or {})
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
@@ -265,7 +265,8 @@ def without_places(text: str) -> str:
         >>> without_places(f"in {workspace.home() / 'runs' / 'mine'}")
         'in ./runs/mine'
     """
-    places = [(workspace.home().absolute(), "."), (workspace.local_home(), "."), (Path.home(), "~")]
+    places = [(workspace.home().absolute(), "."), (workspace.local_home(), ".")]
+    places.append((workspace.expanded("~"), "~"))
     for place, mark in places:
         if place is not None and len(place.parts) > 2:  # "/content" is everybody's
             text = re.sub(rf"{re.escape(str(place))}(?![\w.-])", mark, text)

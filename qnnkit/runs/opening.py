@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from qnnkit.runs.folder import Run, now, read_config, resolve, write_config
 from qnnkit.runs.lock import alone, bring, keep_mirrored
 from qnnkit.runs.nets import placed
 from qnnkit.runs.using import data_of
-from qnnkit.settings import PLACEMENT, Settings
+from qnnkit.settings import MAIN_NETS, PLACEMENT, Settings
 
 BEGIN = 120.0
 """Seconds that a newcomer waits while another process begins the run: it may be measuring."""
@@ -55,11 +56,12 @@ def open_run(
     if begun is None and named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
-    if begun is None and folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
+    own = workspace.expanded("~"), workspace.home().absolute()
+    if begun is None and any(each.is_relative_to(os.path.normpath(folder)) for each in own):
         rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
         raise ValueError(checks.message("run_dir", rule, str(folder), step))
     run = Run(folder, begun or resolve(named, given))
-    if among is not None and run.nets[0] not in among:  # before anything is changed
+    if among is not None and {*among} & {*MAIN_NETS} != {run.nets[0]}:  # before anything is changed
         net, step = run.nets[0], f"Write --only {run.nets[0]}."
         raise ValueError(checks.message("--only", f"name {net}, as its net is", ",".join(among), step))
     if begun is not None:
@@ -180,7 +182,7 @@ def require_usable(run: Run) -> None:
 
 def _require_runs(run: Run, model: nn.Module) -> None:
     """Refuses a net that does not take the first samples, or whose outputs its task does not take."""
-    recipe, splits, n = run.recipe, run.splits, min(2, len(run.splits.train))
+    recipe, task, splits, n = run.recipe, run.task, run.splits, min(2, len(run.splits.train))
     if any(weight.is_meta for weight in model.parameters()):
         if name := run.config.of_kit("pretrained"):  # every weight is there, though none is read
             causal_lm(name, device="meta", **splits.sizes)
@@ -188,13 +190,13 @@ def _require_runs(run: Run, model: nn.Module) -> None:
     shape = (n, getattr(splits, "n_classes", None))
     try:
         with recipe.located_errors():
-            if shape[1] is not None and not isinstance(run.task, tasks.Own):
+            if shape[1] is not None and not isinstance(task, tasks.Own):
                 outputs: Any = layers.called(model.eval(), splits.example(n))
                 found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
                 if found != shape:
                     step = "One number for each class, for each image."
                     raise recipe.refusal("build", f"give a net that returns shape {shape}", found, step)
-            loss = run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
+            loss = task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
             if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
                 step = "Leave out what detaches it, such as .item()."
                 raise recipe.refusal("task", "give a loss with a gradient", "without one", step)

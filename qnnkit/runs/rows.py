@@ -18,7 +18,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
+NUMBERS |= {"test": ("quantum", "classical", "frozen", "seconds_per_epoch")}
 """Numbers without which a row of metrics.jsonl of that event is damaged."""
+KINDS: dict[str, dict[str, Any]] = {
+    "config.json": dict.fromkeys(("seed", "n_seeds", "epochs"), int),
+    "provenance.json": {
+        **dict.fromkeys(("nets", "given", "notes"), list),
+        **dict.fromkeys(("score", "placement", "trained", "samples"), dict),
+        **dict.fromkeys(("data", "commit"), str | None),
+    },
+    "result.json": {"nets": list, "verdicts": list},
+    "failed.json": {"state": str},
+    "about.json": {"settings": dict, "data": dict, "seed": int},
+    "batch.json": {"runs": list, "trials": list},
+}
+"""Of what kind a value of a run's file is that others rely on."""
 SUMS = "SHA256SUMS"
 """The file of a finished run with the hash of each other one, as `sha256sum --check` reads it."""
 
@@ -53,9 +67,13 @@ def _read(read: Callable[[Path], Any], path: Path, state: tuple[int, ...]) -> An
 def facts(folder: Path, name: str) -> dict[str, Any]:
     """What a JSON file of a run holds; nothing where it is missing, damaged or cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        values = content(folder, name, workspace.read_json)
-        return dict(values) if isinstance(values, dict) else {}
+        return dict(content(folder, name, read_facts) or {})
     return {}
+
+
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """A JSON file of a run as `workspace.read_json` gives it, if its values are of their kind."""
+    return workspace.read_json(path, KINDS[path.name])
 
 
 def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
@@ -87,7 +105,7 @@ _kept: Callable[[Path], list[Any]] = functools.lru_cache(maxsize=256)(lambda pat
 
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Whether a row of metrics.jsonl has what every row has, and the numbers of its event."""
-    named = {"net", "seed"} <= row.keys()
+    named = isinstance(row.get("net"), str) and isinstance(row.get("seed"), int)
     return named and all(number(row, name) is not None for name in NUMBERS.get(str(row["event"]), ()))
 
 
@@ -143,6 +161,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     known = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
     names = dict.fromkeys(name for _, provenance in known for name in provenance.get("given") or ())
     names |= dict.fromkeys(settings)
+    names = [name for name in names if name not in ("folder", "run", "n_train")]  # columns of another meaning
     table: list[dict[str, Any]] = []
     for each, place, (config, provenance) in zip(runs, places, known, strict=True):
         config = each.config.flat() if hasattr(each, "config") else config

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
 from qnnkit.runs.lock import held
-from qnnkit.runs.rows import content, facts, number, read, trainings, work
+from qnnkit.runs.rows import content, facts, number, read, read_facts, trainings, work
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
 from qnnkit.words import duration
@@ -91,12 +91,12 @@ def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> li
 
 def batch_file(batch: Path) -> dict[str, Any]:
     """What batch.json of a batch's folder holds; errors are those of `of_batch`."""
-    listed = content(batch, "batch.json", workspace.read_json)
+    listed = content(batch, "batch.json", read_facts)
     if listed is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
     try:
-        _ = [(row["id"], row["folder"], row["settings"]) for row in listed["runs"]]
+        _ = [(row["id"], Path(row["folder"]), {**row["settings"]}) for row in listed["runs"]]
     except (KeyError, TypeError):
         step = "Run the same qnnkit batch again; it writes it again."
         raise ValueError(checks.message("folder", "hold a whole batch.json", str(batch), step)) from None
@@ -105,8 +105,9 @@ def batch_file(batch: Path) -> dict[str, Any]:
 
 def score_of(listed: Mapping[str, Any]) -> Score:
     """What nets are compared by, from what a batch.json or a provenance.json says."""
-    kept = listed.get("score")
-    return Score(**kept) if isinstance(kept, dict) else ACCURACY
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # damaged, or of a version that kept none
+        return Score(**listed["score"])
+    return ACCURACY
 
 
 def look(folder: Path, score: Score | None = None) -> State:
@@ -138,7 +139,7 @@ def look(folder: Path, score: Score | None = None) -> State:
 
 def finished(folder: Path) -> bool:
     """Whether a run has its result."""
-    return content(folder, "result.json") is not None
+    return (work(folder) / "result.json").is_file()
 
 
 def write_failure(folder: Path, how: str, error: str) -> None:

@@ -21,7 +21,7 @@ from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
-from qnnkit.runs.rows import work
+from qnnkit.runs.rows import read_facts, work
 from qnnkit.runs.state import look
 from qnnkit.runs.trainings import tested
 
@@ -165,8 +165,8 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
             step = "It is read from its own files."
             raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
         return *load_language(folder), None
-    about = workspace.read_json(folder / ABOUT)
-    if not isinstance(about, dict):
+    about = read_facts(folder / ABOUT)
+    if not about:
         step = f"It is {look(folder.parent).state}. Finish the run: its 04_analyze writes model/."
         step = step if folder.parent.is_dir() else "Nothing is there: check the path."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))

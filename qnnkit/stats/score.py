@@ -117,14 +117,15 @@ class Score:
         """
         return f"{self.tell(value, beside)} {self.per}".rstrip()
 
-    def signed(self, difference: float) -> str:
-        """A difference with its sign, without its unit.
+    def signed(self, difference: float, beside: float | None = None) -> str:
+        """A difference with its sign, without its unit; with as many digits as `tell` gives it.
 
         Example:
-            >>> ACCURACY.signed(0.0152), ACCURACY.signed(-0.0001)
-            ('+1.5', '+0.0')
+            >>> ACCURACY.signed(0.0152), ACCURACY.signed(-0.0001), ACCURACY.signed(0.1, beside=0.1001)
+            ('+1.5', '+0.0', '+10.00')
         """
-        return f"{self.factor * difference:+z.{self.digits}f}"
+        text = self.tell(difference, beside)
+        return text if text.startswith("-") else f"+{text}"
 
     def with_interval(self, mean: float, low: float | None, high: float | None) -> str:
         """A mean with the ends of its interval, where they are known, without its unit.

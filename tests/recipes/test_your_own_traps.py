@@ -171,6 +171,7 @@ def test_the_file_that_failed_is_named_with_its_line(home):  # noqa: F811
     for text, told in (  # when it is used, imported and read
         (helping, r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
         (helping + "\n\nscale()\n", r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
+        (helping + "\n\nraise SystemExit(0)\n", r"mine\.py`, helping\.py, line 8: SystemExit: 0"),
         ("\n\ndef (\n", r"mine\.py`: SyntaxError: .*\(helping\.py, line 3\)"),
     ):
         (home / "helping.py").write_text(text)

@@ -7,6 +7,7 @@ import re
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from pydantic import create_model
 
 from qnnkit import recipes, report, runs
 from tests.showing import Page, log_test
@@ -96,6 +97,15 @@ def test_what_is_not_trained_yet(begin):
             report.finish(run)
     assert not run.report.exists() and run.result is None
     assert not len(report.comparisons(report.frame_of(run))[0]) and report.headline([]) == ""
+
+
+def test_settings_of_ones_own_never_pass_for_results(begin):
+    run = begin({"hybrid": [0.9]})
+    own = {"loss": (str, "mse"), "run": (str, "x"), "n_train": (int, 3)}
+    run = runs.Run(run.folder, create_model("Own", __base__=type(run.config), **own)())
+    run.note_provenance(given=[*own], samples={"train": 60})
+    frame = report.frame_of(run)
+    assert frame[[*own]].values.tolist() == [[1.0, run.folder.name, 60.0]]
 
 
 ALIKE = {"hybrid": [0.951, 0.9495, 0.95], "classical": [0.95, 0.95, 0.9495]}

@@ -140,7 +140,8 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, reci
 
 OLD = '{"recipe": "digits_quanv", "data": {}, "training": {}}'  # of a version before recipes were files
 DAMAGED = [("result.json", "{"), ("provenance.json", "{"), ("config.json", "{"), ("config.json", "[]")]
-DAMAGED += [("config.json", OLD), ("config.json", '{"recipe_digest": "0", "recipe": "x", "epochs": 0}')]
+DAMAGED += [("provenance.json", '{"nets": 3}'), ("result.json", "[]"), ("config.json", OLD)]
+DAMAGED += [("config.json", '{"recipe_digest": "0", "recipe": "x", "epochs": 0}')]
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED)

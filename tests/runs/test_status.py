@@ -15,6 +15,7 @@ from qnnkit import cli, runs, workspace
 from qnnkit.runs import Training, lock, state, trainings
 from qnnkit.runs import rows as files
 from qnnkit.runs.state import of_run as read
+from qnnkit.stats import ACCURACY
 from tests import forked
 from tests.same import raises
 from tests.toys import each_epoch, refused
@@ -109,7 +110,7 @@ def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
         (tmp_path / ".train.lock").rmdir()
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]"])
+@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"nets": 3, "runs": 3, "state": 3}'])
 def test_a_damaged_file_is_no_state(tmp_path, damaged):
     with refused("folder", FileNotFoundError):
         state.of_batch(tmp_path)
@@ -117,10 +118,12 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         (planted(tmp_path) / name).write_text(damaged)
         found = read(tmp_path)
         assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
+    (tmp_path / "provenance.json").write_text('{"score": {}}')
+    assert read(tmp_path).score == ACCURACY
     (tmp_path / "batch.json").write_text(damaged)
     with pytest.raises(ValueError, match=r"batch\.json"):
         state.of_batch(tmp_path)
-    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a"}]})
+    workspace.write_json(tmp_path / "batch.json", {"runs": [{"id": "a", "folder": "b", "settings": 1}]})
     with refused("folder"):
         state.of_batch(tmp_path)
 
@@ -135,15 +138,16 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
     assert events() == events() == ["begin", "step", "step"] and len(added) == 1
     whole = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
     with path.open("ab") as file:
-        file.write(whole + b'{"event": "test", "net": "b", ')  # a kill, or a look amid a write
+        file.write(whole + b'{"event": "begin", "net": "b", ')  # a kill, or a look amid a write
     assert events()[3:] == ["epoch"] and added[1:] == [whole]
     with path.open("ab") as file:
         file.write(
             b'"seed": 0}\n{"event\n\xff{}\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n'
         )
         file.write(b'{"event": "step", "net": "b", "seed": 0, "time": 1.0, "epoch": "2"}\n')
+        file.write(b'{"event": "test", "net": "b", "seed": 0}\n{"event": "begin", "net": {}, "seed": 0}\n')
     with pytest.warns(UserWarning, match=r"metrics.jsonl` has 2 damaged lines"):
-        assert events()[4:] == ["test"]
+        assert events()[4:] == ["begin"]
     planted(tmp_path)  # as a mirror does it
     assert len(events()) == 3
 
