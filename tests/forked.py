@@ -19,7 +19,6 @@ from unittest import mock
 
 from qnnkit import warm
 
-sys.modules["rfc3987_syntax"] = None  # jupyterlab brings it, and importing it takes seconds
 ROOT = Path(__file__).parent.parent
 MODULES = ("qnnkit.cli", "qnnkit.batch", "qnnkit.inspector", "distributed.cli", "tests.stand_in")
 PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -103,7 +102,7 @@ def holding(folder: Path, work: str) -> contextlib.AbstractContextManager[Any]:
 
 if sys.platform == "linux" and __name__ != "__main__":
     warm._begun, server = True, forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
-    forkserver.set_forkserver_preload(["tests.forked", "qnnkit.kernel", *MODULES])
+    forkserver.set_forkserver_preload(["qnnkit.kernel", *MODULES])
     usual, server.ensure_running = server.ensure_running, begin
 
 
