@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from qnnkit import cli, runs
 from tests.colab import code_cells
 from tests.forked import begun
-from tests.showing import needs_chromium
 from tests.torture import kill
 from tests.wheels import outside
 
@@ -275,7 +274,6 @@ def _watch(page) -> list[str]:
 
 
 @pytest.mark.browser
-@needs_chromium
 def test_the_report_is_legible(browser: Any, finished: runs.Run) -> None:
     """At the width of a laptop and of a phone: every picture shown, nothing wider than the page."""
     for width in (1280, 390):
@@ -298,7 +296,6 @@ def _opened(browser: Any, address: str) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.browser
-@needs_chromium
 def test_executed_notebooks_are_legible_in_jupyterlab(browser: Any, lab: str) -> None:
     """Every picture is shown, and no output is wider than its place."""
     page, complaints = _opened(browser, f"{lab}/lab/tree/shown.ipynb")
@@ -329,7 +326,6 @@ def _changed(page, before: list[str] | None = None, which: set[int] = frozenset(
 
 
 @pytest.mark.browser
-@needs_chromium
 def test_a_notebook_runs_and_the_inspector_answers_in_jupyterlab(browser: Any, lab: str) -> None:
     """On the finished run: sliders by keyboard, an image by Enter, and the pictures follow."""
     page, complaints = _opened(browser, f"{lab}/lab/tree/live.ipynb")
