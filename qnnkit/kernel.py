@@ -21,7 +21,8 @@ gc.disable()  # takes a third of the time of imports, and finds next to nothing
 sys.modules["rfc3987_syntax"] = None  # pyright: ignore[reportArgumentType]  see warm.begin
 for name in (
     *("qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill", "threadpoolctl"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "nbconvert"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "nbconvert", "pandas.io.formats.style"),
+    *("seaborn", "sklearn.datasets", "sklearn.ensemble", "sklearn.model_selection"),
 ):
     importlib.import_module(name)
 del sys.modules["rfc3987_syntax"]

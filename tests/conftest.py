@@ -8,10 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Python's generator once
-import torch
 
 from tests import forked  # noqa: F401  other processes are forked from here on
 from tests.showing import browser  # noqa: F401  a fixture
@@ -23,7 +21,7 @@ sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgument
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
 LONGEST = (
-    *("notebooks", "browser", "colab_image", "notebook_cells", "kinds", "measure_memory", "colab", "batch"),
+    *("notebooks", "colab_image", "notebook_cells", "kinds", "measure_memory", "colab", "batch"),
     *("recipes", "random_circuits", "study", "your_own", "claims", "runs", "cli", "contract", "warm"),
 )
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
@@ -40,6 +38,9 @@ def pytest_collection_finish() -> None:
 
 
 def _globals() -> dict[str, Any]:
+    import numpy as np
+    import torch  # not above: the process that only hands out tests needs neither
+
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return {

@@ -257,7 +257,7 @@ def test_it_follows_a_run_under_way(trained, tmp_path):
 
 
 def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp_path):
-    settings = {"trainable": False, "circuit": "random", "backend": "lightning.qubit"}
+    settings = {"trainable": False, "circuit": "random", "backend": "lightning.qubit", "stride": 2}
     inspector = Inspector(begun(tmp_path / "run", "digits_quanv", **settings))
     assert inspector.views.circuit.backend == "batched"
     assert figures(inspector) == ["circuit", "image", "what_if"]

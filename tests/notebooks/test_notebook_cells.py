@@ -9,6 +9,7 @@ import pandas
 import pytest
 import torch
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from qnnkit import QuantumLayer, runs, workspace
 from qnnkit.data.tokenizers import trained
@@ -33,15 +34,17 @@ PLATEAUS = {"quanv": ({"2", "8"}, True), "iqp": ({"1", "4"}, False)}
 
 
 @pytest.fixture(autouse=True)
-def style():
-    """Figures are not shown; what a notebook sets of matplotlib is put back."""
+def style(monkeypatch):
+    """Figures are not shown, nor laid out, which takes half of the time to draw them."""
+    monkeypatch.setattr(Figure, "set_layout_engine", lambda *given, **options: None)
     with matplotlib.rc_context({"backend": "agg"}):
         yield
         pyplot.close("all")
 
 
 def begun(folder, recipe="digits_quanv", **settings):
-    return runs.open_run(folder, recipe, **TINY | settings)
+    fewer = {"stride": 2} if recipe == "digits_quanv" else {}
+    return runs.open_run(folder, recipe, **TINY | fewer | settings)
 
 
 def cells(name, run, **parameters):

@@ -1,12 +1,20 @@
-"""The notebooks' form, and the chain at toy size. Results are read from files, never from printed text."""
+"""The notebooks' form, the chain at toy size, and what a person sees of both in headless Chromium.
+
+Results are read from files, never from printed text.
+"""
 
 import ast
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -14,6 +22,8 @@ from typer.testing import CliRunner
 
 from qnnkit import cli, runs
 from tests.colab import code_cells
+from tests.forked import begun
+from tests.torture import kill
 from tests.wheels import outside
 
 ROOT = Path(__file__).parents[2]
@@ -99,14 +109,14 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
     """A whole run at toy size, by the command that people type, in an empty folder without a checkout."""
     home, before = tmp_path_factory.mktemp("chain"), files(installed.parent)
     small = ("n_seeds=1", 'controls=["classical"]', "stride=2", "threads=1", "device=cpu", "samples=1")
-    small += ("plateau_qubits=2", "hardware_images=2", "try_updates=2", "n_worst=2")
+    small += ("plateau_qubits=2", "hardware_images=2", "try_updates=2", "n_worst=6")
     words = [word for each in small for word in ("--set", each)]
-    words += ["--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "1"]
+    words += ["--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "2"]
     done = outside(home, installed / "bin" / "qnnkit", "run", *words)
     assert re.sub(OF_IPYKERNEL, "", done.stderr) == ""
     for index, name in enumerate(runs.NOTEBOOKS, start=1):
         assert f"[{index}/6] {name} ..." in done.stdout and f"[{index}/6] {name}: done" in done.stdout
-    assert re.search(r"hybrid +seed 0 +epoch +1/1 ", done.stdout), "no line for the epoch"
+    assert re.search(r"hybrid +seed 0 +epoch +1/2 ", done.stdout), "no line for the epoch"
     assert {path.name for path in home.iterdir()} == {"runs"} and files(installed.parent) == before
     return runs.open_run(home / "runs" / "first")
 
@@ -129,7 +139,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     hybrid, classical = finished.result["nets"]
     assert (hybrid["net"], classical["net"]) == ("hybrid", "classical")
     assert hybrid["quantum"] + hybrid["classical"] == classical["classical"], "not a matched control"
-    assert 0.3 < hybrid["score"] <= 1, "one epoch is enough to beat guessing, which gives 0.1"
+    assert 0.3 < hybrid["score"] <= 1, "two epochs are enough to beat guessing, which gives 0.1"
     assert hybrid["score"] == runs.frame(finished).query("net == 'hybrid'")["test_accuracy"].item()
     conditions = [(row["condition"], row["strength"]) for row in finished.result["robustness"]]
     assert len(conditions) == 9 and conditions[0] == ("exact", None) and ("shots", 1000) in conditions
@@ -172,7 +182,7 @@ def test_the_report_is_written_again_from_the_users_own_notebook(
     done = CliRunner().invoke(cli.app, ["report", "runs/copy"])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "runs" / "copy" / "report.html").read_text()
-    assert "My section" in page and "<pre>2</pre>" in page and "The trained circuit" in page
+    assert "My section" in page and "<pre>6</pre>" in page and "The trained circuit" in page
     assert runs.open_run(tmp_path / "runs" / "copy").result["nets"] == finished.result["nets"]
 
 
@@ -185,3 +195,167 @@ def test_the_circuit_in_a_cell_is_trained_with_its_controls(tmp_path: Path) -> N
     assert finals["net"].tolist()[0] == "hybrid" and len(finals) == 5
     assert finals["quantum"].tolist()[0] == 24
     assert "def circuit(inputs, weights):" in (tmp_path / "run-own" / "recipe.py").read_text()
+
+
+# --- what a person sees -----------------------------------------------------------------------------
+
+RUN_ALL = """async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  const context = app.shell.currentWidget.sessionContext;
+  await context.ready;  // a click before that is lost now and then, as one before the kernel answers
+  const idle = kernel => kernel?.connectionStatus === 'connected' && kernel.status === 'idle';
+  while (!idle(context.session?.kernel))
+    await new Promise(resolve => setTimeout(resolve, 50));
+  return await app.commands.execute('notebook:run-all-cells');
+}"""
+AT_REST = """async () => {
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  for (let quiet = 0; quiet < 5; quiet++) {  // nor in the next half second, in which it answers what was said
+    await new Promise(resolve => setTimeout(resolve, 100));
+    if (kernel.status !== 'idle') quiet = -1;
+  }
+  await kernel.requestExecute({code: '', silent: true}).done;  // after what was put on its main loop
+  await new Promise(resolve => setTimeout(resolve, 200));
+}"""
+PICTURES = {"02_gradient_check": 3, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
+"""Notebook -> pictures that it shows, but for those of the inspector."""
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+LAB = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labapp import main; main()"
+"""JupyterLab, without what takes it seconds to import."""
+
+
+@pytest.fixture(scope="module")
+def lab(finished: runs.Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a JupyterLab that serves the chain's workspace.
+
+    There are its executed notebooks in one, and the source of the last of them, which a kernel is to run.
+    """
+    home, place = finished.folder.parents[1], tmp_path_factory.mktemp("lab")
+    executed = [cell for name in PICTURES for cell in code_cells(finished.notebook(name))]
+    shown = [(cell.source, cell.outputs) for cell in executed if "Inspector" not in cell.source]
+    live = [("import sys; sys.modules['rfc3987_syntax'] = None", [])]
+    for cell in code_cells(ROOT / "notebooks" / f"{runs.INSIDE}.ipynb"):
+        less = "\nhardware_images = 0" if "parameters" in tags(cell) else ""
+        live += [] if "setup" in tags(cell) else [(cell.source + less, [])]
+    for name, cells in {"shown": shown, "live": live}.items():
+        book = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(source, outputs=outputs) for source, outputs in cells],
+            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        )
+        nbformat.write(book, home / f"{name}.ipynb")
+    settings = place / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps({"windowingMode": "none"}))  # else what is out of view is not drawn
+    environment = dict(os.environ) | {"QNNKIT_HOME": f"{home}", "PYTHONWARNINGS": "ignore"}
+    environment |= {f"JUPYTER_{name}_DIR": f"{place / name}" for name in ("CONFIG", "DATA", "RUNTIME")}
+    environment["JUPYTERLAB_SETTINGS_DIR"] = f"{place / 'settings'}"
+    command = [sys.executable, "-c", LAB, "--no-browser", "--allow-root", "--port=0"]
+    command += ["--IdentityProvider.token=", "--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"]
+    command += [f"--ServerApp.root_dir={home}", "--ServerApp.disable_check_xsrf=True"]
+    log = place / "lab.log"
+    with log.open("w") as file:
+        options: dict[str, Any] = {"stdout": file, "stderr": file, "cwd": home}
+        server = subprocess.Popen(command, **options, env=environment)
+    try:
+        begun(server, lambda: ADDRESS.search(log.read_text()), log)
+        yield ADDRESS.search(log.read_text())[0]
+    finally:
+        kill(server)
+        server.wait()
+
+
+def _watch(page) -> list[str]:
+    """Collects what the page complains of."""
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+    return complaints
+
+
+@pytest.mark.browser
+def test_the_report_is_legible(browser: Any, finished: runs.Run) -> None:
+    """At the width of a laptop and of a phone: every picture shown, nothing wider than the page."""
+    for width in (1280, 390):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        complaints = _watch(page)
+        page.goto(finished.report.as_uri())
+        assert page.locator("figure img").evaluate_all("all => all.every(i => i.naturalWidth > 0)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("table").first.locator("tr").count() == 1 + 2
+        assert complaints == []
+        page.close()
+
+
+def _opened(browser: Any, address: str) -> tuple[Any, list[str]]:
+    """A notebook in JupyterLab, and what its page complains of."""
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page.goto(f"{address}?reset")
+    page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
+    return page, _watch(page)
+
+
+@pytest.mark.browser
+def test_executed_notebooks_are_legible_in_jupyterlab(browser: Any, lab: str) -> None:
+    """Every picture is shown, and no output is wider than its place."""
+    page, complaints = _opened(browser, f"{lab}/lab/tree/shown.ipynb")
+    pictures = page.locator(".jp-OutputArea img:not(.widget-image)")
+    pictures.nth(sum(PICTURES.values()) - 1).wait_for()
+    assert pictures.count() == sum(PICTURES.values())
+    for width in (1300, 800):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(500)
+        outputs = page.locator(".jp-OutputArea-output")
+        over = outputs.evaluate_all("all => all.map(o => o.scrollWidth - o.clientWidth).filter(n => n > 1)")
+        assert over == [] or width == 800, "an output is wider than its place"
+        sizes = pictures.evaluate_all("all => all.map(image => [image.naturalWidth, image.clientWidth])")
+        assert min(min(size) for size in sizes) > 300, "a picture is empty or not shown"
+    assert complaints == []
+    page.close()
+
+
+def _changed(page, before: list[str] | None = None, which: set[int] = frozenset()) -> list[str]:
+    """The inspector's pictures, once those in `which` are others and the rest as they were before."""
+    for _ in range(600):
+        pictures = page.locator("img.widget-image").evaluate_all("all => all.map(image => image.src)")
+        pairs = enumerate(zip(before or pictures, pictures, strict=True))
+        if {i for i, (old, new) in pairs if old != new} == which:
+            return pictures
+        page.wait_for_timeout(50)
+    raise AssertionError(f"of the pictures {which} should have changed, of {len(before)}")
+
+
+@pytest.mark.browser
+def test_a_notebook_runs_and_the_inspector_answers_in_jupyterlab(browser: Any, lab: str) -> None:
+    """On the finished run: sliders by keyboard, an image by Enter, and the pictures follow."""
+    page, complaints = _opened(browser, f"{lab}/lab/tree/live.ipynb")
+    done = page.evaluate(RUN_ALL)
+    assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == [] and done
+    page.evaluate(AT_REST)
+    assert page.locator(".jp-OutputArea img:not(.widget-image)").count() == PICTURES[runs.INSIDE]
+    before, slider = _changed(page), page.locator(".widget-hslider")
+    assert len(before) == 4
+    for place, key, which in (
+        (slider.filter(has_text="Epoch").locator(".noUi-handle"), "ArrowLeft", {0, 3}),
+        (page.locator(".widget-toggle-buttons button").nth(3), "Enter", {1, 2}),
+        (slider.filter(has_text="Move by").locator(".noUi-handle"), "ArrowRight", {1}),
+    ):
+        place.focus()
+        page.keyboard.press(key)
+        before = _changed(page, before, which)
+    assert page.get_by_text("moved by +0.06 rad").count() == 1
+    top = slider.filter(has_text="Weight").bounding_box()
+    bottom = page.locator("img.widget-image").nth(1).bounding_box()
+    assert bottom["y"] + bottom["height"] - top["y"] < 900, "weight, gate and move are not on one screen"
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    for width in (1300, 800):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(500)
+        room = page.locator(".jp-OutputArea-output", has=page.locator("img.widget-image")).last
+        room_width = room.evaluate("area => area.clientWidth")
+        widths = page.locator("img.widget-image").evaluate_all("all => all.map(one => one.clientWidth)")
+        leasts = (480, 620, 620, 620)  # the circuit is as high as fits beside what moves its weights
+        assert all(least <= each <= max(620, room_width) for least, each in zip(leasts, widths, strict=True))
+        sliders = slider.evaluate_all("all => all.map(one => one.clientWidth)")
+        assert all(250 < each <= room_width for each in sliders)
+    assert complaints == []
