@@ -143,7 +143,7 @@ class Recipe:
         seen: list[nn.Module] = []
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
         with hook, _seeded(0), layers.evaluating(net), self.located_errors():
-            layers.called(net, splits.example(2))  # a batch, whose program serves in training too
+            layers.called(net, splits.example())
         inside, asked = set(net.modules()), set(seen)
         stand_ins = [each for each in inside if isinstance(each, layers.STAND_INS)]
         left = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
