@@ -355,7 +355,5 @@ def duplicates(parts: Iterable[Iterable[Content]], what: str, how: str) -> list[
                 pairs.append(f"{earlier} ({where}) = {source} ({name})")
     if not pairs:
         return []
-    told = (
-        f"Duplicates: {len(pairs):,} of {n:,} {what} of {' and '.join(SPLITS[1:])} stand in an earlier split"
-    )
-    return [f"{told} too, {how}: {first(pairs, 3)}."]
+    told = f"Duplicates: {len(pairs):,} of {n:,} {what} of validation and test stand in an earlier split too"
+    return [f"{told}, {how}: {first(pairs, 3)}."]
