@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections import defaultdict
@@ -263,12 +264,10 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
 def _of_coco(record: Record, where: str) -> list[Record]:
     """A record for each caption, with what is said of its image, as cocodataset.org gives them."""
     others = {key: record[key] for key in record if key not in ("images", "annotations")}
-    try:
+    with contextlib.suppress(TypeError, KeyError):
         images = {str(each["id"]): each for each in record["images"]}
         if len(images) == len(record["images"]):
             return [others | images[str(each["image_id"])] | each for each in record["annotations"]]
-    except (TypeError, KeyError):
-        pass
     step = "Give each image an `id` of its own, and each annotation the `image_id` of one."
     raise refusal("hold images and annotations as COCO has them", where, step)
 

@@ -79,13 +79,11 @@ def _bases(images: list[Member], depth: int) -> tuple[dict[str, str], str]:
     top = around(each.name for each in images if each.name.count("/") >= depth)
     heads = {each.name.removeprefix(top).partition("/")[0] for each in images}
     bases = {f"{top}{head}/": SIDES[head.lower()] for head in heads if head.lower() in SIDES}
-    if "train" in bases.values() and len({*bases.values()}) > 1:
-        return bases, top
-    inside = [each.name for each in images if each.name.startswith((*bases,))]
-    if len(heads) > 1 and any(name.removeprefix(top).count("/") > depth for name in inside):
-        rule, step = "hold train/ next to test/ or validation/ if it has sides", "Rename its folders."
-        raise refusal(rule, first(sorted(heads)), step)
-    return {top: "any"}, top
+    has_sides, inside = "train" in bases.values() and len({*bases.values()}) > 1, (*bases,)
+    deep = (x.name.startswith(inside) and x.name.removeprefix(top).count("/") > depth for x in images)
+    if not has_sides and len(heads) > 1 and any(deep):
+        raise refusal("hold train/ next to test/ or validation/", first(sorted(heads)), "Rename its sides.")
+    return (bases if has_sides else {top: "any"}), top
 
 
 def label_in(label_pattern: str) -> Callable[[str], str | None]:

@@ -40,10 +40,8 @@ class Splits(Generic[P]):
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     """Sentences to show once: what was left out, cut, resized or converted."""
 
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What a net must know of the data, as `models.build` takes it."""
-        raise NotImplementedError
+    sizes: ClassVar[Any]
+    """What a net must know of the data, as `models.build` takes it: a dictionary."""
 
     def example(self, n: int = 1) -> Any:
         """What a net takes, of the first `n` training samples."""
