@@ -186,13 +186,7 @@ def arrays(
         raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
     asked: dict[str, Any] = {option: getattr(settings, option) for option in SPLITTING[:3]} | {"sides": sides}
     is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and {1, 3} & {x.shape[1], x.shape[3]}))
-    notes = []
-    wide = x.dtype in (torch.int64, torch.float64) and (x.abs() > 2**24) & (x != x.float().double())
-    if n := int(wide is not False and wide.sum()):
-        notes.append(f"Rounded {n:,} inputs above 16,777,216 to seven digits: subtract what they share.")
-    if labelled and classes is None and (known := y.unique().tolist()) != [*range(len(known))]:
-        told = first([*map(str, known)])
-        notes.append(f"Targets {told} are classes, numbered from 0; real numbers make a regression.")
+    notes = _changed(x, y if labelled and classes is None else y[:0])
     with checks.renamed({"root": "targets" if labelled else "inputs"}):
         if labelled and is_image:
             splits: Any = split_arrays(name, x.numpy(), y.numpy(), classes, notes=notes, **asked)
@@ -207,6 +201,17 @@ def arrays(
             notes += duplicates(contents, "samples", "number for number")
             splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs), notes=tuple(notes))
     return splits.keep(settings.train_fraction, settings.split_seed)
+
+
+def _changed(inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
+    """Sentences on numbers that are not taken as they are."""
+    notes, is_wide = [], inputs.dtype in (torch.int64, torch.float64)
+    if n := is_wide and int(((inputs.abs() > 2**24) & (inputs != inputs.float().double())).sum()):
+        notes.append(f"Rounded {n:,} inputs above 16,777,216 to seven digits: subtract what they share.")
+    if (known := labels.unique().tolist()) != [*range(len(known))]:
+        told = first([*map(str, known)])
+        notes.append(f"Targets {told} are classes, numbered from 0; real numbers make a regression.")
+    return notes
 
 
 def _names(inputs: Any) -> tuple[str, ...]:
