@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qnnkit import checks, words
-from qnnkit.data.images import Picture, Stack, one_form, split_stack
+from qnnkit.data.images import Picture, Stack, eight_bit, one_form, split_stack
 from qnnkit.data.places import first, refusal
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Splits, duplicates, split_rows
 from qnnkit.settings import SPLITTING
@@ -184,23 +184,34 @@ def arrays(
     if classes is not None and not labelled:
         step = "Leave it out, or give whole numbers as targets, one a sample."
         raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
-    shares: dict[str, Any] = {option: getattr(settings, option) for option in SPLITTING[:3]}
+    asked: dict[str, Any] = {option: getattr(settings, option) for option in SPLITTING[:3]} | {"sides": sides}
     is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and {1, 3} & {x.shape[1], x.shape[3]}))
+    notes = _changed(x, y if labelled and classes is None else y[:0])
     with checks.renamed({"root": "targets" if labelled else "inputs"}):
         if labelled and is_image:
-            splits: Any = split_arrays(name, x.numpy(), y.numpy(), classes, sides=sides, **shares)
+            splits: Any = split_arrays(name, x.numpy(), y.numpy(), classes, notes=notes, **asked)
         else:
             names, labels = numbered(y.numpy(), classes) if labelled else (None, np.zeros(len(y), np.int64))
-            y = torch.from_numpy(labels) if labelled else y
+            y = torch.from_numpy(labels) if labelled else y.float() if y.is_floating_point() else y
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
             whole = TensorSet(x if is_image else x.float(), y, sources)
-            rows = split_rows(labels, names or ("",), sides=sides, **shares)
+            rows = split_rows(labels, names or ("",), **asked)
             parts = [whole.at(torch.from_numpy(part)) for part in rows]
             contents = (zip(part.inputs.numpy(), part.sources, strict=True) for part in parts)
-            same: Any = dict(zip(SPLITS, contents, strict=True))
-            notes = tuple(duplicates(same, "samples", "number for number"))
-            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs), notes=notes)
+            notes += duplicates(contents, "samples", "number for number")
+            splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs), notes=tuple(notes))
     return splits.keep(settings.train_fraction, settings.split_seed)
+
+
+def _changed(inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
+    """Sentences on numbers that are not taken as they are."""
+    notes, is_wide = [], inputs.dtype in (torch.int64, torch.float64)
+    if n := is_wide and int(((inputs.abs() > 2**24) & (inputs != inputs.float().double())).sum()):
+        notes.append(f"Rounded {n:,} inputs above 16,777,216 to seven digits: subtract what they share.")
+    if (known := labels.unique().tolist()) != [*range(len(known))]:
+        told = first([*map(str, known)])
+        notes.append(f"Targets {told} are classes, numbered from 0; real numbers make a regression.")
+    return notes
 
 
 def _names(inputs: Any) -> tuple[str, ...]:
@@ -210,22 +221,23 @@ def _names(inputs: Any) -> tuple[str, ...]:
 
 
 def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
-    """Numbers of shape (n, ...): float32, uint8 or int64.
+    """Numbers of shape (n, ...): of floats the dtype that they have, else uint8 or int64.
 
     Raises:
         ValueError: They are none, of several shapes, complex or not finite, or have fewer rows than `least`.
     """
     try:
         if not isinstance(values, torch.Tensor):
-            values = np.ma.filled(values, np.nan)  # what is masked is none
-            values = torch.tensor(np.ascontiguousarray(values))
+            values = values if hasattr(values, "__array__") else [*map(eight_bit, values)]
+            values = np.ascontiguousarray(np.ma.filled(values, np.nan))  # what is masked is none
+            values = np.array(values.tolist()) if values.dtype == object else values  # of mixed columns
+            values = torch.tensor(values)
         tensor = values.detach().cpu()
-        if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least:
+        if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least or 0 in tensor.shape:
             raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)}")
         if not tensor.is_floating_point():
             return tensor if tensor.dtype == torch.uint8 else tensor.long()
-        tensor = tensor.float()
-        if bad := int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).sum()):
+        if bad := int((~tensor.float().reshape(len(tensor), -1).isfinite().all(1)).sum()):
             raise ValueError(f"NaN or infinite in {bad:,} of its rows")
     except (ValueError, TypeError, RuntimeError) as error:
         rule = "be finite real numbers of one shape" + f", of {least} samples or more" * (least > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections import defaultdict
@@ -198,15 +199,15 @@ def listing(place: Place) -> Listing:
     for file, where, record in _records(place, reader):
         read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
-        about = image if isinstance(image, dict) else {"path": image}  # as `datasets` keeps images in tables
+        is_struct = isinstance(image, dict)  # as `datasets` keeps images in tables
+        about = image if is_struct else {"path": image, "bytes": image}
         image, content = about.get("path"), about.get("bytes")
         if isinstance(content, bytes):
-            name = where if image is None or inside.get(image, content) != content else image
+            name = image if isinstance(image, str) and inside.get(image, content) == content else where
             inside[name], member = content, Member(name, len(content), zlib.crc32(content))
-        elif not isinstance(image, str):
-            raise refusal("name an image file in every record or row of its captions", where, EXAMPLE)
-        elif (member := find(image, folder)) is None:
-            missing[image] = None
+        elif not isinstance(image, str) or (member := find(image, folder)) is None:
+            missing[image if isinstance(image, str) else where] = None
+            reader.unused.update(() if isinstance(image, str) else record)
             continue
         folders = f"{member.name.removesuffix(member.base)}{file.name}"
         side = side_of(folders if split is None else str(split))
@@ -263,12 +264,10 @@ def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record
 def _of_coco(record: Record, where: str) -> list[Record]:
     """A record for each caption, with what is said of its image, as cocodataset.org gives them."""
     others = {key: record[key] for key in record if key not in ("images", "annotations")}
-    try:
+    with contextlib.suppress(TypeError, KeyError):
         images = {str(each["id"]): each for each in record["images"]}
         if len(images) == len(record["images"]):
             return [others | images[str(each["image_id"])] | each for each in record["annotations"]]
-    except (TypeError, KeyError):
-        pass
     step = "Give each image an `id` of its own, and each annotation the `image_id` of one."
     raise refusal("hold images and annotations as COCO has them", where, step)
 

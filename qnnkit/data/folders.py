@@ -22,8 +22,9 @@ SIDES = {
     **dict.fromkeys(("test", "testing", "test_images", "test_set"), "test"),
 }
 """Names of folders that divide a dataset, in small or capital letters -> the split they mean."""
-LAST_NUMBER = r"(\d+)$"
-"""The label in a file's name where no other pattern is given: the whole number before the suffix."""
+LAST_NUMBER = r"((?:(?<![^_ ])-)?\d+(?:\.\d+)?)$"
+"""The label in a file's name where no other pattern is given: the number before the suffix, all of it.
+A `-` behind `_` or a space is its sign."""
 
 
 Layout = tuple[list[File], tuple[str, ...], str, list[str]]
@@ -78,7 +79,11 @@ def _bases(images: list[Member], depth: int) -> tuple[dict[str, str], str]:
     top = around(each.name for each in images if each.name.count("/") >= depth)
     heads = {each.name.removeprefix(top).partition("/")[0] for each in images}
     bases = {f"{top}{head}/": SIDES[head.lower()] for head in heads if head.lower() in SIDES}
-    return (bases if "train" in bases.values() and len({*bases.values()}) > 1 else {top: "any"}), top
+    has_sides, inside = "train" in bases.values() and len({*bases.values()}) > 1, (*bases,)
+    deep = (x.name.startswith(inside) and x.name.removeprefix(top).count("/") > depth for x in images)
+    if not has_sides and len(heads) > 1 and any(deep):
+        raise refusal("hold train/ next to test/ or validation/", first(sorted(heads)), "Rename its sides.")
+    return (bases if has_sides else {top: "any"}), top
 
 
 def label_in(label_pattern: str) -> Callable[[str], str | None]:
@@ -135,8 +140,8 @@ def flat_folder(
     Args:
         root: The folder of images; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         label_pattern: Regular expression whose first group is the label, such as `label_(\d+)`; None takes
-            the whole number before the suffix, `(\d+)$`. Labels are texts: 1 and 01 are two classes;
-            `0*(\d+)$` makes them one.
+            all of the number before the suffix: 07, -1 of `x_-1.png`, 0.25. Labels are texts: 1 and 01 are
+            two classes; `0*(\d+)$` makes them one.
         options: As in `class_folder`.
 
     Raises:

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from qnnkit import __version__, checks
 from qnnkit.data import cache
 from qnnkit.data.places import MAX_BYTES, Member, first, left_out, refusal
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, duplicates, split_rows
+from qnnkit.data.splits import ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -44,14 +44,19 @@ def read(content: bytes, image_size: Size = None) -> Picture:
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             mode, n_frames = opened.mode, getattr(opened, "n_frames", 1)
             ImageOps.exif_transpose(opened, in_place=True)
-            pixels = _eight_bit(opened)  # (height, width[, 3])
+            pixels = eight_bit(opened)  # (height, width[, 3])
     size = (pixels.shape[0], pixels.shape[1])
     wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
     return Picture(fit(pixels, wanted or size, "L" if pixels.ndim == 2 else "RGB"), size, mode, n_frames)
 
 
-def _eight_bit(image: Image.Image) -> np.ndarray:
-    """Pixels, (height, width) where grey and (height, width, 3) where not, transparent ones on white."""
+def eight_bit(image: Any) -> Any:
+    """Pixels, (height, width) where grey and (height, width, 3) where not, transparent ones on white.
+
+    What is no image of Pillow is given back.
+    """
+    if not isinstance(image, Image.Image):
+        return image
     if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255 instead of scaling
         return ((np.asarray(image).astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
     if image.mode in ("I", "F"):
@@ -186,6 +191,5 @@ def split(
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
     parts = [whole.at(torch.from_numpy(chosen)) for chosen in rows]
     contents = [zip(part.images.numpy(), part.sources, strict=True) for part in parts]
-    same: dict[str, Any] = dict(zip(SPLITS, contents, strict=True))
-    notes += duplicates(same, "images", "pixel for pixel")
+    notes += duplicates(contents, "images", "pixel for pixel")
     return parts, tuple(notes)

@@ -35,7 +35,7 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 # --- pieces ------------------------------------------------------------------------------------------
 
-JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi")
+JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi", ".kar")
 STEPS_PER_QUARTER, VELOCITY = 4, 79
 """Of JSON of 16ths, which knows no velocity."""
 LONGEST = 2**15
@@ -98,9 +98,8 @@ def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
     """Name, score and side of the pieces of a file; ValueError with the reason alone."""
     if name.lower().endswith(MIDI):
         return [(name.rpartition(".")[0], of_midi(content), "any")]
-    text = places.gunzipped(content) if name.lower().endswith(".gz") else content
     try:
-        whole = json.loads(text, object_pairs_hook=without_duplicates)
+        whole = json.loads(content, object_pairs_hook=without_duplicates)
         parts = TypeAdapter(dict[str, list]).validate_python(whole)
         rows = [(key, parts[key], "any") for key in sorted(parts, key=places.natural)]
         if parts.keys() <= SIDES.keys():
@@ -348,7 +347,7 @@ def music(
         for name, part in zip(SPLITS, parts, strict=True):
             placed[name] += [written_of[row] for row in part]
     notes += lost + places.left_out({"composers of fewer than three pieces": few})
-    same = {name: [(str(ids).encode(), source) for source, ids in placed[name]] for name in SPLITS}
+    same = [[(str(ids).encode(), source) for source, ids in placed[name]] for name in SPLITS]
     notes += duplicates(same, "pieces", "note for note")
     sets = {name: blocks(placed[name], written, sequence_length) for name in SPLITS}
     augment = partial(transposed, most=transpose, tokens=written, seed=split_seed) if transpose > 0 else None

@@ -33,7 +33,7 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a damaged archive raises; RuntimeError: one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-ABOUT = ("sample.json", "dataset_info.json", "dataset_infos.json", "state.json")
+ABOUT = ("sample.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 """Files about a dataset, which hold nothing of it, as `sample_files` and `datasets` write them."""
 LINKS = "links, devices or empty folders"
 Reasons = dict[str, list[str]]
@@ -114,16 +114,17 @@ class Place:
                 self.left_out.append(name)
 
     def read(self, name: str) -> bytes:
-        """All of one file.
+        """All of one file; of one called .gz what it holds.
 
         Raises:
-            ValueError: It is larger than 4 GiB; the message is the reason alone.
+            ValueError: It is larger than 4 GiB, or damaged; the message is the reason alone.
             OSError: It cannot be read.
         """
         with open(self._paths[name], "rb") as file:  # noqa: PTH123  a Path is slow
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 raise ValueError("larger than 4 GiB")
-            return file.read()
+            content = file.read()
+        return gunzipped(content) if name.lower().endswith(".gz") else content
 
     def notes(self, suffixes: tuple[str, ...], what: str, why: Reasons | None = None) -> list[str]:
         """Sentences on what is not read: by the reasons in `why`, for its suffix, or as a link.

@@ -16,7 +16,7 @@ import yaml
 
 from qnnkit import checks, words
 from qnnkit.data.arrays import split_arrays
-from qnnkit.data.places import fetch, gunzipped, left_out, open_place, refusal, store
+from qnnkit.data.places import fetch, left_out, open_place, refusal, store
 from qnnkit.data.splits import ImageSplits
 
 _TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
@@ -73,8 +73,7 @@ def _fetched(name: str) -> Path:
 
 
 def _idx(content: bytes, are_images: bool) -> np.ndarray:
-    """The bytes of an idx file, gzipped or not, (n, height, width) or (n,); ValueError with the reason."""
-    content = gunzipped(content) if content[:2] == b"\x1f\x8b" else content
+    """The bytes of an idx file, (n, height, width) or (n,); ValueError with the reason."""
     axes = 3 if are_images else 1
     magic, *shape = np.frombuffer(content, ">u4", 1 + axes).tolist()
     n = len(content) - 4 - 4 * axes

@@ -16,7 +16,7 @@ from qnnkit import words
 from qnnkit.data.folders import SIDES
 from qnnkit.data.places import Place, first, refusal
 
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".json.gz", ".jsonl.gz")
 """Files of records; a table may be called .txt as well."""
 SPLIT_NAMES = SIDES | {"restval": "train"}
 """What names a split; Karpathy's "restval" is of COCO's validation part and trained on."""
@@ -106,17 +106,19 @@ class Reader:
         Raises:
             ValueError: It cannot be read or is not what its suffix says.
         """
-        suffix = name[name.rfind(".") :].lower()
+        suffix, text = name.lower().removesuffix(".gz").rpartition(".")[2], ""
         with readable(name):
-            if suffix in (".parquet", ".arrow"):
-                rows = _columns(self._place.read(name), suffix)
-            elif suffix in (".json", ".jsonl", ".ndjson"):
-                rows = self._json(self._decoded(name))
+            if suffix in ("parquet", "arrow"):
+                rows = _columns(self._place.read(name), suffix == "parquet")
             else:
-                rows = _table(self._decoded(name))
+                text = self._decoded(name)
+                rows = self._json(text) if suffix in ("json", "jsonl", "ndjson") else _table(text)
+            is_escaped = re.search(r"\\u[dD]", text)
             for number, row in enumerate(rows, start=1):
                 if not isinstance(row, dict):
                     raise ValueError(f"record {number} is {row!r:.60} and no object with keys")
+                if is_escaped and re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)):
+                    raise ValueError(f"record {number} holds half of a character")
                 values = {key: value for key, value in row.items() if value is not None}
                 yield f"{name}, record {number}", values
 
@@ -187,6 +189,7 @@ def _table(text: str) -> Iterator[Record]:
     By Python's `csv`, as pandas fills a row that is too short. A caption with unquoted separators after the
     name of an image is taken whole.
     """
+    text = re.sub(r"\Asep=.\n", "", text)  # as Excel may be told the separator
     header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
     mark = max(",;\t|", key=header.count)
     csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 letters
@@ -205,13 +208,14 @@ def _table(text: str) -> Iterator[Record]:
         raise ValueError(f"line {rows.line_num}: {error}; {step}") from None
 
 
-def _columns(content: bytes, suffix: str) -> Iterator[Record]:
-    """The rows of parquet, or of arrow as `datasets` saves it."""
+def _columns(content: bytes, is_parquet: bool) -> Iterator[Record]:
+    """The rows of parquet, or of arrow, as `datasets` saves it or as a file of its own."""
     import pyarrow
     from pyarrow import ipc, parquet
 
     buffer = pyarrow.BufferReader(content)
-    table = parquet.read_table(buffer) if suffix == ".parquet" else ipc.open_stream(buffer).read_all()
+    read = ipc.open_file if content.startswith(b"ARROW1") else ipc.open_stream
+    table = parquet.read_table(buffer) if is_parquet else read(buffer).read_all()
     yield from table.to_pylist()
 
 
@@ -251,13 +255,15 @@ def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
     """
     keys = tuple(record)
     if keys_of(keys, "turns"):
-        turns = take(record, "turns")
+        turns = take(record, "turns") or [{"role": "user", "content": ""}]  # of no turns
     elif keys_of(keys, "question") and keys_of(keys, "answer"):
         turns = _answered(record, where)
     else:
         return []
     system = _said("system", take(record, "system") or [])
-    return [_message(turn, where, unused) for turn in (*system, *_said("", turns))]
+    tags = [record.pop(key) for key in ("label", "kto_tag") if isinstance(record.get(key), bool)]
+    weight = {} if all(tags) else {"weight": 0}  # an answer that is not wanted
+    return [_message(turn, where, unused) | weight for turn in (*system, *_said("", turns))]
 
 
 def _answered(record: Record, where: str) -> list[Any]:
@@ -281,12 +287,12 @@ def _said(role: str, value: Any) -> list[Any]:
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
     fields = dict(turn) if isinstance(turn, dict) else {}
     speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
-    if isinstance(calls, dict):  # OpenAI's form before there were several
-        calls = [{"type": "function", "function": calls}]
+    calls = [{"type": "function", "function": calls}] if isinstance(calls, dict) else calls  # one, as before
+    are_calls = isinstance(calls or [], list) and all(isinstance(each, dict) for each in calls or ())
     content = take(fields, "content")
     unused.update(f"{key} of messages" for key in fields)
     role = ROLES.get(str(speaker).lower())
-    if role is None or weight not in (None, 0, 1) or not all(isinstance(each, dict) for each in calls or ()):
+    if role is None or weight not in (None, 0, 1) or not are_calls:
         step = f"Known roles are {', '.join(ROLES)}; a weight is 0 (not learnt) or 1, a tool call an object."
         raise refusal("hold messages as models take them", f"{where} with {turn!r:.80}", step)
     message: Message = {"role": role, "content": "" if calls and content is None else _text(content, where)}

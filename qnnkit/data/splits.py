@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -40,10 +40,8 @@ class Splits(Generic[P]):
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     """Sentences to show once: what was left out, cut, resized or converted."""
 
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What a net must know of the data, by name; nets of the kit take these as arguments."""
-        raise NotImplementedError
+    sizes: ClassVar[Any]
+    """A dictionary: what a net must know of the data, by name; nets of the kit take these as arguments."""
 
     def example(self, n: int = 1) -> Any:
         """What a net takes, of the first `n` training samples."""
@@ -287,7 +285,7 @@ def _check_classes(labels: np.ndarray, classes: Sequence[str], parts: dict[str, 
         counts = np.bincount(labels[rows], minlength=len(classes))
         if not counts.all():
             label = int(counts.argmin())
-            few = f"{np.count_nonzero(labels == label):,} {classes[label]}".strip()
+            few = f"{np.count_nonzero(labels == label):,} of class {classes[label]}"
             step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
             rule = f"hold enough {what} of every class for all three splits"
             raise refusal(rule, few, f"None is left for {side}: {step}")
@@ -331,31 +329,29 @@ Content = tuple[Any, str]
 """What is compared, byte by byte (bytes, or an array), and where it comes from."""
 
 
-def duplicates(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> list[str]:
+def duplicates(parts: Iterable[Iterable[Content]], what: str, how: str) -> list[str]:
     """A sentence on what is in an earlier split too; none where nothing is.
 
     Args:
-        parts: Split -> all that is in it, in the order train, validation, test.
+        parts: All that is in each split, in the order of SPLITS.
         what: What is counted, in the plural: images, documents.
         how: How equal: pixel for pixel, word for word.
 
     Example:
-        >>> parts = {"train": [(b"to be", "a.txt")], "test": [(b"to be", "b.txt")]}
+        >>> parts = [(b"to be", "a.txt")], [], [(b"to be", "b.txt")]
         >>> duplicates(parts, "documents", "letter for letter")[0].partition(", letter")[0]
-        'Duplicates: 1 of 1 documents of test stand in an earlier split too'
+        'Duplicates: 1 of 1 documents of validation and test stand in an earlier split too'
     """
     seen: dict[bytes, tuple[str, str]] = {}  # digest -> the split and the source that had it first
-    pairs, n, later = [], 0, list(parts)[1:]
-    for name, contents in parts.items():
+    pairs, n = [], 0
+    for name, contents in zip(SPLITS, parts, strict=True):
         for content, source in contents:
-            n += name in later
+            n += name != SPLITS[0]
             digest = hashlib.blake2b(content, digest_size=16).digest()
             where, earlier = seen.setdefault(digest, (name, source))
             if where != name:
                 pairs.append(f"{earlier} ({where}) = {source} ({name})")
     if not pairs:
         return []
-    told = (
-        f"Duplicates: {len(pairs):,} of {n:,} {what} of {' and '.join(later)} stand in an earlier split too"
-    )
+    told = f"Duplicates: {len(pairs):,} of {n:,} {what} of validation and test stand in an earlier split too"
     return [f"{told}, {how}: {first(pairs, 3)}."]

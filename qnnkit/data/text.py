@@ -86,7 +86,9 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     lacks = left_out({"empty documents": empty, "chats without an answer to predict": silent})
     if not whole:
         step = f"Put {', '.join(SUFFIXES)} files there; in chats, call the one who answers assistant."
-        raise refusal("hold text, or chats with an answer", " ".join([str(root), *lacks]), step)
+        raise refusal(
+            "hold text, or chats with an answer", " ".join([str(root), *lacks, *reader.notes]), step
+        )
     notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *lacks]
     if held_out := [name for name in files if side_of(name) in ("validation", "test")]:
         notes.append(f"Names of splits are not used, splits are drawn from all files: {first(held_out)}.")
@@ -112,8 +114,8 @@ def _selected(whole: list[Document], part: str, notes: list[str]) -> tuple[list[
 def _of_file(reader: Reader, name: str, top: str) -> Iterator[Document]:
     path = name.removeprefix(top)
     if not name.lower().endswith(TEXT):
-        for where, record in reader.records(name):
-            yield as_document(where, record, reader.unused)
+        found = [as_document(*each, reader.unused) for each in reader.records(name)]
+        yield from found or [Document(name, ("",), path, path)]
     elif len(text := reader.text(name)) <= 2 * CHARACTERS:
         yield Document(name, (text.strip(),), path, path)
     else:
@@ -156,8 +158,6 @@ def as_document(where: str, record: records.Record, unused: set[str]) -> Documen
         step = f"Its keys are {first([repr(key) for key in record], 8)}: rename those of texts."
         raise refusal("hold text, messages, or a prompt and its completion in every record", where, step)
     unused.update(record)
-    with records.readable(where):
-        text.encode()  # JSON may hold half of a character
     return Document(where, (text,), text, str(source or ""), messages)
 
 
@@ -210,7 +210,7 @@ def text(
             notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
     checks.positive("sequence_length", sequence_length, "Use 128 or 256.")
     notes += tokenizers.with_chat_template(made, found)
-    texts = {name: [(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS}
+    texts = [[(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS]
     notes += duplicates(texts, "documents", "letter for letter")
     sets, lost = zip(*(packed(parts[name], made, sequence_length) for name in SPLITS), strict=True)
     if not all(map(len, sets)):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qnnkit import checks, words, workspace
 from qnnkit.data.arrays import tensor_of
-from qnnkit.data.images import fit, read
+from qnnkit.data.images import eight_bit, fit, read
 from qnnkit.data.places import first
 
 
@@ -36,8 +36,8 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
             rule, step = "be an image that can be read", f"Pillow says: {reason}. Save it again as PNG."
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
     else:
-        found = np.asarray(given)
-        if found.dtype != np.uint8 or (found.ndim != 2 and found.shape[2:] != (3,)):
+        found = np.asarray(eight_bit(given))
+        if found.dtype != np.uint8 or not found.size or (found.ndim != 2 and found.shape[2:] != (3,)):
             rule = "be uint8 of shape (height, width) or (height, width, 3)"
             told = f"{found.dtype} of shape {found.shape}"
             raise ValueError(checks.message("inputs", rule, told, "Give pixels of 0 to 255."))
@@ -66,7 +66,7 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
         path = place(given)
         try:
             is_table = path.suffix.lower() in (".csv", ".tsv")
-            given = _table(path) if is_table else np.load(path, allow_pickle=False)
+            given = _table(path, about.columns) if is_table else np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
             rule = "be .npy files, or tables of numbers"
             step = "Write one by numpy.save, of shape (n, ...) or of one sample."
@@ -88,8 +88,8 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
     raise ValueError(checks.message("inputs", rule, tuple(values.shape), step))
 
 
-def _table(path: Path) -> Any:
-    """The rows of a table; a first line without numbers names the columns.
+def _table(path: Path, columns: Sequence[str]) -> Any:
+    """The rows of a table; a first line that is no numbers, or has all of `columns`, names the columns.
 
     Raises:
         ValueError: Rows differ in length, or there are none.
@@ -97,13 +97,12 @@ def _table(path: Path) -> Any:
     import pandas as pd
 
     with path.open(errors="replace") as lines:
-        mark = max(",;\t", key=lines.readline().count)
-    cells: Any = pd.read_csv(path, sep=mark, header=None, na_values=["?", "-"])
-    heading: Any = pd.to_numeric(cells.iloc[0], errors="coerce")
-    if (heading.isna() & cells.iloc[0].notna()).any():  # a gap is no name
-        cells = cells[1:].set_axis([str(name).strip() for name in cells.iloc[0]], axis="columns")
-    if cells.empty:
-        raise ValueError
+        mark = max(",;\t|", key=lines.readline().count)
+    cells: Any = pd.read_csv(path, sep=mark, header=None, na_values=["?", "-"], dtype=str)
+    heading, names = cells.iloc[0], [str(name).strip() for name in cells.iloc[0]]
+    is_number = pd.to_numeric(heading, errors="coerce").notna() | heading.isna()  # a gap is no name
+    if not is_number.all() or (columns and {*columns} <= {*names}):
+        cells = cells[1:].set_axis(names, axis="columns")
     return cells
 
 
@@ -121,7 +120,7 @@ def _numbers(table: Any, columns: Sequence[str], name: str) -> np.ndarray:
             rule = f"have the columns that the net was trained on: {first([*columns], 10)}"
             raise ValueError(checks.message("inputs", rule, f"{name} without {missing[0]}", step))
         table = table[[*columns]]
-    numbers = table.apply(pd.to_numeric, errors="coerce")
+    numbers = table.astype(object).apply(pd.to_numeric, errors="coerce")  # dates would be nanoseconds
     if wrong := [*table.columns[numbers.isna().any()]]:
         told = f"{name}, whose column {wrong[0]} has a cell without one"
         raise ValueError(checks.message("inputs", "be tables of numbers", told, step))

@@ -169,7 +169,7 @@ LAYOUTS = {
     "flat, with sides": ("train/{}_1.png|train/{}_2.png|test/{}_1.png|test/{}_2.png", 4, ""),
     "flat, deeper and without labels": (
         "{}_1.png|deeper/{}_2.png|{}x.png", 2,
-        r"Left out 8 of 24 images whose names do not fit (\d+)$: 0x.png, ",
+        r"Left out 8 of 24 images whose names do not fit ((?:(?<![^_ ])-)?\d+(?:\.\d+)?)$: 0x.png, ",
     ),
 }  # fmt: skip
 """Names of files, how many groups of 8 are used, and how the note begins, if there is one."""
@@ -190,11 +190,13 @@ def test_every_image_is_used_or_told(tmp_path: Path, layout: str) -> None:
 
 THIRDS = tuple(f"{i:04}_{i % 3:02}.png" for i in range(30))
 SEVENS = tuple(f"{i}{number}.png" for number in ("x_007", "x_107", "y_012", "z_7") for i in "abcde")
+SIGNED = tuple(f"{i}{number}.png" for number in ("x_-1", "x_1", "y-2", "z_0.25", "z_1.25") for i in "abcde")
 PATTERNS = [
     (THIRDS, None, "00 01 02"),
     (THIRDS, r"_(\d+)\.png", "00 01 02"),  # of the whole name
     (THIRDS, r"\d\d$", "00 01 02"),  # without a group
     (SEVENS, None, "007 7 012 107"),  # merged, they were fewer classes
+    (SIGNED, None, "0.25 1 1.25 2 -1"),
     (THIRDS, r"label_(\d+)", "root"),
 ]
 
@@ -307,6 +309,8 @@ FOLDERS = [
     [name for name in SIDED if "/a/" in name],  # one class
     [*SIDED, "test/c/1.png"],  # a class that train has not
     [*BOTH, "c/0.png", "c/1.png"],
+    [name.replace("test", "eval") for name in SIDED],
+    [name.replace("train", "val") for name in SIDED],
 ]
 
 

@@ -3,6 +3,7 @@
 The same table is in docs/formats.md. What is made of them then: test_captions, test_text.
 """
 
+import gzip
 import io
 import re
 from pathlib import Path
@@ -38,6 +39,13 @@ def records(*keys: str, lists: bool = False, **more) -> list[dict[str, Any]]:
 def parquet(rows) -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def arrow(writer) -> bytes:
+    file, rows = io.BytesIO(), pa.Table.from_pylist([{"text": "One."}])
+    with writer(file, rows.schema) as opened:
+        opened.write_table(rows)
     return file.getvalue()
 
 
@@ -127,6 +135,12 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "images in a folder `images`": ({"captions.csv": table(",")}, {f"images/{n}": s for n, s in SAID.items()},
         ""),
     "images in other folders": ({"captions.csv": table(",")}, {f"x/{n}/{n}": s for n, s in SAID.items()}, ""),
+    "`sep=;` in the first line": ({"captions.csv": "sep=;\n" + table(";", quote="")}, SAID, ""),
+    "records without an image": ({"llava.json": [{"id": 1, "conversations": [ASKED]}, *LLAVA]}, SAID,
+        "conversations, id"),
+    "parquet with bytes of images": ({"a.parquet": parquet([{"image": name.encode(), "text": [*said]}
+        for name, said in PAIR.items()])}, {f"a.parquet, record {n}": said
+        for n, said in enumerate(PAIR.values(), start=1)}, ""),
     "split of unknown name": ({"captions.csv": table(",", "image", "caption", "split",
         rows=[(*row, "mine") for row in ROWS])}, SAID, "split 'mine'"),
 }  # fmt: skip
@@ -143,7 +157,7 @@ def check_notes(notes, says: str) -> None:
 @pytest.mark.parametrize("form", IMAGES)
 def test_captions(tmp_path, form):
     files, wanted, says = IMAGES[form]
-    names = {} if "with images in it" in form else SAID if wanted == REFUSED else wanted
+    names = {} if "images in it" in form or "bytes of" in form else SAID if wanted == REFUSED else wanted
     write(tmp_path, files | dict.fromkeys(names, ""))
     if wanted == REFUSED:
         with refused("root", says=says):
@@ -152,7 +166,7 @@ def test_captions(tmp_path, form):
     images, captions, _, notes, _ = listing(open_place(tmp_path))
     assert captions == wanted
     sides = {member.base: side for side, _, member in images}
-    assert (sides["a.jpg"], sides["b.jpg"]) == SIDES.get(form, ("any", "any"))
+    assert tuple(sides[name] for name in sorted(sides)) == SIDES.get(form, ("any", "any"))
     check_notes(notes, says)
 
 
@@ -196,6 +210,12 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
     "prompt and completion as messages": ([{"prompt": [HI], "completion": [HELLO]}], CHAT, ""),
     "question and answer": ({"a.csv": "question,answer\nHi,Hello\n"}, CHAT, ""),
     "input and output": ([{"input": "Hi", "output": "Hello"}], CHAT, ""),
+    "folders of `save_to_disk`": ({"dataset_dict.json": {"splits": ["train"]}, "train/state.json": {},
+        "train/data-00000-of-00001.arrow": arrow(pa.ipc.new_stream)}, "One.", ""),
+    "arrow as a file of its own": ({"a.arrow": arrow(pa.ipc.new_file)}, "One.", ""),
+    "`.json.gz` and `.jsonl.gz`": ({"a.jsonl.gz": gzip.compress(b'{"text": "One."}')}, "One.", ""),
+    "`label` false": ([{"prompt": "Hi", "completion": "Hello", "label": True}, {"prompt": "Hi",
+        "completion": "Go away", "label": False}], CHAT, ""),
     "plain text under `content` in JSON lines": ([{"content": "One."}], "One.", ""),
     "keys that are null": ({"a.jsonl": '{"text": "One.", "messages": null}'}, "One.", ""),
     "a text of more than 131,072 letters in a table": ({"a.csv": f'text\n"{"a, " * 50_000}end"\n'},
@@ -220,8 +240,10 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
     "unknown keys": ([{"body": "x"}] * 9, REFUSED, "'body': rename"),
     "texts by turns": ([{"turns": ["Hi", "Hello"]}], REFUSED, "Known roles are"),
     "`chosen` and `rejected`": ([{"prompt": "Hi", "chosen": [HI, HELLO]}], REFUSED, "'chosen': rename"),
+    "tool calls that are no list": ([{"messages": [HI, HELLO | {"tool_calls": 5}]}], REFUSED, "an object"),
     "messages that are no list": ([{"messages": 5}], REFUSED, "Known roles"),
-    "half of a character": ({"a.jsonl": r'{"text": "\ud83d"}'}, REFUSED, "surrogates"),
+    "half of a character": ({"a.jsonl": r'{"text": "\ud83d"}'}, REFUSED,
+        "record 1 holds half"),
     "unknown role": ([{"messages": [HI, HELLO | {"role": "narrator"}]}], REFUSED, "Known roles"),
     "questions with unquoted commas": ({"a.csv": "question,answer\nWhat, exactly, is it?,An owl\n"},
         REFUSED, "quotation marks"),

@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from qnnkit import data
 from qnnkit.data import ImageSplits, TensorSplits
 from qnnkit.data.splits import SPLITS
 from qnnkit.settings import Settings
-from tests.toys import fill, refused
+from tests.toys import fill, noise, refused
 
 N = 40
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -55,6 +56,26 @@ def test_rows_that_are_in_two_splits_are_told():
     assert split().notes == () and split(X[:, 0]).notes == ()
 
 
+IDS = torch.arange(N)[:, None] * 1000
+ODD = "Targets 1, 3, 5, 7 are classes, numbered from 0; real numbers make a regression."
+CHANGED = [
+    *((IDS.to(dtype) + 2**24 - 1, LABELS, "Rounded 39 inputs above 16,777,216") for dtype in (int, float)),
+    (X, 2 * LABELS + 1, ODD),
+    (X.mul(99).byte()[:, :, None], 2 * LABELS + 1, ODD),
+]
+
+
+@pytest.mark.parametrize(("inputs", "targets", "told"), CHANGED)
+def test_numbers_that_are_not_taken_as_they_are_are_told(inputs, targets, told):
+    assert any(note.startswith(told) for note in split(inputs, targets).notes)
+
+
+def test_images_of_pillow_are_their_pixels_not_the_numbers_of_a_palette():
+    images = [Image.fromarray(noise(8, 8, 3, seed=seed)).quantize(9) for seed in range(N)]
+    pixels = np.stack([np.asarray(image.convert("RGB")) for image in images])
+    assert split(images).fingerprint() == split(pixels).fingerprint()
+
+
 def test_labels_are_split_class_by_class():
     uneven = torch.tensor([0] * 30 + [1] * 10)
     splits = split(targets=uneven, classes=np.array(["no", "yes"]))
@@ -85,6 +106,7 @@ LIKE = {
     "tensors": list,
     "a frame": lambda x: pd.DataFrame(x.numpy()).squeeze(),
     "a graph": lambda x: x.clone().requires_grad_(),
+    "mixed columns": lambda x: pd.DataFrame(x.numpy()).astype(object).squeeze(),
     "backwards": lambda x: x.numpy()[::-1].copy()[::-1],
     "read only": lambda x: np.broadcast_to(x.numpy(), x.shape),
 }
@@ -157,6 +179,8 @@ WRONG = [
     ("inputs", X.to(torch.complex64), LABELS, None),
     ("inputs", np.ma.masked_greater(X.numpy(), 1), LABELS, None),
     ("inputs", X[:2], LABELS[:2], None),
+    ("inputs", np.zeros((N, 0, 0), np.uint8), LABELS, None),
+    ("inputs", pd.DataFrame({"x": [1.0] * N, "day": pd.date_range("2026", periods=N)}), LABELS, None),
     ("targets", X, ["a"] * N, None),
     ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
     ("targets", X, LABELS[:-1], None),

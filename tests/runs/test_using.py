@@ -224,13 +224,16 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
     rows = [next(runs.predict("runs/one", [each])) for each in changes.values()]
     assert rows[0]["probabilities"] == found[0]["probabilities"]
     assert all(told in "".join(row["notes"]) for told, row in zip(changes, rows, strict=True))
+    palette = Image.fromarray(np.stack([pixels] * 3, -1)).quantize(40)
+    same = [next(runs.predict("runs/one", [each])) for each in (palette, np.asarray(palette.convert("L")))]
+    assert same[0]["probabilities"] == same[1]["probabilities"]
     [as_classical] = runs.predict("runs/one", paths[:1], classical=True)
     assert as_classical["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-4)
     assert as_classical["probabilities"] != found[0]["probabilities"]
     assert json.loads(command("predict", "runs/one", paths[0], "--json")) == found[0]
     paths[0].write_text("no image")
-    bytes_ = [np.zeros(shape, np.uint8) for shape in ((1, 6, 6), (6, 6, 4))]
-    for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))], bytes_[:1], bytes_[1:]):
+    bytes_ = [np.zeros(shape, np.uint8) for shape in ((1, 6, 6), (6, 6, 4), (0, 0))]
+    for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))], *zip(bytes_)):
         with refused("inputs"):
             runs.predict("runs/one", given)
     (pictured.folder.parent / "other").mkdir()
@@ -283,7 +286,8 @@ def test_captions_and_images_are_matched_by_clip(home):
 
 
 BAD = {"0": "a\n0\n", "1": "a,b,c\n0,,1\n1,1,1\n", "2": "a,b,c\n0,0,0,0\n", "3": "", "4": "a,b,d\n0,0,0\n"}
-GAPS = ([[0, np.nan, 0]], [["a", "b", "c"]], [[0, 1], [0]], [[1j, 0, 0]])
+DAYS = pd.DataFrame({"a": [0], "b": [0], "c": pd.to_datetime(["2026-11-28"])})
+GAPS = (DAYS, [[0, np.nan, 0]], [["a", "b", "c"]], [[0, 1], [0]], [[1j, 0, 0]])
 
 
 def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
@@ -315,6 +319,8 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
             array("gap.CSV", about)
     (home / "new.CSV").write_text("a, b, c\n0,0,0\n")
     assert array("new.CSV", replace(about, columns=("c", "b", "a")))[0].tolist() == [[0, 0, 0]]
+    (home / "new.CSV").write_text("2020|2019|2021\n0|1|2\n")  # names of numbers
+    assert array("new.CSV", replace(about, columns=("2019", "2020", "2021")))[0].tolist() == [[1, 0, 2]]
     for given, dtype in [*((each, "float32") for each in GAPS), ([[0.5, 1, 0]], "uint8")]:
         with refused("inputs"):
             array(given, replace(about, shapes={"": [dtype, 3]}))
