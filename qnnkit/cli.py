@@ -72,7 +72,7 @@ def main() -> None:
         if not isinstance(error, mendable) or os.environ.get("QNNKIT_DEBUG"):
             raise
         sentence = error.strerror if isinstance(error, OSError) else None  # qnnkit's own, or the system's
-        if sentence and not sentence.endswith("."):
+        if sentence and sentence == os.strerror(error.errno):
             what = error.filename or "a file, or the current folder"
             sentence = f"Cannot use {what} ({sentence}). Look at what is there, and try again."
         typer.echo(f"qnnkit: {sentence or str(error) or 'Memory ran out.'}", err=True)
