@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
 NUMBERS |= {"test": ("quantum", "classical", "frozen", "seconds_per_epoch")}
 """Numbers without which a row of metrics.jsonl of that event is damaged."""
-FACTS: dict[str, Any] = dict.fromkeys(("nets", "given", "notes"), list | None)
+FACTS: dict[str, Any] = dict.fromkeys(("nets", "given"), list | None)
 FACTS |= dict.fromkeys(("score", "placement", "samples"), dict | None)
 FACTS |= {"trained": dict, "data": str | None, "commit": str | None}
 KINDS: dict[str, Any] = {
