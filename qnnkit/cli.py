@@ -71,11 +71,12 @@ def main() -> None:
         mendable = *mendable, NotImplementedError, FloatingPointError
         if not isinstance(error, mendable) or os.environ.get("QNNKIT_DEBUG"):
             raise
-        sentence = error.strerror if isinstance(error, OSError) else None  # qnnkit's own, or the system's
-        if sentence and not sentence.endswith("."):
-            what = error.filename or "a file, or the current folder"
-            sentence = f"Cannot use {what} ({sentence}). Look at what is there, and try again."
-        typer.echo(f"qnnkit: {sentence or str(error) or 'Memory ran out.'}", err=True)
+        said = str(error) or "Memory ran out."
+        if isinstance(error, OSError) and error.strerror:  # qnnkit's own sentence, or the system's words
+            what, said = error.filename or "a file, or the current folder", error.strerror
+            if said == os.strerror(error.errno or 0):
+                said = f"Cannot use {what} ({said}). Look at what is there, and try again."
+        typer.echo(f"qnnkit: {said}", err=True)
         raise SystemExit(2) from None
 
 

@@ -54,6 +54,11 @@ class Range(Base):
         """Smallest and largest value, as numbers of the kind that is drawn."""
         return [int(self.low), int(self.high)] if self.whole else [self.low, self.high]
 
+    @property
+    def tried(self) -> list[float] | list[int]:
+        """What is judged before the first run: the ends, and between them a number that is no whole one."""
+        return self.ends if self.whole else [*self.ends, self.low + (self.high - self.low) / math.e]
+
 
 Space = Annotated[
     Annotated[Choices, Tag("choices")] | Annotated[Range, Tag("range")],
@@ -188,7 +193,7 @@ def combinations(config: BatchConfig) -> Iterator[dict[str, Any]]:
     """What varies in each run: recipe, grid, runs, seeds; of a sampler, in the corners of its space."""
     if config.optuna is not None:
         spaces = config.optuna.space.items()
-        corners = {name: space.ends if isinstance(space, Range) else space for name, space in spaces}
+        corners = {name: space.tried if isinstance(space, Range) else space for name, space in spaces}
         first = {name: values[0] for name, values in corners.items()}
         yield from ({**first, name: value} for name, values in corners.items() for value in values)
         return

@@ -60,10 +60,10 @@ def run_batch(
         workers.need("optuna", "sweep")
     with workers.opened(config, runs, scheduler) as pool:
         workspace.make_folder(batch)
-        values = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-        workspace.write_bytes(batch / "batch.yaml", text.encode())
         with alone(batch, "batch"):
+            values = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+            workspace.write_bytes(batch / "batch.yaml", text.encode())
             kind = search.Study if config.optuna else search.Listed
             queue = kind(config, batch, runs, recipes.of(runs[0].config).task(runs[0].config).score)
             with shown(batch, echo) as progress:

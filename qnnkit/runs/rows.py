@@ -20,18 +20,14 @@ if TYPE_CHECKING:
 NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
 NUMBERS |= {"test": ("quantum", "classical", "frozen", "seconds_per_epoch")}
 """Numbers without which a row of metrics.jsonl of that event is damaged."""
-KINDS: dict[str, dict[str, Any]] = {
-    "config.json": dict.fromkeys(("seed", "n_seeds", "epochs"), int),
-    "provenance.json": {
-        **dict.fromkeys(("nets", "given", "notes"), list),
-        **dict.fromkeys(("score", "placement", "trained", "samples"), dict),
-        **dict.fromkeys(("data", "commit"), str | None),
-    },
-    "result.json": {"nets": list, "verdicts": list},
-    "failed.json": {"state": str},
+FACTS: dict[str, Any] = dict.fromkeys(("nets", "given"), list | None)
+FACTS |= dict.fromkeys(("score", "placement", "samples"), dict | None)
+FACTS |= {"trained": dict, "data": str | None, "commit": str | None}
+KINDS: dict[str, Any] = {
+    "config.json": dict.fromkeys(("seed", "n_seeds", "epochs"), int), "provenance.json": FACTS,
+    "result.json": {"nets": list}, "batch.json": {"runs": list}, "failed.json": {"state": str},
     "about.json": {"settings": dict, "data": dict, "seed": int},
-    "batch.json": {"runs": list, "trials": list},
-}
+}  # fmt: skip
 """Of what kind a value of a run's file is that others rely on."""
 SUMS = "SHA256SUMS"
 """The file of a finished run with the hash of each other one, as `sha256sum --check` reads it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 import yaml
 from torch import nn
 
-from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, workspace
+from qnnkit import adapters, checks, device, layers, recipes, stats, tasks, words, workspace
 from qnnkit.checkpoint import weights
 from qnnkit.data import pieces, tokenizers, unsplit
 from qnnkit.data.folders import LAST_NUMBER
@@ -21,7 +22,7 @@ from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
-from qnnkit.runs.rows import read_facts, work
+from qnnkit.runs.rows import KINDS, read_facts, work
 from qnnkit.runs.state import look
 from qnnkit.runs.trainings import tested
 
@@ -164,9 +165,10 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
         if recipe is not None:
             step = "It is read from its own files."
             raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
-        return *load_language(folder), None
+        with _whole(folder):
+            return *load_language(folder), None
     about = read_facts(folder / ABOUT)
-    if not about:
+    if not about or not KINDS[ABOUT].keys() <= about.keys():
         step = f"It is {look(folder.parent).state}. Finish the run: its 04_analyze writes model/."
         step = step if folder.parent.is_dir() else "Nothing is there: check the path."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
@@ -180,8 +182,23 @@ def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
     net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
     from safetensors.torch import load
 
-    net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
+    with _whole(folder):
+        net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
     return net.eval(), data, used.task(config), config
+
+
+@contextlib.contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """Weights that are damaged, or of another net, are told."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        step = f"Delete `{folder}` and type qnnkit train with the run's folder, which writes it again."
+        raise ValueError(
+            checks.message("run_dir", "hold a whole net", words.first_line(error), step)
+        ) from None
 
 
 def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data, Recipe | None]:

@@ -233,7 +233,7 @@ BAD = [
     ("optuna", {"optuna": OPTUNA, "grid": {"epochs": [1]}}),
     ("optuna.spcae", {"optuna": {**OPTUNA, "spcae": {}}}),
     *((name, {"optuna": {**OPTUNA, "space": {"hidden": space}}}) for name, space in (
-        ("hidden", [1, 0]), ("optuna.space.hidden", {"low": 3, "high": 3}),
+        ("hidden", [1, 0]), ("hidden", {"low": 2, "high": 4}), ("optuna.space.hidden", {"low": 3, "high": 3}),
         ("optuna.space.hidden", {"low": 0, "high": 3, "log": True}),
         ("optuna.space.hidden", {"low": 2, "high": 4.5, "int": True}),
     )),
@@ -426,6 +426,7 @@ def test_two_runs_at_a_time_no_port_no_second_command_and_a_killed_run_is_tried_
         assert [one for one in connections if one.status == psutil.CONN_LISTEN] == []
         with pytest.raises(BlockingIOError, match="is in use by another process"):
             quietly(SLOW)
+        assert "retries" in (workspace.home() / "batches/b/batch.yaml").read_text(), "that of the first"
         running[0].kill()
         release()
         assert process.wait(120) == 0

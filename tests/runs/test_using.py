@@ -210,6 +210,12 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
     workspace.write_json(copied / "about.json", written | {"data": known | {"of_earlier_versions": 1}})
     net, about, recipe = runs.load_model(copied)
     assert (about.classes, recipe.name, net.training) == (("above", "below"), "folder_quanv", False)
+    for name, damage, (argument, error) in (
+        ("model.safetensors", b"cut", ("run_dir", ValueError)), ("about.json", b"{}", ("folder", OSError)),
+    ):  # fmt: skip
+        (copied / name).write_bytes(damage)
+        with refused(argument, error):
+            runs.load_model(copied)
     with torch.no_grad():
         shares = runs.trained(pictured)(test.images).softmax(1)
         assert torch.equal(net(test.images).softmax(1), shares)
