@@ -33,6 +33,8 @@ def begin() -> None:
     """Starts the fork server, once; it imports what forked processes need, and ends with this process."""
     global _begun
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a kernel's debugger warns
+    # nbformat's jsonschema would build a grammar of addresses, which no notebook has, for three seconds.
+    sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgumentType]
     if sys.platform != "linux" or _begun:
         return
     _begun = True

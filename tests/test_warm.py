@@ -22,7 +22,7 @@ torch.set_default_dtype(torch.float64)
 """
 LOOKS = """
 import os, sys
-there = "torch" in sys.modules
+there = "torch" in sys.modules and "lark" not in sys.modules
 import torch
 torch.ones(200, 200) @ torch.ones(200, 200)
 print(there, "SPOILT" in os.environ, hasattr(torch, "mine"), torch.get_default_dtype(), os.getcwd())
