@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 
+import nbformat
 import pytest
 
 from qnnkit import report, runs
@@ -30,6 +31,7 @@ def whole(tmp_path_factory):
     for name in (*books, "notebooks/04_analyze.ipynb", "train.log", ".hidden", ".sync/piece", CHECKPOINT):
         (run.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (run.folder / name).write_text("{}")
+    nbformat.write(nbformat.v4.new_notebook(), run.notebook("04_analyze"))  # which the page shows
     report.finish(run)
     return run.folder
 
