@@ -217,6 +217,10 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     of_each = [{name: given[name] for name in given if name not in ("recipe", "run_dir")} for given in asked]
     assert of_each == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
     refused(qnnkit(*begin, "--set", "plateau_qubits=four"), "`plateau_qubits` must be of type int")
+    monkeypatch.setattr(
+        chain, "declared", lambda path: {"x": {"inferred_type_name": "float", "help": "", "default": "0"}}
+    )
+    assert chain.of_notebooks("run", {"x": "1e-3"}, (), ("00_setup",)) == {"x": 0.001}
 
 
 def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):

@@ -76,7 +76,8 @@ def table(
 
     columns = {"net": [row["net"] for row in rows], score.column: [cell(row) for row in rows]}
     columns |= {kind: [row[kind] for row in rows] for kind in ("quantum", "classical", "frozen")}
-    columns["s / epoch"] = [f"{row['seconds_per_epoch']:.2f}" for row in rows]
+    seconds = [row["seconds_per_epoch"] for row in rows]
+    columns["s / epoch"] = ["" if each is None else f"{each:.2f}" for each in seconds]
     for each in metrics(score)[1:] if others else ():
         values = [row.get(each.name) for row in rows]
         if any(value is not None for value in values):

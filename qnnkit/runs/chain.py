@@ -75,6 +75,9 @@ def of_notebooks(
     for name in names if others else ():
         known, used = declared(find_notebook(name)), _used(folder, name)
         own = {each: others[each] for each in others if each in known}
+        for each in own:
+            with contextlib.suppress(ValueError, TypeError):  # 1e-3, which `--set` leaves as it is written
+                own[each] = float(own[each]) if known[each]["inferred_type_name"] == "float" else own[each]
         check_parameters(find_notebook(name), own)
         as_kept = json.loads(without_places(json.dumps(own)))
         for each in own:
@@ -251,9 +254,8 @@ def launch(
 ) -> Path:
     """Executes a notebook with checked parameters in a fresh kernel, and keeps the executed copy.
 
-    The kernel works in the current folder, so a relative path means the same in both.
-    While it runs the copy is `<name>.running.ipynb`; it gets its own name only when every cell has finished,
-    and `<name>.failed.ipynb`, with the error in it, when one has not.
+    The kernel works in the current folder. While it runs the copy is `<name>.running.ipynb`; it gets its own
+    name when every cell has finished, or is `<name>.failed.ipynb`, with the error in it.
 
     Args:
         notebook: Source, left unchanged.
@@ -302,9 +304,8 @@ def _in_a_kernel(
 ) -> None:
     """Executes a notebook in a thread, so that a signal here cuts nothing of Jupyter's; no kernel is left.
 
-    Kernels speak over files in a folder of their own: two launches at once cannot take each other's.
-    Jupyter's own choice is `kernel-ipc-1` and so on in the current folder, or ports; of both, two that start
-    at the same moment may take the same, and then wait for each other until they give up.
+    Kernels speak over files in a folder of their own. Of Jupyter's own choices, `kernel-ipc-1` and so on in
+    the current folder, or ports, two launches at the same moment may take the same and wait for each other.
     """
     import papermill
     from jupyter_core.utils import ensure_event_loop

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
-NUMBERS |= {"test": ("quantum", "classical", "frozen", "seconds_per_epoch")}
+NUMBERS |= {"test": ("quantum", "classical", "frozen")}
 """Numbers without which a row of metrics.jsonl of that event is damaged."""
 FACTS: dict[str, Any] = dict.fromkeys(("nets", "given"), list | None)
 FACTS |= dict.fromkeys(("score", "placement", "samples"), dict | None)
 FACTS |= {"trained": dict, "data": str | None, "commit": str | None}
 KINDS: dict[str, Any] = {
     "config.json": dict.fromkeys(("seed", "n_seeds", "epochs"), int), "provenance.json": FACTS,
-    "result.json": {"nets": list}, "batch.json": {"runs": list}, "failed.json": {"state": str},
+    "result.json": {"nets": object}, "batch.json": {"runs": list}, "failed.json": {"state": str},
     "about.json": {"settings": dict, "data": dict, "seed": int},
 }  # fmt: skip
 """Of what kind a value of a run's file is that others rely on."""

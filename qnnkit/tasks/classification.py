@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from qnnkit import checks
 from qnnkit.data import augment
 from qnnkit.data.splits import SPLITS
 from qnnkit.layers import evaluating
 from qnnkit.stats import ACCURACY, Score
 from qnnkit.tasks import pictures
-from qnnkit.tasks.own import first_samples, largest_losses
+from qnnkit.tasks.own import Refused, first_samples, largest_losses
 from qnnkit.tasks.step import Shown, Step
 
 SHOWN = 3
@@ -26,6 +27,9 @@ class Classification:
     """Cross-entropy of logits against labels; reports `loss` and `accuracy`.
 
     A batch is (inputs, labels); the model gives logits of shape (batch, n_classes).
+
+    Raises:
+        Refused: Targets are no classes, int64 of shape (batch,).
     """
 
     label_smoothing: float = 0.0
@@ -43,6 +47,10 @@ class Classification:
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch
+        if labels.ndim != 1 or labels.is_floating_point():
+            step = "Give targets such as one_hot.argmax(1) or column[:, 0], or the recipe a task of its own."
+            given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+            raise Refused(checks.message("targets", "be classes: whole numbers, one a sample", given, step))
         if self.augment is not None and model.training:
             images = self.augment(images)
         logits = model(images)

@@ -99,8 +99,9 @@ def _table(path: Path, columns: Sequence[str]) -> Any:
     with path.open(errors="replace") as lines:
         mark = max(",;\t|", key=lines.readline().count)
     cells: Any = pd.read_csv(path, sep=mark, header=None, na_values=["?", "-"], dtype=str)
-    heading, names = cells.iloc[0], [str(name).strip() for name in cells.iloc[0]]
-    is_number = pd.to_numeric(heading, errors="coerce").notna() | heading.isna()  # a gap is no name
+    heading: Any = cells.iloc[0]
+    names = [str(name).strip() for name in heading]
+    is_number: Any = pd.to_numeric(heading, errors="coerce").notna() | heading.isna()  # a gap is no name
     if not is_number.all() or (columns and {*columns} <= {*names}):
         cells = cells[1:].set_axis(names, axis="columns")
     return cells

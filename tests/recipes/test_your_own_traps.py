@@ -145,6 +145,7 @@ REFUSED = {
     "an error in load": ("np.sin(3 * t)", "1 / 0", "line 21, in load: ZeroDivisionError"),
     "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
     "a loss for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one"),
+    "no task for real targets": ("def task(", "def tusk(", "`targets` must be classes: whole numbers"),
     "a control that does not take the data": ("class Regression", CONTROLS % ("a", 4), "mat1 and"),
     **{
         f"a control named {name!r}": ("class Regression", CONTROLS % (name, 3), "in letters, digits")
