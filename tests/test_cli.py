@@ -15,7 +15,7 @@ from qnnkit import RECIPES, cli_settings, device, recipes, report, runs
 from qnnkit.runs import chain
 from tests import forked
 from tests.same import raises
-from tests.toys import fill, room_for, typing
+from tests.toys import fill, typing
 
 
 @pytest.fixture
@@ -81,14 +81,6 @@ def test_settings_are_json_or_text_of_words_and_files(home):
 
 
 # --- bad input ---------------------------------------------------------------------------------------------
-
-
-def test_a_full_disk(qnnkit, tmp_path):
-    with room_for(400):
-        status, _, err = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", "run")
-    path = tmp_path / "run" / "provenance.json"
-    refused((status, "", err), f"Cannot write `{path}`", "Free some space and run the same command")
-    assert runs.open_run("run", "digits_quanv").result is None, "it begins"
 
 
 def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit, monkeypatch):

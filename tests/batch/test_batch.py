@@ -534,7 +534,6 @@ def test_why_a_run_ended(tmp_path):
     log, lines = tmp_path / "log.txt", ("qnnkit: It broke.\n", "Trace\nRuntimeError: odd\n")
     log.write_text("".join(lines))
     for at, status, told in (
-        (0, 2, "It broke."),
         (len(lines[0]), 1, "stopped (1): RuntimeError: odd Its log is"),
         (len("".join(lines)), -9, "ended from outside (SIGKILL): it printed nothing Memory may have run out"),
     ):

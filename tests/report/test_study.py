@@ -147,13 +147,6 @@ def test_a_model_is_called_by_what_varies(space, settings, models):
     assert space.models() == models and space.read().finished == len(settings)
 
 
-def test_seeds_in_runs_of_their_own_are_one_model_and_count_once(space):
-    for id_, seed, score in (("a", 0, 0.9), ("b", 1, 0.91), ("again", 1, 0.1)):
-        space.write(id_, {"hybrid": [score], "classical": [0.8]}, seed=seed)
-        space.runs[-1]["settings"]["seed"] = seed
-    assert space.read().frame.query("net == 'hybrid'")["accuracy"].tolist() == [0.9, 0.91]
-
-
 def test_a_run_that_has_left_its_plan_is_called_by_what_it_is(space):
     for id_, epochs in (("a", 1), ("b", 2)):
         space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, epochs=epochs)
@@ -170,9 +163,16 @@ def test_a_seed_that_was_extended_is_another_model(space):
     assert space.models() == ["digits_quanv", "digits_quanv, epochs 2"]
 
 
-def test_recipes_of_one_name_are_two_models(space):
-    for id_, recipe, seed in (("a", "digits_quanv", 0), ("b", "cnn", 0), ("c", "digits_quanv", 1)):
+def test_recipes_of_one_name_are_two_models_and_seeds_in_runs_of_their_own_are_one_and_count_once(space):
+    given = {
+        "a": ("digits_quanv", 0),
+        "b": ("cnn", 0),
+        "c": ("digits_quanv", 1),
+        "again": ("digits_quanv", 1),
+    }
+    for id_, (recipe, seed) in given.items():
         space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, recipe=recipe, name="net", seed=seed)
+        space.runs[-1]["settings"]["seed"] = seed
     frame = space.read().frame
     assert frame.groupby("model", sort=False)["run"].unique().map(list).tolist() == [["a", "c"], ["b"]]
 

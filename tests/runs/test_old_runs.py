@@ -38,10 +38,8 @@ def test_a_stopped_one_resumes_to_the_same_numbers(home):
     stands, first = runs.state.of_run("runs/stopped"), runs.frame(run, "epoch")["train_loss"].tolist()
     assert (stands.state, stands.row["net"], stands.row["epoch"]) == ("stopped", "hybrid", 2)
     finals = runs.train_all(run)
-    assert (
-        runs.frame(run, "epoch")["train_loss"].tolist()[: len(first)] == first
-        and len(runs.frame(run, "epoch")) == 6
-    )
+    losses = runs.frame(run, "epoch")["train_loss"].tolist()
+    assert losses[: len(first)] == first and len(losses) == 6
     for row in finals:  # another processor rounds differently
         known = whole.tested()[row["net"], row["seed"]]
         assert row["test_r2"] == pytest.approx(known["test_r2"], abs=1e-4)

@@ -194,20 +194,6 @@ def test_a_notebook_that_is_stopped_shows_one_sentence(capsys):
     assert (shown.out + shown.err).strip() == sentence
 
 
-def test_what_is_trained_is_what_is_kept(tiny, once):
-    with pytest.raises(FileNotFoundError, match="Net hybrid of seed 0 must be trained first: run 03_train"):
-        runs.trained(tiny())
-    run = once(2)
-    with refused("net"):
-        runs.build(run, "frozen_random", 0)  # which this run was not asked for
-    for (net, _), final in run.tested().items():
-        model, labels = runs.trained(run, net), run.splits.test.labels
-        logits = model(run.splits.test.images)
-        assert not model.training and final["test_accuracy"] == (logits.argmax(1) == labels).double().mean()
-        loss = torch.nn.functional.cross_entropy(logits, labels)
-        assert final["test_loss"] == pytest.approx(loss.item(), abs=1e-5)
-
-
 def test_stopped_in_and_between_nets_and_moved_it_ends_in_the_same_numbers(
     pictures, once, tmp_path, monkeypatch
 ):

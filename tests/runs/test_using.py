@@ -39,7 +39,7 @@ def command(*words):
 
 
 def trained(recipe, name="one", **settings):
-    run = runs.open_run(f"runs/{name}", recipe, **TINY, **{"controls": [], **settings})
+    run = runs.open_run(f"runs/{name}", recipe, **TINY | {"controls": []} | settings)
     runs.train_all(run)
     runs.export(run)
     return run
@@ -174,7 +174,7 @@ def _pictured(tmp_path_factory, pictures):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("QNNKIT_HOME", str(root))
         shutil.copytree(pictures, root / "images")
-        run = trained("folder_quanv", data_dir="images", image_size=6, hidden=2)
+        run = trained("folder_quanv", data_dir="images", image_size=6, hidden=2, epochs=3)
         test, classes = run.splits.test, ["above", "below"]
         for i, (source, label) in enumerate(zip(test.sources, test.labels, strict=True)):
             place = root / "held" / "test" / classes[label] / f"deep/{i}.png"
