@@ -24,7 +24,7 @@ from qnnkit import runs
 from qnnkit.checkpoint import Store
 from tests import forked
 from tests.same import same
-from tests.toys import pictures
+from tests.toys import TINY, pictures
 
 TIMES = ("seconds", "seconds_per_epoch", "peak_memory")
 """What no two runs have in common."""
@@ -100,10 +100,7 @@ def torture_command(
     return {"kills": killed, "finished": finished}
 
 
-SETTINGS: dict[str, Any] = {
-    "image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1, "epochs": 4,
-    "controls": ["classical"], "save_every_steps": 1,
-}  # fmt: skip
+SETTINGS: dict[str, Any] = {**TINY, "save_every_steps": 1}
 
 
 def torture_run(

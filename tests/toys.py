@@ -52,6 +52,11 @@ class AsFloat(torch.nn.Module):
         return pixels.float() / 255
 
 
+TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1, "epochs": 2}
+TINY |= {"controls": ["classical"]}
+"""Of `folder_quanv` on `pictures`: a net of a few hundred weights, whose epochs take milliseconds."""
+
+
 def trained(folder: Path | str, recipe: Any, **settings: Any) -> Any:
     """A run that was opened and trained."""
     from qnnkit import runs

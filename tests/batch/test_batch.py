@@ -30,11 +30,9 @@ from qnnkit.batch import batch_file, engine, workers
 from qnnkit.runs import chain
 from tests.acted import Acted, read_lines
 from tests.forked import begin, start, until
-from tests.toys import typing
+from tests.toys import TINY, typing
 
 ROOT = Path(__file__).parents[2]
-TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "epochs": 2, "n_seeds": 1}
-TINY |= {"controls": ["classical"], "backend": "batched"}
 BASE = {"name": "b", "recipe": "digits_quanv"}
 
 
@@ -646,7 +644,8 @@ def test_what_is_proposed_twice_is_run_once_and_what_failed_is_tried_by_the_next
 
 def small(pictures, **keys):
     """A batch of real runs."""
-    return {**BASE, "recipe": "folder_quanv", "settings": {**TINY, "data_dir": str(pictures)}, **keys}
+    settings = {**TINY, "backend": "batched", "data_dir": str(pictures)}
+    return {**BASE, "recipe": "folder_quanv", "settings": settings, **keys}
 
 
 def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(apart, pictures, monkeypatch, capfd):

@@ -19,7 +19,7 @@ from qnnkit.measure.placement import Candidate
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from tests.same import same
-from tests.toys import each_epoch, linear
+from tests.toys import TINY, each_epoch, linear
 
 ON_CPU: dict[str, Any] = {"device": "cpu", "seconds": 0.2}
 AUTO = Settings().model_copy(update={"batch_size": "auto"})
@@ -176,10 +176,7 @@ def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, reader):
 
 # --- runs -----------------------------------------------------------------------------------------
 
-TINY = {
-    "image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "epochs": 2, "n_seeds": 1,
-    "controls": [], "threads": "auto", "backend": "batched",
-}  # fmt: skip
+HERE = {"controls": [], "threads": "auto", "backend": "batched"}
 
 
 @pytest.fixture
@@ -189,7 +186,7 @@ def tiny(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
     monkeypatch.setattr(placement, "place", lambda *given, **named: right(*given, **named, seconds=0.05))
     monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[-1])
-    given = {"data_dir": str(pictures), **TINY}
+    given = {**TINY, **HERE, "data_dir": str(pictures)}
     return lambda **settings: runs.open_run(tmp_path / "run", "folder_quanv", **given | settings)
 
 

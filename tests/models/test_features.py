@@ -14,7 +14,7 @@ from qnnkit.data import ImageSplits
 from qnnkit.data.splits import SPLITS
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import QuanvNet, features
-from tests.toys import refused, room_for
+from tests.toys import TINY, refused, room_for
 
 FLOAT32 = 1e-6  # one batch of another size may add in another order
 
@@ -156,8 +156,8 @@ def test_every_change_has_a_file_of_its_own(home, splits):
 def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home, monkeypatch):
     """On 24 images of 6x6 pixels, whose circuits are frozen."""
     rows_seen, right = [], QuantumLayer.forward
-    given = {"data_dir": str(pictures), "image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4}
-    given |= {"epochs": 2, "n_seeds": 1, "trainable": False, "controls": ["no_entanglement", "classical"]}
+    frozen = {"trainable": False, "controls": ["no_entanglement", "classical"]}
+    given = {**TINY, **frozen, "data_dir": str(pictures)}
 
     def forward(self, inputs):
         rows_seen.append(len(inputs) if inputs.ndim > 1 else 1)

@@ -279,8 +279,6 @@ def test_the_command_writes_page_and_study_of_the_runs_they_name(study):
     study.plan("waiting", {"recipe": "frozen"})
     page = report.write_batch_page(study.folder).read_text()
     assert page.count("data:image/png;base64,") == len(DRAWN), "of the last executed copy"
-    refusal = CliRunner().invoke(cli.app, ["report", "--verify", str(study.folder)])
-    assert isinstance(refusal.exception, ValueError) and "A batch takes neither" in str(refusal.exception)
 
 
 def test_the_stamp_changes_with_results_and_settings_and_with_nothing_else(study):

@@ -15,16 +15,6 @@ run.log("gradients", {"event": "check", "error": 0.25})
 """
 
 
-def test_what_a_script_begins_is_mirrored(both, monkeypatch):
-    done = forked.python(SCRIPT)
-    assert (done.returncode, done.stderr) == (0, "")
-    monkeypatch.setenv("QNNKIT_LOCAL", str(both / "another"))  # the first machine is gone
-    assert runs.open_run("runs/one").rows("gradients") == [{"event": "check", "error": 0.25}]
-    assert not any("mirror" in thread.name for thread in threading.enumerate()), (
-        "reading takes it from nobody"
-    )
-
-
 def test_a_drive_that_takes_nothing_is_told_and_gets_a_finished_run_by_the_same_command(both):
     (both / "drive" / "runs").write_text("no folder can be made here")
     done = forked.python(SCRIPT)
@@ -41,9 +31,12 @@ def test_a_drive_that_takes_nothing_is_told_and_gets_a_finished_run_by_the_same_
 
 def test_a_run_that_is_worked_on_in_drives_own_copy(both, monkeypatch):
     """A Mac opens it there; a new machine goes on with what it did, and the first is told."""
-    forked.python(SCRIPT)
+    done = forked.python(SCRIPT)
+    assert (done.returncode, done.stderr) == (0, "")
     monkeypatch.delenv("QNNKIT_LOCAL")
     runs.open_run("runs/one").log("gradients", {"event": "check", "error": 0.5})
     monkeypatch.setenv("QNNKIT_LOCAL", str(both / "disk"))
     with pytest.warns(UserWarning, match="set aside"):
         assert [row["error"] for row in runs.open_run("runs/one").rows("gradients")] == [0.25, 0.5]
+    threads = [thread.name for thread in threading.enumerate()]
+    assert not any("mirror" in name for name in threads), "reading takes it from nobody"

@@ -19,17 +19,10 @@ def home(home, monkeypatch):
     return home
 
 
-def test_how_they_stand(home):
-    finished, stopped = (runs.state.of_run(f"runs/{name}") for name in ("finished", "stopped"))
-    assert (finished.state, finished.row["net"]) == ("finished", "classical")
-    row = stopped.row
-    assert (stopped.state, row["net"], row["epoch"], row["epochs"]) == ("stopped", "hybrid", 2, 3)
-    assert runs.frame(["runs/finished"])["test_r2"].notna().all()
-
-
 def test_a_finished_one_is_reported_and_used(home, monkeypatch):
     run = runs.open_run("runs/finished", "mine.py")
-    before = run.result
+    before, stands = run.result, runs.state.of_run("runs/finished")
+    assert (stands.state, stands.row["net"]) == ("finished", "classical")
     assert runs.train_all(run) == list(run.tested().values()), "nothing is left to train"
     seen, opened = [], Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path.name) or opened(path))
@@ -42,7 +35,8 @@ def test_a_finished_one_is_reported_and_used(home, monkeypatch):
 
 def test_a_stopped_one_resumes_to_the_same_numbers(home):
     run, whole = runs.open_run("runs/stopped", "mine.py"), runs.open_run("runs/finished", "mine.py")
-    first = runs.frame(run, "epoch")["train_loss"].tolist()
+    stands, first = runs.state.of_run("runs/stopped"), runs.frame(run, "epoch")["train_loss"].tolist()
+    assert (stands.state, stands.row["net"], stands.row["epoch"]) == ("stopped", "hybrid", 2)
     finals = runs.train_all(run)
     assert (
         runs.frame(run, "epoch")["train_loss"].tolist()[: len(first)] == first

@@ -19,11 +19,7 @@ from qnnkit.runs import chain, opening
 from qnnkit.runs.lock import alone
 from tests import forked, torture
 from tests.same import same
-from tests.toys import each_epoch, refused
-
-# A net of a few hundred weights on 24 images of 6x6 pixels: an epoch takes milliseconds.
-TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1, "epochs": 2}
-TINY |= {"controls": ["classical"]}
+from tests.toys import TINY, each_epoch, refused
 
 
 @pytest.fixture
@@ -391,15 +387,6 @@ def test_runs_are_one_table(tiny, tmp_path):
         pass
     stored, own = (runs.frame(place).drop(columns=["folder", "run"]) for place in (tmp_path / "remote", two))
     assert stored.equals(own)
-
-
-def test_a_run_takes_no_folder_that_holds_everything(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "person"))
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    for place in ("/", "~", "."):
-        with refused("run_dir"):
-            runs.open_run(place, "digits_quanv")
-    assert not list(tmp_path.iterdir())
 
 
 # --- single nets that train otherwise -----------------------------------------------------------------------

@@ -11,9 +11,9 @@ from accelerate.state import PartialState
 from qnnkit import runs
 from qnnkit.runs import trainings
 from tests.same import raises
+from tests.toys import TINY
 
 AT_ONCE = 5.0  # seconds: what an end may take, at most, on a busy machine; a wait takes longer
-SETTINGS = {"image_size": 6, "controls": ["classical"], "epochs": 2, "n_seeds": 1, "batch_size": 4}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of others
 
 
@@ -23,7 +23,7 @@ def begin(home, monkeypatch, pictures):
     monkeypatch.setattr(trainings, "END", 60.0)  # a busy machine decides nothing
 
     def begin(name, *trackers):
-        given = {**SETTINGS, "data_dir": str(pictures), "trackers": trackers}
+        given = {**TINY, "data_dir": str(pictures), "trackers": trackers}
         return runs.open_run(f"runs/{name}", "folder_quanv", **given)
 
     return begin

@@ -18,11 +18,10 @@ from PIL import Image
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from qnnkit import adapters, cli, runs, stats, workspace
+from qnnkit import cli, runs, stats, workspace
 from qnnkit.data import pieces
 from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.runs.using import Data
-from qnnkit.tasks import saving
 from qnnkit.tasks.pictures import array
 from tests.data.test_music_data import heard
 from tests.recipes.test_your_own import RECIPE
@@ -110,16 +109,6 @@ def test_an_adapter_is_merged_where_it_is_copied_to(moved, there, tmp_path, monk
         runs.merge(tmp_path / "copy/runs/two", tmp_path / "again")
     with refused("run_dir"):
         runs.merge(there / "runs" / "base", tmp_path / "again")
-
-
-def test_a_base_in_a_run_outside_of_the_workspace_is_named_from_the_adapter(there, tmp_path):
-    for run in ("one", "two"):
-        (tmp_path / run / "model").mkdir(parents=True)
-    base, adapter = tmp_path / "one/model", tmp_path / "two/model"
-    (tmp_path / "one" / "provenance.json").touch()
-    name = saving._base_name({"base_model_name_or_path": str(base)}, adapter)
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
-    assert name == "../../one/model" and adapters.base_of(adapter) == str(base)
 
 
 def test_a_text_is_evaluated_block_by_block_to_its_last_token(there, tmp_path):

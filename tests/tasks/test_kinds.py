@@ -149,6 +149,9 @@ def test_a_base_in_half_precision_and_one_in_four_bits_where_there_is_no_cuda(gi
 
 
 def test_an_adapter_on_four_bits_is_merged_onto_the_base_in_float32(adapted, tmp_path):
+    """Which is a run's, outside of the workspace, and named from the adapter on."""
+    named = workspace.read_json(adapted.folder / "adapter" / "adapter_config.json")
+    assert named["base_model_name_or_path"] == "../../base/model"
     four, ids = adapted.config.override(four_bit=True), adapted.splits.test.input_ids[:1]
     runs.merge(dataclasses.replace(adapted, config=four), tmp_path / "four")
     with torch.no_grad():
