@@ -144,6 +144,7 @@ class Half(qp.RX): compute_matrix = staticmethod(lambda angle: qp.RX.compute_mat
 def read(x, factor=1.0): return factor * scale * x
 read.T = 1.0
 def roll(call, layer): return dice.seed(call), numbers.seed(call), generator.manual_seed(call)
+def reseed(call, layer): device._rng = np.random.default_rng(call)
 def tie(of): return lambda call, layer: setattr(layer, "qnode_weights", {"weights": of(call)})
 def large(): put("qnnkit.simulator.fused.SMALL_BYTES", 0)
 it, rule = It(), staticmethod(lambda angles, *given, **named: [qp.RY(angles.flatten()[0], 0)])
@@ -245,7 +246,7 @@ circuit_of_ones_own(shapes={"weights": (2, 3, 3)}, transform=lambda q: put(circu
 circuits.CIRCUITS | {"data_reuploading": own}) or circuits.build("data_reuploading", n_qubits=3, \
 mirrored=True)[0]): x | scale = VALUE
 a_few_of_many_wires(device=on(40)): x
-seventeen_wires(rows=SAMPLE, device=on(17)): x; w; last(qp.BasicEntanglerLayers(w[:1] / 9 * torch.ones(1, 17), \
+many_wires(rows=SAMPLE, device=on(17)): x; w; last(qp.BasicEntanglerLayers(w[:1] / 9 * torch.ones(1, 17), \
 range(17)), qp.CRX(w[1], (16, 0)), [qp.expval(qp.Z(0) @ qp.Y(16)), qp.expval(qp.Z(8))])
 transform_appended(transform=lambda q: state.update(q=q) or q): x | state["q"].compile_pipeline.append( \
 qp.transform(lambda t: ([t.copy(ops=[*t.operations, qp.RX(scale, 0)])], lambda rs: rs[0]))) | scale = VALUE
@@ -261,13 +262,14 @@ complex_angle(rows=SIZES): x; w; expvals(qp.RX(torch.complex(x[..., 0], 0 * x[..
 operator_of_ones_own: x; w; expvals(Half(x[..., 0], 0))
 coefficients_of_weights: x; w; qp.expval(qp.dot([w[0], 0.3], [qp.Z(0), qp.X(1)]))
 finite_differences(rows=SAMPLE, options={"diff_method": "finite-diff", "gradient_kwargs": {"h": 0.1}}): x
-shots(rows=SAMPLE, transform=functools.partial(qp.set_shots, shots=20), before=lambda call, layer: \
-setattr(device, "_rng", np.random.default_rng(call))): x
+shots(rows=SAMPLE, transform=functools.partial(qp.set_shots, shots=20), before=reseed): x
 matrix_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(np.diag([1.0, scale]), 0)) | scale = 0.5
 matrix_of_inputs_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(1.1 * qp.RX.compute_matrix(x[..., 0]), 0))
 operators_that_are_no_gates(options=ADJOINT): x; w; expvals(qp.sum(qp.X(0), qp.Z(1)), qp.s_prod(0.5, qp.X(1)))
-shots_of_a_transform(rows=SAMPLE, options=SHIFT, transform=qp.transform(lambda tape: ([tape.copy(shots=20)], \
-lambda rs: rs[0])), before=lambda call, layer: setattr(device, "_rng", np.random.default_rng(call))): x
+qnode_exchanged(rows=SAMPLE, before=lambda call, layer: last(reseed(call, layer), \
+setattr(layer, "qnode", qp.set_shots(layer.qnode, [20, None, 20][call])))): x
+shots_of_a_transform(rows=SAMPLE, options=SHIFT, before=reseed, \
+transform=qp.transform(lambda tape: ([tape.copy(shots=20)], lambda results: results[0]))): x
 qnode_of_ones_own(transform=lambda q: type("Own", (qp.QNode,), {"__call__": halved(qp.QNode.__call__)})( \
 q.func, q.device)): x
 device_of_ones_own: x | put(device, "preprocess_transforms", circuits.drop_entanglement( \

@@ -95,10 +95,7 @@ def test_a_number_for_a_sample_has_no_controls():
 
 
 def test_a_circuit_without_weights_has_no_classical_control():
-    circuit = lambda inputs: (qp.AngleEmbedding(inputs, range(2)), two_expvals())[-1]  # noqa: E731
-    layer = QuantumLayer(qp.QNode(circuit, circuits.make_device("default.qubit", 2)), {})
-    layer(uniform(5, 2))
-    made = controls(layer)
+    made = controls(layer_on(2, lambda inputs: (qp.AngleEmbedding(inputs, range(2)), two_expvals())[-1], {}))
     assert made and not any(name.startswith("classical") for name in made)
 
 

@@ -147,18 +147,6 @@ def test_exchanged_weights_are_used(change, backend):
     same([layer.with_qnode(layer.qnode)(INPUTS)], [doubled(INPUTS)])
 
 
-def test_another_qnode():
-    """No program of the first one is left."""
-    layer = make(QuantumLayer, qnode_of())
-    layer(INPUTS)
-    layer.qnode = qp.set_shots(layer.qnode, 4)
-    counted = layer(INPUTS) * 2  # four shots give multiples of 1/2
-    assert torch.equal(counted, counted.round()) and "shots" in layer.explain()
-    layer.qnode = qp.QNode(plain, circuits.make_device("default.qubit", 2))
-    same([layer(INPUTS)], [make(TorchLayer, layer.qnode)(INPUTS)])
-    assert layer.backend == "batched"
-
-
 # --- copies, files, threads, processes ----------------------------------------------------------------
 
 
