@@ -285,7 +285,6 @@ def test_controls_start_from_the_same_classical_weights_and_leave_the_model_unch
 def test_no_entanglement_is_separable():
     layer = shipped(n_qubits=4).double()
     inputs = uniform(4, dtype=torch.float64)
-    layer(inputs)
     separable = controls(layer)["no_entanglement"]
     assert torch.equal(separable.weights, layer.weights)
     for model, alone in ((layer, False), (separable, True)):
@@ -335,8 +334,6 @@ def test_without_a_circuit_its_features_go_on(n_features, n_outputs):
 def test_a_layer_used_twice_stays_one():
     layer = shipped()
     model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, shipped(seed=1))})
-    for module in (model["a"], model["c"][1]):
-        module(uniform(2, 3))
     for name, control in controls(model).items():
         assert control["a"] is control["b"] is control["c"][0]
         assert control["a"] is not layer and control["a"] is not control["c"][1]
