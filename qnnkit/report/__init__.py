@@ -4,21 +4,11 @@ from qnnkit.report.batch_page import analyze_batch, write_batch_page
 from qnnkit.report.run import finish, judge, summary, table
 from qnnkit.report.shown import mistakes, preview
 from qnnkit.report.study import Study, draw, read_study
-from qnnkit.report.tables import (
-    by_group,
-    comparisons,
-    forest,
-    frame_of,
-    headline,
-    means,
-    metrics,
-    reached,
-    verdict,
-)
+from qnnkit.report.tables import by_group, comparisons, forest, frame_of, headline, means, metrics, verdict
 from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
     "Study", "analyze_batch", "by_group", "comparisons", "draw", "finish", "forest", "frame_of", "headline",
-    "judge", "means", "metrics", "mistakes", "preview", "reached", "read_study", "summary", "table",
-    "verdict", "verify_run", "write_batch_page",
+    "judge", "means", "metrics", "mistakes", "preview", "read_study", "summary", "table", "verdict",
+    "verify_run", "write_batch_page",
 ]  # fmt: skip
