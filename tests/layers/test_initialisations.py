@@ -93,7 +93,7 @@ def test_data_is_uploaded_once_a_pair_and_not_undone():
 
 @pytest.mark.parametrize("ansatz", ["data_reuploading", "strongly_entangling", "hardware_efficient"])
 def test_pairs_are_the_layers_of_the_plain_circuit(ansatz):
-    """The second pair is its second layer: entanglers and ranges differ by layer."""
+    """The second pair is of its second layer, whose entanglers may be others."""
     weights = drawn("uniform", circuits.CIRCUITS[ansatz].weights_shape(4, 4)).numpy()
     a, b, c, d = weights
 
