@@ -100,9 +100,20 @@ def test_pairs_are_the_layers_of_the_plain_circuit(ansatz):
     def plain(*layers):
         return unitary(ansatz, np.stack(layers), 4, mirrored=False)
 
-    first, second = plain(b).conj().T @ plain(a), plain(a, d).conj().T @ plain(a, c)
-    expected = plain(a) @ second @ plain(a).conj().T @ first
+    once, twice = [plain(a), plain(b)], [plain(a, each) @ plain(a).conj().T for each in (c, d)]
+    inverse = 0 if ansatz == "strongly_entangling" else 1  # the other's entangler is outside in either case
+    for pair in (once, twice):
+        pair[inverse] = pair[inverse].conj().T
+    expected = twice[1] @ twice[0] @ once[1] @ once[0]
     assert np.abs(unitary(ansatz, weights, 4) - expected).max() < EXACT
+
+
+@pytest.mark.parametrize("ansatz", ["data_reuploading", "strongly_entangling", "hardware_efficient"])
+def test_pairs_entangle(ansatz):
+    """Seen as a matrix between the two wires, what acts on each alone has rank 1."""
+    weights = drawn("uniform", circuits.CIRCUITS[ansatz].weights_shape(2, 2)).numpy()
+    between = unitary(ansatz, weights, 2).reshape(2, 2, 2, 2).transpose(0, 2, 1, 3).reshape(4, 4)
+    assert np.linalg.svd(between, compute_uv=False)[1] > 0.1
 
 
 def test_pairs_of_random_gates_differ():
