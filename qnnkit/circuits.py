@@ -222,8 +222,9 @@ def compose(
         embedding: Name of the entry that embeds `inputs`; unused where the ansatz embeds them itself. None
             leaves |0...0> to the ansatz, which then takes inputs of None.
         seed: Fixes the structure of the `random` ansatz; unused by the others.
-        mirrored: For `identity_block`. Layers come in pairs: the second of a pair has the gates of the
-            first, inverse and in inverse order, with weights of its own. Where the ansatz embeds the data,
+        mirrored: For `identity_block`. Layers come in pairs: one of a pair has the gates of the other,
+            inverse and in inverse order, with weights of its own. The entanglers lie outside: next to each
+            other they would cancel, and the circuit would never entangle. Where the ansatz embeds the data,
             that is done once in a pair and not undone: else a pair of equal weights would not depend on it.
 
     Raises:
@@ -239,6 +240,9 @@ def compose(
     assert entry.weights_shape is not None  # every entry of ANSAETZE has it
     structure = {"seed": seed} if ansatz == "random" else {}
     whole, layers = (partial(each, **structure) for each in (entry.function, entry.layers or entry.function))
+    pair = [layers, qp.adjoint(layers)]
+    if ansatz == "strongly_entangling":  # whose layer ends in its entangler
+        pair.reverse()
 
     def gates(inputs: Any, weights: Any) -> None:
         if embed is not None and entry.kind != "both":
@@ -249,8 +253,8 @@ def compose(
         for k in range(0, n_layers, 2):
             if entry.embeds is not None:
                 entry.embeds(inputs, wires)
-            layers(weights[k : k + 1], wires, first=k // 2)
-            qp.adjoint(layers)(weights[k + 1 : k + 2], wires, first=k // 2)
+            for i, layer in enumerate(pair, start=k):
+                layer(weights[i : i + 1], wires, first=k // 2)
 
     return gates, {"weights": entry.weights_shape(n_layers, n_qubits)}
 

@@ -102,6 +102,16 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
+def reached(table: Any, score: stats.Score, most: int = 24) -> list[str]:
+    """The first nets of a table of `means`, a sentence each: what they came to, with its interval."""
+    names = [score.name, f"{score.name}_low", f"{score.name}_high"]
+    return [
+        f"{row['model']} {row['net']}, {100 * row['train_fraction']:g} % of the data: {score.column} "
+        f"{score.with_interval(*map(row.get, names))}"
+        for row in table.head(most).to_dict("records")
+    ]
+
+
 def comparisons(
     frame: pd.DataFrame, score: stats.Score = stats.ACCURACY, min_difference: float | None = None
 ) -> tuple[pd.DataFrame, list[str]]:

@@ -21,7 +21,7 @@ NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "
 NUMBERS |= {"test": ("quantum", "classical", "frozen")}
 """Numbers without which a row of metrics.jsonl of that event is damaged."""
 FACTS: dict[str, Any] = dict.fromkeys(("nets", "given"), list | None)
-FACTS |= dict.fromkeys(("score", "placement", "samples"), dict | None)
+FACTS |= dict.fromkeys(("score", "samples"), dict | None)
 FACTS |= {"trained": dict, "data": str | None, "commit": str | None}
 KINDS: dict[str, Any] = {
     "config.json": dict.fromkeys(("seed", "n_seeds", "epochs"), int), "provenance.json": FACTS,

@@ -101,8 +101,8 @@ def _table(path: Path, columns: Sequence[str]) -> Any:
     cells: Any = pd.read_csv(path, sep=mark, header=None, na_values=["?", "-"], dtype=str)
     heading: Any = cells.iloc[0]
     names = [str(name).strip() for name in heading]
-    is_number: Any = pd.to_numeric(heading, errors="coerce").notna() | heading.isna()  # a gap is no name
-    if not is_number.all() or (columns and {*columns} <= {*names}):
+    is_text = heading.notna() & pd.isna(pd.to_numeric(heading, errors="coerce"))  # a gap is no name
+    if is_text.any() or (columns and {*columns} <= {*names}):
         cells = cells[1:].set_axis(names, axis="columns")
     return cells
 

@@ -59,7 +59,6 @@ def test_every_circuit_passes_in_every_precision_on_every_backend(ansatz, embedd
 def test_a_wrong_gradient_is_found_and_a_right_one_passes(factor):
     layer = layer_of()
     layer.qnode = layer.qnode.update(device=FaultyDevice((0, 1), factor), diff_method="adjoint")
-    layer(uniform(1, 2))
     rows = gradients.check(nn.ModuleDict({"head": layer}), samples=2)
     assert rows["passed"].tolist() == [factor == 1.0] * 4 + [True], "it has no fused form"
     if factor == 1.0:

@@ -57,24 +57,19 @@ def test_a_quanvolution_starts_as_told(name):
 
 @pytest.mark.parametrize("model", ["quanv", "residual_quanv", "resnet_circuit"])
 def test_models_pass_the_setting_on(model):
-    def weights(name):
-        sizes = {"channels": 1, "image_size": (16, 16), "n_classes": 2}
-        net = family(model, {"n_qubits": 2, "stem_stride": 1, "width": 8}, sizes=sizes, initialisation=name)
-        [found] = [weight for key, weight in net.named_parameters() if key.endswith(".weights")]
-        return found.detach()
-
-    assert float(weights("small").abs().max()) < 1 < float(weights("uniform").abs().max())
-    block = weights("identity_block")
+    sizes = {"channels": 1, "image_size": (16, 16), "n_classes": 2}
+    small = {"n_qubits": 2, "stem_stride": 1, "width": 8}
+    net = family(model, small, sizes=sizes, initialisation="identity_block")
+    [block] = [weight for key, weight in net.named_parameters() if key.endswith(".weights")]
     assert torch.equal(block[0], block[1])
 
 
 # --- mirrored circuits ------------------------------------------------------------------------------------
 
 
-def unitary(ansatz, weights, n_qubits):
-    gates, _ = circuits.compose(
-        ansatz, n_qubits=n_qubits, n_layers=len(weights), embedding=None, mirrored=True
-    )
+def unitary(ansatz, weights, n_qubits, mirrored=True):
+    options = {"n_qubits": n_qubits, "n_layers": len(weights), "embedding": None, "mirrored": mirrored}
+    gates, _ = circuits.compose(ansatz, **options)
     return qp.matrix(lambda: gates(np.zeros(n_qubits), weights), wire_order=range(n_qubits))()
 
 
@@ -96,28 +91,32 @@ def test_data_is_uploaded_once_a_pair_and_not_undone():
     assert np.allclose(qnode(inputs, weights), np.cos(2 * inputs), rtol=0, atol=EXACT)
 
 
-def test_pairs_differ_as_layers_do():
-    """hardware_efficient alternates its entanglers, strongly_entangling its ranges, random its structure."""
-    for ansatz in ("hardware_efficient", "strongly_entangling", "random"):
-        qnode, shapes = circuits.build(ansatz, n_qubits=4, n_layers=4, mirrored=True, seed=1)
-        tape = qp.workflow.construct_tape(qnode, level="device")(np.zeros(4), np.ones(shapes["weights"]))
-        names = [(gate.name, *gate.wires) for gate in tape.operations[4:]]
-        half = len(names) // 2
-        assert names[:half] != names[half:]
+@pytest.mark.parametrize("ansatz", ["data_reuploading", "strongly_entangling", "hardware_efficient"])
+def test_pairs_are_the_layers_of_the_plain_circuit(ansatz):
+    """The second pair is of its second layer, whose entanglers may be others."""
+    weights = drawn("uniform", circuits.CIRCUITS[ansatz].weights_shape(4, 4)).numpy()
+    a, b, c, d = weights
+
+    def plain(*layers):
+        return unitary(ansatz, np.stack(layers), 4, mirrored=False)
+
+    once, twice = [plain(a), plain(b)], [plain(a, each) @ plain(a).conj().T for each in (c, d)]
+    inverse = 0 if ansatz == "strongly_entangling" else 1  # the other's entangler is outside in either case
+    for pair in (once, twice):
+        pair[inverse] = pair[inverse].conj().T
+    expected = twice[1] @ twice[0] @ once[1] @ once[0]
+    assert np.abs(unitary(ansatz, weights, 4) - expected).max() < EXACT
 
 
 @pytest.mark.parametrize("ansatz", ["data_reuploading", "strongly_entangling", "hardware_efficient"])
-def test_layers_one_by_one_are_the_circuit(ansatz):
-    """What a mirrored circuit is made of is what the plain one applies."""
-    entry, wires = circuits.CIRCUITS[ansatz], (0, 1, 2)
-    weights = drawn("uniform", entry.weights_shape(3, 3)).numpy()
+def test_pairs_entangle(ansatz):
+    """Seen as a matrix between the two wires, what acts on each alone has rank 1."""
+    weights = drawn("uniform", circuits.CIRCUITS[ansatz].weights_shape(2, 2)).numpy()
+    between = unitary(ansatz, weights, 2).reshape(2, 2, 2, 2).transpose(0, 2, 1, 3).reshape(4, 4)
+    assert np.linalg.svd(between, compute_uv=False)[1] > 0.1
 
-    def whole():
-        entry.function(*([np.zeros(3)] if entry.kind == "both" else []), weights, wires)
 
-    def layers():
-        for layer in range(3):
-            (entry.layers or entry.function)(weights[layer : layer + 1], wires, first=layer)
-
-    found, expected = (qp.matrix(each, wire_order=wires)() for each in (layers, whole))
-    assert np.abs(found - expected).max() < EXACT
+def test_pairs_of_random_gates_differ():
+    pair = drawn("uniform", (2, 4)).numpy()
+    once, twice = (unitary("random", weights, 4) for weights in (pair, np.concatenate([pair, pair])))
+    assert np.abs(twice - once @ once).max() > 0.1

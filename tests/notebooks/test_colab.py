@@ -98,14 +98,6 @@ def test_set_up_twice(day: Machine) -> None:
     assert done.stdout.split() == ["2", str(day.checkout / "qnnkit" / "__init__.py")], done.stderr
 
 
-def test_refused_drive_stops_before_anything_is_fetched(machine: Machine) -> None:
-    code = "\n\n".join(machine.cells())
-    done = machine.run_code(code, STAND_IN_REFUSES_DRIVE="1")
-    assert "Drive could not be mounted" in sentence(done)
-    assert "access was not allowed" in sentence(done)
-    assert not machine.checkout.exists()
-
-
 def test_stop_leaves_no_command_behind(machine: Machine) -> None:
     """The command interrupts its notebook alone, as a front end may do, and would go on for a minute."""
     stop = "import os, time; print('id', os.getpid(), flush=True)\n"
@@ -158,16 +150,22 @@ def test_what_cannot_be_cloned_is_one_sentence(machine: Machine, change: dict[st
 # --- where the code comes from ---
 
 
-def test_without_an_address_nothing_is_fetched(machine: Machine) -> None:
-    code = without_address("\n\n".join(machine.cells(repository="")))
-    done = machine.run_code(code, GIT_TRACE=str(machine.folder / "git.txt"))
-    assert sentence(done) == (
-        "RuntimeError: No repository is named to fetch qnnkit from: fill in `repository` above, such as "
-        "https://github.com/owner/name, and run this notebook again."
-    )
-    assert machine.fetched() == []
+NO_ADDRESS = (
+    "RuntimeError: No repository is named to fetch qnnkit from: fill in `repository` above, such as "
+    "https://github.com/owner/name, and run this notebook again."
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "refuses", "told"),
+    [({"repository": ""}, {}, NO_ADDRESS), ({}, {"STAND_IN_REFUSES_DRIVE": "1"}, "access was not allowed")],
+)
+def test_without_an_address_or_drive_nothing_is_fetched(machine: Machine, change, refuses, told) -> None:
+    code = without_address("\n\n".join(machine.cells(**change)))
+    done = machine.run_code(code, GIT_TRACE=str(machine.folder / "git.txt"), **refuses)
+    assert told in sentence(done) and (not refuses or "Drive could not be mounted" in sentence(done))
+    assert machine.fetched() == machine.mounts() == [], "Drive was mounted for nothing"
     assert list(machine.content.iterdir()) == []
-    assert machine.mounts() == [], "Drive was mounted for nothing"
 
 
 def test_parameter_variable_remote_and_what_was_written_come_in_this_order(machine: Machine) -> None:

@@ -232,8 +232,8 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
         with refused("inputs"):
             runs.predict("runs/one", given)
     (pictured.folder.parent / "other").mkdir()
-    for run in ("runs/other", "runs/nowhere"):
-        with pytest.raises(FileNotFoundError, match="Check the path, or finish the run"):
+    for run, step in (("runs/other", "It is waiting. Finish the run"), ("runs/nowhere", "check the path")):
+        with pytest.raises(FileNotFoundError, match=step):
             runs.predict(run, ["a.png"])
 
 

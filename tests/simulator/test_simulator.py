@@ -13,12 +13,11 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from pennylane.qnn import TorchLayer
 from torch import Tensor
 
 from qnnkit import QuantumLayer, circuits
 from qnnkit.simulator import fused, gates
-from tests.toys import measured, same
+from tests.toys import same
 
 FLOAT64 = 1e-10
 
@@ -185,21 +184,6 @@ def test_a_fresh_process_stays_small_and_its_other_threads_asleep() -> None:
     done = subprocess.run(command, env=os.environ | more, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not {what: n for what, n in json.loads(done.stdout).items() if n >= MOST[what]}
-
-
-def test_many_wires(n_wires: int = 17) -> None:
-    def circuit(inputs, weights):
-        qp.AngleEmbedding(inputs, wires=range(n_wires))
-        qp.BasicEntanglerLayers(weights, wires=range(n_wires))
-        qp.CRX(weights[0, 0], wires=(n_wires - 1, 0))
-        return [qp.expval(qp.Z(0) @ qp.Y(n_wires - 1)), qp.expval(qp.Z(n_wires // 2))]
-
-    qnode = qp.QNode(circuit, circuits.make_device("default.qubit", n_wires))
-    start = {"weights": torch.linspace(0.1, 0.5, n_wires)[None]}
-    layers = [kind(qnode, {"weights": (1, n_wires)}, start).double() for kind in (QuantumLayer, TorchLayer)]
-    found, true = (measured(layer, torch.linspace(-0.3, 0.4, n_wires).double()) for layer in layers)
-    same(found, true, FLOAT64)
-    assert min(each.abs().max() for each in found) > 0.01 and layers[0].backend == "batched"
 
 
 def test_how_gates_turn(monkeypatch):
