@@ -80,7 +80,7 @@ FEW = {"a": {"recipe": "digits_quanv", "train_fraction": 0.1, "stride": 4}}
 TOY = {
     "overhead": (
         {"CASES": {"digits_quanv": (8, 67, 10)}, "ROUNDS": 1},
-        lambda rows: rows["outside"].between(0, 1),
+        lambda rows: rows["outside_plain"].between(0, 1),
     ),
     "adapting": (
         {"HIDDEN": (32,), "WEIGHTS": (1000,), "LENGTH": 8, "SECONDS": 0.1},
@@ -102,8 +102,10 @@ def test_every_number_of_a_script_is_one(name, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     with torch.random.fork_rng():
         table = pd.DataFrame(script.rows())
-    numbers = table.select_dtypes("number").to_numpy(float)
-    assert len(table) and np.isfinite(numbers).all() and (numbers >= 0).all() and holds(table).all()
+    numbers = table.select_dtypes("number").astype(float)
+    assert len(table) and np.isfinite(numbers).all(axis=None) and holds(table).all()
+    differences = ["outside"]  # of two loops, each clocked by itself: noise may make one negative
+    assert (numbers.drop(columns=differences, errors="ignore") >= 0).all(axis=None)
 
 
 def test_where_torchlayer_is_wrong():
