@@ -9,6 +9,7 @@ import sys
 import tarfile
 import warnings
 import zipfile
+from typing import Any
 from pathlib import Path
 
 import pytest
@@ -191,7 +192,8 @@ def tarred(*names: str, kind: bytes = tarfile.REGTYPE, size: int = 0) -> bytes:
         for name in names:
             info = tarfile.TarInfo(name)
             info.type, info.linkname, info.size = kind, "/etc/passwd", size
-            archive.addfile(info)
+            file_in: Any = archive.fileobj  # Python 3.13 adds no member that has a size and no content
+            file_in.write(info.tobuf())
     return file.getvalue()
 
 
