@@ -9,8 +9,8 @@ import sys
 import tarfile
 import warnings
 import zipfile
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
