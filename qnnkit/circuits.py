@@ -140,6 +140,8 @@ class Circuit:
     """
     embeds: Callable[..., None] | None = None
     """What embeds the data in a layer, as (inputs, wires), where the circuit is both at once."""
+    ends_in_entangler: bool = False
+    """Whether a layer ends in gates between wires, which its inverse behind it would undo."""
 
     def n_qubits(self, n_features: int) -> int:
         """The fewest wires that take `n_features` features.
@@ -159,7 +161,9 @@ CIRCUITS: dict[str, Circuit] = {
     "data_reuploading": Circuit(
         data_reuploading, "both", lambda n: n, lambda layers, n: (layers, n, 3), rotate_and_entangle, angle
     ),
-    "strongly_entangling": Circuit(strongly_entangling, "ansatz", None, lambda layers, n: (layers, n, 3)),
+    "strongly_entangling": Circuit(
+        strongly_entangling, "ansatz", None, lambda layers, n: (layers, n, 3), ends_in_entangler=True
+    ),
     "hardware_efficient": Circuit(hardware_efficient, "ansatz", None, lambda layers, n: (layers, n, 2)),
     "random": Circuit(random, "ansatz", None, lambda layers, n: (layers, n)),
 }
@@ -240,9 +244,7 @@ def compose(
     assert entry.weights_shape is not None  # every entry of ANSAETZE has it
     structure = {"seed": seed} if ansatz == "random" else {}
     whole, layers = (partial(each, **structure) for each in (entry.function, entry.layers or entry.function))
-    pair = [layers, qp.adjoint(layers)]
-    if ansatz == "strongly_entangling":  # whose layer ends in its entangler
-        pair.reverse()
+    pair = [layers, qp.adjoint(layers)][:: -1 if entry.ends_in_entangler else 1]
 
     def gates(inputs: Any, weights: Any) -> None:
         if embed is not None and entry.kind != "both":

@@ -69,13 +69,11 @@ def scan(
         weights; 0 if all are dead;
         low, high: its 95 % percentile bootstrap over initialisations. Where few initialisations carry the
         variance (a global observable of a shallow circuit), it is too narrow;
-        n_weights, n_dead: weights, and those whose derivative is zero at every initialisation, which the
-        variance omits;
+        n_weights, n_dead: weights, and those whose derivative is always zero, which the variance omits;
         resampled: the variance of each bootstrap sample, an array.
 
     Raises:
-        ValueError: A name is unknown, `n` is below 2, a number of qubits is not in 1..20, or a depth is no
-            number of layers, or odd with identity_block.
+        ValueError: A name, `n`, a number of qubits (1..20) or a depth breaks its rule.
 
     Reference: McClean et al. (2018), arXiv:1803.11173; Cerezo et al. (2021), arXiv:2001.00550.
 

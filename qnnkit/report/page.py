@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qnnkit import workspace
 from qnnkit.runs.chain import ANNOUNCED
 
 ON_TOP = "on_top"
@@ -56,6 +57,7 @@ def body(notebook: Path) -> Body:
     import nbformat
     from nbconvert import HTMLExporter
 
+    workspace.read_json(notebook)  # nbformat would not say which file is damaged
     shown: Any = nbformat.read(notebook, as_version=4)
     cells = shown.cells
     tagged = [i for i, cell in enumerate(cells) if "parameters" in str(cell.metadata.get("tags"))]

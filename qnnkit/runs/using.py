@@ -194,11 +194,12 @@ def _whole(folder: Path) -> Iterator[None]:
 
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (SafetensorError, RuntimeError) as error:
-        step = f"Delete `{folder}` and type qnnkit train with the run's folder, which writes it again."
-        raise ValueError(
-            checks.message("run_dir", "hold a whole net", words.first_line(error), step)
-        ) from None
+        step = f"Move `{folder}` away; qnnkit train with the run's folder writes it again, or copy it again."
+        fault = words.first_line(error)
+        raise ValueError(checks.message("run_dir", "hold a whole net", fault, step)) from None
 
 
 def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data, Recipe | None]:

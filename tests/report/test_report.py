@@ -167,6 +167,9 @@ def test_the_page_shows_result_and_figures_and_fetches_nothing(three):
     picture = new_output("display_data", data={"image/png": "iVBORw0KGgo="})
     cells = [new_markdown_cell("## Learning curves\n\nRead them."), new_code_cell("1", outputs=[picture])]
     three.notebook("04_analyze").parent.mkdir()
+    three.notebook("04_analyze").write_text("cut")
+    with pytest.raises(ValueError, match=r"04_analyze.ipynb` is damaged"):
+        report.finish(three)
     nbformat.write(new_notebook(cells=cells), three.notebook("04_analyze"))  # as executed before
     three.report.mkdir()
     with pytest.raises(OSError, match=r"Cannot write .*report\.html"):
