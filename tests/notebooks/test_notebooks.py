@@ -147,12 +147,13 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert len([name for name in names if name.startswith("02_")]) == 3 and len(names) == 12
     assert len(list((finished.folder / "sample").glob("*/*.png"))) == 200
     provenance = json.loads((finished.folder / "provenance.json").read_text())
-    assert provenance["data"] == finished.splits.fingerprint() and provenance["machine"]["simulators"]
+    assert provenance["data"] == finished.splits.fingerprint() and provenance["doctor"]["simulators"]
     assert provenance["plan"]["seconds_per_epoch"] > 0 and provenance["plan"]["peak_bytes"] > 1e8
 
 
 def test_the_page_of_the_chain_has_what_its_notebooks_show(finished: runs.Run) -> None:
     page = finished.report.read_text()
+    assert f"on cpu, {finished.provenance['machine']['name']}; seeds" in page
     cells = [cell for name in (runs.ANALYZE, runs.INSIDE) for cell in code_cells(finished.notebook(name))]
     shown = [output.get("data", {}) for cell in cells for output in cell.outputs]
     assert page.count("data:image/png;base64,") == sum("image/png" in data for data in shown) == 9
