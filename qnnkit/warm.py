@@ -107,6 +107,7 @@ def _become(words: list[str], env: dict[str, str], log: str | None) -> None:
     multiprocessing.set_start_method(None, force=True)  # the usual one
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where `nohup ... &` had it ignored
     if log is not None:
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(file, 1)

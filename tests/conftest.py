@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
 os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the Hub
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell began the tests with `&`
 sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgumentType]  as in warm.begin
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
