@@ -181,6 +181,15 @@ def test_a_batch_in_pieces_is_the_batch(n, micro_batch):
     torch.testing.assert_close(pieces, whole, rtol=0, atol=SAME_SUM)
 
 
+def test_a_step_by_itself_in_pieces_is_that_of_the_whole_batch():
+    """As it is timed and planned."""
+    [batch] = loaders(64, 64, dtype=torch.float64)["train"]
+    models = {micro_batch: net(dtype=torch.float64) for micro_batch in (None, 16)}
+    for micro_batch, model in models.items():
+        train.Stepper(model, TASK, Settings(**ONE_STEP, micro_batch=micro_batch))(batch)
+    torch.testing.assert_close(*map(weights, models.values()), rtol=0, atol=SAME_SUM)
+
+
 def groups(model, **first):
     """The two linear layers as two groups; keywords are the first one's."""
     return [
@@ -337,8 +346,10 @@ def train_until(moment, folder, kind):
     events, files = Counter(), {"os.rename": ("write", 1), "os.remove": ("prune", 0)}
 
     def happens(event):
+        assert event != "batch" or not events["asked between epochs"]
         events[event] += 1
         if moment and (event, events[event]) == moment[:2]:
+            events["asked between epochs"] = event != "batch"
             os.kill(os.getpid(), getattr(signal, moment[2]))
 
     def audit(event, given):
