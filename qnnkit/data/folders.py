@@ -103,7 +103,7 @@ def label_in(label_pattern: str) -> Callable[[str], str | None]:
 
 
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
-    """Your own images, one folder per class: `root/<class>/*.png` (or jpg, bmp, gif, webp, tif).
+    """Your own images, one folder per class: `root/<class>/*.png` (or jpg, bmp, gif, webp, tif, ppm, pgm).
 
     Images of a class may be in folders inside it. Where the root holds train/ and test/ or validation/
     instead (or valid/, val/, dev/, training/, testing/), with the class folders in them, these are the

@@ -21,7 +21,7 @@ from qnnkit.data.places import MAX_BYTES, Member, first, left_out, refusal
 from qnnkit.data.splits import ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 Size = int | tuple[int, int] | None
 """A side in pixels, or (height, width); None takes the most common size."""
 

@@ -86,12 +86,13 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
         left_out += [f"{title} (no notes)" for title, score, _ in read if not score.note_num()]
     for each in composers or ():
         checks.choice("composers", each, sorted(known))
+    notes = place.notes((*MIDI, *JSON), "music") if composers is None else []
+    notes += places.left_out({"files or pieces of music": left_out})
     if not pieces:
-        step = f"Found there: {places.first(left_out, 3) or 'none'}. Add MIDI files, or JSON of 16ths."
+        step = " ".join(["Add MIDI files, or JSON of 16ths.", *notes])
         raise refusal("hold music that can be read", str(root), step)
     pieces.sort(key=lambda piece: places.natural(piece.composer))
-    notes = place.notes((*MIDI, *JSON), "music") if composers is None else []
-    return pieces, notes + places.left_out({"files or pieces of music": left_out})
+    return pieces, notes
 
 
 def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
@@ -189,7 +190,7 @@ class Remi:
         moved = _places(score) - _places(on_grid)
         others = [x for what in UNREAD for each in (score, *score.tracks) for x in getattr(each, what, ())]
         others += [x for x in score.time_signatures if (x.numerator, x.denominator) != (4, 4)]
-        others += [x for x in score.tempos if not low <= round(x.qpm) <= high]
+        others += [x for x in score.tempos if not low - 0.5 <= x.qpm <= high + 0.5]
         ids = self.tokens.encode(on_grid, no_preprocess_score=True).ids
         return [self.bos, *ids, self.eos], +Counter({OTHERS: len(others), OFF_GRID: moved.total()})
 

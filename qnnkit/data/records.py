@@ -16,21 +16,23 @@ from qnnkit import words
 from qnnkit.data.folders import SIDES
 from qnnkit.data.places import Place, first, refusal
 
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".json.gz", ".jsonl.gz")
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+SUFFIXES += tuple(f"{suffix}.gz" for suffix in SUFFIXES[:5])
 """Files of records; a table may be called .txt as well."""
 SPLIT_NAMES = SIDES | {"restval": "train"}
 """What names a split; Karpathy's "restval" is of COCO's validation part and trained on."""
 NAMES = {
     "image": "image file_name filename image_name image_path image_file file filepath path img img_path",
     "caption": "captions caption text texts sentences sentence raw prompt description comment title",
-    "turns": "messages conversations conversation chat turns",
+    "turns": "messages conversations conversation chat turns contents",
     "text": "text content document",
     "question": "instruction prompt question query input inputs",
     "answer": "output response completion answer target targets",
     "passage": "input context",
-    "system": "system system_prompt",
+    "system": "system system_prompt systeminstruction system_instruction",
     "role": "role from",
-    "content": "content value",
+    "content": "content value parts text",
+    "weight": "weight train loss",
     "tool_calls": "tool_calls function_call",
 }
 """What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
@@ -127,8 +129,10 @@ class Reader:
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
-            encoding = _likeliest(content)
-            text = content.decode(encoding, errors="replace")
+            encoding, text = "utf-8", content.decode("utf-8-sig", errors="replace")
+            if 2 * text.count("\ufffd") > len(text) - len(text.encode("ascii", "ignore")):  # most is no UTF-8
+                encoding = _likeliest(content)
+                text = content.decode(encoding, errors="replace")
             self._guessed.append(f"{name} ({encoding})")
         if "\0" in text:
             raise ValueError("it has NUL characters: save it as UTF-8, or remove it")
@@ -261,8 +265,9 @@ def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
     else:
         return []
     system = _said("system", take(record, "system") or [])
-    tags = [record.pop(key) for key in ("label", "kto_tag") if isinstance(record.get(key), bool)]
-    weight = {} if all(tags) else {"weight": 0}  # an answer that is not wanted
+    tags = [key for key in ("label", "kto_tag") if str(record.get(key)).lower() in ("true", "false")]
+    is_wanted = all([str(record.pop(key)).lower() == "true" for key in tags])
+    weight = {} if is_wanted else {"weight": 0}
     return [_message(turn, where, unused) | weight for turn in (*system, *_said("", turns))]
 
 
@@ -280,8 +285,9 @@ def _answered(record: Record, where: str) -> list[Any]:
 
 
 def _said(role: str, value: Any) -> list[Any]:
-    """A text as a turn; a list is of turns already."""
-    return value if isinstance(value, list) else [{"role": role, "content": value}]
+    """A text as a turn; a list is of turns already, and an object one."""
+    turn = value if isinstance(value, dict) and keys_of(tuple(value), "content") else {"content": value}
+    return value if isinstance(value, list) else [{"role": role, **turn}]
 
 
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
