@@ -200,8 +200,7 @@ def listing(place: Place) -> Listing:
     for file, where, record in _records(place, reader):
         read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
-        is_struct = isinstance(image, dict)  # as `datasets` keeps images in tables
-        about = image if is_struct else {"path": image, "bytes": image}
+        about = image if isinstance(image, dict) else {"path": image, "bytes": image}  # as `datasets` has it
         image, content = about.get("path"), about.get("bytes")
         if isinstance(image, str | int):
             image = posixpath.normpath(places.plain(str(image).strip().replace("\\", "/")))
@@ -300,7 +299,7 @@ def _stem(name: str) -> str:
 
 
 def _ends(path: str) -> Iterator[str]:
-    """A path in small letters, then without its first folders one after the other; each without suffix too."""
+    """A path in small letters, and without its first folders; each without its suffix too."""
     while path:
         yield from (path.lower(), _stem(path).lower())
         path = path.partition("/")[2]
@@ -319,7 +318,6 @@ def _finder(place: Place) -> Callable[[str, str], Member | None]:
     @cache
     def find(image: str, folder: str) -> Member | None:
         names = (posixpath.normpath(f"/{folder}{image}"), f"/{folder}images/{image}", *_ends(image))
-        found = next((called[name] for name in names if len(called.get(name, ())) == 1), ())
-        return next(iter(found), None)
+        return next((each for name in names if len(called[name]) == 1 for each in called[name]), None)
 
     return find

@@ -37,8 +37,7 @@ class Picture(NamedTuple):
 
 def read(content: bytes, image_size: Size = None) -> Picture:
     """A file's bytes as 8-bit grey or colour, resized if a size is given; of several frames the first."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         # Given a path, Pillow would map the file into memory, and 13.0 then loses the orientation of a TIFF.
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:

@@ -102,13 +102,12 @@ class Place:
     def _walked(self, folder: str, above: str) -> Iterator[tuple[str, str, os.stat_result]]:
         """Name, path and status of each file, however deep."""
         with os.scandir(folder) as found:
-            shown = [each for each in found if not each.name.startswith((".", "__MACOSX"))]
-        entries = [each for each in shown if each.name not in ABOUT]
+            entries = [x for x in found if not x.name.startswith((".", "__MACOSX")) and x.name not in ABOUT]
         if above and not entries:
             self.left_out.append(above)
         for entry in entries:
             name = plain(above + entry.name)
-            of_hub = entry.is_symlink() and "/blobs/" in os.readlink(entry.path)
+            of_hub = entry.is_symlink() and "/blobs/" in str(Path(entry.path).readlink())
             if entry.is_file(follow_symlinks=of_hub):
                 yield name, entry.path, entry.stat()
             elif entry.is_dir(follow_symlinks=False):

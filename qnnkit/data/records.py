@@ -19,8 +19,6 @@ from qnnkit.data.places import Place, first, refusal
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 SUFFIXES += tuple(f"{suffix}.gz" for suffix in SUFFIXES[:5])
 """Files of records; a table may be called .txt as well."""
-SPLIT_NAMES = SIDES | {"restval": "train"}
-"""What names a split; Karpathy's "restval" is of COCO's validation part and trained on."""
 NAMES = {
     "image": "image file_name filename image_name image_path image_file file filepath path img img_path",
     "caption": "captions caption text texts sentences sentence raw prompt description comment title",
@@ -71,7 +69,7 @@ def side_of(path: str) -> str | None:
         ('validation', 'train', None)
     """
     parts = re.split(r"[/_.\d-]+", path.strip().lower())
-    return next((SPLIT_NAMES[part] for part in reversed(parts) if part in SPLIT_NAMES), None)
+    return next((SIDES[part] for part in reversed(parts) if part in SIDES), None)
 
 
 class Reader:
@@ -97,7 +95,16 @@ class Reader:
             ValueError: It cannot be read, or is no text.
         """
         with readable(name):
-            return self._decoded(name)
+            content = self._place.read(name)
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                encoding = _likeliest(content)
+                text = content.decode(encoding, errors="replace")
+                self._guessed.append(f"{name} ({encoding})")
+            if "\0" in text:
+                raise ValueError("it has NUL characters: save it as UTF-8, or remove it")
+            return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def records(self, name: str) -> Iterator[tuple[str, Record]]:
         """Where each record of a file is, for refusals, and the record; what is null counts as missing.
@@ -108,14 +115,12 @@ class Reader:
         Raises:
             ValueError: It cannot be read or is not what its suffix says.
         """
-        suffix, text = name.lower().removesuffix(".gz").rpartition(".")[2], ""
+        suffix = name.lower().removesuffix(".gz").rpartition(".")[2]
+        text = None if suffix in ("parquet", "arrow") else self.text(name)
         with readable(name):
-            if suffix in ("parquet", "arrow"):
-                rows = _columns(self._place.read(name), suffix == "parquet")
-            else:
-                text = self._decoded(name)
-                rows = self._json(text) if suffix in ("json", "jsonl", "ndjson") else _table(text)
-            is_escaped = re.search(r"\\u[dD]", text)
+            read = self._json if suffix in ("json", "jsonl", "ndjson") else _table
+            rows = _columns(self._place.read(name), suffix == "parquet") if text is None else read(text)
+            is_escaped = text and re.search(r"\\u[dD]", text)
             for number, row in enumerate(rows, start=1):
                 if not isinstance(row, dict):
                     raise ValueError(f"record {number} is {row!r:.60} and no object with keys")
@@ -123,20 +128,6 @@ class Reader:
                     raise ValueError(f"record {number} holds half of a character")
                 values = {key: value for key, value in row.items() if value is not None}
                 yield f"{name}, record {number}", values
-
-    def _decoded(self, name: str) -> str:
-        content = self._place.read(name)
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            encoding, text = "utf-8", content.decode("utf-8-sig", errors="replace")
-            if 2 * text.count("\ufffd") > len(text) - len(text.encode("ascii", "ignore")):  # most is no UTF-8
-                encoding = _likeliest(content)
-                text = content.decode(encoding, errors="replace")
-            self._guessed.append(f"{name} ({encoding})")
-        if "\0" in text:
-            raise ValueError("it has NUL characters: save it as UTF-8, or remove it")
-        return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def _json(self, text: str) -> Iterator[Any]:
         """The records of JSON: of a list, of the only list in an object, or of values in a row.
@@ -180,9 +171,15 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
 
 
 def _likeliest(content: bytes) -> str:
-    """The likeliest encoding of bytes; Western where the text is the same in several."""
+    """The likeliest encoding of bytes; Western where the text is the same in several.
+
+    Where most of what is beyond ASCII is UTF-8, it is that: a character is cut or damaged.
+    """
     import charset_normalizer
 
+    text = content.decode(errors="replace")
+    if 2 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):
+        return "utf-8-sig"
     best = charset_normalizer.from_bytes(content).best()
     return "cp1252" if best is None or "cp1252" in best.could_be_from_charset else best.encoding
 
@@ -266,8 +263,7 @@ def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
         return []
     system = _said("system", take(record, "system") or [])
     tags = [key for key in ("label", "kto_tag") if str(record.get(key)).lower() in ("true", "false")]
-    is_wanted = all([str(record.pop(key)).lower() == "true" for key in tags])
-    weight = {} if is_wanted else {"weight": 0}
+    weight = {"weight": 0} if "false" in [str(record.pop(key)).lower() for key in tags] else {}
     return [_message(turn, where, unused) | weight for turn in (*system, *_said("", turns))]
 
 
@@ -291,7 +287,8 @@ def _said(role: str, value: Any) -> list[Any]:
 
 
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
-    fields = dict(turn) if isinstance(turn, dict) else {}
+    pairs = turn.items() if isinstance(turn, dict) else ()
+    fields = {key: value for key, value in pairs if value is not None}
     speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
     calls = [{"type": "function", "function": calls}] if isinstance(calls, dict) else calls  # one, as before
     are_calls = isinstance(calls or [], list) and all(isinstance(each, dict) for each in calls or ())

@@ -55,11 +55,6 @@ class Document:
         """All of it."""
         return "\n\n".join(self.pieces)
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether it is a chat without an answer to predict."""
-        return bool(self.messages) and not any(map(records.is_answer, self.messages))
-
 
 def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Document], list[str]]:
     """The documents at `root`, in natural order, and sentences on what was left out.
@@ -81,14 +76,14 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     place = open_place(root, single=SUFFIXES)
     files = [each.name for each in place.members if each.base.lower().endswith(SUFFIXES)]
     top, reader = around(each.name for each in place.members), Reader(place)
-    of_records = any(name.lower().endswith(records.SUFFIXES) for name in files)
-    about = [name for name in files if of_records and ABOUT.fullmatch(name)]
+    are_tables = any(name.lower().endswith(records.SUFFIXES) for name in files)
+    about = [name for name in files if are_tables and ABOUT.fullmatch(name)]
     every = [each for name in files if name not in about for each in _of_file(reader, name, top)]
     empty = [each.name for each in every if not each.text.strip()]
-    silent = [each.name for each in every if each.is_silent]
-    whole = [each for each in every if each.text.strip() and not each.is_silent]
+    silent = {x.name: 0 for x in every if x.messages and not any(map(records.is_answer, x.messages))}
+    whole = [each for each in every if each.text.strip() and each.name not in silent]
     lacks = {"files about the data": about, "empty documents": empty}
-    lacks["chats without an answer to predict"] = silent
+    lacks["chats without an answer to predict"] = [*silent]
     notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *left_out(lacks)]
     if not whole:
         step = f"Put {', '.join(SUFFIXES)} files there; in chats, call the one who answers assistant."

@@ -60,10 +60,13 @@ def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
 
 
 def test_images_in_two_splits_or_under_two_names_are_told(tmp_path):
-    rows = [f"{name},a,train" for name in TEXTS] + ["cat.png,b,test", "gone/dog.png,c,train"]
-    write(pictures(tmp_path), {"captions.csv": "\n".join(["image,caption,split", *rows])})
+    rows = [f"{name},a,train" for name in (*TEXTS, "x/hen.png")] + ["cat.png,b,test", "gone/dog.png,c,train"]
+    folder = pictures(tmp_path, [*TEXTS, "y/hen.png"])
+    write(folder, {"captions.csv": "\n".join(["image,caption,split", *rows])})
     told = "\n".join(captions(tmp_path, image_size=8).notes)
-    assert "(the last counts): cat.png (test, train), dog.png (dog.png, gone/dog.png)." in told
+    assert (
+        "): cat.png (test, train), dog.png (dog.png, gone/dog.png), y/hen.png (x/hen.png, y/hen.png)." in told
+    )
 
 
 BAD = [
