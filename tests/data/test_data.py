@@ -128,7 +128,6 @@ def test_digits_are_rescaled() -> None:
 
 WRONG = [
     ("root", "digits", {"root": "images"}),
-    ("test_fraction", "digits", {"test_fraction": 0.8}),
     ("image_size", "digits", {"image_size": 0}),
     ("imagesize", "digits", {"imagesize": 8}),
     ("dataset", "digit", {}),
