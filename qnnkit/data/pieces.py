@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi", ".kar")
 STEPS_PER_QUARTER, VELOCITY = 4, 79
 """Of JSON of 16ths, which knows no velocity."""
+ENDS = bytes(x for n in range(2 * 2048) for x in (0, 128 + n // 128 % 16, n % 128, 0))[1:] + b"\0\xff/\0"
+"""MIDI behind the time of the last event of a track: each pitch of each channel ends, twice; the end."""
 LONGEST = 2**15
 """Quarters; more (8,192 bars) is no music but a damaged file."""
 Steps = list[list[Annotated[int | None, Field(ge=-1, le=127)]]]
@@ -78,16 +81,19 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
         if composers is not None and composer not in composers:
             continue
         try:
-            read = _read(place.read(member.name), member.base)
+            content = place.read(member.name)
+            read = _read(content, member.base)
+            endless = _endless(content) - read[0][1].note_num() if name.endswith(MIDI) else 0
         except (ValueError, OSError, RuntimeError) as error:
             left_out.append(f"{member.name} ({words.first_line(error)})")
             continue
+        left_out += [f"{member.name} ({endless:,} notes without an end)"] * (endless > 0)
         pieces += [Piece(composer, *each) for each in read if each[1].note_num()]
         left_out += [f"{title} (no notes)" for title, score, _ in read if not score.note_num()]
     for each in composers or ():
         checks.choice("composers", each, sorted(known))
     notes = place.notes((*MIDI, *JSON), "music") if composers is None else []
-    notes += places.left_out({"files or pieces of music": left_out})
+    notes += places.left_out({"files or pieces of music, or parts of them": left_out})
     if not pieces:
         step = " ".join(["Add MIDI files, or JSON of 16ths.", *notes])
         raise refusal("hold music that can be read", str(root), step)
@@ -121,6 +127,17 @@ def of_midi(content: bytes) -> Any:
     if score.end() > LONGEST * score.tpq:  # also of a file without ticks
         raise ValueError(f"damaged: longer than {LONGEST:,} quarters")
     return score
+
+
+def _endless(content: bytes) -> int:
+    """Notes of a MIDI file where all have an end: symusic passes over those that have none."""
+    from symusic import Score
+
+    def ended(track: re.Match[bytes]) -> bytes:
+        body = track[1] + ENDS
+        return b"MTrk" + len(body).to_bytes(4, "big") + body
+
+    return Score.from_midi(re.sub(rb"(?s)MTrk....(.*?)\xff/\0(?=MTrk|\Z)", ended, content)).note_num()
 
 
 def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:

@@ -287,8 +287,7 @@ def _said(role: str, value: Any) -> list[Any]:
 
 
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
-    pairs = turn.items() if isinstance(turn, dict) else ()
-    fields = {key: value for key, value in pairs if value is not None}
+    fields = {key: x for key, x in turn.items() if x is not None} if isinstance(turn, dict) else {}
     speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
     calls = [{"type": "function", "function": calls}] if isinstance(calls, dict) else calls  # one, as before
     are_calls = isinstance(calls or [], list) and all(isinstance(each, dict) for each in calls or ())

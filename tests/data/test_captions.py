@@ -1,6 +1,5 @@
 """Images with captions: where they are found, what is left out and told, and what is drawn when."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,16 +82,6 @@ def test_what_is_wrong_gets_one_sentence(tmp_path, name, content):
     write(pictures(tmp_path), {"notes.png": "no image", "other.png": "no image", name: content})
     with refused("root"):
         captions(tmp_path, image_size=8)
-
-
-def test_images_are_kept_and_new_captions_are_seen(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
-    folder = write(pictures(tmp_path / "set"), {"captions.json": TEXTS})
-    before = captions(folder, image_size=8)
-    monkeypatch.setattr(sys.modules["qnnkit.data.images"], "read", None)  # nothing is read anew
-    write(folder, {"captions.json": TEXTS | {"cat.png": "a lion"}})
-    splits = captions(folder, image_size=8)
-    assert of_all(splits)["cat.png"] == ("a lion",) and splits.fingerprint() != before.fingerprint()
 
 
 # --- labelled images in words ------------------------------------------------------------------------------

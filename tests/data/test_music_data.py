@@ -108,6 +108,7 @@ FORMS = {
     "MIDI of type 0, two channels": ("a.mid", midi_bytes(TWO, kind=0), 2),
     "percussion only": ("a.Mid", midi_bytes(DRUM), 1),
     "a zip of folders": ("a.zip", {"ann/1.mid": ONE, "bob/2.MID": midi_bytes(DRUM)}, 2),
+    "a note without an end": ("a.mid", midi_bytes(b"\0\x90\x3e\x40" + NOTE), 1),
     "JSON by split": ("a.json", CHORALE, 3 * N),
     "JSON by name": ("a.json", json.dumps(scales(8, 8)).encode(), 2 * N),
     "voices": ("a.json", b'{"x": [[60, 60, -1], [60, null, 62.0], []]}', 3),  # of which two in unison
@@ -128,6 +129,7 @@ FORMS = {
     "another file": ("a.xml", b"<score/>", "be a folder or end in"),
 }
 LEFT_OUT = {"a damaged file too": "a/1.mid", "a piece without notes": "y (no notes)"}
+LEFT_OUT |= {"a note without an end": "a.mid (1 notes without an end)"}
 
 
 @pytest.mark.parametrize("form", FORMS)
