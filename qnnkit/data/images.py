@@ -62,8 +62,7 @@ def eight_bit(image: Any) -> Any:
         raise ValueError("32-bit pixels have no fixed range")
     mode = image.mode
     if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     wanted = "L" if mode in ("1", "L", "LA") else "RGB"
     pixels = np.asarray(image if image.mode == wanted else image.convert(wanted))
     only_greys = mode == "P" and (pixels == pixels[..., :1]).all()  # a palette does not say

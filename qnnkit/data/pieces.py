@@ -131,13 +131,11 @@ def of_midi(content: bytes) -> Any:
 
 def _endless(content: bytes) -> int:
     """Notes of a MIDI file where all have an end: symusic passes over those that have none."""
-    from symusic import Score
 
     def ended(track: re.Match[bytes]) -> bytes:
-        body = track[1] + ENDS
-        return b"MTrk" + len(body).to_bytes(4, "big") + body
+        return b"MTrk" + len(track[1] + ENDS).to_bytes(4, "big") + track[1] + ENDS
 
-    return Score.from_midi(re.sub(rb"(?s)MTrk....(.*?)\xff/\0(?=MTrk|\Z)", ended, content)).note_num()
+    return of_midi(re.sub(rb"(?s)MTrk....(.*?)\xff/\0(?=MTrk|\Z)", ended, content)).note_num()
 
 
 def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
@@ -290,7 +288,6 @@ def transposed(blocks: TokenSet, epoch: int, *, most: int, tokens: Any, seed: in
     """Training blocks in other keys: each is shifted as a whole, by a number drawn for it and the epoch.
 
     Shifts are drawn evenly from -most..most, less those that would leave the range of pitches. Drums stay.
-    Called with the same blocks and epoch, it gives the same.
 
     Args:
         blocks: Their pitches are shifted in tokens and labels.
@@ -327,8 +324,6 @@ def music(
     A JSON's own splits are kept. Other pieces are placed by `split_seed` and the hash of their name, composer
     by composer: one piece more or less moves no other, and neither other composers nor the length of a block
     change a split. A composer of fewer than three pieces is left out, if there are others.
-
-    A piece stands between `BOS` and `EOS`, and is cut into blocks as `blocks` says.
 
     Args:
         root: Folder, archive, JSON or MIDI file; see `collect`.

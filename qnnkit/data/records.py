@@ -49,8 +49,7 @@ def keys_of(keys: tuple[str, ...], what: str) -> list[str]:
         ['caption_1', 'caption_2']
     """
     plain = {key: re.sub(r"[ _#-]?\d+$", "", key.strip().lower()) for key in keys}
-    names = NAMES.get(what, what).split()
-    name = next((name for name in names if name in plain.values()), None)
+    name = next((each for each in NAMES.get(what, what).split() if each in plain.values()), None)
     return [key for key in keys if plain[key] == name]
 
 
@@ -191,8 +190,7 @@ def _table(text: str) -> Iterator[Record]:
     name of an image is taken whole.
     """
     text = re.sub(r"\Asep=.\n", "", text)  # as Excel may be told the separator
-    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
-    mark = max(",;\t|", key=header.count)
+    mark = max(",;\t|", key=re.sub(r'"[^"]*"', "", text.partition("\n")[0]).count)
     csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 letters
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:

@@ -81,8 +81,7 @@ class Splits(Generic[P]):
 
     def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
         """Epoch -> tensors of all samples, by name or in a tuple."""
-        part = self.split(split)
-        return lambda epoch: part.pair
+        return lambda epoch: self.split(split).pair
 
 
 @dataclass(frozen=True, eq=False)
