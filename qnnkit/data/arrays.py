@@ -208,7 +208,7 @@ def _changed(inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
     notes, is_wide = [], inputs.dtype in (torch.int64, torch.float64)
     if n := is_wide and int(((inputs.abs() > 2**24) & (inputs != inputs.float().double())).sum()):
         notes.append(f"Rounded {n:,} inputs above 16,777,216 to seven digits: subtract what they share.")
-    if (known := labels.unique().tolist()) != [*range(len(known))]:
+    if (known := labels.unique().tolist()) and known != [*range(max(2, len(known)))]:
         told = first([*map(str, known)])
         notes.append(f"Targets {told} are classes, numbered from 0; real numbers make a regression.")
     return notes
@@ -231,7 +231,7 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
             values = values if hasattr(values, "__array__") else [*map(eight_bit, values)]
             values = np.ascontiguousarray(np.ma.filled(values, np.nan))  # what is masked is none
             values = np.array(values.tolist()) if values.dtype == object else values  # of mixed columns
-            values = torch.tensor(values)
+            values = torch.tensor(values.astype(values.dtype.newbyteorder("="), copy=False))
         tensor = values.detach().cpu()
         if tensor.is_complex() or tensor.ndim == 0 or len(tensor) < least or 0 in tensor.shape:
             raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import posixpath
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -199,9 +200,10 @@ def listing(place: Place) -> Listing:
     for file, where, record in _records(place, reader):
         read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
-        is_struct = isinstance(image, dict)  # as `datasets` keeps images in tables
-        about = image if is_struct else {"path": image, "bytes": image}
+        about = image if isinstance(image, dict) else {"path": image, "bytes": image}  # as `datasets` has it
         image, content = about.get("path"), about.get("bytes")
+        if isinstance(image, str | int):
+            image = posixpath.normpath(places.plain(str(image).strip().replace("\\", "/")))
         if isinstance(content, bytes):
             name = image if isinstance(image, str) and inside.get(image, content) == content else where
             inside[name], member = content, Member(name, len(content), zlib.crc32(content))
@@ -213,7 +215,9 @@ def listing(place: Place) -> Listing:
         side = side_of(folders if split is None else str(split))
         if split is not None and not side:
             reader.unused.add(f"split {split!r}")
-        ways[member.name, "names"].add(image)
+        ends = sorted((f"/{_stem(each).lower()}" for each in (str(image), member.name)), key=len)
+        is_end = member.name in inside or ends[1].endswith(ends[0].replace("/..", ""))
+        ways[member.name, "names"] |= {image} if is_end else {image, member.name}
         ways[member.name, "splits"] |= {side} - {None}
         sides[member.name] = side or sides.get(member.name, "any")
         members[member.name] = member
@@ -280,7 +284,7 @@ def _texts(value: Any, where: str, reader: Reader) -> Iterator[str]:
         value = [record.pop(key) for key in keys] or [x["content"] for x in said if records.is_answer(x)]
         reader.unused.update(record)
     elif isinstance(value, str) and value.startswith(('["', "['")):  # a list in a table
-        with records.readable(where):
+        with records.readable(f"{where} with {value:.60}, no list of JSON"):
             value = json.loads(value)
     if isinstance(value, list):
         for each in value:
@@ -294,22 +298,26 @@ def _stem(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
+def _ends(path: str) -> Iterator[str]:
+    """A path in small letters, and without its first folders; each without its suffix too."""
+    while path:
+        yield from (path.lower(), _stem(path).lower())
+        path = path.partition("/")[2]
+
+
 def _finder(place: Place) -> Callable[[str, str], Member | None]:
-    """Finds the file of a name in or near a folder, or else the only image called so.
+    """Finds the file of a name in or near a folder, or else the only image whose path ends most like it.
 
     The name may differ in case then, or lack its suffix.
     """
     called: dict[str, set[Member]] = defaultdict(set)
     for member in filter(lambda each: each.is_image, place.members):
-        for name in (f"/{member.name}", member.base.lower(), _stem(member.base).lower()):
+        for name in (f"/{member.name}", *_ends(member.name)):
             called[name].add(member)
 
     @cache
     def find(image: str, folder: str) -> Member | None:
-        clean = places.plain(image.strip().replace("\\", "/"))
-        base = clean.rpartition("/")[2].lower()
-        names = (f"/{folder}{clean}", f"/{folder}images/{clean}", base, _stem(base))
-        found = next((called[name] for name in names if len(called[name]) == 1), ())
-        return next(iter(found), None)
+        names = (posixpath.normpath(f"/{folder}{image}"), f"/{folder}images/{image}", *_ends(image))
+        return next((each for name in names if len(called[name]) == 1 for each in called[name]), None)
 
     return find

@@ -17,11 +17,14 @@ from qnnkit.data.places import SUFFIXES, Member, Place, around, first, natural, 
 from qnnkit.data.splits import SPLITS, ImageSplits
 
 SIDES = {
-    **dict.fromkeys(("train", "training", "train_images", "train_set", "training_set"), "train"),
+    **dict.fromkeys(("train", "training", "train_images", "train_set", "training_set", "restval"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "val_images", "validation_set"), "validation"),
     **dict.fromkeys(("test", "testing", "test_images", "test_set"), "test"),
 }
-"""Names of folders that divide a dataset, in small or capital letters -> the split they mean."""
+"""Names of folders that divide a dataset, in small or capital letters -> the split they mean.
+
+Karpathy's "restval" is of COCO's validation part and trained on.
+"""
 LAST_NUMBER = r"((?:(?<![^_ ])-)?\d+(?:\.\d+)?)$"
 """The label in a file's name where no other pattern is given: the number before the suffix, all of it.
 A `-` behind `_` or a space is its sign."""
@@ -103,7 +106,7 @@ def label_in(label_pattern: str) -> Callable[[str], str | None]:
 
 
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
-    """Your own images, one folder per class: `root/<class>/*.png` (or jpg, bmp, gif, webp, tif).
+    """Your own images, one folder per class: `root/<class>/*.png` (or jpg, bmp, gif, webp, tif, ppm, pgm).
 
     Images of a class may be in folders inside it. Where the root holds train/ and test/ or validation/
     instead (or valid/, val/, dev/, training/, testing/), with the class folders in them, these are the

@@ -21,7 +21,7 @@ from qnnkit.data.places import MAX_BYTES, Member, first, left_out, refusal
 from qnnkit.data.splits import ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 Size = int | tuple[int, int] | None
 """A side in pixels, or (height, width); None takes the most common size."""
 
@@ -37,8 +37,7 @@ class Picture(NamedTuple):
 
 def read(content: bytes, image_size: Size = None) -> Picture:
     """A file's bytes as 8-bit grey or colour, resized if a size is given; of several frames the first."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         # Given a path, Pillow would map the file into memory, and 13.0 then loses the orientation of a TIFF.
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
@@ -63,8 +62,7 @@ def eight_bit(image: Any) -> Any:
         raise ValueError("32-bit pixels have no fixed range")
     mode = image.mode
     if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     wanted = "L" if mode in ("1", "L", "LA") else "RGB"
     pixels = np.asarray(image if image.mode == wanted else image.convert(wanted))
     only_greys = mode == "P" and (pixels == pixels[..., :1]).all()  # a palette does not say

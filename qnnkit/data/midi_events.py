@@ -237,8 +237,8 @@ def _events(score: Any, values: dict[str, Sequence[Any]], lost: Counter[str]) ->
     tracks = _channels(score, lost)
     tempos, keys = read("set_tempo", score), read("key_signature", score)
     for event in tempos:
-        lost[f"tempos above {values['bpm'][-1]} a minute"] += int(event["bpm"]) > values["bpm"][-1]
-        event["bpm"] = min(int(event["bpm"]), values["bpm"][-1])
+        lost[f"tempos above {values['bpm'][-1]} a minute"] += event["bpm"] >= values["bpm"][-1] + 1
+        event["bpm"] = int(min(event["bpm"], values["bpm"][-1]))
     if "sf" in values and not any(event["sf"] for event in keys):
         keys = _keys(tracks)
     yield from (*_changes("bpm", tempos, lost), *read("time_signature", score), *keys)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi", ".kar")
 STEPS_PER_QUARTER, VELOCITY = 4, 79
 """Of JSON of 16ths, which knows no velocity."""
+ENDS = bytes(x for n in range(2 * 2048) for x in (0, 128 + n // 128 % 16, n % 128, 0))[1:] + b"\0\xff/\0"
+"""MIDI behind the time of the last event of a track: each pitch of each channel ends, twice; the end."""
 LONGEST = 2**15
 """Quarters; more (8,192 bars) is no music but a damaged file."""
 Steps = list[list[Annotated[int | None, Field(ge=-1, le=127)]]]
@@ -78,20 +81,24 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
         if composers is not None and composer not in composers:
             continue
         try:
-            read = _read(place.read(member.name), member.base)
+            content = place.read(member.name)
+            read = _read(content, member.base)
+            endless = _endless(content) - read[0][1].note_num() if name.endswith(MIDI) else 0
         except (ValueError, OSError, RuntimeError) as error:
             left_out.append(f"{member.name} ({words.first_line(error)})")
             continue
+        left_out += [f"{member.name} ({endless:,} notes without an end)"] * (endless > 0)
         pieces += [Piece(composer, *each) for each in read if each[1].note_num()]
         left_out += [f"{title} (no notes)" for title, score, _ in read if not score.note_num()]
     for each in composers or ():
         checks.choice("composers", each, sorted(known))
+    notes = place.notes((*MIDI, *JSON), "music") if composers is None else []
+    notes += places.left_out({"files or pieces of music, or parts of them": left_out})
     if not pieces:
-        step = f"Found there: {places.first(left_out, 3) or 'none'}. Add MIDI files, or JSON of 16ths."
+        step = " ".join(["Add MIDI files, or JSON of 16ths.", *notes])
         raise refusal("hold music that can be read", str(root), step)
     pieces.sort(key=lambda piece: places.natural(piece.composer))
-    notes = place.notes((*MIDI, *JSON), "music") if composers is None else []
-    return pieces, notes + places.left_out({"files or pieces of music": left_out})
+    return pieces, notes
 
 
 def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
@@ -120,6 +127,15 @@ def of_midi(content: bytes) -> Any:
     if score.end() > LONGEST * score.tpq:  # also of a file without ticks
         raise ValueError(f"damaged: longer than {LONGEST:,} quarters")
     return score
+
+
+def _endless(content: bytes) -> int:
+    """Notes of a MIDI file where all have an end: symusic passes over those that have none."""
+
+    def ended(track: re.Match[bytes]) -> bytes:
+        return b"MTrk" + len(track[1] + ENDS).to_bytes(4, "big") + track[1] + ENDS
+
+    return of_midi(re.sub(rb"(?s)MTrk....(.*?)\xff/\0(?=MTrk|\Z)", ended, content)).note_num()
 
 
 def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
@@ -189,7 +205,7 @@ class Remi:
         moved = _places(score) - _places(on_grid)
         others = [x for what in UNREAD for each in (score, *score.tracks) for x in getattr(each, what, ())]
         others += [x for x in score.time_signatures if (x.numerator, x.denominator) != (4, 4)]
-        others += [x for x in score.tempos if not low <= round(x.qpm) <= high]
+        others += [x for x in score.tempos if not low - 0.5 <= x.qpm <= high + 0.5]
         ids = self.tokens.encode(on_grid, no_preprocess_score=True).ids
         return [self.bos, *ids, self.eos], +Counter({OTHERS: len(others), OFF_GRID: moved.total()})
 
@@ -272,7 +288,6 @@ def transposed(blocks: TokenSet, epoch: int, *, most: int, tokens: Any, seed: in
     """Training blocks in other keys: each is shifted as a whole, by a number drawn for it and the epoch.
 
     Shifts are drawn evenly from -most..most, less those that would leave the range of pitches. Drums stay.
-    Called with the same blocks and epoch, it gives the same.
 
     Args:
         blocks: Their pitches are shifted in tokens and labels.
@@ -309,8 +324,6 @@ def music(
     A JSON's own splits are kept. Other pieces are placed by `split_seed` and the hash of their name, composer
     by composer: one piece more or less moves no other, and neither other composers nor the length of a block
     change a split. A composer of fewer than three pieces is left out, if there are others.
-
-    A piece stands between `BOS` and `EOS`, and is cut into blocks as `blocks` says.
 
     Args:
         root: Folder, archive, JSON or MIDI file; see `collect`.

@@ -32,7 +32,7 @@ MAX_FILES = 2**21
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a damaged archive raises; RuntimeError: one with a password."""
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 ABOUT = ("sample.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 """Files about a dataset, which hold nothing of it, as `sample_files` and `datasets` write them."""
 LINKS = "links, devices or empty folders"
@@ -72,7 +72,9 @@ def plain(name: str) -> str:
 
 
 class Place:
-    """The files of a folder by name (see `plain`); hidden ones and ABOUT are skipped, no link is followed.
+    """The files of a folder by name (see `plain`); hidden ones and ABOUT are skipped.
+
+    No link is followed but those of the Hugging Face Hub's cache, to `blobs/`, where every file is one.
 
     Attributes:
         path: The folder or archive; of a single file, the folder that it is in.
@@ -100,13 +102,13 @@ class Place:
     def _walked(self, folder: str, above: str) -> Iterator[tuple[str, str, os.stat_result]]:
         """Name, path and status of each file, however deep."""
         with os.scandir(folder) as found:
-            shown = [each for each in found if not each.name.startswith((".", "__MACOSX"))]
-        entries = [each for each in shown if each.name not in ABOUT]
+            entries = [x for x in found if not x.name.startswith((".", "__MACOSX")) and x.name not in ABOUT]
         if above and not entries:
             self.left_out.append(above)
         for entry in entries:
             name = plain(above + entry.name)
-            if entry.is_file(follow_symlinks=False):
+            of_hub = entry.is_symlink() and "/blobs/" in str(Path(entry.path).readlink())
+            if entry.is_file(follow_symlinks=of_hub):
                 yield name, entry.path, entry.stat()
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._walked(entry.path, f"{name}/")

@@ -16,21 +16,21 @@ from qnnkit import words
 from qnnkit.data.folders import SIDES
 from qnnkit.data.places import Place, first, refusal
 
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".json.gz", ".jsonl.gz")
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+SUFFIXES += tuple(f"{suffix}.gz" for suffix in SUFFIXES[:5])
 """Files of records; a table may be called .txt as well."""
-SPLIT_NAMES = SIDES | {"restval": "train"}
-"""What names a split; Karpathy's "restval" is of COCO's validation part and trained on."""
 NAMES = {
     "image": "image file_name filename image_name image_path image_file file filepath path img img_path",
     "caption": "captions caption text texts sentences sentence raw prompt description comment title",
-    "turns": "messages conversations conversation chat turns",
+    "turns": "messages conversations conversation chat turns contents",
     "text": "text content document",
     "question": "instruction prompt question query input inputs",
     "answer": "output response completion answer target targets",
     "passage": "input context",
-    "system": "system system_prompt",
+    "system": "system system_prompt systeminstruction system_instruction",
     "role": "role from",
-    "content": "content value",
+    "content": "content value parts text",
+    "weight": "weight train loss",
     "tool_calls": "tool_calls function_call",
 }
 """What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
@@ -49,8 +49,7 @@ def keys_of(keys: tuple[str, ...], what: str) -> list[str]:
         ['caption_1', 'caption_2']
     """
     plain = {key: re.sub(r"[ _#-]?\d+$", "", key.strip().lower()) for key in keys}
-    names = NAMES.get(what, what).split()
-    name = next((name for name in names if name in plain.values()), None)
+    name = next((each for each in NAMES.get(what, what).split() if each in plain.values()), None)
     return [key for key in keys if plain[key] == name]
 
 
@@ -69,7 +68,7 @@ def side_of(path: str) -> str | None:
         ('validation', 'train', None)
     """
     parts = re.split(r"[/_.\d-]+", path.strip().lower())
-    return next((SPLIT_NAMES[part] for part in reversed(parts) if part in SPLIT_NAMES), None)
+    return next((SIDES[part] for part in reversed(parts) if part in SIDES), None)
 
 
 class Reader:
@@ -95,7 +94,16 @@ class Reader:
             ValueError: It cannot be read, or is no text.
         """
         with readable(name):
-            return self._decoded(name)
+            content = self._place.read(name)
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                encoding = _likeliest(content)
+                text = content.decode(encoding, errors="replace")
+                self._guessed.append(f"{name} ({encoding})")
+            if "\0" in text:
+                raise ValueError("it has NUL characters: save it as UTF-8, or remove it")
+            return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def records(self, name: str) -> Iterator[tuple[str, Record]]:
         """Where each record of a file is, for refusals, and the record; what is null counts as missing.
@@ -106,14 +114,12 @@ class Reader:
         Raises:
             ValueError: It cannot be read or is not what its suffix says.
         """
-        suffix, text = name.lower().removesuffix(".gz").rpartition(".")[2], ""
+        suffix = name.lower().removesuffix(".gz").rpartition(".")[2]
+        text = None if suffix in ("parquet", "arrow") else self.text(name)
         with readable(name):
-            if suffix in ("parquet", "arrow"):
-                rows = _columns(self._place.read(name), suffix == "parquet")
-            else:
-                text = self._decoded(name)
-                rows = self._json(text) if suffix in ("json", "jsonl", "ndjson") else _table(text)
-            is_escaped = re.search(r"\\u[dD]", text)
+            read = self._json if suffix in ("json", "jsonl", "ndjson") else _table
+            rows = _columns(self._place.read(name), suffix == "parquet") if text is None else read(text)
+            is_escaped = text and re.search(r"\\u[dD]", text)
             for number, row in enumerate(rows, start=1):
                 if not isinstance(row, dict):
                     raise ValueError(f"record {number} is {row!r:.60} and no object with keys")
@@ -121,18 +127,6 @@ class Reader:
                     raise ValueError(f"record {number} holds half of a character")
                 values = {key: value for key, value in row.items() if value is not None}
                 yield f"{name}, record {number}", values
-
-    def _decoded(self, name: str) -> str:
-        content = self._place.read(name)
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            encoding = _likeliest(content)
-            text = content.decode(encoding, errors="replace")
-            self._guessed.append(f"{name} ({encoding})")
-        if "\0" in text:
-            raise ValueError("it has NUL characters: save it as UTF-8, or remove it")
-        return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def _json(self, text: str) -> Iterator[Any]:
         """The records of JSON: of a list, of the only list in an object, or of values in a row.
@@ -176,9 +170,15 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
 
 
 def _likeliest(content: bytes) -> str:
-    """The likeliest encoding of bytes; Western where the text is the same in several."""
+    """The likeliest encoding of bytes; Western where the text is the same in several.
+
+    Where most of what is beyond ASCII is UTF-8, it is that: a character is cut or damaged.
+    """
     import charset_normalizer
 
+    text = content.decode(errors="replace")
+    if 2 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):
+        return "utf-8-sig"
     best = charset_normalizer.from_bytes(content).best()
     return "cp1252" if best is None or "cp1252" in best.could_be_from_charset else best.encoding
 
@@ -190,8 +190,7 @@ def _table(text: str) -> Iterator[Record]:
     name of an image is taken whole.
     """
     text = re.sub(r"\Asep=.\n", "", text)  # as Excel may be told the separator
-    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
-    mark = max(",;\t|", key=header.count)
+    mark = max(",;\t|", key=re.sub(r'"[^"]*"', "", text.partition("\n")[0]).count)
     csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 letters
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
@@ -261,8 +260,8 @@ def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
     else:
         return []
     system = _said("system", take(record, "system") or [])
-    tags = [record.pop(key) for key in ("label", "kto_tag") if isinstance(record.get(key), bool)]
-    weight = {} if all(tags) else {"weight": 0}  # an answer that is not wanted
+    tags = [key for key in ("label", "kto_tag") if str(record.get(key)).lower() in ("true", "false")]
+    weight = {"weight": 0} if "false" in [str(record.pop(key)).lower() for key in tags] else {}
     return [_message(turn, where, unused) | weight for turn in (*system, *_said("", turns))]
 
 
@@ -280,12 +279,13 @@ def _answered(record: Record, where: str) -> list[Any]:
 
 
 def _said(role: str, value: Any) -> list[Any]:
-    """A text as a turn; a list is of turns already."""
-    return value if isinstance(value, list) else [{"role": role, "content": value}]
+    """A text as a turn; a list is of turns already, and an object one."""
+    turn = value if isinstance(value, dict) and keys_of(tuple(value), "content") else {"content": value}
+    return value if isinstance(value, list) else [{"role": role, **turn}]
 
 
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
-    fields = dict(turn) if isinstance(turn, dict) else {}
+    fields = {key: x for key, x in turn.items() if x is not None} if isinstance(turn, dict) else {}
     speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
     calls = [{"type": "function", "function": calls}] if isinstance(calls, dict) else calls  # one, as before
     are_calls = isinstance(calls or [], list) and all(isinstance(each, dict) for each in calls or ())

@@ -81,8 +81,7 @@ class Splits(Generic[P]):
 
     def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
         """Epoch -> tensors of all samples, by name or in a tuple."""
-        part = self.split(split)
-        return lambda epoch: part.pair
+        return lambda epoch: self.split(split).pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +284,7 @@ def _check_classes(labels: np.ndarray, classes: Sequence[str], parts: dict[str, 
         counts = np.bincount(labels[rows], minlength=len(classes))
         if not counts.all():
             label = int(counts.argmin())
-            few = f"{np.count_nonzero(labels == label):,} of class {classes[label]}"
+            few = f"{np.count_nonzero(labels == label):,}" + f" of class {classes[label]}" * any(classes)
             step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
             rule = f"hold enough {what} of every class for all three splits"
             raise refusal(rule, few, f"None is left for {side}: {step}")

@@ -22,9 +22,11 @@ from qnnkit.data.records import Reader, side_of, take
 from qnnkit.data.splits import SPLITS, duplicates, split_rows
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
-TEXT = (".txt", ".md")
+TEXT = (".txt", ".md", ".txt.gz")
 SUFFIXES = (*TEXT, *records.SUFFIXES)
 """What is read; other files are left out."""
+ABOUT = re.compile(r"(?i)(.*/)?(readme|licen[cs]e)[^/]*\.(md|txt)")
+"""What files of records have next to them."""
 CHARACTERS = 2000
 """Most that a document has which is cut out of a longer text."""
 PAGE = re.compile(rf"(?s).{{1,{CHARACTERS}}}\Z|.{{0,{CHARACTERS - 1}}}\n|.{{{CHARACTERS}}}")
@@ -53,11 +55,6 @@ class Document:
         """All of it."""
         return "\n\n".join(self.pieces)
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether it is a chat without an answer to predict."""
-        return bool(self.messages) and not any(map(records.is_answer, self.messages))
-
 
 def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Document], list[str]]:
     """The documents at `root`, in natural order, and sentences on what was left out.
@@ -79,17 +76,18 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     place = open_place(root, single=SUFFIXES)
     files = [each.name for each in place.members if each.base.lower().endswith(SUFFIXES)]
     top, reader = around(each.name for each in place.members), Reader(place)
-    every = [each for name in files for each in _of_file(reader, name, top)]
+    are_tables = any(name.lower().endswith(records.SUFFIXES) for name in files)
+    about = [name for name in files if are_tables and ABOUT.fullmatch(name)]
+    every = [each for name in files if name not in about for each in _of_file(reader, name, top)]
     empty = [each.name for each in every if not each.text.strip()]
-    silent = [each.name for each in every if each.is_silent]
-    whole = [each for each in every if each.text.strip() and not each.is_silent]
-    lacks = left_out({"empty documents": empty, "chats without an answer to predict": silent})
+    silent = {x.name: 0 for x in every if x.messages and not any(map(records.is_answer, x.messages))}
+    whole = [each for each in every if each.text.strip() and each.name not in silent]
+    lacks = {"files about the data": about, "empty documents": empty}
+    lacks["chats without an answer to predict"] = [*silent]
+    notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *left_out(lacks)]
     if not whole:
         step = f"Put {', '.join(SUFFIXES)} files there; in chats, call the one who answers assistant."
-        raise refusal(
-            "hold text, or chats with an answer", " ".join([str(root), *lacks, *reader.notes]), step
-        )
-    notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *lacks]
+        raise refusal("hold text, or chats with an answer", " ".join([str(root), *notes]), step)
     if held_out := [name for name in files if side_of(name) in ("validation", "test")]:
         notes.append(f"Names of splits are not used, splits are drawn from all files: {first(held_out)}.")
     return (whole, notes) if part is None else _selected(whole, part, notes)

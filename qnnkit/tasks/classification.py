@@ -109,8 +109,7 @@ class Classification:
         of_truth = logits.softmax(1)[wrong, labels[wrong]]
         if not (worst := wrong[of_truth.argsort(stable=True)][:n].tolist()):
             return shown
-        said = [f"{names[labels[i]]}, not {names[predicted[i]]}" for i in worst]
-        titles = [f"{each}\n{test.sources[i]}" for each, i in zip(said, worst, strict=True)]
+        titles = [f"{names[labels[i]]}, not {names[predicted[i]]}\n{test.sources[i]}" for i in worst]
         figure = plots.labelled_images(test.images.numpy()[worst], titles)
         return [*shown, Shown(figure, "06_worst", "Most wrong", "The truth, the net's answer, and the file.")]
 
@@ -124,7 +123,6 @@ class Classification:
         """
         rows = []
         for given in inputs:
-            row: dict[str, Any] = {"input": pictures.named(given)}
             if "image_size" in about.sizes:
                 values, notes = pictures.pixels(given, about)
                 single, more = True, {"notes": notes}
@@ -134,7 +132,7 @@ class Classification:
             known = about.classes and outputs.shape[1:] == (len(about.classes),)
             each = [_of_logits(one, about.classes) if known else {"output": one.tolist()} for one in outputs]
             told = each[0] if single else {"output": [one.get("output", one) for one in each]}
-            rows.append({**row, **told, **more})
+            rows.append({"input": pictures.named(given), **told, **more})
         return rows
 
 

@@ -82,8 +82,7 @@ class Language:
 
     def counts(self, splits: TokenSplits) -> Shown:
         """A table of the blocks of each split and of what is predicted in them."""
-        columns = {"blocks": len, "tokens": lambda part: part.n_predicted}
-        return counts(splits, "Blocks and tokens of each split", **columns)
+        return counts(splits, "Blocks and tokens of each split", blocks=len, tokens=lambda x: x.n_predicted)
 
     def mistakes(self, net: Any, splits: TokenSplits, n: int = 3, seed: int = 0) -> list[Shown]:
         """A table of what the net writes behind beginnings of test blocks, and an adapter's base too."""

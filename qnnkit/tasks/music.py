@@ -91,7 +91,8 @@ class Music(Language):
             with checks.renamed({"root": "inputs"}):
                 pieces, notes = collect(str(each))
             for piece in pieces:
-                target = Path(each).expanduser().with_name(f"{piece.name}.continued.mid")
+                name = piece.name if len(pieces) == 1 else f"{piece.composer}-{piece.name}"
+                target = Path(each).expanduser().with_name(f"{name}.continued.mid")
                 workspace.write_bytes(target, continue_piece(net, about.tokenizer, piece.score).dumps_midi())
                 yield {"input": str(each), "file": str(target), "notes": notes}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 from qnnkit import checks, words, workspace
 from qnnkit.data.arrays import tensor_of
 from qnnkit.data.images import eight_bit, fit, read
-from qnnkit.data.places import first
+from qnnkit.data.places import Place, first, plain
+from qnnkit.data.records import Reader
 
 
 def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
@@ -96,9 +98,10 @@ def _table(path: Path, columns: Sequence[str]) -> Any:
     """
     import pandas as pd
 
-    with path.open(errors="replace") as lines:
-        mark = max(",;\t|", key=lines.readline().count)
-    cells: Any = pd.read_csv(path, sep=mark, header=None, na_values=["?", "-"], dtype=str)
+    text = Reader(Place(path.parent, path.parent, only=path.name)).text(plain(path.name))
+    text = text[len("sep=;\n") * text.startswith("sep=") :]  # as Excel may be told the separator
+    mark = max(",;\t|", key=text.partition("\n")[0].count)
+    cells: Any = pd.read_csv(io.StringIO(text), sep=mark, header=None, na_values=["?", "-"], dtype=str)
     heading: Any = cells.iloc[0]
     names = [str(name).strip() for name in heading]
     is_text = heading.notna() & pd.isna(pd.to_numeric(heading, errors="coerce"))  # a gap is no name
@@ -116,7 +119,8 @@ def _numbers(table: Any, columns: Sequence[str], name: str) -> np.ndarray:
     import pandas as pd
 
     step = "Make the columns as the recipe's `load` does."
-    if columns and isinstance(table.columns[0], str):
+    table = pd.DataFrame(table.to_pandas() if hasattr(table, "to_pandas") else table)  # Arrow's, polars'
+    if columns and isinstance(next(iter(table.columns), 0), str):
         if missing := [column for column in columns if column not in table]:
             rule = f"have the columns that the net was trained on: {first([*columns], 10)}"
             raise ValueError(checks.message("inputs", rule, f"{name} without {missing[0]}", step))

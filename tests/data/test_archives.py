@@ -253,3 +253,6 @@ def test_files_of_every_depth_and_name_are_read_no_link_is_followed_and_others_a
             f"Left out 3 files that are no text ({', '.join(SUFFIXES)}): {others}.",
             f"Left out 4 links, devices or empty folders: {links}.",
         ]
+    snapshot = fill(fill(tmp_path, ["blobs/1f"]) / "snapshots", ["a.txt"])  # as the Hub's cache has its files
+    (snapshot / "b.txt").symlink_to("../blobs/1f")
+    assert [each.name for each in documents(snapshot)[0]] == ["a.txt", "b.txt"]

@@ -1,6 +1,5 @@
 """Images with captions: where they are found, what is left out and told, and what is drawn when."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,10 +59,13 @@ def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
 
 
 def test_images_in_two_splits_or_under_two_names_are_told(tmp_path):
-    rows = [f"{name},a,train" for name in TEXTS] + ["cat.png,b,test", "gone/dog.png,c,train"]
-    write(pictures(tmp_path), {"captions.csv": "\n".join(["image,caption,split", *rows])})
+    rows = [f"{name},a,train" for name in (*TEXTS, "x/hen.png")] + ["cat.png,b,test", "gone/dog.png,c,train"]
+    folder = pictures(tmp_path, [*TEXTS, "y/hen.png"])
+    write(folder, {"captions.csv": "\n".join(["image,caption,split", *rows])})
     told = "\n".join(captions(tmp_path, image_size=8).notes)
-    assert "(the last counts): cat.png (test, train), dog.png (dog.png, gone/dog.png)." in told
+    assert (
+        "): cat.png (test, train), dog.png (dog.png, gone/dog.png), y/hen.png (x/hen.png, y/hen.png)." in told
+    )
 
 
 BAD = [
@@ -80,16 +82,6 @@ def test_what_is_wrong_gets_one_sentence(tmp_path, name, content):
     write(pictures(tmp_path), {"notes.png": "no image", "other.png": "no image", name: content})
     with refused("root"):
         captions(tmp_path, image_size=8)
-
-
-def test_images_are_kept_and_new_captions_are_seen(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
-    folder = write(pictures(tmp_path / "set"), {"captions.json": TEXTS})
-    before = captions(folder, image_size=8)
-    monkeypatch.setattr(sys.modules["qnnkit.data.images"], "read", None)  # nothing is read anew
-    write(folder, {"captions.json": TEXTS | {"cat.png": "a lion"}})
-    splits = captions(folder, image_size=8)
-    assert of_all(splits)["cat.png"] == ("a lion",) and splits.fingerprint() != before.fingerprint()
 
 
 # --- labelled images in words ------------------------------------------------------------------------------

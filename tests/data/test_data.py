@@ -128,7 +128,6 @@ def test_digits_are_rescaled() -> None:
 
 WRONG = [
     ("root", "digits", {"root": "images"}),
-    ("test_fraction", "digits", {"test_fraction": 0.8}),
     ("image_size", "digits", {"image_size": 0}),
     ("imagesize", "digits", {"imagesize": 8}),
     ("dataset", "digit", {}),
@@ -151,7 +150,7 @@ LAYOUTS = {
     ),
     "a stray image": ("a/{}.png|b/{}.png|loose{}.png", 2, f"{STRAY.format(24)}loose0.png, loose1.png, "),
     "other files": ("a/{}.png|b/{}.png|a/{}.heic", 2, f"{OTHERS}a/0.heic, "),
-    "a folder around, and a file in it": ("all/a/{}.png|all/b/{}.png|LICENCE{}", 2, f"{OTHERS}LICENCE0, "),
+    "a folder around, and a file in it": ("all/a/{}.ppm|all/b/{}.jfif|LICENCE{}", 2, f"{OTHERS}LICENCE0, "),
     "hidden files, the system's": ("a/{}.png|b/{}.png|a/._{}.png|.git/{}.png|__MACOSX/a/{}.png|.DS{}", 2, ""),
     "train and val": ("train/a/{}.png|train/b/{}.png|val/a/{}.png|val/b/{}.png", 4, NO_TEST),
     "Train and Testing": ("Train/a/{}.png|Train/b/{}.png|Testing/a/{}.png|Testing/b/{}.png", 4, ""),
@@ -222,7 +221,7 @@ TURNED = Image.Exif()
 TURNED[0x0112] = 6  # shown turned by 90 degrees clockwise
 FILM = {"save_all": True, "append_images": [Image.fromarray(noise(8, 8, seed=8))]}
 PIXELS = {
-    **{f"sevens.{each}": (np.full((8, 8), 77, np.uint8),) for each in ("PNG", "Jpeg", "bmp", "gif", "webp")},
+    **{f"x{each}": (np.full((8, 8), 77, np.uint8),) for each in (".PNG", ".Jpeg", *places.SUFFIXES)},
     "colour.png": (noise(8, 8, 3),),
     "wide.png": (WIDE, WIDE / 257),
     "wide.TIFF": (WIDE, WIDE / 257),

@@ -134,6 +134,12 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
         {"a.jpg": (CAT, "more"), "b.jpg": (OWL, "more")}, ""),
     "images in a folder `images`": ({"captions.csv": table(",")}, {f"images/{n}": s for n, s in SAID.items()},
         ""),
+    "paths from another folder": ({"texts/captions.csv": table(",", rows=[("./cat/1.jpg", CAT),
+        ("../x/dog/1.jpg", OWL)])}, {"cat/1.jpg": (CAT,), "x/dog/1.jpg": (OWL,)}, ""),
+    "numbers as names": ({"captions.json": [{"image": n, "caption": OWL} for n in (1, 2)]},
+        {"1.jpg": (OWL,), "2.jpg": (OWL,)}, ""),
+    "a list in a table that is no JSON": ({"captions.csv": table(",", rows=[("a.jpg", "['one' 'two']")])},
+        REFUSED, "no list of JSON"),
     "images in other folders": ({"captions.csv": table(",")}, {f"x/{n}/{n}": s for n, s in SAID.items()}, ""),
     "`sep=;` in the first line": ({"captions.csv": "sep=;\n" + table(";", quote="")}, SAID, ""),
     "records without an image": ({"llava.json": [{"id": 1, "conversations": [ASKED]}, *LLAVA]}, SAID,
@@ -165,7 +171,7 @@ def test_captions(tmp_path, form):
         return
     images, captions, _, notes, _ = listing(open_place(tmp_path))
     assert captions == wanted
-    sides = {member.base: side for side, _, member in images}
+    sides = {f"{member.base} {member.name}": side for side, _, member in images}
     assert tuple(sides[name] for name in sorted(sides)) == SIDES.get(form, ("any", "any"))
     check_notes(notes, says)
 
@@ -178,9 +184,6 @@ CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "ad
 RESULT = {"role": "tool", "content": "2", "tool_call_id": "1"}
 CALLED = [("user", "Hi"), ("assistant", ""), ("tool", "2")]
 BRIEF = ("system", "Be brief")
-LONG = {
-    name: "\n\n".join(f"Page {n} of {name}.{9 * ' More.'}" for n in range(99)) for name in ("a.txt", "b.txt")
-}
 
 
 def parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +196,8 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
     "ShareGPT, JSON": ({"a.json": [{"conversations": GREETING}]}, CHAT, ""),
     "OpenAI `messages`": ([{"messages": [HI, HELLO]}], CHAT, ""),
     "contents as parts": ([{"messages": [parts(HI), parts(HELLO)]}], CHAT, ""),
+    "`contents` of parts": ([{"systemInstruction": {"parts": [{"text": "Be brief"}]}, "contents": [{"role":
+        role, "parts": [{"text": text}]} for role, text in CHAT]}], [BRIEF, *CHAT], ""),
     "role `model`": ([{"messages": [HI, HELLO | {"role": "model"}]}], CHAT, ""),
     "tool calls without content": ([{"messages": [HI, CALL | {"content": None}, RESULT]}], CALLED,
         "tool_call_id"),
@@ -213,9 +218,13 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
     "folders of `save_to_disk`": ({"dataset_dict.json": {"splits": ["train"]}, "train/state.json": {},
         "train/data-00000-of-00001.arrow": arrow(pa.ipc.new_stream)}, "One.", ""),
     "arrow as a file of its own": ({"a.arrow": arrow(pa.ipc.new_file)}, "One.", ""),
-    "`.json.gz` and `.jsonl.gz`": ({"a.jsonl.gz": gzip.compress(b'{"text": "One."}')}, "One.", ""),
+    "`.jsonl.gz`, `.csv.gz` and `.txt.gz`": ({"a.jsonl.gz": gzip.compress(b'{"text": "One."}'),
+        "b.csv.gz": gzip.compress(b"text\nTwo."), "c.txt.gz": gzip.compress(b"3")}, "One.\n\nTwo.\n\n3", ""),
     "`label` false": ([{"prompt": "Hi", "completion": "Hello", "label": True}, {"prompt": "Hi",
         "completion": "Go away", "label": False}], CHAT, ""),
+    "`label` in a table": ({"a.csv": "prompt,completion,label\nHi,Hello,True\nHi,Go away,False\n"}, CHAT, ""),
+    "README and LICENSE next to records": ({"a.jsonl": [{"text": "One."}], "README.md": "A card.",
+        "x/licence.txt": "MIT"}, "One.", ""),
     "plain text under `content` in JSON lines": ([{"content": "One."}], "One.", ""),
     "keys that are null": ({"a.jsonl": '{"text": "One.", "messages": null}'}, "One.", ""),
     "a text of more than 131,072 letters in a table": ({"a.csv": f'text\n"{"a, " * 50_000}end"\n'},
@@ -223,14 +232,17 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
     "keys that differ in case alone": ([{"text": "One.", "Text": "Two."}], "One.", "Text"),
     "`train` and `test` in names": ({"train.jsonl": [{"text": "One."}], "test/a.jsonl": [{"text": "Two."}]},
         "Two.\n\nOne.", "drawn from all files: test/a.jsonl"),
-    "parquet of chats": ({"a.parquet": parquet([{"messages": [HI, HELLO]}])}, CHAT, ""),
+    "parquet of chats": ({"a.parquet": parquet([{"messages": [HI | {"from": None}, HELLO]}])}, CHAT, ""),
     "list under `data`": ({"a.json": {"version": 1, "data": [{"messages": [HI, HELLO]}]}}, CHAT, "version"),
     "JSON lines called `.json`": ({"a.json": '{"prompt": "Hi", "response": "Hello"}\n' * 2}, CHAT, ""),
     "`weight` 0": ([{"messages": [HI, HELLO | {"weight": 0}, HI, HELLO]}], CHAT * 2, ""),
+    "`train` or `loss` false": ([{"messages": [HI, HELLO | {"train": False}, HI, HELLO | {"loss": True}]}],
+        CHAT * 2, ""),
     "plain text in JSON lines": ([{"text": "One."}, {"text": "Two."}], "One.\n\nTwo.", ""),
     "text in Latin-1": ({"a.txt": f"{KATER}\n\n{OWL}".encode("latin-1")}, f"{KATER}\n\n{OWL}",
         "a.txt (cp1252)"),
-    "two long texts": (LONG, "\n\n".join(LONG.values()), ""),
+    "text that is cut in a character": ({"a.txt": f"{KATER}\n\n{OWL}".encode() + b"\xc3"},
+        f"{KATER}\n\n{OWL}\ufffd", "a.txt (utf-8-sig)"),
     "chats without an answer": ([{"messages": [HI]}], REFUSED, "1 chats without an answer"),
     "a key twice in a record": ({"a.jsonl": '{"text": "One.", "text": "Two."}'}, REFUSED,
         "'text' is there twice"),
@@ -242,8 +254,7 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
     "`chosen` and `rejected`": ([{"prompt": "Hi", "chosen": [HI, HELLO]}], REFUSED, "'chosen': rename"),
     "tool calls that are no list": ([{"messages": [HI, HELLO | {"tool_calls": 5}]}], REFUSED, "an object"),
     "messages that are no list": ([{"messages": 5}], REFUSED, "Known roles"),
-    "half of a character": ({"a.jsonl": r'{"text": "\ud83d"}'}, REFUSED,
-        "record 1 holds half"),
+    "half of a character": ({"a.jsonl": r'{"text": "\ud83d"}'}, REFUSED, "record 1 holds half"),
     "unknown role": ([{"messages": [HI, HELLO | {"role": "narrator"}]}], REFUSED, "Known roles"),
     "questions with unquoted commas": ({"a.csv": "question,answer\nWhat, exactly, is it?,An owl\n"},
         REFUSED, "quotation marks"),

@@ -61,6 +61,7 @@ ODD = "Targets 1, 3, 5, 7 are classes, numbered from 0; real numbers make a regr
 CHANGED = [
     *((IDS.to(dtype) + 2**24 - 1, LABELS, "Rounded 39 inputs above 16,777,216") for dtype in (int, float)),
     (X, 2 * LABELS + 1, ODD),
+    (X, 0 * LABELS, ODD.replace("1, 3, 5, 7", "0")),
     (X.mul(99).byte()[:, :, None], 2 * LABELS + 1, ODD),
 ]
 
@@ -108,6 +109,7 @@ LIKE = {
     "a graph": lambda x: x.clone().requires_grad_(),
     "mixed columns": lambda x: pd.DataFrame(x.numpy()).astype(object).squeeze(),
     "backwards": lambda x: x.numpy()[::-1].copy()[::-1],
+    "big endian": lambda x: x.numpy().astype(">f8"),
     "read only": lambda x: np.broadcast_to(x.numpy(), x.shape),
 }
 

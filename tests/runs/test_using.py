@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import symusic
 import torch
@@ -295,13 +296,15 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
         runs.evaluate("runs/one", home, recipe="mine.py")
     [row] = runs.predict("runs/one", [np.float32([0.5, 0.25, 0.125])], recipe="mine.py")
     # Columns with names are taken by them, whatever their order and whatever is next to them.
-    for text in ("c,kind,b,a\n0,x,0,0\n0.125,y,0.25,0.5\n", "0;0;0\n0.5;0.25;0.125\n"):
-        (home / "new.csv").write_text(text)
+    rows = "c{0}größe{0}b{0}a\n0{0}x{0}0{0}0\n0.125{0}y{0}0.25{0}0.5\n"
+    for text in (rows.format(","), "sep=;\n" + rows.format(";"), "0;0;0\n0.5;0.25;0.125\n"):
+        (home / "new.csv").write_text(text, encoding="latin-1")
         [table] = runs.predict("runs/one", "new.csv", recipe="mine.py")
         assert table["output"][1] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 2
     frame = pd.DataFrame({"c": [0.125], "kind": ["y"], "b": [0.25], "a": [0.5]})
-    [table] = runs.predict("runs/one", frame, recipe="mine.py")
-    assert table["output"][0] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 1
+    for given in (frame, pa.Table.from_pandas(frame)):
+        [table] = runs.predict("runs/one", given, recipe="mine.py")
+        assert table["output"][0] == pytest.approx(row["output"], abs=1e-6) and len(table["output"]) == 1
     for name, ending in itertools.product([*BAD, "none"], ("csv", "npy")):
         if name in BAD:
             (home / f"{name}.{ending}").write_text(BAD[name])

@@ -1,5 +1,7 @@
 """Music as runs: a base, an adapter for each composer and their worth on whose music; and music written."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 import torch
@@ -148,3 +150,9 @@ def test_the_likeliest_and_what_is_refused():
     for settings in ({"n": 0}, {"n": 256}, {"temperature": -0.1}, {"top_p": -0.5}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             continue_piece(llama(), TOKENS, PROMPT, **settings)
+
+
+def test_pieces_of_one_name_are_written_apart(home, monkeypatch):
+    monkeypatch.setattr("qnnkit.tasks.music.continue_piece", lambda net, tokens, score: score)
+    files = [row["file"] for row in tasks.Music().predict(None, [home], SimpleNamespace(tokenizer=None))]
+    assert len({*files}) == len(files) > 9
