@@ -131,9 +131,19 @@ class Net(nn.Module):
 LAYERS = "return nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 1))"
 NET = "return Net(layer)"
 CONTROLS = "def controls():\n    return {%r: lambda: nn.Linear(%d, 1)}\n\n\nclass Regression"
+TYPED = 'def odd(x: int): ...\n\n\nassert odd.__annotations__["x"] is not int\n\n\n'
+SETTING, AFTER = "    n_layers: int = 2\n", "\n    def model_post_init(self, context):\n        raise %s\n"
 REFUSED = {
     "no build": ("def build(", "def bild(", "must define `build`, but has ['Settings', 'load', 'task']"),
     "no Python": ("    return data.arrays", "  return data.arrays", "Error: unindent"),
+    "a seed that is none": (
+        "    n_layers: int = 2\n",
+        "    seed: int = -3\n    n_layers: int = 2\n",
+        "`seed` must be",
+    ),
+    "settings apart": (SETTING, SETTING + AFTER % 'ValueError("no two")', "do not go together: no two"),
+    "a rule in no words": (SETTING, SETTING + AFTER % "AssertionError", "keep the rule of its own validator"),
+    "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
     "a circuit outside its modules": (LAYERS, NET, "exchange every circuit of the net"),
     "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 11: ZeroDivisionError"),
