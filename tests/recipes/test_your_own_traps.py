@@ -66,14 +66,17 @@ def test_what_a_recipe_imports_from_its_folder_by_a_dot_or_by_a_link_counts_as_i
     link.symlink_to(home / "a")
     sys.path.insert(0, str(link))  # as of a script that was started by the link
     for folder, near, inner in (("a", 1, 1), ("a", 2, 1), ("a", 2, 2), ("b", 3, 2)):
-        (home / folder / "pkg").mkdir(parents=True, exist_ok=True)
+        for name in ("pkg", "bare"):
+            (home / folder / name).mkdir(parents=True, exist_ok=True)
         files = {"mine.py": RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1)}
         files |= {"pkg/__init__.py": "from .inner import number\n", "pkg/inner.py": f"number = {inner}\n"}
-        for name, text in (files | {"near.py": f"number = {near}\n"}).items():
+        for name, text in (
+            files | {"near.py": f"from bare import deep\nnumber = {near}\n", "bare/deep.py": ""}
+        ).items():
             (home / folder / name).write_text(text)
         found.append(recipe := recipes.find(home / folder / "mine.py"))
         assert (recipe.code.near.number, recipe.code.pkg.number) == (near, inner)
-        assert sorted(recipe.neighbours) == ["near.py", "pkg/__init__.py", "pkg/inner.py"]
+        assert sorted(recipe.neighbours) == ["bare/deep.py", "near.py", "pkg/__init__.py", "pkg/inner.py"]
     assert len({recipe.digest for recipe in found}) == 4
     assert [recipe.code.near.number for recipe in found] == [1, 2, 2, 3], "each has its own"
 
