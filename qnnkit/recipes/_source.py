@@ -65,18 +65,16 @@ def texts_of(path: Path) -> tuple[str, dict[str, str]]:
     source, texts = _read(path), dict[str, str]()
 
     def gather(name: str, text: str) -> None:
-        for stem in sorted(_imported(name, text)):
-            for file in (f"{stem}.py", f"{stem}/__init__.py"):
-                place = path.parent / file
-                if file not in texts and place != path and place.is_file():
-                    gather(file, texts.setdefault(file, _read(place)))
+        for file in sorted(_imported(name, text)):
+            if file not in texts and (place := path.parent / file) != path and place.is_file():
+                gather(file, texts.setdefault(file, _read(place)))
 
     gather("", source)
     return source, texts
 
 
 def _imported(name: str, text: str) -> set[str]:
-    """Paths, without their endings, of what a file may import from the folder of its recipe."""
+    """Files of the folder of a recipe that one of them, or the recipe, may import."""
     words = set[str]()
     for node in ast.walk(ast.parse(text, name or "recipe")):
         if isinstance(node, ast.Import):
@@ -85,7 +83,8 @@ def _imported(name: str, text: str) -> set[str]:
             package = name.split("/")[: -node.level] if node.level else []
             words |= {".".join([*package, node.module or each.name, each.name]) for each in node.names}
     parts = [word.split(".") for word in words if word.partition(".")[0] != "qnnkit"]  # wherever the kit lies
-    return {"/".join(each[:n]) for each in parts for n in range(1, len(each) + 1)}
+    stems = {"/".join(each[:n]) for each in parts for n in range(1, len(each) + 1)}
+    return {f"{stem}{ending}" for stem in stems for ending in (".py", "/__init__.py")}
 
 
 def _read(path: Path) -> str:

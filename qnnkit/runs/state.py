@@ -118,10 +118,9 @@ def look(folder: Path, score: Score | None = None) -> State:
     seeds = range(first, first + settings.get("n_seeds", 1))
     wanted = {(net, seed) for seed in seeds for net in provenance.get("nets") or ()}
     tested = {(row["net"], row["seed"]) for row in trainings(rows, "test", settings.get("epochs"))}
-    own = (number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS)
-    known: dict[str, Any] = {"id": folder.name, "score": score, **_latest(rows, wanted - tested)}
-    if reached := [value for value in own if value is not None]:
-        known["validation"] = (max if score.larger else min)(reached)
+    own = [number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS]
+    best = (max if score.larger else min)((each for each in own if each is not None), default=None)
+    known: dict[str, Any] = {"id": folder.name, "score": score, "validation": best}
     locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
     if (work(folder) / "result.json").is_file():
         state, known["error"] = ("finished", None) if facts(folder, "result.json") else ("failed", DAMAGED)
@@ -135,7 +134,7 @@ def look(folder: Path, score: Score | None = None) -> State:
         state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
     else:
         state = "stopped" if rows else "waiting"
-    return State(folder, state, **known)
+    return State(folder, state, **known, **_latest(rows, wanted - tested))
 
 
 def write_failure(folder: Path, how: str, error: str) -> None:
