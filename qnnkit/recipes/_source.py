@@ -69,14 +69,14 @@ def texts_of(path: Path) -> tuple[str, dict[str, str]]:
             if file not in texts and (place := path.parent / file) != path and place.is_file():
                 gather(file, texts.setdefault(file, _read(place)))
 
-    gather("", source)
+    gather(path.name, source)
     return source, texts
 
 
 def _imported(name: str, text: str) -> set[str]:
     """Files of the folder of a recipe that one of them, or the recipe, may import."""
     words = set[str]()
-    for node in ast.walk(ast.parse(text, name or "recipe")):
+    for node in ast.walk(ast.parse(text, name)):
         if isinstance(node, ast.Import):
             words |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom):
