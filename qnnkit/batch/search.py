@@ -35,13 +35,9 @@ class Listed:
     def is_done(self, run: Planned) -> bool:
         """Whether a run has its result, by the criteria and with the notebooks that the batch asks for."""
         kept = {f"{name}={json.dumps(each)}" for name, each in rows.facts(run.folder, "config.json").items()}
-        if (
-            not (run.folder / "result.json").exists()
-            or {word for word in run.words if word.startswith(CRITERIA)} - kept
-        ):
-            return False
-        made = {path.stem for path in (run.folder / "notebooks").glob("*.ipynb")}
-        return not made or made >= {*self.config.notebooks}  # none where it was trained without
+        asked, notebooks = {word for word in run.words if word.startswith(CRITERIA)}, {*self.config.notebooks}
+        made = {path.stem for path in (run.folder / "notebooks").glob("*.ipynb")} or notebooks  # or without
+        return (run.folder / "result.json").exists() and asked <= kept and notebooks <= made
 
     def write(self) -> None:
         """Lists the runs of the batch, and the score that they are compared by, in its batch.json."""
