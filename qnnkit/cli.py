@@ -136,8 +136,9 @@ def train(
     """
     run_dir = cli_settings.folder_of(run_dir, as_option)
     asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
+    from qnnkit import report as reports
     from qnnkit import runs
-    from qnnkit.settings import listed
+    from qnnkit.settings import CRITERIA, listed
     from qnnkit.train.processes import is_main, wait_for_all
 
     opened = functools.partial(runs.open_run, run_dir, recipe, among=only and listed(only), **asked)
@@ -159,6 +160,8 @@ def train(
     runs.train_all(begun, on_row=show)
     if is_main() and own in begun.tested():
         tell(f"The trained net is in {done or runs.export(begun)}.")
+        if begun.result is not None and asked.keys() & {*CRITERIA}:
+            reports.finish(begun)
 
 
 @app.command(rich_help_panel=TRAIN)

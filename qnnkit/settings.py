@@ -78,7 +78,8 @@ class Settings(Base):
         64
     """
 
-    model_config = ConfigDict(coerce_numbers_to_str=True)  # a folder may be called 123
+    # A folder may be called 123. A recipe's own defaults keep its rules, too.
+    model_config = ConfigDict(coerce_numbers_to_str=True, validate_default=True)
 
     # --- the training ---
     epochs: int = Field(default=20, ge=1)
@@ -119,7 +120,7 @@ class Settings(Base):
     """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
 
     # --- the data: which samples are whose ---
-    split_seed: int = Field(default=0, ge=0)
+    split_seed: int = Field(default=0, ge=0, lt=2**31)
     """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
     vary_split: bool = False
     """Whether every seed has a split of its own (number split_seed + seed), for intervals over splits too."""
@@ -236,10 +237,10 @@ class Settings(Base):
             return cls.model_validate(values)
         except ValidationError as error:
             loc, rule, value = first_fault(error)
-        if rule.startswith("Argument `"):
-            raise ValueError(rule)
-        name = checks.choice("setting", str(loc[0]), cls.model_fields, SETTINGS) if loc else "settings"
-        meaning = (cls.model_fields[name].description or "").replace("\n", " ") if loc else ""
+        if not loc or rule.startswith("Argument `"):
+            raise ValueError(rule if loc else f"Settings that do not go together: {rule}")
+        name = checks.choice("setting", str(loc[0]), cls.model_fields, SETTINGS)
+        meaning = (cls.model_fields[name].description or "").replace("\n", " ")
         raise ValueError(checks.message(name, rule, value, f"It means: {meaning}" if meaning else SETTINGS))
 
     def override(self, **values: Any) -> Self:
@@ -262,6 +263,8 @@ class Settings(Base):
             64
         """
         values = self.model_dump(mode="json", exclude={*type(self).model_computed_fields}, warnings=False)
+        sets = [name for name in values if isinstance(getattr(self, name), set | frozenset)]
+        values |= {name: sorted(values[name], key=str) for name in sets}  # Python has no order of them
         return {"recipe": self.recipe, **values}
 
     @classmethod
@@ -337,11 +340,12 @@ def digest_of(values: Any) -> str:
 def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:
     """Where the first thing is that is wrong, which rule it breaks ("be ..."), and its value.
 
-    The rule is a whole sentence, "Argument ...", where a validator has written one.
+    The rule is a whole sentence where a validator has written one: "Argument ...", or of all settings.
     """
     first = error.errors()[0]
     known = {"missing": "be given", "extra_forbidden": "be a known name"}
-    rule = known.get(first["type"]) or first["msg"].removeprefix("Value error, ")
-    if not rule.startswith("Argument `"):
+    said = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    rule = known.get(first["type"]) or said or "keep the rule of its own validator"
+    if first["loc"] and not rule.startswith("Argument `"):
         rule = (rule[0].lower() + rule[1:]).removeprefix("input should ").split(" should ")[-1]
     return first["loc"], rule, None if first["type"] == "missing" else first["input"]

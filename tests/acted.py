@@ -35,8 +35,11 @@ def act(
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, given)
-    if (workspace.run_folder(folder) / "result.json").exists():  # and not on Drive
-        with lock.mirrored(workspace.run_folder(folder)):
+    place = workspace.run_folder(folder)
+    if (place / "result.json").exists():  # not on Drive, or by other criteria
+        with lock.mirrored(place):
+            config = workspace.read_json(place / "config.json") or {}
+            workspace.write_json(place / "config.json", config | settings)
             return 0
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"pid": os.getpid(), "threads": variables["OMP_NUM_THREADS"], "settings": settings}

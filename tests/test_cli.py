@@ -112,7 +112,7 @@ REFUSED = {
     "report batch --recipe cnn": "takes neither", "report batch --verify": "takes neither",
     "report nothere": "must hold a run or a batch", "merge nothere out": "must hold a run with an adapter",
     "predict language x --recipe cnn": "`--recipe` must be left out for a language model",
-    "new mine.py --like digit_quanv": "`--like` must be a known name",
+    "new mine.py --like digit_quanv": "`--like` must be a known name", "new a.txt": "`FILE` must end in .py",
     "run a --recipe cnn --settings list.yaml": "must hold lines such as `epochs: 2`",
     "run a --recipe cnn --settings recipe.yaml": "be a setting with a value",
     "run a --recipe cnn --settings near.yaml": "Did you mean 'epochs'?",

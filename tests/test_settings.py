@@ -69,6 +69,7 @@ BAD = [
     ("epochs", 0, "be greater than or equal to 1, but is 0. It means: Passes over"),
     ("epochs", True, "be a number or a text, not true or false, but is True. It means: Passes over"),
     ("batch_size", "many", "be a valid integer"), ("learning_rate", math.nan, "be a finite number, but is"),
+    ("split_seed", 2**31, "be less than 2147483648"),
     ("schedule", "cosin", "be 'constant', 'cosine' or 'linear', but is 'cosin'"),
     ("noise", ["depolarising=0.1"], "match pattern"), ("net_settings", ["hybrid.epochs=2"], "match pattern"),
     ("noise", ["readout=0.1", "readout=0.2"], "name each once"),
@@ -106,6 +107,7 @@ class Mine(qnnkit.Settings):
     weights: Path | None = None
     """Where they lie."""
     shape: tuple[int, ...] = (3, 4)
+    words: frozenset[str] = frozenset("abcdefgh")
     name: str | None = None
 
 
@@ -123,6 +125,7 @@ def test_paths_are_known_and_moved_alone():
 def test_settings_of_a_users_own_and_those_of_a_folder_without_its_recipe():
     own = Mine.of({"shape": [5], "weights": "a/b", "epochs": 2, "name": 123})
     assert own.flat()["shape"] == [5] and own.with_paths(str.upper).weights == Path("A/B")
+    assert own.flat()["words"] == [*"abcdefgh"], "in one order, in every process"
     assert own.name == "123", "a text, whatever it looks like"
     with pytest.warns(UserWarning, match="shadows"), refused("setting"):
         create_model("Odd", __base__=Settings, title=(str, "mine"))

@@ -17,7 +17,7 @@ import yaml
 from qnnkit import recipes, workspace
 from qnnkit.batch import batch_file, search, workers
 from qnnkit.batch.batch_file import BatchConfig, Planned
-from qnnkit.batch.table import Shown, shown
+from qnnkit.batch.table import Shown
 from qnnkit.runs import state
 from qnnkit.runs.lock import alone
 from qnnkit.runs.state import State
@@ -66,9 +66,9 @@ def run_batch(
             workspace.write_bytes(batch / "batch.yaml", text.encode())
             kind = search.Study if config.optuna else search.Listed
             queue = kind(config, batch, runs, recipes.of(runs[0].config).task(runs[0].config).score)
-            with shown(batch, echo) as progress:
-                progress.line(_summary(config, runs))
-                Command(config, batch, pool, progress).finish(queue)
+            progress = Shown(batch, echo)
+            progress.line(_summary(config, runs))
+            Command(config, batch, pool, progress).finish(queue)
     return state.of_batch(batch)
 
 
@@ -115,6 +115,8 @@ class Command:
             if any(not future.done() for future in self.running):
                 self.shown.line("Stopping: checkpoints are written. Type the same command again to resume.")
                 wait(self.running, workers.GRACE + 10)
+            with contextlib.suppress(OSError, ValueError):
+                self.shown.update(0)
 
     def _start(self, run: Planned) -> None:
         with contextlib.suppress(OSError):  # a disk that cannot be written stops the run, not the batch
@@ -145,7 +147,7 @@ class Command:
             how, error = "failed", f"Its worker could not run it: {lost}"
         if how in ("failed", "pruned"):
             state.write_failure(run.folder, how, error or PRUNED)
-        if how == "failed" and state.finished(run.folder):
+        if how == "failed" and state.look(run.folder).state == "finished":
             self.shown.line(error)  # its result has not reached Drive
         self.failures[run.id] += how == "failed"
         if how == "failed" and self.failures[run.id] <= self.config.retries:

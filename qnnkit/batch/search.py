@@ -14,7 +14,7 @@ from qnnkit import workspace
 from qnnkit.batch import batch_file
 from qnnkit.batch.batch_file import BatchConfig, Planned, Range
 from qnnkit.runs import rows, state
-from qnnkit.settings import MAIN_NETS
+from qnnkit.settings import CRITERIA, MAIN_NETS
 from qnnkit.stats import Score
 
 PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "halving": "SuccessiveHalvingPruner"}
@@ -29,8 +29,15 @@ class Listed:
         self.runs = {run.id: run for run in runs}
         self.trials: list[str] = []
         """Of a sampler's proposals, the ids of their runs; a run may be proposed twice."""
-        self.waiting = deque(run for run in runs if not (run.folder / "result.json").exists())
+        self.waiting = deque(run for run in runs if not self.is_done(run))
         self.write()
+
+    def is_done(self, run: Planned) -> bool:
+        """Whether a run has its result, by the criteria and with the notebooks that the batch asks for."""
+        kept = {f"{name}={json.dumps(each)}" for name, each in rows.facts(run.folder, "config.json").items()}
+        asked, notebooks = {word for word in run.words if word.startswith(CRITERIA)}, {*self.config.notebooks}
+        made = {path.stem for path in (run.folder / "notebooks").glob("*.ipynb")} or notebooks  # or without
+        return (run.folder / "result.json").exists() and asked <= kept and notebooks <= made
 
     def write(self) -> None:
         """Lists the runs of the batch, and the score that they are compared by, in its batch.json."""
@@ -117,8 +124,8 @@ class Study(Listed):
             self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
             return
         self.runs[run.id], self.open[run.id] = run, trial
-        if (ended := state.look(run.folder).state) in ("finished", "pruned"):
-            self.tell(run, ended)
+        if (pruned := state.look(run.folder).state == "pruned") or self.is_done(run):
+            self.tell(run, "pruned" if pruned else "finished")
         else:  # one that failed is tried again
             self.waiting.append(run)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +20,12 @@ class Shown:
 
     Args:
         batch: Its folder, with the list of its runs.
-        echo: Called with a line for each run whose state has changed.
+        echo: Called with a line for each run whose state has changed; None prints it.
     """
 
-    def __init__(self, batch: Path, echo: Callable[[str], None]):
-        self.batch, self.line, self.begun = batch, echo, time.monotonic()
+    def __init__(self, batch: Path, echo: Callable[[str], None] | None):
+        self.line = echo or partial(print, flush=True)
+        self.batch, self.begun = batch, time.monotonic()
         self.states = {each.id: each for each in state.of_batch(batch)}
         self.ended = sum(each.state in ENDED for each in self.states.values())  # before this command
 
@@ -41,17 +41,6 @@ class Shown:
         for each in states:
             if each.state != (before[each.id].state if each.id in before else "waiting"):
                 self.line(f"{run_line(each)}  [{counts}]")
-
-
-@contextlib.contextmanager
-def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
-    """Shows a batch by `echo`, or by printing, also as it is in the end."""
-    progress = Shown(batch, echo or partial(print, flush=True))
-    try:
-        yield progress
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            progress.update(0)
 
 
 def run_line(run: State) -> str:

@@ -172,7 +172,7 @@ def execute(job: Job) -> tuple[str, str]:
         step = "Set QNNKIT_HOME to a folder that all share."
         raise ConnectionError(f"A worker does not see `{job.batch}`. {step}")
     error, result = "", folder / "result.json"  # on Drive, if a run runs elsewhere
-    while not job.unwanted() and not result.exists():
+    while not job.unwanted() and not (error and result.exists()):
         if error and IN_USE not in error:
             return "failed", error
         error = _attempt(job, workspace.make_folder(folder) / "run.log")

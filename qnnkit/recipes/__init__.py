@@ -157,7 +157,7 @@ def _of_file(path: Path) -> Recipe:
     places = [each for each in sys.path if each != str(path.parent)]
     sys.path[:] = [str(path.parent), *places]
     try:
-        exec(compile(source, str(path), "exec"), module.__dict__)  # no stale bytecode
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # no stale bytecode
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise located(str(path), error) from error

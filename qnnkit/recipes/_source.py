@@ -13,7 +13,6 @@ import textwrap
 import tokenize
 import traceback
 from collections.abc import Mapping
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,29 @@ def texts_of(path: Path) -> tuple[str, dict[str, str]]:
     Raises:
         SyntaxError, ValueError: It is not Python, or in another encoding than it says.
     """
-    root, source = path.parent, _read(path)
-    finder = ModuleFinder([str(root)], excludes=["qnnkit"])
-    finder.run_script(str(path))
-    names = {*finder.modules, *finder.badmodules} - {"qnnkit"}  # the kit is no neighbour, wherever it lies
-    stems = [name.replace(".", "/") for name in names]
-    files = {root / each for stem in stems for each in (f"{stem}.py", f"{stem}/__init__.py")}
-    found = [each for each in sorted(files - {path}) if each.is_file()]
-    return source, {each.relative_to(root).as_posix(): _read(each) for each in found}
+    source, texts = _read(path), dict[str, str]()
+
+    def gather(name: str, text: str) -> None:
+        for file in sorted(_imported(name, text)):
+            if file not in texts and (place := path.parent / file) != path and place.is_file():
+                gather(file, texts.setdefault(file, _read(place)))
+
+    gather(path.name, source)
+    return source, texts
+
+
+def _imported(name: str, text: str) -> set[str]:
+    """Files of the folder of a recipe that one of them, or the recipe, may import."""
+    words = set[str]()
+    for node in ast.walk(ast.parse(text, name)):
+        if isinstance(node, ast.Import):
+            words |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = name.split("/")[: -node.level] if node.level else []
+            words |= {".".join([*package, node.module or each.name, each.name]) for each in node.names}
+    parts = [word.split(".") for word in words if word.partition(".")[0] != "qnnkit"]  # wherever the kit lies
+    stems = {"/".join(each[:n]) for each in parts for n in range(1, len(each) + 1)}
+    return {f"{stem}{ending}" for stem in stems for ending in (".py", "/__init__.py")}
 
 
 def _read(path: Path) -> str:

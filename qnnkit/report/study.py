@@ -147,7 +147,7 @@ def read_study(folder: str | Path) -> Study:
         frames.append(rows.assign(**about))
         curves.append(frame(run, "epoch").assign(**about, split_seed=run.config.split_seed))
         margins.append(run.config.min_difference or 0)
-        behind.append(identity)
+        behind.append(identity + str(run.config.min_difference or ""))
         notes.update(own)
     watched, n = f"validation_{score.on_validation}", len(behind)
     names = ["seed", *(each.name for each in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]

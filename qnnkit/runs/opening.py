@@ -91,7 +91,7 @@ def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
     if given.get("batch_size") == "auto" and "batch_size" in rows.facts(folder, "provenance.json"):
         del given["batch_size"]  # it was measured when the run began
     config, where = resolve(None, given, begun), set(PLACEMENT) & given.keys()
-    moved = {name: each for name in begun.places() if (each := getattr(config, name)) != getattr(begun, name)}
+    moved = {name: getattr(config, name) for name in begun.places() if _is_moved(name, begun, config)}
     if moved and Run(folder, begun.override(**moved)).splits is not None:  # the same data, elsewhere
         begun, where = begun.override(**moved), where | moved.keys()
     difference = begun.difference(config)
@@ -104,6 +104,12 @@ def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
     workspace.make_folder(folder)
     _keep(Run(folder, config), where)
     return Run(folder, config)
+
+
+def _is_moved(name: str, begun: Settings, config: Settings) -> bool:
+    """Whether a path may be the same thing elsewhere: only the data have a fingerprint, others a name."""
+    one, other = (str(getattr(settings, name)) for settings in (begun, config))
+    return one != other and (name == "data_dir" or Path(one).name == Path(other).name)
 
 
 def _keep(run: Run, names: Collection[str]) -> None:
@@ -129,7 +135,8 @@ def extend(run: Run, epochs: int) -> None:
     fewer, folder = run.config.epochs, run.folder
     with alone(folder, "chain"):
         names = [f"notebooks/{name}.ipynb" for name in ("03_train", "04_analyze", "04b_inside")]
-        for path in filter(Path.exists, map(folder.joinpath, (*names, "result.json"))):
+        names += ["model", "adapter", "report.html", "result.json"]
+        for path in filter(Path.exists, map(folder.joinpath, names)):
             path.replace(path.with_name(f"{path.stem}.epochs-{fewer}{path.suffix}"))
         extended = [*run.provenance.get("extended", []), {"from": fewer, "to": epochs, "at": now()}]
         run.note_provenance(extended=extended)

@@ -26,7 +26,7 @@ STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
 EVERY = 2.0
 """Seconds between two looks of who watches."""
-FILES = ("provenance", "config", "failed")
+DAMAGED = "Its result.json cannot be used. Put it back, or delete it and run the same command again."
 SESSION = "session.json"
 """In a batch's folder: the command that it belongs to now, and the runs that it has pruned."""
 
@@ -112,18 +112,18 @@ def score_of(listed: Mapping[str, Any]) -> Score:
 
 def look(folder: Path, score: Score | None = None) -> State:
     """The state of the run in a folder; "waiting" if nothing is there yet."""
-    provenance, settings, failure = (facts(folder, f"{name}.json") for name in FILES)
+    files = ("provenance.json", "config.json", "failed.json")
+    provenance, settings, failure = (facts(folder, name) for name in files)
     score, rows, first = score or score_of(provenance), read(folder), settings.get("seed", 0)
     seeds = range(first, first + settings.get("n_seeds", 1))
     wanted = {(net, seed) for seed in seeds for net in provenance.get("nets") or ()}
     tested = {(row["net"], row["seed"]) for row in trainings(rows, "test", settings.get("epochs"))}
-    own = (number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS)
-    known: dict[str, Any] = {"id": folder.name, "score": score, **_latest(rows, wanted - tested)}
-    if reached := [value for value in own if value is not None]:
-        known["validation"] = (max if score.larger else min)(reached)
+    own = [number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS]
+    best = (max if score.larger else min)((each for each in own if each is not None), default=None)
+    known: dict[str, Any] = {"id": folder.name, "score": score, "validation": best}
     locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
-    if finished(folder):
-        state = "finished"
+    if (work(folder) / "result.json").is_file():
+        state, known["error"] = ("finished", None) if facts(folder, "result.json") else ("failed", DAMAGED)
     elif any(locks):
         state = "running"
     elif failure:
@@ -134,12 +134,7 @@ def look(folder: Path, score: Score | None = None) -> State:
         state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
     else:
         state = "stopped" if rows else "waiting"
-    return State(folder, state, **known)
-
-
-def finished(folder: Path) -> bool:
-    """Whether a run has its result."""
-    return (work(folder) / "result.json").is_file()
+    return State(folder, state, **known, **_latest(rows, wanted - tested))
 
 
 def write_failure(folder: Path, how: str, error: str) -> None:

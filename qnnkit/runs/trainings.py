@@ -28,6 +28,7 @@ from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.nets import build, placed, seen_by
 from qnnkit.runs.rows import number
 from qnnkit.runs.state import look
+from qnnkit.train.evaluation import not_finite
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
 EVERY = 5.0
@@ -257,7 +258,13 @@ def tested(
     place: torch.device,
     micro_batch: int | None,
 ) -> dict[str, float]:
-    """The task's numbers on the test split; `judge` is given what the same pass gave."""
+    """The task's numbers on the test split; `judge` is given what the same pass gave.
+
+    What `judge` gives may be of NumPy or torch; a number that is not finite is None.
+
+    Raises:
+        FloatingPointError: The number that nets are compared by is not finite.
+    """
     judge, seen = getattr(task, "judge", lambda: {}), []
     with contextlib.ExitStack() as stack:
         if "outputs" in inspect.signature(judge).parameters:
@@ -265,7 +272,12 @@ def tested(
             stack.enter_context(hook)
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     offered = {"outputs": torch.cat(seen)} if seen else {}
-    return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means
+    judged = tasks.asked(judge, **offered, splits=splits, net=model, means=means) or {}
+    plain = {name: each.item() if hasattr(each, "item") else each for name, each in judged.items()} | means
+    found: dict[str, Any] = {name: number(plain, name) for name in plain}
+    if found.get(task.score.name, 0) is None:
+        raise not_finite(f"test {task.score.name}")
+    return found
 
 
 # --- trackers -----------------------------------------------------------------------------------------------

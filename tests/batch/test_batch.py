@@ -340,6 +340,15 @@ def test_a_batch_runs_and_is_kept(acted):
     before = {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")}
     assert quietly(content) == (outcomes, ["Batch b: 3 runs."])
     assert {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")} == before
+    judged = {**content, "settings": {**content["settings"], "min_difference": 0.5}}
+    assert quietly(judged) == quietly(judged) == (outcomes, ["Batch b: 3 runs."])
+    after = [workspace.read_json(each.folder / "config.json") for each in outcomes]
+    assert [each["min_difference"] for each in after] == [0.5] * 3, "what is finished is judged anew"
+    (workspace.make_folder(outcomes[0].folder / "notebooks") / "03_train.ipynb").touch()
+    (outcomes[0].folder / "config.json").unlink()
+    assert quietly(content)[0] == outcomes and (outcomes[0].folder / "config.json").exists(), (
+        "04 is asked for"
+    )
     frame = batch.frame(outcomes)
     assert frame["learning_rate"].tolist() == [0.1, 0.2, 0.3] and set(frame["state"]) == {"finished"}
 

@@ -253,10 +253,3 @@ def test_new_copies_one(tmp_path):
     assert own.flat() | {"recipe": "letters"} == RECIPES["letters"].settings().flat()
     run, copy = runs.open_run(tmp_path / "run", "digits_quanv"), recipes.new(tmp_path / "copy.py")
     assert recipes.find(copy).digest == run.recipe.digest and runs.open_run(run.folder).recipe is run.recipe
-    for place, like, argument in (
-        (path, "cnn", "path"),
-        ("mine.txt", "cnn", "path"),
-        ("a.py", "leters", "recipe"),
-    ):
-        with refused(argument, (ValueError, OSError)):
-            recipes.new(tmp_path / place, like)

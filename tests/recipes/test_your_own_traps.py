@@ -66,14 +66,18 @@ def test_what_a_recipe_imports_from_its_folder_by_a_dot_or_by_a_link_counts_as_i
     link.symlink_to(home / "a")
     sys.path.insert(0, str(link))  # as of a script that was started by the link
     for folder, near, inner in (("a", 1, 1), ("a", 2, 1), ("a", 2, 2), ("b", 3, 2)):
-        (home / folder / "pkg").mkdir(parents=True, exist_ok=True)
+        (home / folder / "pkg" / "bare").mkdir(parents=True, exist_ok=True)  # it is no package, and imported
         files = {"mine.py": RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1)}
-        files |= {"pkg/__init__.py": "from .inner import number\n", "pkg/inner.py": f"number = {inner}\n"}
-        for name, text in (files | {"near.py": f"number = {near}\n"}).items():
+        files |= {
+            "pkg/__init__.py": "from .bare import deep\nfrom .inner import number\n",
+            "pkg/inner.py": f"number = {inner}\n",
+        }
+        for name, text in (files | {"near.py": f"number = {near}\n", "pkg/bare/deep.py": ""}).items():
             (home / folder / name).write_text(text)
         found.append(recipe := recipes.find(home / folder / "mine.py"))
         assert (recipe.code.near.number, recipe.code.pkg.number) == (near, inner)
-        assert sorted(recipe.neighbours) == ["near.py", "pkg/__init__.py", "pkg/inner.py"]
+        inside = [f"pkg/{name}.py" for name in ("__init__", "bare/deep", "inner")]
+        assert sorted(recipe.neighbours) == ["near.py", *inside]
     assert len({recipe.digest for recipe in found}) == 4
     assert [recipe.code.near.number for recipe in found] == [1, 2, 2, 3], "each has its own"
 
@@ -131,9 +135,19 @@ class Net(nn.Module):
 LAYERS = "return nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 1))"
 NET = "return Net(layer)"
 CONTROLS = "def controls():\n    return {%r: lambda: nn.Linear(%d, 1)}\n\n\nclass Regression"
+TYPED = 'def odd(x: int): ...\n\n\nassert odd.__annotations__["x"] is not int\n\n\n'
+SETTING, AFTER = "    n_layers: int = 2\n", "\n    def model_post_init(self, context):\n        raise %s\n"
 REFUSED = {
     "no build": ("def build(", "def bild(", "must define `build`, but has ['Settings', 'load', 'task']"),
     "no Python": ("    return data.arrays", "  return data.arrays", "Error: unindent"),
+    "a seed that is none": (
+        SETTING,
+        SETTING + "    seed: int = -3\n",
+        "`seed` must be greater than or equal",
+    ),
+    "settings apart": (SETTING, SETTING + AFTER % 'ValueError("no two")', "do not go together: no two"),
+    "a rule in no words": (SETTING, SETTING + AFTER % "AssertionError", "keep the rule of its own validator"),
+    "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
     "a circuit outside its modules": (LAYERS, NET, "exchange every circuit of the net"),
     "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 11: ZeroDivisionError"),

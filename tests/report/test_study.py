@@ -164,13 +164,8 @@ def test_a_seed_that_was_extended_is_another_model(space):
 
 
 def test_recipes_of_one_name_are_two_models_and_seeds_in_runs_of_their_own_are_one_and_count_once(space):
-    given = {
-        "a": ("digits_quanv", 0),
-        "b": ("cnn", 0),
-        "c": ("digits_quanv", 1),
-        "again": ("digits_quanv", 1),
-    }
-    for id_, (recipe, seed) in given.items():
+    for id_, seed in {"a": 0, "b": 0, "c": 1, "again": 1}.items():
+        recipe = "cnn" if id_ == "b" else "digits_quanv"
         space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, recipe=recipe, name="net", seed=seed)
         space.runs[-1]["settings"]["seed"] = seed
     frame = space.read().frame
@@ -289,6 +284,7 @@ def test_the_stamp_changes_with_results_and_settings_and_with_nothing_else(study
     assert study.read().stamp == before
     place = study.root / "runs" / "cnn-0.5"
     for file, old, new in (("config.json", b'"batch_size": 128', b'"batch_size": 64'),
+                           ("config.json", b'"min_difference": null', b'"min_difference": 3.0'),
                            ("metrics.jsonl", b"0.75", b"0.76"), ("result.json", b"[]", b"[1]")):  # fmt: skip
         content = (place / file).read_bytes()
         assert old in content

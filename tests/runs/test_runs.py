@@ -222,15 +222,17 @@ def test_stopped_in_and_between_nets_and_moved_it_ends_in_the_same_numbers(
 
 def test_more_epochs_go_on_where_the_fewer_ended(once, tmp_path):
     run = runs.open_run(shutil.copytree(once(2).folder, tmp_path / "run"))
-    workspace.write_json(run.folder / "result.json", {"nets": []})
+    (run.folder / "model").mkdir()
+    for name in (concluded := ["model/about.json", "report.html", "result.json"]):
+        workspace.write_json(run.folder / name, {"nets": []})
     for name in ("02_gradient_check", "03_train", "04_analyze", "04b_inside"):
         workspace.make_folder(run.folder / "notebooks").joinpath(f"{name}.ipynb").touch()
     before = files(run.folder)
     more = runs.open_run(run.folder, epochs=4)
     assert more.config == run.config.override(epochs=4) == runs.open_run(run.folder).config
     gone = before.keys() - files(run.folder).keys()
-    assert gone == {"result.json", *(f"notebooks/{name}.ipynb" for name in runs.NOTEBOOKS[3:])}
-    kept = {re.sub(r"(\.\w+)$", r".epochs-2\1", name) for name in gone}
+    assert gone == {*concluded, *(f"notebooks/{name}.ipynb" for name in runs.NOTEBOOKS[3:])}
+    kept = {re.sub(r"(?<=^model)|(?=\.\w+$)", ".epochs-2", name, count=1) for name in gone}
     assert kept == files(run.folder).keys() - before.keys()
     assert (more.provenance["extended"][0]["from"], more.provenance["extended"][0]["to"]) == (2, 4)
     assert len(runs.frame(run)) == 2 and len(runs.frame(more)) == 0, (

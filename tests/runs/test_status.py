@@ -160,8 +160,9 @@ def test_a_run_that_has_failed_says_why_until_somebody_works_on_it(tmp_path):
     for work in ("chain", "train"):
         with forked.holding(tmp_path, work):  # validation may be long, and a process that lives goes on
             assert read(tmp_path).state == "running"
-    (tmp_path / "result.json").write_text("{}")
-    assert read(tmp_path).state == "finished"
+    for result, told in (('{"nets": []}', ("finished", None)), ("{", ("failed", state.DAMAGED))):
+        (tmp_path / "result.json").write_text(result)
+        assert (read(tmp_path).state, read(tmp_path).error) == told
 
 
 # --- what is shown -----------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_p
     def echo(sentence):
         said.append(sentence)
         if len(said) == 1:
-            (places[0] / "result.json").write_text("{}")
+            (places[0] / "result.json").write_text('{"nets": []}')
             places[:] = batch_of(tmp_path, "1", "2", "3")
         elif len(said) == 2:
             state.write_failure(places[2], "failed", "Odd.")
