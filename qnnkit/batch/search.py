@@ -34,10 +34,11 @@ class Listed:
 
     def is_done(self, run: Planned) -> bool:
         """Whether a run has its result, by the criteria and with the notebooks that the batch asks for."""
-        kept = {f"{name}={json.dumps(each)}" for name, each in rows.facts(run.folder, "config.json").items()}
-        asked, notebooks = {word for word in run.words if word.startswith(CRITERIA)}, {*self.config.notebooks}
+        kept, words = rows.facts(run.folder, "config.json"), [word.partition("=")[0] for word in run.words]
+        holds = all(kept.get(name) == getattr(run.config, name) for name in CRITERIA if name in words)
+        notebooks = {*self.config.notebooks}
         made = {path.stem for path in (run.folder / "notebooks").glob("*.ipynb")} or notebooks  # or without
-        return (run.folder / "result.json").exists() and asked <= kept and notebooks <= made
+        return (run.folder / "result.json").exists() and holds and notebooks <= made
 
     def write(self) -> None:
         """Lists the runs of the batch, and the score that they are compared by, in its batch.json."""
