@@ -209,7 +209,8 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         why = "which says nothing of how seeds differ; train more seeds."
         return f"{name} and {other} differ by {gap} on each of {many}, {why}"
     alone, corrected = ("uncorrected ", " after Holm's correction") if row["family"] > 1 else ("", "")
-    ends = f"{score.signed(row['low'], row['high'])} to {score.signed(row['high'], row['low'])}"  # never of width zero
+    # Never of width zero:
+    ends = f"{score.signed(row['low'], row['high'])} to {score.signed(row['high'], row['low'])}"
     p = format_p(row["p_holm"]) + corrected
     numbers = f"{gap} ({alone}95 % interval {ends}, {p}, {many})."
     margin = _margin(row, score)
