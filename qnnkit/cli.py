@@ -225,7 +225,7 @@ def plan(
 @app.command(rich_help_panel=MODELS)
 def predict(
     run_dir: Trained,
-    inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
+    inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, CSV, or a text.")],
     recipe: RecipeName = None,
     classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
     as_json: Json = False,
@@ -284,7 +284,7 @@ def measure(
     recipe: RecipeName = None,
     settings: Set = None,
     quick: Annotated[bool, Option("--quick", help="Take seconds, not a minute; rougher figures.")] = False,
-    out: Annotated[Path | None, Option(metavar="FILE", show_default="machines/<kind>.json")] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="Default: machines/<kind>.json.")] = None,
     as_json: Json = False,
 ) -> None:
     """Benchmark this machine, and a net on it (default: that of digits_quanv).

@@ -13,7 +13,7 @@ from qnnkit import checks
 
 RecipeName = Annotated[str | None, Option(metavar="NAME_OR_FILE", help="A shipped recipe, or your .py file.")]
 RunDir = Annotated[Path | None, Argument(metavar="RUN_DIR", help="Folder of the run, in the workspace.")]
-AsOption = Annotated[Path | None, Option("--run-dir", metavar="RUN_DIR", help="The same, as an option.")]
+AsOption = Annotated[Path | None, Option("--run-dir", metavar="RUN_DIR", help="RUN_DIR as an option.")]
 Set = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set epochs=20. Repeatable."),

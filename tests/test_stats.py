@@ -185,6 +185,9 @@ SAME = "which says nothing of how seeds differ; train more seeds."
         # The same accuracies in another order: nothing but the pairing changes, and with it what is shown.
         (HIGH, [0.91, 0.92, 0.90], None, "undecided", NONE + "+4.0 points (95 % interval -2.6 to +10.6, "
             "p = 0.120, 3 seeds). Detectable with 80 % power: 8.6 points by 3 seeds, 1 point by 57."),
+        # Shares differ by 100 points at most, so two seeds that spread so far find nothing.
+        ([0.5, 0.75], [0.5, 0.5], None, "undecided", NONE + "+12.5 points (95 % interval -100.0 to +100.0, "
+            "p = 0.500, 2 seeds). Detectable with 80 % power: no difference by 2 seeds, 1 point by 2,455."),
         ([0.901, 0.9, 0.899], [0.9, 0.901, 0.8995], None, "equivalent", "hybrid and classical are equivalent "
             "within 1 point, p = 0.002 of the two one-sided tests: +0.0 points (95 % interval -0.3 to +0.2, "
             "p = 0.808, 3 seeds)."),

@@ -173,9 +173,9 @@ def _halves(layer: layers.QuantumLayer, inputs: Tensor) -> tuple[Any, list[Any],
         raise ValueError(checks.message("inputs", rule, tuple(inputs.shape), step))
     given = {name: tensor.detach() for name, tensor in layer._arguments(rows).items()}
     others = given | {layer.input_arg: rows.flip(0) + 0.1}
-    tape, other = (
-        qp.workflow.construct_tape(layer.qnode, level="device")(**each) for each in (given, others)
-    )
+    device = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=None)
+    qnode = layer.qnode.update(device=device, diff_method="backprop")  # which splits no batch
+    tape, other = (qp.workflow.construct_tape(qnode, level="device")(**each) for each in (given, others))
     wires, gates = tape.wires, tape.operations
     kinds = {type(measurement).__name__ for measurement in tape.measurements}
     if len(wires) > 10 or kinds != {"ExpectationMP"}:
@@ -184,7 +184,6 @@ def _halves(layer: layers.QuantumLayer, inputs: Tensor) -> tuple[Any, list[Any],
     pairs = enumerate(zip(gates, other.operations, strict=True))
     first = max((i + 1 for i, (one, two) in pairs if not qp.equal(one, two)), default=0)
     before = qp.tape.QuantumScript(gates[:first], [qp.state()])
-    device = qp.device("default.qubit", wires=wires, seed=None)
     states = torch.as_tensor(qp.execute([before], device)[0]).reshape(-1, 2 ** len(wires))
     after = qp.tape.QuantumScript([qp.Identity(wires), *gates[first:]])
     return wires, tape.measurements, states, torch.as_tensor(qp.matrix(after, wires)).to(states.dtype)

@@ -273,7 +273,7 @@ def _as_classical(run: Run) -> list[str]:
         return []
     return [
         "Each trained circuit is a classical function: a linear map of cosines and sines of its angles gives "
-        f"its outputs to {difference:.0e} at inputs that were not fitted (`qnnkit predict --classical`)."
+        f"its outputs to {difference:.0e} at inputs that were not fitted (qnnkit predict --classical)."
     ]
 
 

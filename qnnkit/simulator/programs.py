@@ -202,21 +202,20 @@ class Programs:
         return Call(parts, as_list, finish)
 
     def _sampled(self, tapes: Sequence[Any], finish: Any, rows: Tensor, as_list: bool) -> Call:
-        """A program for the exact distribution of the tape, and shots of it."""
+        """Programs for the exact distributions of the tape, one for each group that commutes, and shots."""
         if len(tapes) > 1:
             raise NotFusable("its transforms make several circuits with a finite number of shots")
-        exact, measurements, recombine = diagonal(tapes[0])
-        program, given, batch = self._part(exact, rows)
-        key = tuple(map(queueing.measurement_key, measurements)), self.qnode.shots.total_shots
-        if key not in program.sampled:
-            program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
-        self.last = sampled = program.sampled[key]
-        sampled.generator = None if self.generator == "torch" else self.generator
-
-        def results(parts: Any) -> Any:
-            return recombine(parts[0]) if finish is None else finish((recombine(parts[0]),))
-
-        return Call([(sampled, given, batch)], as_list, results)
+        groups, recombine = diagonal(tapes[0])
+        parts, shots = [], self.qnode.shots.total_shots
+        for exact, measurements in groups:
+            program, given, batch = self._part(exact, rows)
+            key = tuple(map(queueing.measurement_key, measurements)), shots
+            if key not in program.sampled:
+                program.sampled[key] = Sampled(program, measurements, shots)
+            self.last = sampled = program.sampled[key]
+            sampled.generator = None if self.generator == "torch" else self.generator
+            parts.append((sampled, given, batch))
+        return Call(parts, as_list, recombine if finish is None else lambda each: finish((recombine(each),)))
 
     def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
         """The program of a tape, and what it takes at this call.

@@ -35,28 +35,27 @@ AT_ONCE = 2**22
 """Amplitudes of shifted circuits that are computed at a time."""
 
 
-def diagonal(tape: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """The tape in the eigenbasis of what it measures.
+def diagonal(tape: Any) -> tuple[list[tuple[Any, Any]], Callable[[Any], Any]]:
+    """The tape in the eigenbasis of what it measures, once for each group of observables that commute.
 
     Returns:
-        The exact tape that measures the probabilities of all basis states; the measurements, each of one
-        observable; and a function from their results to those of the given tape.
+        For each group the exact tape that measures the probabilities of all basis states, and the
+        measurements, each of one observable; and a function from all results to those of the given tape.
 
     Raises:
-        NotFusable: It measures something else than expval, var and probs of observables that commute.
+        NotFusable: It measures something else than expval, var and probs.
     """
     kinds = qp.measurements.ExpectationMP, qp.measurements.VarianceMP, qp.measurements.ProbabilityMP
     if any(type(each) not in kinds or getattr(each, "mv", None) is not None for each in tape.measurements):
         raise NotFusable("it measures samples, and not only expectation values, variances and probabilities")
     with qp.QueuingManager.stop_recording():
         tapes, finish = qp.transforms.split_non_commuting(tape, grouping_strategy="qwc")
-        if len(tapes) != 1:
-            raise NotFusable("it measures observables with a finite number of shots that do not commute")
-        [single] = tapes
-        every = qp.wires.Wires.all_wires([tape.wires, *(each.wires for each in single.measurements)])
-        operations = [*single.operations, *single.diagonalizing_gates]
-        exact = qp.tape.QuantumScript(operations, [qp.probs(wires=every)])
-    return exact, single.measurements, lambda results: finish((results,))
+        groups = []
+        for each in tapes:
+            every = qp.wires.Wires.all_wires([tape.wires, *(one.wires for one in each.measurements)])
+            operations = [*each.operations, *each.diagonalizing_gates]
+            groups.append((qp.tape.QuantumScript(operations, [qp.probs(wires=every)]), each.measurements))
+    return groups, finish
 
 
 class Sampled:
@@ -96,8 +95,7 @@ class Sampled:
         """Measures each row, of shape (n, n_angles), `shots` times."""
         parts = []
         for part in angles.split(max(1, AT_ONCE >> (self.program.n_wires + 1))):
-            probabilities = self.by_row(part, None).clamp(min=0)
-            probabilities = probabilities.expand(len(part), -1)
+            probabilities = self.by_row(part, None).clamp(min=0).expand(len(part), -1)
             parts.append(self._drawn(probabilities.double()).to(angles.dtype) / self.shots)
         return torch.cat(parts)
 

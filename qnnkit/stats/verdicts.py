@@ -119,8 +119,7 @@ def least_shift(n: int, alpha: float = ALPHA) -> float:
     half = (n - 1) / 2
     spreads = np.sqrt(gammaincinv(half, (np.arange(128) + 0.5) / 128) / half)
     bounds, most = quantile(n, 1 - alpha) * spreads, 4 * (quantile(n, 1 - alpha) + 1)
-    found: Any = brentq(lambda at: (ndtr(at - bounds) + ndtr(-bounds - at)).mean() - POWER, 0, most)
-    return found
+    return brentq(lambda at: (ndtr(at - bounds) + ndtr(-bounds - at)).mean() - POWER, 0, most)  # pyright: ignore
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -179,6 +178,7 @@ def decide(
         row = compare(given["values"], given["others"], given.get("ratio", 0.0), margin, len(rows))
         if score.per == "%":  # no two shares differ by more than 1; NaN stays
             row |= {"low": max(row["low"], -1.0), "high": min(row["high"], 1.0)}
+            row["detectable"] = row["detectable"] if not row["detectable"] > 1 else math.inf
         decided.append({name: given[name] for name in given if name not in scores} | row)
     different, same = (holm([row[name] for row in decided]) for name in ("p", "p_equivalent"))
     for row, p, p_same in zip(decided, different, same, strict=True):
@@ -209,8 +209,8 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         why = "which says nothing of how seeds differ; train more seeds."
         return f"{name} and {other} differ by {gap} on each of {many}, {why}"
     alone, corrected = ("uncorrected ", " after Holm's correction") if row["family"] > 1 else ("", "")
-    low, high = row["low"], row["high"]
-    ends = f"{score.signed(low, high)} to {score.signed(high, low)}"  # never of width zero
+    # Never of width zero:
+    ends = f"{score.signed(row['low'], row['high'])} to {score.signed(row['high'], row['low'])}"
     p = format_p(row["p_holm"]) + corrected
     numbers = f"{gap} ({alone}95 % interval {ends}, {p}, {many})."
     margin = _margin(row, score)
@@ -227,6 +227,8 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
 def detectable(row: Mapping[str, Any], score: Score) -> str:
     """What the seeds of a comparison could have shown, and how many show the margin; "" if unknown.
 
+    No two shares differ by more than 100 points, so that two seeds that spread far can show nothing.
+
     Example:
         >>> row = {"detectable": 0.034, "seeds": 10, "unit": "seeds", "min_difference": 0.01}
         >>> from qnnkit.stats import ACCURACY
@@ -236,6 +238,7 @@ def detectable(row: Mapping[str, Any], score: Score) -> str:
     if math.isnan(row["detectable"]):
         return ""
     least = f"{score.factor * row['detectable']:.{score.digits}f} {score.unit}".rstrip()
+    least = "no difference" if math.isinf(row["detectable"]) else least
     enough = f"{row['seeds_needed']:,.0f}" if row["seeds_needed"] < math.inf else f"more than {MOST_SEEDS:,}"
     many = f"{row['seeds']} {row['unit']}"
     return f"Detectable with 80 % power: {least} by {many}, {_margin(row, score)} by {enough}."

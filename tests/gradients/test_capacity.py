@@ -31,7 +31,7 @@ def layer_of(after, observable, weights=(1,)) -> QuantumLayer:
         after(weights)
         return [qp.expval(observable), qp.expval(qp.Z(2))]
 
-    return layer_on(3, circuit, {"weights": weights})
+    return layer_on(3, circuit, {"weights": weights}, "lightning.qubit")  # which splits batches
 
 
 @pytest.mark.parametrize(
