@@ -346,9 +346,8 @@ def test_a_batch_runs_and_is_kept(acted):
     assert [each["min_difference"] for each in after] == [0.5] * 3, "what is finished is judged anew"
     (workspace.make_folder(outcomes[0].folder / "notebooks") / "03_train.ipynb").touch()
     (outcomes[0].folder / "config.json").unlink()
-    assert quietly(content)[0] == outcomes and (outcomes[0].folder / "config.json").exists(), (
-        "04 is asked for"
-    )
+    quietly(content)
+    assert (outcomes[0].folder / "config.json").exists(), "04_analyze is asked for, and missing"
     frame = batch.frame(outcomes)
     assert frame["learning_rate"].tolist() == [0.1, 0.2, 0.3] and set(frame["state"]) == {"finished"}
 

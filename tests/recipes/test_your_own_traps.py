@@ -68,10 +68,8 @@ def test_what_a_recipe_imports_from_its_folder_by_a_dot_or_by_a_link_counts_as_i
     for folder, near, inner in (("a", 1, 1), ("a", 2, 1), ("a", 2, 2), ("b", 3, 2)):
         (home / folder / "pkg" / "bare").mkdir(parents=True, exist_ok=True)  # it is no package, and imported
         files = {"mine.py": RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1)}
-        files |= {
-            "pkg/__init__.py": "from .bare import deep\nfrom .inner import number\n",
-            "pkg/inner.py": f"number = {inner}\n",
-        }
+        files["pkg/__init__.py"] = "from .bare import deep\nfrom .inner import number\n"
+        files["pkg/inner.py"] = f"number = {inner}\n"
         for name, text in (files | {"near.py": f"number = {near}\n", "pkg/bare/deep.py": ""}).items():
             (home / folder / name).write_text(text)
         found.append(recipe := recipes.find(home / folder / "mine.py"))
@@ -140,11 +138,7 @@ SETTING, AFTER = "    n_layers: int = 2\n", "\n    def model_post_init(self, con
 REFUSED = {
     "no build": ("def build(", "def bild(", "must define `build`, but has ['Settings', 'load', 'task']"),
     "no Python": ("    return data.arrays", "  return data.arrays", "Error: unindent"),
-    "a seed that is none": (
-        SETTING,
-        SETTING + "    seed: int = -3\n",
-        "`seed` must be greater than or equal",
-    ),
+    "a seed that is none": (SETTING, SETTING + "    seed: int = -3\n", "`seed` must be greater than or"),
     "settings apart": (SETTING, SETTING + AFTER % 'ValueError("no two")', "do not go together: no two"),
     "a rule in no words": (SETTING, SETTING + AFTER % "AssertionError", "keep the rule of its own validator"),
     "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
