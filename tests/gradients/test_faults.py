@@ -21,10 +21,9 @@ def turned(inputs, weights, factors=(1, 1), measured=(0, 1)):
     return [qp.expval(qp.Z(wire)) if wire < 2 else qp.expval(qp.X(wire - 2)) for wire in measured]
 
 
-def built(shots=None, weights=None, first=True, **options) -> Turned:
+def built(weights=None, first=True, **options) -> Turned:
     """A net around `turned`."""
-    method = {"diff_method": "parameter-shift", "shots": shots} if shots else {}
-    model = Turned(layer(lambda inputs, weights: turned(inputs, weights, **options), (2,), weights, **method))
+    model = Turned(layer(lambda inputs, weights: turned(inputs, weights, **options), (2,), weights))
     model.first = model.first if first else nn.Identity()
     return model
 
@@ -54,7 +53,7 @@ def amplitudes(inputs, weights):
     return [qp.expval(qp.Z(0))]
 
 
-MISSED = {"measured": (0, 2)}
+MISSED, SHOTS = {"measured": (0, 2)}, {"diff_method": "parameter-shift", "shots": 50}
 SAME = "Constant output in `circuit`: it gives the same for every sample"
 MISSING = "Unused inputs in `circuit`: … depends on its features 1 (counted from 0)"
 CASES = {  # net, and what is said: parts of each sentence
@@ -76,9 +75,8 @@ CASES = {  # net, and what is said: parts of each sentence
         f"{SAME}: its inputs are all equal."]),
     "a start at which no feature shows": (lambda: built(weights=torch.zeros(2), measured=(2, 3)), [
         f"{SAME}, at the weights as they are."]),
-    "inputs with shots": (lambda: built(shots=50, **MISSED), [
-        "No gradient of the loss in `model` … `circuit` (parameter-shift) … broadcast_expand",
-        MISSING, "Dead weights … weights[1]"]),
+    "inputs with shots": (lambda: Turned(layer(amplitudes, (1,), **SHOTS), 4, 1), [
+        "No gradient of the loss in `model` … `circuit` (parameter-shift) … broadcast_expand"]),
     "never called": (lambda: computing(lambda net, points: net.last(net.first(points))), [
         "Unused circuit in `circuit`: nothing calls it, so the net does not depend on it"]),
     "frozen": (lambda: Turned(net().circuit.requires_grad_(False)), ["No circuit trains in `model`"]),
