@@ -29,10 +29,6 @@ def adapted(base=None, **options):
     return adapters.adapt(base or llama(), "quantum_peft", **{"targets": TARGETS, **SMALL, **options})
 
 
-def stirred(model, seed=3):
-    return nets.shaken(model, seed)
-
-
 def tokens(seed=0, rows=2):
     return torch.randint(0, 50, (rows, 12), generator=torch.Generator().manual_seed(seed))
 
@@ -60,12 +56,11 @@ def test_nothing_is_changed_at_the_start_which_follows_the_seed_alone():
     assert gap(logits(model), before) == 0
     again, other = (adapted(seed=seed).state_dict() for seed in (1, 2))
     assert same(model.state_dict(), again) and not same(model.state_dict(), other)
-    assert gap(logits(stirred(model)), before) > 1e-3
 
 
 def test_the_update_is_the_matrix_between_the_circuits():
     """Layer by layer, against the definition in plain loops."""
-    model = stirred(adapted()).double()
+    model = nets.shaken(adapted()).double()
     layer = model.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
     found = layer.get_delta_weight("default").detach()
     v, u = (part["default"].parametrizations.weight[0] for part in (layer.lora_A, layer.lora_B))
@@ -83,7 +78,7 @@ def test_the_update_is_the_matrix_between_the_circuits():
 def test_it_is_disabled_merged_unmerged_and_unloaded():
     base = llama()
     bare = logits(base)
-    model = stirred(adapted(base))
+    model = nets.shaken(adapted(base))
     before = logits(model)
     assert gap(before, bare) > 1e-3
     for change in (lambda: None, model.merge_adapter):
@@ -103,13 +98,13 @@ def test_it_is_disabled_merged_unmerged_and_unloaded():
 
 
 def test_two_adapters_take_turns_and_train_on(tmp_path):
-    model = stirred(adapted())
+    model = nets.shaken(adapted())
     first = logits(model)
-    stirred(adapted(targets=["v_proj"], seed=5), seed=4).save_pretrained(tmp_path)
+    nets.shaken(adapted(targets=["v_proj"], seed=5), seed=4).save_pretrained(tmp_path)
     adapters.load(model, tmp_path, "second", trainable=True)
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
     assert trained and all(".second" in key for key in trained)
-    second = logits(stirred(model, seed=4))
+    second = logits(nets.shaken(model, seed=4))
     model.base_model.set_adapter(["default", "second"])
     both = logits(model)
     assert min(gap(second, first), gap(both, first), gap(both, second)) > 1e-3
@@ -125,7 +120,7 @@ def test_two_adapters_take_turns_and_train_on(tmp_path):
 
 
 def test_a_saved_one_is_ordinary_and_its_circuits_train_on(tmp_path):
-    model = stirred(adapted())
+    model = nets.shaken(adapted())
     before, slopes = logits(model), gradients(model)
     model.save_pretrained(tmp_path)
     assert (tmp_path / "circuit.safetensors").exists()
@@ -142,10 +137,11 @@ def test_a_saved_one_is_ordinary_and_its_circuits_train_on(tmp_path):
 
 
 def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path):
-    model = stirred(adapted())
+    model = nets.shaken(adapted())
     model.save_pretrained(tmp_path)
     kept = (tmp_path / "circuit.safetensors").read_bytes()
-    stirred(model, seed=8).save_pretrained(tmp_path)  # as plain PEFT would, which leaves the circuits alone
+    # as plain PEFT would, which leaves the circuits alone
+    nets.shaken(model, seed=8).save_pretrained(tmp_path)
     changed = logits(model)
     for content, told in ((kept, "it does not give lora_"), (kept[:-9], "")):
         (tmp_path / "circuit.safetensors").write_bytes(content)
@@ -171,10 +167,10 @@ def test_controls_are_alike_but_for_entanglement_or_angles_that_stay(tmp_path):
     assert {key for key, weight in model.named_parameters() if id(weight) in of_circuit} == {*before}
     assert adapters.count(free) == counts and sum(map(torch.numel, before.values())) == counts["angles"] > 0
     assert adapters.count(frozen) == {"weights": counts["weights"] - counts["angles"], "angles": 0}
-    assert gap(logits(stirred(model)), logits(stirred(free))) > 1e-4
+    assert gap(logits(nets.shaken(model)), logits(nets.shaken(free))) > 1e-4
     frozen.set_adapter("default")  # which turns gradients on, of parameters
     optimizer = torch.optim.SGD([w for w in frozen.parameters() if w.requires_grad], lr=0.1)
-    loss_of(stirred(frozen)).backward()
+    loss_of(nets.shaken(frozen)).backward()
     optimizer.step()
     assert all(torch.equal(frozen.state_dict()[key], value) for key, value in before.items())
     frozen.save_pretrained(tmp_path)
@@ -193,7 +189,7 @@ def gradients(model, backward=None):
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 def test_checkpointing_evaluations_and_further_passes_change_no_gradient():
-    model = stirred(adapted()).train()
+    model = nets.shaken(adapted()).train()
     plain = gradients(model)
 
     def disturbed():
@@ -217,7 +213,7 @@ def test_checkpointing_evaluations_and_further_passes_change_no_gradient():
 
 def test_weights_that_moved_count_at_once():
     """Also behind a call that was stopped."""
-    model = stirred(adapted())
+    model = nets.shaken(adapted())
     angles = next(weight for key, weight in model.named_parameters() if "angles" in key)
     layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
     for stopped in (False, True):
@@ -253,7 +249,7 @@ def test_circuits_are_evaluated_once_a_step(monkeypatch):
 
 
 def test_bfloat16_around_it_leaves_the_circuit_in_float32():
-    model = stirred(adapted())
+    model = nets.shaken(adapted())
     plain = logits(model)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = logits(model)
@@ -263,6 +259,6 @@ def test_bfloat16_around_it_leaves_the_circuit_in_float32():
     layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         assert layer.lora_A["default"].weight.dtype == layer.lora_B["default"].weight.dtype == torch.float32
-    half = stirred(adapted(llama().bfloat16()))
+    half = nets.shaken(adapted(llama().bfloat16()))
     assert half(tokens()).logits.dtype == torch.bfloat16
     assert all(w.dtype == torch.float32 for w in half.parameters() if w.requires_grad)

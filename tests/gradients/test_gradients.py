@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from qnnkit import QuantumLayer, circuits, gradients
-from qnnkit.simulator import steps
+from qnnkit.simulator import NotFusable, OverWeights, steps
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
 from tests.toys import layer_on, linear, refused, shipped, uniform
@@ -131,6 +131,11 @@ def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, shots, lac
         assert row.error < 1e-5 and row.weights == gradients.weight_names(layer)
         assert row.gradient == pytest.approx(row.autograd, abs=1e-5) and max(map(abs, row.autograd)) > 0.05
     assert layer.qnode.shots.total_shots == shots
+    if "fused" in lacking:
+        with pytest.raises(NotImplementedError, match="use auto"):
+            layer.with_qnode(circuit, backend="batched")(uniform(1, 2))
+        with pytest.raises(NotFusable, match="is no unitary gate"):
+            OverWeights(circuit, {"weights": (2,)}, 2)
     gradients.require(rows)
     with pytest.raises(gradients.GradientError, match="`layer` must be compared"):
         gradients.require(rows.assign(unavailable="of a test"))

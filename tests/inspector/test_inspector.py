@@ -25,6 +25,7 @@ from qnnkit.inspector import Inspector
 from qnnkit.inspector.views import Views, image_figure, what_if_figure
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.plots import picture
+from tests import toys
 from tests.toys import Digits, layer_on, linear, refused
 
 PARTS = ("gradients", "circuit", "image", "what_if")
@@ -36,9 +37,7 @@ def trained(tmp_path_factory) -> runs.Run:
     folder = tmp_path_factory.mktemp("inspected") / "run"
     settings = {"stride": 2, "train_fraction": 0.2, "gradient_samples": 4, "n_layers": 1}
     settings |= {"epochs": 2, "n_seeds": 1, "controls": ["classical"]}
-    run = runs.open_run(folder, "digits_quanv", **settings)
-    list(runs.train_all(run))
-    return run
+    return toys.trained(folder, "digits_quanv", **settings)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, circuits, controls
-from qnnkit.layers import FourierLayer, as_classical, control, count_parameters, fourier_fit
+from qnnkit import QuantumLayer, circuits, controls
+from qnnkit.layers import FourierLayer, control, count_parameters, fourier_fit
 from tests.toys import layer_on, linear, shipped, uniform
 
 AGREEMENT = 1e-6
@@ -44,18 +44,11 @@ def test_fitted_map_is_the_circuit(n_wires, seed):
     assert difference < AGREEMENT and not twin.is_sampled
 
 
-N_FEATURES = {  # on 3 wires with 2 layers: each wire's rotation is uploaded once or twice
-    "strongly_entangling": 3**3,
-    "hardware_efficient": 3**3,
-    "random": 3**3,
-    "data_reuploading": 5**3,
-}
-
-
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
 def test_numbers_of_features(ansatz):
-    layer = shipped(ansatz)
-    assert FourierLayer(layer).linear.in_features == N_FEATURES[ansatz]
+    """Of 3 wires with 2 layers: each wire's rotation is uploaded once or, before each layer, twice."""
+    layer, per_wire = shipped(ansatz), 5 if ansatz == "data_reuploading" else 3
+    assert FourierLayer(layer).linear.in_features == per_wire**3
     assert fourier_fit(layer)[1] < AGREEMENT
 
 
@@ -174,20 +167,8 @@ def test_more_controls():
     n_multiplications = 4 * (3 * 2**4 + 2 * (3 * 2**4 + 3 * 2**5))
     n_hidden = n_multiplications // (3 + 3)
     assert found["compute_matched"].circuit[0].weight.shape == (n_hidden, 3)
-    for name, other in found.items():
-        other(example).sum().backward()
-        moved = [weight for weight in other.parameters() if weight.requires_grad]
-        assert all(weight.grad.abs().max() > 0 for weight in moved), name
     assert "frozen_classical" not in controls(model)
     with pytest.raises(ValueError, match="example"):
         control(model, "frozen_classical")
     with pytest.raises(NotImplementedError, match="before its circuit"):
         control(model.circuit, "frozen_classical", example=uniform(2, 3))
-
-
-def test_a_net_as_a_classical_one():
-    model = nn.Sequential(Quanv2d(1, "random", filters=2), nn.Flatten(), linear(32, 2))
-    model(rows := uniform(3, 1, 4, 4))
-    twin, difference = as_classical(model)
-    assert difference < AGREEMENT and not any(isinstance(each, QuantumLayer) for each in twin.modules())
-    torch.testing.assert_close(twin(rows), model(rows), rtol=0, atol=1e-5)

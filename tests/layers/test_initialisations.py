@@ -108,14 +108,6 @@ def test_pairs_are_the_layers_of_the_plain_circuit(ansatz):
     assert np.abs(unitary(ansatz, weights, 4) - expected).max() < EXACT
 
 
-@pytest.mark.parametrize("ansatz", ["data_reuploading", "strongly_entangling", "hardware_efficient"])
-def test_pairs_entangle(ansatz):
-    """Seen as a matrix between the two wires, what acts on each alone has rank 1."""
-    weights = drawn("uniform", circuits.CIRCUITS[ansatz].weights_shape(2, 2)).numpy()
-    between = unitary(ansatz, weights, 2).reshape(2, 2, 2, 2).transpose(0, 2, 1, 3).reshape(4, 4)
-    assert np.linalg.svd(between, compute_uv=False)[1] > 0.1
-
-
 def test_pairs_of_random_gates_differ():
     pair = drawn("uniform", (2, 4)).numpy()
     once, twice = (unitary("random", weights, 4) for weights in (pair, np.concatenate([pair, pair])))

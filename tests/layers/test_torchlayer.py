@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
+from tests.same import from_seed
 from tests.toys import linear, measured, same, two_expvals, uniform
 
 TorchLayer = qp.qnn.TorchLayer
@@ -280,11 +281,10 @@ def test_another_interface():
     "init", [None, nn.init.normal_, {"weights": nn.init.zeros_}], ids=["none", "one", "dict"]
 )
 def test_initial_weights(init):
-    states = []
-    for kind in (QuantumLayer, TorchLayer):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
-            states.append(kind(qnode_of(), {"weights": (3, 2, 3)}, init).state_dict())
+    def start(kind: type) -> dict[str, Tensor]:
+        return from_seed(lambda: kind(qnode_of(), {"weights": (3, 2, 3)}, init), seed=3).state_dict()
+
+    states = [*map(start, (QuantumLayer, TorchLayer))]
     assert [list(state) for state in states] == [["weights"]] * 2
     assert torch.equal(*(state["weights"] for state in states))
 

@@ -33,13 +33,6 @@ def close(found: ImageSplits, net, images: ImageSplits) -> None:
         assert part.images.grad_fn is None and not part.images.requires_grad
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """A workspace, whose features are in home / "features"."""
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 @pytest.fixture
 def splits(pictures, home) -> ImageSplits:
     """Of 24 images."""

@@ -7,8 +7,8 @@ import pennylane as qp
 import pytest
 import torch
 
-from qnnkit import QuantumLayer, circuits
-from qnnkit.simulator import NotFusable, OverWeights
+from qnnkit import circuits
+from qnnkit.simulator import OverWeights
 from tests.toys import mixed_gradients, same, uniform
 
 FLOAT64 = 1e-10
@@ -76,16 +76,3 @@ def test_one_input_serves_every_row():
     program = OverWeights(*circuits.build("data_reuploading", n_qubits=2, n_layers=1), 2)
     one, weights = torch.tensor([0.3, 0.4]), {"weights": uniform(5, 1, 2, 3)}
     assert torch.equal(program(one, weights), program(one.expand(5, -1), weights))
-
-
-def test_what_has_no_fused_form_is_refused():
-    def noisy(inputs, weights):
-        qp.RX(inputs[..., 0] + weights[0], wires=0)
-        qp.DepolarizingChannel(0.1, wires=0)
-        return [qp.expval(qp.Z(0))]
-
-    given = qp.QNode(noisy, qp.device("default.mixed", wires=1, seed=None)), {"weights": (1,)}
-    with pytest.raises(NotFusable, match="is no unitary gate"):
-        OverWeights(*given, 1)
-    with pytest.raises(NotImplementedError, match="use auto"):
-        QuantumLayer(*given, torch.nn.init.ones_, backend="batched")(torch.zeros(2, 1))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qnnkit import QuantumLayer, circuits
 from qnnkit.simulator import fused, gates
-from tests.toys import same
+from tests.toys import measured, same
 
 FLOAT64 = 1e-10
 
@@ -73,11 +73,11 @@ DERIVED = [(uploads_twice, 2), (wide, 7), (amplitudes_first, 2), (twice, 2)]
 
 
 def layer_of(function: Callable, n_wires: int, batch: int = 2) -> tuple[QuantumLayer, Tensor]:
-    """The layer, and inputs that ask for gradients, in float64."""
+    """The layer, and inputs, in float64."""
     qnode, weights = qp.QNode(function, circuits.make_device("default.qubit", n_wires)), [0.7, 1.9, -0.6]
     layer = QuantumLayer(qnode, {"weights": 3}, {"weights": torch.tensor(weights)}, backend="batched")
     inputs = torch.linspace(0.4, 2.1, 2 * batch, dtype=torch.float64).reshape(batch, 2)
-    return layer.double(), inputs.requires_grad_()
+    return layer.double(), inputs
 
 
 @pytest.mark.parametrize(("function", "n_wires"), DERIVED)
@@ -88,19 +88,13 @@ def test_first_and_second_derivatives_are_finite_differences(function, n_wires) 
         return torch.func.functional_call(layer, {"weights": weights}, (inputs,))
 
     with torch.random.fork_rng(devices=[]):  # they draw
-        assert torch.autograd.gradcheck(run, [inputs, layer.weights])
+        assert torch.autograd.gradcheck(run, [inputs.requires_grad_(), layer.weights])
         assert torch.autograd.gradgradcheck(run, [inputs, layer.weights])
-
-
-def both_passes(layer: QuantumLayer, inputs: Tensor) -> list[Tensor]:
-    """Values, and gradients of their squares."""
-    values = layer(inputs)
-    return [values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])]
 
 
 def cut(layer: QuantumLayer, inputs: Tensor) -> tuple:
     """How its program, which has run, computes a batch: the way, and the parts."""
-    return layer.programs().last.given(inputs.detach(), layer.weights.detach())[:2]
+    return layer.programs().last.given(inputs, layer.weights.detach())[:2]
 
 
 # --- large batches, large circuits ------------------------------------------------------------------------
@@ -111,12 +105,12 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
     """The values and gradients of parts are those of the whole, with states kept or made again."""
     layer, inputs = layer_of(function, n_wires, 40)
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
-    whole, all_kept = both_passes(layer, inputs), fused.KEPT_BYTES
+    whole, all_kept = measured(layer, inputs), fused.KEPT_BYTES
     for kept, cache in ((all_kept, 1), (1, 1), (1, 2**20)):
         monkeypatch.setattr(fused, "KEPT_BYTES", kept)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
         assert len(cut(layer, inputs)[1]) == (1 if cache > 1 else 3)
-        same(both_passes(layer, inputs), whole, FLOAT64)
+        same(measured(layer, inputs), whole, FLOAT64)
         with torch.no_grad():
             same([layer(inputs)], whole[:1], FLOAT64)
 
@@ -124,23 +118,23 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part in chunks, the last, of 37 samples, whole: all as over NumPy."""
     layer, inputs = layer_of(twice, 2, 1024 + 37)
-    near = both_passes(layer, inputs)
+    near = measured(layer, inputs)
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
     monkeypatch.setattr(fused, "CACHE_BYTES", 512 * layer.programs().last.state_bytes)
     with monkeypatch.context() as patched:
         patched.setattr(torch, "get_num_threads", lambda: 2)
         assert [part.shape for part in cut(layer, inputs)[1]] == [(16, 2, 64), (2, 37)]
-        same(both_passes(layer, inputs), near, 1e3 * FLOAT64)
+        same(measured(layer, inputs), near, 1e3 * FLOAT64)
 
 
 def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, inputs = layer_of(twice, 2, 1000)
-    whole, program = both_passes(layer, inputs), layer.programs().last
+    whole, program = measured(layer, inputs), layer.programs().last
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
     way, [part] = cut(layer, inputs)
     assert part.shape == (20, 2, 50) and way is program.near
     assert cut(layer, inputs[:997])[0] is program.mixed, "a prime number of samples has no chunks"
-    same(both_passes(layer, inputs), whole, 1e3 * FLOAT64)
+    same(measured(layer, inputs), whole, 1e3 * FLOAT64)
 
 
 FRESH = """
