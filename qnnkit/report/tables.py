@@ -98,7 +98,7 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
                 n_test, ratio = group["n_test"] if metric == score else (), _ratio(group) if several else 0.0
                 numbers = metric.interval(values, n_test, ratio)
             row |= zip((metric.name, f"{metric.name}_low", f"{metric.name}_high"), numbers, strict=True)
-        rows.append(row | {name: group[name].median() for name in COSTS})
+        rows.append(row | {name: group[name].dropna().median() for name in COSTS})
     return pd.DataFrame(rows)
 
 
