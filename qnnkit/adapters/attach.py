@@ -95,8 +95,8 @@ def load(
     with _refusing("folder", rule, str(place)), warnings.catch_warnings(action="ignore"):
         tried: Any = trial(model, saved, name)
         left = tried.load_adapter(str(place), name, torch_device="cpu", low_cpu_mem_usage=True)
-        unlike = [*left.missing_keys, *left.unexpected_keys]
-        unlike = [key for key in unlike if ".vera_" not in key]  # which PEFT 0.20 names, and reads
+        # PEFT 0.20 names VeRA's shared matrices, and has read them.
+        unlike = [key for key in left.missing_keys + left.unexpected_keys if ".vera_" not in key]
         if unlike and not saved.is_prompt_learning:  # whose weights PEFT reads apart
             raise ValueError(f"{unlike[0]} is not in both")
     with _refusing("folder", f"hold in {CIRCUIT} the circuits of its weights, or no such file", str(place)):
