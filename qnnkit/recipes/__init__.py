@@ -156,6 +156,7 @@ def _of_file(path: Path) -> Recipe:
     module.__file__ = str(path)
     places = [each for each in sys.path if each != str(path.parent)]
     sys.path[:] = [str(path.parent), *places]
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would be stale for a second
     try:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # no stale bytecode
     except (Exception, SystemExit) as error:
@@ -163,6 +164,7 @@ def _of_file(path: Path) -> Recipe:
         raise located(str(path), error) from error
     finally:  # for what it imports later; as the first it would hide modules of Python's from others
         sys.path[:] = [*places, str(path.parent)]
+        sys.dont_write_bytecode = writes
     return _kept(Recipe(path.stem, str(path), module, source, neighbours))
 
 

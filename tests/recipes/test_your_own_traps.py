@@ -1,6 +1,7 @@
 """Traps of a user's own recipes that a review found: each must be seen, and nothing lost."""
 
 import importlib.machinery
+import os
 import re
 import sys
 from pathlib import Path
@@ -61,8 +62,10 @@ def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbou
         assert spec is not None and not Path(spec.origin).is_relative_to(home)
 
 
-def test_what_a_recipe_imports_from_its_folder_by_a_dot_or_by_a_link_counts_as_it_is_now(home, tmp_path):  # noqa: F811
+def test_what_a_recipe_imports_from_its_folder_counts_as_it_is_now(home, tmp_path, monkeypatch):  # noqa: F811
+    """By a dot or by a link, too."""
     link, found = tmp_path / "link", []
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     link.symlink_to(home / "a")
     sys.path.insert(0, str(link))  # as of a script that was started by the link
     for folder, near, inner in (("a", 1, 1), ("a", 2, 1), ("a", 2, 2), ("b", 3, 2)):
@@ -72,6 +75,7 @@ def test_what_a_recipe_imports_from_its_folder_by_a_dot_or_by_a_link_counts_as_i
         files["pkg/inner.py"] = f"number = {inner}\n"
         for name, text in (files | {"near.py": f"number = {near}\n", "pkg/bare/deep.py": ""}).items():
             (home / folder / name).write_text(text)
+            os.utime(home / folder / name, (1e9, 1e9))  # within the same second
         found.append(recipe := recipes.find(home / folder / "mine.py"))
         assert (recipe.code.near.number, recipe.code.pkg.number) == (near, inner)
         inside = [f"pkg/{name}.py" for name in ("__init__", "bare/deep", "inner")]
