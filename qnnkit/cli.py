@@ -136,7 +136,6 @@ def train(
     """
     run_dir = cli_settings.folder_of(run_dir, as_option)
     asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
-    from qnnkit import report as reports
     from qnnkit import runs
     from qnnkit.settings import CRITERIA, listed
     from qnnkit.train.processes import is_main, wait_for_all
@@ -161,6 +160,8 @@ def train(
     if is_main() and own in begun.tested():
         tell(f"The trained net is in {done or runs.export(begun)}.")
         if begun.result is not None and asked.keys() & {*CRITERIA}:
+            from qnnkit import report as reports
+
             reports.finish(begun)
 
 

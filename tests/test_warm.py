@@ -1,5 +1,6 @@
 """qnnkit.warm: forked processes begin with what is imported, and with nothing else of one another."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import nbformat
 import psutil
 import pytest
 
+from qnnkit import warm
 from tests import forked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -189,3 +191,17 @@ def test_all_that_is_forked_ends_with_who_began_it(tmp_path, how):
     while any(map(psutil.pid_exists, left)) and time.monotonic() < end:
         time.sleep(0.02)
     assert len(left) == 2 and not any(map(psutil.pid_exists, left))
+
+
+def test_what_is_forked_hears_ctrl_c_where_its_server_does_not(tmp_path, monkeypatch):
+    """As where a shell began the command in the background, and had Ctrl-C ignored."""
+    code = "import os, signal\nos._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
+    (tmp_path / "hears.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    if not (child := os.fork()):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            warm._become(["hears"], {**os.environ, warm.PARENT: "1"}, None)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0

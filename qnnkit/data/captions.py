@@ -215,6 +215,7 @@ def listing(place: Place) -> Listing:
         side = side_of(folders if split is None else str(split))
         if split is not None and not side:
             reader.unused.add(f"split {split!r}")
+        # An image in a folder of another name may be another: a note tells both names.
         ends = sorted((f"/{_stem(each).lower()}" for each in (str(image), member.name)), key=len)
         is_end = member.name in inside or ends[1].endswith(ends[0].replace("/..", ""))
         ways[member.name, "names"] |= {image} if is_end else {image, member.name}

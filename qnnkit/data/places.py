@@ -36,6 +36,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", "
 ABOUT = ("sample.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 """Files about a dataset, which hold nothing of it, as `sample_files` and `datasets` write them."""
 LINKS = "links, devices or empty folders"
+OF_HUB = re.compile(r"(\.\./)+blobs/[0-9a-f]+")
+"""Where a file of the Hugging Face Hub's cache, which is a link, points to."""
 Reasons = dict[str, list[str]]
 """Why something is not read, or what it is -> its names."""
 
@@ -107,8 +109,8 @@ class Place:
             self.left_out.append(above)
         for entry in entries:
             name = plain(above + entry.name)
-            of_hub = entry.is_symlink() and "/blobs/" in str(Path(entry.path).readlink())
-            if entry.is_file(follow_symlinks=of_hub):
+            of_hub = entry.is_symlink() and OF_HUB.fullmatch(str(Path(entry.path).readlink()))
+            if entry.is_file(follow_symlinks=bool(of_hub)):
                 yield name, entry.path, entry.stat()
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._walked(entry.path, f"{name}/")

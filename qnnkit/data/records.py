@@ -183,14 +183,20 @@ def _likeliest(content: bytes) -> str:
     return "cp1252" if best is None or "cp1252" in best.could_be_from_charset else best.encoding
 
 
+def separated(text: str) -> tuple[str, str]:
+    """A table without the line that tells Excel its separator; and the one that its header has most of."""
+    text = re.sub(r"\Asep=.\n", "", text)
+    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
+    return text, max(",;\t|", key=header.count)
+
+
 def _table(text: str) -> Iterator[Record]:
     """The rows of a table with the separator that its header has most of.
 
     By Python's `csv`, as pandas fills a row that is too short. A caption with unquoted separators after the
     name of an image is taken whole.
     """
-    text = re.sub(r"\Asep=.\n", "", text)  # as Excel may be told the separator
-    mark = max(",;\t|", key=re.sub(r'"[^"]*"', "", text.partition("\n")[0]).count)
+    text, mark = separated(text)
     csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 letters
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:

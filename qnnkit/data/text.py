@@ -55,6 +55,11 @@ class Document:
         """All of it."""
         return "\n\n".join(self.pieces)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is a chat without an answer to predict."""
+        return bool(self.messages) and not any(map(records.is_answer, self.messages))
+
 
 def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Document], list[str]]:
     """The documents at `root`, in natural order, and sentences on what was left out.
@@ -80,10 +85,10 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     about = [name for name in files if are_tables and ABOUT.fullmatch(name)]
     every = [each for name in files if name not in about for each in _of_file(reader, name, top)]
     empty = [each.name for each in every if not each.text.strip()]
-    silent = {x.name: 0 for x in every if x.messages and not any(map(records.is_answer, x.messages))}
-    whole = [each for each in every if each.text.strip() and each.name not in silent]
+    silent = [each.name for each in every if each.is_silent]
+    whole = [each for each in every if each.text.strip() and not each.is_silent]
     lacks = {"files about the data": about, "empty documents": empty}
-    lacks["chats without an answer to predict"] = [*silent]
+    lacks["chats without an answer to predict"] = silent
     notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *left_out(lacks)]
     if not whole:
         step = f"Put {', '.join(SUFFIXES)} files there; in chats, call the one who answers assistant."

@@ -155,8 +155,9 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
         runs = [runs]
     places = [workspace.place(getattr(each, "folder", each)) for each in runs]
     known = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
-    names = [name for _, provenance in known for name in provenance.get("given") or ()] + [*settings]
-    names = {name: 0 for name in names if name not in ("folder", "run", "n_train")}  # of another meaning
+    names = dict.fromkeys(name for _, provenance in known for name in provenance.get("given") or ())
+    names |= dict.fromkeys(settings)
+    names = [name for name in names if name not in ("folder", "run", "n_train")]  # columns of another meaning
     table: list[dict[str, Any]] = []
     for each, place, (config, provenance) in zip(runs, places, known, strict=True):
         config = each.config.flat() if hasattr(each, "config") else config

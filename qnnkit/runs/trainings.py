@@ -260,7 +260,7 @@ def tested(
 ) -> dict[str, float]:
     """The task's numbers on the test split; `judge` is given what the same pass gave.
 
-    What `judge` gives may be of NumPy or torch; a number that is not finite is None.
+    What `judge` gives may be of NumPy or torch: numbers, or lists of them. One that is not finite is None.
 
     Raises:
         FloatingPointError: The number that nets are compared by is not finite.
@@ -273,8 +273,11 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     offered = {"outputs": torch.cat(seen)} if seen else {}
     judged = tasks.asked(judge, **offered, splits=splits, net=model, means=means) or {}
-    plain = {name: each.item() if hasattr(each, "item") else each for name, each in judged.items()} | means
-    found: dict[str, Any] = {name: number(plain, name) for name in plain}
+    plain = {
+        name: each.tolist() if hasattr(each, "tolist") else each for name, each in judged.items()
+    } | means
+    unknown = [name for name, each in plain.items() if isinstance(each, float) and not math.isfinite(each)]
+    found: dict[str, Any] = plain | dict.fromkeys(unknown)
     if found.get(task.score.name, 0) is None:
         raise not_finite(f"test {task.score.name}")
     return found

@@ -119,7 +119,8 @@ def least_shift(n: int, alpha: float = ALPHA) -> float:
     half = (n - 1) / 2
     spreads = np.sqrt(gammaincinv(half, (np.arange(128) + 0.5) / 128) / half)
     bounds, most = quantile(n, 1 - alpha) * spreads, 4 * (quantile(n, 1 - alpha) + 1)
-    return brentq(lambda at: (ndtr(at - bounds) + ndtr(-bounds - at)).mean() - POWER, 0, most)  # pyright: ignore
+    found: Any = brentq(lambda at: (ndtr(at - bounds) + ndtr(-bounds - at)).mean() - POWER, 0, most)
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -209,8 +210,8 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         why = "which says nothing of how seeds differ; train more seeds."
         return f"{name} and {other} differ by {gap} on each of {many}, {why}"
     alone, corrected = ("uncorrected ", " after Holm's correction") if row["family"] > 1 else ("", "")
-    # Never of width zero:
-    ends = f"{score.signed(row['low'], row['high'])} to {score.signed(row['high'], row['low'])}"
+    low, high = row["low"], row["high"]
+    ends = f"{score.signed(low, high)} to {score.signed(high, low)}"  # never of width zero
     p = format_p(row["p_holm"]) + corrected
     numbers = f"{gap} ({alone}95 % interval {ends}, {p}, {many})."
     margin = _margin(row, score)

@@ -15,7 +15,7 @@ from qnnkit import checks, words, workspace
 from qnnkit.data.arrays import tensor_of
 from qnnkit.data.images import eight_bit, fit, read
 from qnnkit.data.places import Place, first, plain
-from qnnkit.data.records import Reader
+from qnnkit.data.records import Reader, separated
 
 
 def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
@@ -98,9 +98,7 @@ def _table(path: Path, columns: Sequence[str]) -> Any:
     """
     import pandas as pd
 
-    text = Reader(Place(path.parent, path.parent, only=path.name)).text(plain(path.name))
-    text = text[len("sep=;\n") * text.startswith("sep=") :]  # as Excel may be told the separator
-    mark = max(",;\t|", key=text.partition("\n")[0].count)
+    text, mark = separated(Reader(Place(path.parent, path.parent, only=path.name)).text(plain(path.name)))
     cells: Any = pd.read_csv(io.StringIO(text), sep=mark, header=None, na_values=["?", "-"], dtype=str)
     heading: Any = cells.iloc[0]
     names = [str(name).strip() for name in heading]

@@ -255,4 +255,5 @@ def test_files_of_every_depth_and_name_are_read_no_link_is_followed_and_others_a
         ]
     snapshot = fill(fill(tmp_path, ["blobs/1f"]) / "snapshots", ["a.txt"])  # as the Hub's cache has its files
     (snapshot / "b.txt").symlink_to("../blobs/1f")
+    (snapshot / "c.txt").symlink_to(tmp_path / "blobs" / "1f")  # by a path of its own
     assert [each.name for each in documents(snapshot)[0]] == ["a.txt", "b.txt"]

@@ -127,7 +127,8 @@ class Shown(Regression):
         return figure
 
     def judge(self, outputs, splits):
-        return {"most": (outputs[:, 0] - splits.test.targets).abs().max(), "odd": np.float32("nan")}
+        most = (outputs[:, 0] - splits.test.targets).abs().max()
+        return {"most": most, "odd": np.float32("nan"), "several": np.array([1, 2]), "word": "as it is"}
 
     def mistakes(self, net, splits):
         inputs, targets = splits.test.inputs, splits.test.targets
@@ -147,4 +148,5 @@ def test_what_its_task_shows_is_shown(home: Path) -> None:
     net, test = runs.trained(run), run.splits.test
     [worst] = report.mistakes(run, 4)
     assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
-    assert runs.frame(run)[["test_most", "test_odd"]].values.tolist() == [[pytest.approx(worst), None]]
+    columns = [f"test_{name}" for name in ("most", "odd", "several", "word")]
+    assert runs.frame(run)[columns].values.tolist() == [[pytest.approx(worst), None, [1, 2], "as it is"]]

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from qnnkit import cli, runs, stats, workspace
 from qnnkit.data import pieces
 from qnnkit.data.pieces import of_midi, of_steps
-from qnnkit.runs.using import Data
+from qnnkit.runs import using
 from qnnkit.tasks.pictures import array
 from tests.data.test_music_data import heard
 from tests.recipes.test_your_own import RECIPE
@@ -310,7 +310,7 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
             (home / f"{name}.{ending}").write_text(BAD[name])
         with refused("inputs"):
             runs.predict("runs/one", [f"{name}.{ending}"], recipe="mine.py")
-    about = Data("a table", {}, {"": ["float32", 3]})  # of a net that knows no names
+    about = using.Data("a table", {}, {"": ["float32", 3]})  # of a net that knows no names
     for line in ("0,,1", "0,NA,1", "0,?,1"):  # a first line with a gap is no heading
         (home / "gap.CSV").write_text(f"{line}\n0,0,0\n")
         with refused("inputs"):
@@ -325,3 +325,8 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
     task, told = type(run.task.task), ["mine"]
     monkeypatch.setattr(task, "predict", lambda self, net, inputs: told + inputs, raising=False)
     assert list(runs.predict("runs/one", ["a"], recipe="mine.py")) == ["mine", "a"]
+
+
+def test_memory_that_runs_out_is_no_damage(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError), using._whole(tmp_path):
+        raise torch.OutOfMemoryError("no memory")
