@@ -1,6 +1,6 @@
 """Embeddings and ansaetze as plain PennyLane quantum functions, in one registry.
 
-Each works on any number of wires, and can be printed (`inspect.getsource`), drawn and copied:
+Each works on any number of wires and can be printed (`inspect.getsource`), drawn and copied:
 
     >>> import pennylane as qp
     >>> qnode, weight_shapes = build("data_reuploading", n_qubits=2, n_layers=1)
@@ -31,14 +31,14 @@ Wires = tuple[int, ...]
 
 
 def angle(inputs: Any, wires: Wires) -> None:
-    """Each feature as the angle of one RY, in radians; RY(t) = exp(-i t Y / 2)."""
+    """Embeds each feature as the angle of one RY, in radians; RY(t) = exp(-i t Y / 2)."""
     qp.AngleEmbedding(inputs, wires=wires, rotation="Y")
 
 
 def amplitude(inputs: Any, wires: Wires) -> None:
-    """Up to 2**n features as the amplitudes of the state, scaled to unit length.
+    """Embeds up to 2**n features as the amplitudes of the state, scaled to unit length.
 
-    A blank sample (all zero, such as the border of an image) has no direction: it becomes |0...0>.
+    A blank sample (all zeros, such as the border of an image) has no direction and becomes |0...0>.
     """
     blank = qp.math.cast_like(qp.math.all(qp.math.equal(inputs, 0), axis=-1), inputs)
     first = inputs[..., :1] + qp.math.expand_dims(blank, -1)
@@ -49,7 +49,7 @@ def amplitude(inputs: Any, wires: Wires) -> None:
 
 
 def iqp(inputs: Any, wires: Wires) -> None:
-    """Hadamards, RZ of each feature, and ZZ rotations by the products of feature pairs.
+    """Applies Hadamards, an RZ of each feature, and ZZ rotations by the products of feature pairs.
 
     Reference: Havlicek et al. (2019), arXiv:1804.11326, eq. 2, in PennyLane's `IQPEmbedding`.
     """
@@ -60,9 +60,9 @@ def iqp(inputs: Any, wires: Wires) -> None:
 
 
 def strongly_entangling(weights: Any, wires: Wires, first: int = 0) -> None:
-    """A general rotation on every wire, then CNOTs of a range that grows by layer.
+    """Applies a general rotation to every wire, then CNOTs whose range grows with the layer.
 
-    The last angle of the last layer's rotations commutes with a measurement of Z: its gradient is zero.
+    The last angle of the last layer's rotations commutes with a measurement of Z, so its gradient is zero.
 
     Reference: Schuld et al. (2020), arXiv:1804.00633, fig. 4; weights of shape (n_layers, n_qubits, 3).
     """
@@ -72,9 +72,9 @@ def strongly_entangling(weights: Any, wires: Wires, first: int = 0) -> None:
 
 
 def hardware_efficient(weights: Any, wires: Wires, first: int = 0) -> None:
-    """CZ on every second pair of neighbours, alternating by layer, then RZ and RY on every wire.
+    """Applies CZ to every second pair of neighbours, alternating by layer, then RZ and RY to every wire.
 
-    The entangler comes first, so that no layer ends in gates which a measurement of Z cannot see.
+    The entangler comes first, so that no layer ends in gates that do not affect a measurement of Z.
 
     Reference: after Kandala et al. (2017), arXiv:1704.05018; weights of shape (n_layers, n_qubits, 2).
     """
@@ -88,7 +88,7 @@ def hardware_efficient(weights: Any, wires: Wires, first: int = 0) -> None:
 
 
 def random(weights: Any, wires: Wires, first: int = 0, seed: int = 0) -> None:
-    """Rotations about random axes on random wires, with CNOTs in between; `seed` fixes the structure.
+    """Applies rotations about random axes to random wires, with CNOTs in between; `seed` fixes the structure.
 
     Reference: Henderson et al. (2020), arXiv:1904.04767, sec. 2.2; weights of shape (n_layers, n_rotations).
     """
@@ -99,7 +99,7 @@ def random(weights: Any, wires: Wires, first: int = 0, seed: int = 0) -> None:
 
 
 def data_reuploading(inputs: Any, weights: Any, wires: Wires) -> None:
-    """Embeds the data in every layer: an RY of each feature, RY and RZ, a ring of CNOTs, RY.
+    """Embeds the data in every layer: an RY of each feature, then RY and RZ, a ring of CNOTs, and RY.
 
     Reference: after Perez-Salinas et al. (2020), arXiv:1907.02085; weights of shape (n_layers, n_qubits, 3).
     """
@@ -109,7 +109,7 @@ def data_reuploading(inputs: Any, weights: Any, wires: Wires) -> None:
 
 
 def rotate_and_entangle(weights: Any, wires: Wires, first: int = 0) -> None:
-    """What `data_reuploading` trains in one layer; weights of shape (1, n_qubits, 3)."""
+    """The trained gates of one layer of `data_reuploading`; weights of shape (1, n_qubits, 3)."""
     for i, wire in enumerate(wires):
         qp.RY(weights[0][i][0], wires=wire)
         qp.RZ(weights[0][i][1], wires=wire)
@@ -130,27 +130,27 @@ class Circuit:
     function: Callable[..., None]
     kind: Literal["embedding", "ansatz", "both"]
     n_features: Callable[[int], int] | None = None
-    """Number of features that `n_qubits` wires take."""
+    """Maps a number of wires to the number of features that they take."""
     weights_shape: Callable[[int, int], tuple[int, ...]] | None = None
-    """Shape of `weights` for (n_layers, n_qubits)."""
+    """Maps (n_layers, n_qubits) to the shape of `weights`."""
     layers: Callable[..., None] | None = None
-    """What is trained, as (weights, wires, first); `first` is the place of the first layer among all.
+    """The trained gates as a function (weights, wires, first); `first` is the index of the first layer.
 
-    None for an ansatz, of which that is all.
+    None for an ansatz, whose `function` consists of trained gates only.
     """
     embeds: Callable[..., None] | None = None
-    """What embeds the data in a layer, as (inputs, wires), where the circuit is both at once."""
+    """The embedding gates of a layer as a function (inputs, wires), if the circuit is of kind "both"."""
     ends_in_entangler: bool = False
-    """Whether a layer ends in gates between wires, which its inverse behind it would undo."""
+    """Whether a layer ends in gates between wires, which the inverse layer after it would cancel."""
 
     def n_qubits(self, n_features: int) -> int:
         """The fewest wires that take `n_features` features.
 
         Raises:
-            TypeError: It is an ansatz, which takes none.
+            TypeError: The circuit is an ansatz, which takes no features.
         """
         if self.n_features is None:
-            raise TypeError("An ansatz takes no features; ask its embedding for the number of wires.")
+            raise TypeError("An ansatz takes no features. Ask its embedding for the number of wires.")
         return next(n for n in range(1, n_features + 1) if self.n_features(n) >= n_features)
 
 
@@ -172,7 +172,7 @@ ANSAETZE = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind != "
 
 
 def embedding_of(ansatz: str, embedding: str = "angle") -> Circuit:
-    """The entry that takes the features: the ansatz itself where it embeds them, else `embedding`.
+    """The entry that embeds the features: the ansatz itself if it does so, else `embedding`.
 
     Raises:
         ValueError: A name is unknown.
@@ -185,7 +185,7 @@ def embedding_of(ansatz: str, embedding: str = "angle") -> Circuit:
 def build(
     ansatz: str, *, n_qubits: int = 4, n_layers: int = 2, device: str = "default.qubit", **options: Any
 ) -> tuple[qp.QNode, dict[str, tuple[int, ...]]]:
-    """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` that a layer needs.
+    """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` for a layer.
 
     Args:
         ansatz: Name of an entry of `CIRCUITS` that has weights.
@@ -198,12 +198,11 @@ def build(
         ValueError: A name is unknown, a number is below 1, or `n_layers` of a mirrored circuit is odd.
     """
     gates, shapes = compose(ansatz, n_qubits=n_qubits, n_layers=n_layers, **options)
-    wires = tuple(range(n_qubits))
 
-    @qp.qnode(make_device(device, wires))
+    @qp.qnode(make_device(device, range(n_qubits)))
     def circuit(inputs, weights):
         gates(inputs, weights)
-        return [qp.expval(qp.PauliZ(wire)) for wire in wires]
+        return [qp.expval(qp.PauliZ(wire)) for wire in range(n_qubits)]
 
     return circuit, shapes
 
@@ -223,25 +222,25 @@ def compose(
         ansatz: As in `build`.
         n_qubits: Number of wires.
         n_layers: Depth of the ansatz.
-        embedding: Name of the entry that embeds `inputs`; unused where the ansatz embeds them itself. None
-            leaves |0...0> to the ansatz, which then takes inputs of None.
+        embedding: Name of the entry that embeds `inputs`; unused if the ansatz embeds them itself. With None,
+            the ansatz starts from |0...0>, and `inputs` is None.
         seed: Fixes the structure of the `random` ansatz; unused by the others.
-        mirrored: For `identity_block`. Layers come in pairs: one of a pair has the gates of the other,
-            inverse and in inverse order, with weights of its own. The entanglers lie outside: next to each
-            other they would cancel, and the circuit would never entangle. Where the ansatz embeds the data,
-            that is done once in a pair and not undone: else a pair of equal weights would not depend on it.
+        mirrored: For `identity_block`. Layers come in pairs: one of a pair has the inverse gates of the
+            other, in reverse order, with its own weights. The entanglers are on the outside: next to each
+            other they would cancel, and the circuit would never entangle. An ansatz that embeds the data does
+            so once per pair, without an inverse: otherwise a pair of equal weights would not depend on it.
 
     Raises:
-        ValueError: As `build`.
+        ValueError: As in `build`.
     """
     checks.positive("n_qubits", n_qubits)
     checks.positive("n_layers", n_layers)
     entry, wires = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)], tuple(range(n_qubits))
     embed = None if embedding is None else embedding_of(ansatz, embedding).function
     if mirrored and n_layers % 2:
-        step = "Add a layer: every second one undoes the one before."
+        step = "Add a layer: every second layer inverts the one before."
         raise ValueError(checks.message("n_layers", "be even for identity blocks", n_layers, step))
-    assert entry.weights_shape is not None  # every entry of ANSAETZE has it
+    assert entry.weights_shape is not None  # every entry of ANSAETZE has one
     structure = {"seed": seed} if ansatz == "random" else {}
     whole, layers = (partial(each, **structure) for each in (entry.function, entry.layers or entry.function))
     pair = [layers, qp.adjoint(layers)][:: -1 if entry.ends_in_entangler else 1]
@@ -262,28 +261,28 @@ def compose(
 
 
 def make_device(name: str, wires: Any) -> qp.devices.Device:
-    """A PennyLane device that draws no seed from NumPy's global generator, as PennyLane's own would."""
+    """A PennyLane device that, unlike PennyLane's default, draws no seed from NumPy's global generator."""
     fresh = {"seed": None} if name in ("default.qubit", "lightning.qubit") else {}
     return qp.device(name, wires=wires, **fresh)
 
 
-# --- where training begins ------------------------------------------------------------------------
+# --- initial weights ------------------------------------------------------------------------------
 
 
 def uniform(weights: Any, generator: Any) -> Any:
-    """Any angle, equally likely: [0, 2 pi). Deep circuits then have vanishing gradients."""
+    """Draws angles uniformly from [0, 2 pi). Deep circuits then have vanishing gradients."""
     return weights.uniform_(0, 2 * math.pi, generator=generator)
 
 
 def small(weights: Any, generator: Any) -> Any:
-    """Near zero: normal, with a standard deviation of 0.1 radians, whatever the depth."""
+    """Draws angles near zero: normal with a standard deviation of 0.1 radians, whatever the depth."""
     return weights.normal_(0, 0.1, generator=generator)
 
 
 def gaussian(weights: Any, generator: Any) -> Any:
-    """Near zero, the nearer the deeper: normal, with variance 1 / (4 S (L + 2)) for L layers.
+    """Draws angles closer to zero for deeper circuits: normal with variance 1 / (4 S (L + 2)) for L layers.
 
-    S is the number of wires that the observable acts on; here 1, as in a measurement of Z.
+    S is the number of wires that the observable acts on: here 1, as in a measurement of Z.
 
     Reference: Zhang et al. (2022), arXiv:2203.09376, theorem 4.1.
     """
@@ -291,9 +290,9 @@ def gaussian(weights: Any, generator: Any) -> Any:
 
 
 def identity_block(weights: Any, generator: Any) -> Any:
-    """Any angle, but each pair of layers of a mirrored circuit does nothing at first.
+    """Draws angles uniformly, such that each pair of layers of a mirrored circuit starts as the identity.
 
-    Reference: Grant et al. (2019), arXiv:1903.05076, sec. 3; here with two layers a block.
+    Reference: Grant et al. (2019), arXiv:1903.05076, sec. 3; here with two layers per block.
     """
     uniform(weights, generator)
     weights[1::2] = weights[::2]
@@ -303,27 +302,27 @@ def identity_block(weights: Any, generator: Any) -> Any:
 INITIALISATIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (uniform, small, gaussian, identity_block)
 }
-"""Name -> function that fills a tensor of shape (n_layers, ...) with angles, drawn from a torch generator."""
+"""Functions by name that fill a tensor of shape (n_layers, ...) with angles from a torch generator."""
 MIRRORED = ("identity_block",)
-"""Those that need a mirrored circuit."""
+"""Names of the initialisations that need a mirrored circuit."""
 
 
 # --- without entanglement -------------------------------------------------------------------------
 
 
 KEEP_APART = ("SWAP", "Barrier", "Snapshot")
-"""Names of operations on several wires that entangle none."""
+"""Names of operations on several wires that do not entangle them."""
 COMPOSITE = ("pennylane.templates", "pennylane.ops.op_math.prod", "pennylane.ops.op_math.adjoint")
-"""Modules of the operations that are taken apart first: templates, products and inverses."""
+"""Modules of the operations that are decomposed first: templates, products and inverses."""
 
 
 @qp.transform
 def drop_entanglement(tape):
-    """The same circuit without its entangling gates: the separable control of Bowles et al.
+    """Removes a circuit's entangling gates: the separable control of Bowles et al.
 
-    Templates are taken apart first. A state preparation (amplitude embedding) stays whole, because it is
-    the data itself. A single-wire gate keeps its parameter, so the number of weights does not change,
-    though a weight that sits in an entangling gate no longer acts.
+    Templates are decomposed first. A state preparation (amplitude embedding) stays, because it is the data
+    itself. Single-wire gates keep their parameters, so the number of weights does not change, but weights of
+    entangling gates no longer have an effect.
 
     Reference: Bowles et al. (2024), arXiv:2403.07059, sec. 5.
     """

@@ -1,4 +1,4 @@
-"""What hardware would make of a trained net: its circuits with finite shots, with noise, and on a device."""
+"""A trained net under hardware conditions: its circuits with finite shots, with noise, and on a device."""
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
@@ -24,17 +24,17 @@ from qnnkit.settings import Settings
 from qnnkit.simulator import EXACT_DEVICES
 
 MOST_WIRES = 10
-"""A density matrix of so many wires takes 16 MiB a circuit; of two more, 256."""
+"""Most wires for `default.mixed`: a density matrix then takes 16 MiB; with two more wires, 256 MiB."""
 SHOTS_BYTES, MIXED_BYTES = 2**27, 2**24
-"""Memory for the circuits that run at once: of shots for few calls, of density matrices what caches hold."""
+"""Bytes for circuits that run at once: with shots, for few calls; with density matrices, to fit caches."""
 COPIES = 6
-"""Of a state, or of its shots, that a device keeps at a time."""
+"""Number of copies of a state, or of its shots, that a device holds at a time."""
 IMAGES = 256
-"""Images that go through the classical part at once."""
+"""Number of images that go through the classical part at once."""
 Net = tuple[nn.Module, Tensor, Tensor]
-"""A net, images and their labels."""
+"""A model, images and their labels."""
 GATES = {"RX": "rx", "RY": "ry", "RZ": "rz", "CNOT": "cx"}
-"""Gates that circuits are taken apart into for a device -> their names in Qiskit."""
+"""Gates that circuits are decomposed into for a device, with their names in Qiskit."""
 
 
 def robustness(
@@ -51,45 +51,50 @@ def robustness(
 ) -> list[dict[str, Any]]:
     """Accuracy of a trained net with exact circuits, with finite shots, and under noise, one at a time.
 
-    Shots are drawn on `default.qubit`. Noise runs on `default.mixed`, without shots: after every gate a
-    depolarising channel on each of its wires, or a bit flip of each measured wire just before it is read.
-    For a circuit of 4 wires and 40 gates a condition took 0.03 ms (100 shots) to 0.7 ms (10,000 shots),
-    depolarising noise 0.6 ms, a fake device 5 ms at 1,000 shots (docs/results/noise.csv; a 2-core x86).
-    Memory is 128 MiB or, above 8 wires, what one circuit takes.
+    Shots are drawn on `default.qubit`. Noise runs on `default.mixed` without shots: after every gate, a
+    depolarising channel on each of its wires, or, just before a wire is measured, a bit flip. For a circuit
+    of 4 wires and 40 gates, one condition took 0.03 ms (100 shots) to 0.7 ms (10,000 shots), depolarising
+    noise 0.6 ms, a fake device 5 ms at 1,000 shots (docs/results/noise.csv; a 2-core x86). Memory is 128 MiB
+    or, above 8 wires, that of one circuit.
 
     Args:
-        model: Classifies with `QuantumLayer`s in it, wherever they are; left as it was.
-        images: As the model takes them, of shape (n, ...); such that a circuit runs for them.
-        labels: Of shape (n,).
+        model: A classifier with `QuantumLayer`s anywhere in it; not changed.
+        images: Images as the model takes them, of shape (n, ...), for which a circuit runs.
+        labels: Labels of shape (n,).
         shots: Numbers of shots.
         depolarizing: Probabilities p: the channel applies X, Y or Z with p / 3 each.
         readout: Probabilities that a wire is read as its opposite.
-        device: A fake device of qiskit-ibm-runtime, such as "FakeManilaV2": the noise of a real one, its
-            readout errors and wiring, simulated here. Needs the extra `hardware`.
-        device_shots: Numbers of shots there.
+        device: A fake device of qiskit-ibm-runtime, such as "FakeManilaV2": a local simulation of a real
+            device's noise, readout errors and wiring. Needs the extra `hardware`.
+        device_shots: Numbers of shots on the device.
         seed: Fixes the shots.
 
     Returns:
         A row for exact circuits, then one per number of shots and probability: `condition` ("exact", "shots",
         "depolarizing", "readout" or "device"), `strength` (number of shots, or probability of an error; None
-        for exact), `accuracy` with `low` and `high`, the ends of its 95 % interval over the images by Clopper
-        and Pearson (1934), `change`, the mean absolute change of a measured value at the inputs that its
-        circuit was given, `images` and `seconds`.
+        for exact), `accuracy` with `low` and `high`, its 95 % interval over the images (Clopper and Pearson
+        1934), `change` (mean absolute change of a measured value at its circuit's inputs), `images` and
+        `seconds`.
 
     Raises:
-        ValueError: No circuit runs, one has shots or noise already, gives a state, or is too wide for
-            `default.mixed` or the device; a number is out of its range (of a probability, PennyLane's own
-            sentence); there is no label for each image.
+        ValueError: No circuit runs; a circuit already has shots or noise, returns a state, or is too wide
+            for `default.mixed` or the device; a number is out of range (for a probability, with PennyLane's
+            message); or images and labels differ in number.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
     asked = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
     asked["device"] = device_shots if device else ()
     backend = _backend(device) if device else None
     _require_numbers(images, labels, (*shots, *asked["device"]))
-    net = copy.deepcopy(model), images, labels  # whose hooks nobody else sees
+    net = copy.deepcopy(model), images, labels  # hooks are set on the copy
     first, exact = _as_it_is(net)
     for layer, row in first.items():
-        _require_possible(layer, row, is_mixed=bool(depolarizing or readout), backend=backend)
+        _require_exact(layer)
+        wires = _tape(layer, row).wires
+        if depolarizing or readout:
+            _require_narrow(wires, MOST_WIRES, "default.mixed")
+        if backend:
+            _require_narrow(wires, backend.num_qubits, type(backend).__name__)
     rows = [exact]
     for condition, strengths in asked.items():
         for strength in strengths:
@@ -103,12 +108,12 @@ def robustness(
 
 
 def _changed(condition: str, layer: QuantumLayer, i: int, strength: Any, seed: int, backend: Any) -> Any:
-    """What runs in place of the QNode of the i-th layer."""
+    """The function that replaces the QNode of the i-th layer under a condition."""
     if condition == "device":
         return _OnDevice(layer, backend, strength, seed)
     if condition == "shots":
-        own = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=seed * 1000 + i)
-        return qp.set_shots(layer.qnode.update(device=own, diff_method=None), shots=int(strength))
+        device = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=seed * 1000 + i)
+        return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=int(strength))
     return (_depolarized if condition == "depolarizing" else _misread)(_mixed(layer), strength)
 
 
@@ -117,7 +122,7 @@ def _depolarized(qnode: qp.QNode, probability: float) -> Any:
         for wire in operation.wires:
             qp.DepolarizingChannel(probability, wires=wire)
 
-    # PennyLane adds these gates once its device has taken templates apart.
+    # PennyLane adds these gates after its device has decomposed templates.
     return qp.add_noise(qnode, qp.NoiseModel({qp.BooleanFn(_is_gate): after}), level="device")
 
 
@@ -126,7 +131,7 @@ def _misread(qnode: qp.QNode, probability: float) -> Any:
 
 
 def _mixed(layer: QuantumLayer, diff_method: str | None = None) -> qp.QNode:
-    device = qp.device("default.mixed", wires=layer.qnode.device.wires, seed=0)  # of no shots: unused
+    device = qp.device("default.mixed", wires=layer.qnode.device.wires, seed=0)  # no shots: unused
     return layer.qnode.update(device=device, diff_method=diff_method)
 
 
@@ -136,7 +141,7 @@ def _is_gate(operation: Any) -> bool:
 
 @qp.transform
 def _read_wrongly(tape: Any, probability: float) -> Any:
-    """Bit flips where a wire is read: after its change of basis, which default.mixed's own is not yet."""
+    """Adds bit flips to measured wires after the change of basis; default.mixed's own come before it."""
     [tape], _ = qp.transforms.diagonalize_measurements(tape)
     wires = {wire for part in tape.measurements for wire in (part.wires or tape.wires)}
     flips = [qp.BitFlip(probability, wires=wire) for wire in sorted(wires, key=str)]
@@ -146,18 +151,18 @@ def _read_wrongly(tape: Any, probability: float) -> Any:
 def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -> None:
     """Makes the circuits of a net run with shots or with noise, in training and afterwards.
 
-    Shots are drawn by torch's own generator, from the exact distribution of every circuit of a batch, and the
-    gradient is that of the parameter-shift rule, each shifted circuit with shots of its own. Noise runs on
+    torch's own generator draws the shots from the exact distribution of every circuit of a batch. The
+    gradient follows the parameter-shift rule, with separate shots for each shifted circuit. Noise runs on
     PennyLane's `default.mixed`, whose density matrices torch differentiates.
 
     Args:
-        model: Changed in place; its circuits are exact before.
-        shots: Measurements of each circuit; None for none.
-        noise: Such as ("depolarizing=0.01", "readout=0.02"), see `robustness`; only without shots.
+        model: The net, changed in place; its circuits must be exact.
+        shots: Measurements of each circuit; None for exact values.
+        noise: For example ("depolarizing=0.01", "readout=0.02"), see `robustness`; only without shots.
 
     Raises:
-        ValueError: Both are given, or a noise of another name; a circuit has shots or noise already, is too
-            wide for `default.mixed`, or runs on a device that was asked for.
+        ValueError: Both are given, or an unknown noise; a circuit already has shots or noise, is too wide for
+            `default.mixed`, or its layer has a `backend` that names a device.
 
     Example:
         >>> from qnnkit import circuits
@@ -168,13 +173,13 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
         True
     """
     if shots and noise:
-        step = "Leave one of the two out: noise is computed as exact expectation values."
-        raise ValueError(checks.message("noise", "be () where shots are set", noise, step))
+        step = "Omit one of the two: noise is computed as exact expectation values."
+        raise ValueError(checks.message("noise", "be () if shots are set", noise, step))
     chances = dict(each.split("=") for each in Settings.of({"noise": noise}).noise)
     for layer in _layers(model):
         _require_exact(layer)
         if layer.wanted_backend not in ("auto", "batched"):
-            step = "Set it to auto: shots are drawn by the fused program, noise by default.mixed."
+            step = "Set it to auto: the fused program draws shots, and default.mixed computes noise."
             raise ValueError(checks.message("backend", "be auto", layer.wanted_backend, step))
         if shots:
             layer.qnode = qp.set_shots(layer.qnode.update(diff_method="parameter-shift"), shots=shots)
@@ -193,7 +198,7 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
 
 
 def fake_device(model: nn.Module) -> str | None:
-    """A fake device of five qubits for a net's circuits; None without the extra, or where they are wider."""
+    """The name of a fake device with five qubits; None without the extra, or if a circuit is wider."""
     narrow = all(len(layer.qnode.device.wires or range(6)) <= 5 for layer in _layers(model))
     return "FakeManilaV2" if narrow and importlib.util.find_spec("qiskit_ibm_runtime") else None
 
@@ -203,14 +208,14 @@ def _backend(name: str) -> Any:
     try:
         from qiskit_ibm_runtime import fake_provider  # pyright: ignore
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"Device {name} wants an extra: pip install 'qnnkit[hardware]'.") from None
+        raise ModuleNotFoundError(f"Device {name} needs an extra: pip install 'qnnkit[hardware]'.") from None
     fakes = [each for each in dir(fake_provider) if each.startswith("Fake") and each.endswith("V2")]
     return getattr(fake_provider, checks.choice("device", name, fakes))()
 
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """In place of a layer's QNode: its circuit, compiled once, with a whole batch's angles in one job."""
+    """Replaces a layer's QNode: the circuit is compiled once, and a whole batch's angles run in one job."""
 
     layer: QuantumLayer
     backend: Any
@@ -234,8 +239,8 @@ class _OnDevice:
         angles = [np.broadcast_to(np.asarray(angle), n) for gate in gates for angle in gate.data]
         circuit, free = QuantumCircuit(len(wires), len(wires)), iter(ParameterVector("angles", len(angles)))
         for gate in gates:
-            own = [next(free) for _ in gate.data]
-            getattr(circuit, GATES[gate.name])(*own, *map(wires.index, gate.wires))
+            parameters = [next(free) for _ in gate.data]
+            getattr(circuit, GATES[gate.name])(*parameters, *map(wires.index, gate.wires))
         circuit.measure(range(len(wires)), range(len(wires)))
         compiled = transpile(circuit, self.backend, optimization_level=1, seed_transpiler=0)
         sampler = SamplerV2(mode=self.backend)
@@ -246,11 +251,11 @@ class _OnDevice:
         return tuple(results) if len(results) > 1 else results[0]
 
 
-# --- the net with them --------------------------------------------------------------------------------------
+# --- the net with these circuits ----------------------------------------------------------------------------
 
 
 def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], dict[str, Any]]:
-    """Each layer that ran, with the first row that it was given; and the row of the net as it is."""
+    """Each layer that ran, with the first row of its inputs; and the result of the unchanged net."""
     first: dict[QuantumLayer, Tensor] = {}
 
     def look(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
@@ -261,13 +266,13 @@ def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], dict[str, Any]]:
 
     row = _run(net, "exact", None, dict.fromkeys(_layers(net[0]), look))
     if not first:
-        rule, step = "run a circuit for these images", "Give a hybrid net, and images, not its feature maps."
+        rule, step = "run a circuit for these images", "Give a hybrid net, and images, not feature maps."
         raise ValueError(checks.message("model", rule, type(net[0]).__name__, step))
     return first, row
 
 
 def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer, Any]) -> dict[str, Any]:
-    """The row of the net whose layers give what these QNodes do."""
+    """The result of the net with these QNodes in its layers."""
     changes: list[Tensor] = []
 
     def exchange(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
@@ -280,7 +285,7 @@ def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer,
 
 
 def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLayer, Any]) -> dict[str, Any]:
-    """Accuracy and time of the net with hooks on its layers; nothing is known of the change."""
+    """Accuracy and time of the net with hooks on its layers; `change` is left at 0."""
     model, images, labels = net
     start, weight = time.perf_counter(), next(model.parameters(), images)
     with contextlib.ExitStack() as stack, evaluating(model):
@@ -294,7 +299,7 @@ def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLa
 
 
 def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
-    """Values in float64, of shape (rows, n_values), for inputs of shape (..., n_features)."""
+    """Values of a QNode in float64, shape (rows, n_values), for inputs of shape (..., n_features)."""
     rows = inputs.detach().cpu().double().reshape(-1, inputs.shape[-1])
     weights = {name: weight.detach().cpu().double() for name, weight in layer.qnode_weights.items()}
     total, wires = getattr(qnode.shots, "total_shots", qnode.shots), len(_tape(layer, rows[:1]).wires)
@@ -304,7 +309,7 @@ def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
         weights = {name: weight.numpy() for name, weight in weights.items()}  # torch draws shots slowly
     else:
         at_once = MIXED_BYTES // (COPIES * 16 * 4**wires)
-        rows, back = torch.unique(rows, dim=0, return_inverse=True)  # which blank patches have in common
+        rows, back = torch.unique(rows, dim=0, return_inverse=True)  # blank patches share a row
     values = []
     for part in rows.split(max(1, at_once)):
         outputs = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
@@ -321,30 +326,21 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
     return qp.workflow.construct_tape(layer.qnode, level="user")(**layer._arguments(row))
 
 
-# --- what cannot be asked -----------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------------
 
 
 def _require_numbers(images: Tensor, labels: Tensor, shots: Sequence[int]) -> None:
     checks.positive("the number of images", len(images), "Give at least one.")
     if len(images) != len(labels):
-        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
+        rule, step = f"have one entry for each of {len(images)} images", "Give as many labels as images."
         raise ValueError(checks.message("labels", rule, len(labels), step))
     for n in shots:
         checks.positive("shots", n)
 
 
-def _require_possible(layer: QuantumLayer, row: Tensor, *, is_mixed: bool, backend: Any) -> None:
-    _require_exact(layer)
-    wires = _tape(layer, row).wires
-    if is_mixed:
-        _require_narrow(wires, MOST_WIRES, "default.mixed")
-    if backend:
-        _require_narrow(wires, backend.num_qubits, type(backend).__name__)
-
-
 def _require_narrow(wires: Any, most: int, name: str) -> None:
     if len(wires or ()) > most:
-        rule, step = f"have circuits of at most {most} wires for {name}", "Look at shots alone."
+        rule, step = f"have circuits of at most {most} wires for {name}", "Use shots alone."
         raise ValueError(checks.message("model", rule, f"a circuit of {len(wires)} wires", step))
 
 
@@ -352,5 +348,5 @@ def _require_exact(layer: QuantumLayer) -> None:
     name, shots = layer.qnode.device.name, layer.qnode.shots
     if shots or name not in EXACT_DEVICES:
         value = f"a circuit of {shots.total_shots} shots" if shots else f"one on {name}"
-        step = "Build the net with an exact device; what hardware adds is added here."
+        step = "Build the net with an exact device: this function adds shots and noise itself."
         raise ValueError(checks.message("model", "have exact circuits", value, step))

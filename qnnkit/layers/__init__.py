@@ -1,4 +1,4 @@
-"""`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
+"""`QuantumLayer`, `Quanv2d` and the classical layers that replace them in controls."""
 
 from qnnkit.layers.controls import (
     CONTROLS,

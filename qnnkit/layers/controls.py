@@ -1,4 +1,4 @@
-"""The classical and the crippled stand-ins of circuits, and which parameters are whose."""
+"""Control models: circuits replaced by classical or restricted stand-ins, and counts of their parameters."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from qnnkit.layers.quantum import QuantumLayer
 
 
 class ClassicalLayer(nn.Module):
-    """The classical stand-in of a circuit: as many weights to the last one, outputs in (-1, 1).
+    """The classical stand-in of a circuit, with exactly as many weights and outputs in (-1, 1).
 
     Every output is tanh of a polynomial in the features (divided by pi, so that angles are of order 1).
-    Weights are dealt out in turn: a constant to every output, then each feature, then products of two, of
-    three ... until `n_weights` are spent. With n_weights = n_outputs * (n_features + 1) it is the ordinary
-    linear layer or convolution with a tanh; no weight is left over as padding, whatever the count.
+    Weights are assigned in turn: a constant for every output, then each feature, then products of two, of
+    three ... until `n_weights` are used. With n_weights = n_outputs * (n_features + 1) it is an ordinary
+    linear layer or convolution with a tanh. No weight is unused, whatever the count.
 
     Args:
         n_features: Length of the inputs' last axis.
         n_outputs: Length of the outputs' last axis.
         n_weights: Number of trainable weights.
-        seed: Fixes the weights' start.
+        seed: Fixes the initial weights.
 
     Example:
         >>> layer = ClassicalLayer(4, 4, 24)
@@ -52,11 +52,11 @@ class ClassicalLayer(nn.Module):
         self.register_buffer("powers", torch.tensor(exponents), persistent=False)  # (n_terms, n_features)
         self.register_buffer("slots", torch.arange(n_weights), persistent=False)
         generator = torch.Generator().manual_seed(seed)
-        bound = 1 / math.sqrt(n_features)  # torch.nn.Linear's
+        bound = 1 / math.sqrt(n_features)  # as in torch.nn.Linear
         self.weights = nn.Parameter((2 * torch.rand(n_weights, generator=generator) - 1) * bound)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
+        """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
         checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
         scaled = inputs / math.pi
         terms = (scaled.unsqueeze(-2) ** self.powers).prod(-1)  # (..., n_terms)
@@ -66,9 +66,9 @@ class ClassicalLayer(nn.Module):
 
 
 class Bypass(nn.Module):
-    """The features of a circuit in place of its values, divided by pi; without weights.
+    """Returns a circuit's features, divided by pi, in place of its outputs. Has no weights.
 
-    Where there are more of the one than of the other, features are averaged or repeated.
+    If the numbers of features and outputs differ, features are averaged or repeated.
     """
 
     def __init__(self, n_features: int, n_outputs: int):
@@ -76,17 +76,17 @@ class Bypass(nn.Module):
         self.n_features, self.n_outputs = n_features, n_outputs
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
+        """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
         rows = inputs.reshape(-1, 1, self.n_features) / math.pi
         values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
         return values.reshape(*inputs.shape[:-1], self.n_outputs)
 
 
 class MatchedLayer(nn.Sequential):
-    """The classical stand-in that may compute as much as the circuit: two linear layers with tanh between.
+    """The classical stand-in with the circuit's computing budget: two linear layers with tanh in between.
 
-    The hidden layer is as wide as makes the number of multiplications that of simulating the circuit gate by
-    gate: 4 * 2**(n_wires + k) for a gate on k wires.
+    The hidden layer is as wide as the number of multiplications allows that a gate-by-gate simulation of the
+    circuit needs: 4 * 2**(n_wires + k) for a gate on k wires.
     """
 
     def __init__(self, n_features: int, n_outputs: int, n_multiplications: int, *, seed: int = 0):
@@ -97,40 +97,40 @@ class MatchedLayer(nn.Sequential):
 
 
 STAND_INS = (ClassicalLayer, Bypass, FourierLayer, MatchedLayer)
-"""What a control puts in a circuit's place."""
+"""Classes that replace a circuit in a control."""
 CONTROLS = ("no_entanglement", "frozen_random", "classical", "classical_trained", "no_quantum")
-"""The controls that a run trains unless it names others."""
+"""Names of the controls that a run trains by default."""
 MORE_CONTROLS = ("fourier", "fourier_random", "compute_matched", "frozen_classical")
-"""The controls that a run trains only if they are named."""
+"""Names of the controls that a run trains only on request."""
 
 
 def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -> dict[str, nn.Module]:
-    """The same network with only the quantum part exchanged, once for each question one may ask of it.
+    """Copies of a network in which only the quantum part is replaced, each for one question.
 
     - `no_entanglement`: the circuit without its entangling gates. Does entanglement help?
-    - `frozen_random`: the circuit at random weights that never train. Does training the circuit help?
-    - `classical`: a bounded polynomial map of equal parameter count, trained where the circuit is. Does the
-      circuit help at all? Neither this one nor the next is there for a circuit without weights.
+    - `frozen_random`: the circuit with random weights that are not trained. Does training the circuit help?
+    - `classical`: a bounded polynomial map with the same number of parameters, trained if the circuit is.
+      Does the circuit help at all? This control and the next require a circuit with weights.
     - `classical_trained`, only for a model whose circuits are frozen: the same map, trained. Does a circuit
-      that never learns do as well as a layer that does?
-    - `no_quantum`: the circuit taken out, nothing in its place but the features themselves; where the circuit
-      has a skip next to it, the skip alone. Is there anything for a circuit to do?
-    - `fourier`: a trained linear map of the circuit's own trigonometric features, see `FourierLayer`. Does
-      the circuit do better than the function class that its embedding gives it?
-    - `fourier_random`: the same of as many features with random frequencies. Does it need just these?
-    - `compute_matched`: two linear layers that multiply as often as a simulation of the circuit does. What
-      could its seconds have bought?
-    - `frozen_classical`, only with an `example`: the trained weights before the circuit, frozen as they
-      start. Does the circuit learn, or do they?
+      that is not trained do as well as a layer that is?
+    - `no_quantum`: the features in place of the circuit's outputs; if the circuit has a skip connection, the
+      skip connection alone. Is there anything for a circuit to do?
+    - `fourier`: a trained linear map of the circuit's own trigonometric features, see `FourierLayer`. Is the
+      circuit better than the function class that its embedding defines?
+    - `fourier_random`: the same with as many random frequencies. Do these particular frequencies matter?
+    - `compute_matched`: two linear layers with as many multiplications as a simulation of the circuit. What
+      else could the same computing time achieve?
+    - `frozen_classical`, only with an `example`: the trained weights before the circuit, frozen at their
+      initial values. Does the circuit learn, or do these weights?
 
-    A circuit that embeds its inputs in another way than as angles has no `fourier` and no `fourier_random`.
-    Everything classical starts from the same weights as in `model`, which is left as it was. An amplitude
-    embedding, which writes the data into a state as a whole, and swaps stay where entanglement is removed.
+    A circuit that does not embed its inputs as angles has no `fourier` and no `fourier_random`. Everything
+    classical starts from the same weights as in `model`, which is not changed. `no_entanglement` keeps swaps
+    and amplitude embeddings, which write the data into a state as a whole.
 
     Args:
         model: Any module that holds at least one `QuantumLayer` and has run once (so that shapes are known).
-        seed: Fixes the weights of the exchanged parts.
-        example: A batch as the model takes it, for `frozen_classical`: it shows what comes before a circuit.
+        seed: Fixes the weights of the replaced parts.
+        example: A batch as the model takes it; `frozen_classical` finds the weights before a circuit with it.
 
     Raises:
         ValueError: The model holds no `QuantumLayer`.
@@ -144,7 +144,7 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
 
 
 def control_names(model: nn.Module) -> tuple[str, ...]:
-    """Those of `CONTROLS` that this model has; nothing where it holds no `QuantumLayer`."""
+    """Names from `CONTROLS` that apply to a model; empty if it holds no `QuantumLayer`."""
     if not any(isinstance(module, QuantumLayer) for module in model.modules()):
         return ()
     trained = [weight.requires_grad for weight in quantum_parameters(model)]
@@ -153,14 +153,14 @@ def control_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None = None) -> nn.Module:
-    """One of `controls`, where the others are not wanted in memory.
+    """One of `controls`, without building the others.
 
     Raises:
-        ValueError: The model has none of that name.
-        NotImplementedError: As `controls`, or the model has no part for it; the message says why.
+        ValueError: The model has no control of that name.
+        NotImplementedError: As in `controls`, or the control does not apply; the message says why.
     """
     names = control_names(model)
-    step = "A net without a QuantumLayer to exchange has none: set controls=[]."
+    step = "A net without a QuantumLayer has no controls: set controls=[]."
     checks.choice("control", name, (*names, *MORE_CONTROLS) if names else (), step)
     twin = copy.deepcopy(model)
     if name == "frozen_classical":
@@ -170,17 +170,17 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
 
 
 def as_classical(model: nn.Module, **options: Any) -> tuple[nn.Module, float]:
-    """The same network with each circuit replaced by the classical function that it is, see `fourier_fit`.
+    """A copy of a network in which equivalent classical functions replace the circuits; see `fourier_fit`.
 
     Args:
-        model: It has run once, so that shapes are known.
-        options: As `fourier_fit` has them.
+        model: A model that has run once, so that shapes are known.
+        options: Options of `fourier_fit`.
 
     Returns:
-        The copy, and the largest difference of a circuit's output from it.
+        The copy, and the largest difference between the outputs of a circuit and its replacement.
 
     Raises:
-        NotImplementedError: A circuit is no such function, or has too many features.
+        NotImplementedError: A circuit has no such function, or too many features.
     """
     differences = [0.0]
 
@@ -193,7 +193,7 @@ def as_classical(model: nn.Module, **options: Any) -> tuple[nn.Module, float]:
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Numbers of parameters by kind: `quantum` and `classical` (trained), `frozen` (of either kind).
+    """Numbers of parameters: `quantum` and `classical` (trained), and `frozen` (not trained).
 
     Example:
         >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=4, n_layers=2))
@@ -208,21 +208,21 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 
 def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of every circuit in `model`: of its QuantumLayers, and angles that say `of_circuit`."""
+    """The weights of every circuit in `model`: QuantumLayers, and modules marked `of_circuit`."""
     return [weight for module in model.modules() if _is_circuit(module) for weight in module.parameters()]
 
 
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of every circuit in `model`, or of the `ClassicalLayer`s in their place: trained alike.
+    """The weights of every circuit in `model`, or of the `ClassicalLayer`s that replace them.
 
-    A `FourierLayer` and a `MatchedLayer` train as linear layers do, with the rate of the classical weights.
+    Both train alike. A `FourierLayer` and a `MatchedLayer` train with the learning rate of classical weights.
     """
     parts = [each for each in model.modules() if _is_circuit(each) or isinstance(each, ClassicalLayer)]
     return [weight for module in parts for weight in module.parameters()]
 
 
 def on_backend(model: nn.Module, backend: str) -> nn.Module:
-    """`model`, changed in place: its circuits whose backend nobody has chosen run on this one."""
+    """Moves the circuits of `model` to a backend, in place; skips circuits with a chosen backend."""
 
     def make(layer: QuantumLayer, i: int) -> QuantumLayer:
         return layer.with_qnode(layer.qnode, backend) if layer.wanted_backend == "auto" else layer
@@ -231,12 +231,12 @@ def on_backend(model: nn.Module, backend: str) -> nn.Module:
 
 
 def has_circuit(model: nn.Module) -> bool:
-    """Whether there is a circuit in `model`, trained or frozen."""
+    """Whether `model` contains a circuit, trained or frozen."""
     return any(map(_is_circuit, model.modules()))
 
 
 def _is_circuit(module: nn.Module) -> bool:
-    """Whether its parameters are a circuit's weights; an adapter holds angles in a module of their own."""
+    """Whether a module's parameters are a circuit's weights; adapters keep angles in a separate module."""
     return isinstance(module, QuantumLayer) or getattr(type(module), "of_circuit", False)
 
 
@@ -247,13 +247,13 @@ def _terms(n_features: int):
 
 
 def _no_entanglement(layer: QuantumLayer, seed: int) -> QuantumLayer:
-    drop: Any = circuits.drop_entanglement  # PennyLane types a transform by what it is applied to
+    drop: Any = circuits.drop_entanglement  # PennyLane's type of a transform depends on its argument
     return layer.with_qnode(drop(layer.qnode))
 
 
 def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
     frozen = layer.with_qnode(layer.qnode).requires_grad_(False)
-    generator = torch.Generator().manual_seed(2**31 + seed)  # not where a quanvolution begins
+    generator = torch.Generator().manual_seed(2**31 + seed)  # unlike any initial seed of a quanvolution
     for weight in frozen.parameters():
         weight.copy_(2 * math.pi * torch.rand(weight.shape, generator=generator))
     return frozen
@@ -287,7 +287,7 @@ _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
 
 
 def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Module:
-    """`model`, changed in place: the trained weights that a circuit's inputs depend on are frozen."""
+    """Freezes, in place, the trained weights of `model` that a circuit's inputs depend on."""
     if example is None:
         rule, step = "be a batch of the model's inputs for frozen_classical", "Give example=images[:1]."
         raise ValueError(checks.message("example", rule, example, step))
@@ -307,7 +307,7 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
 
 
 def _without_quantum(model: nn.Module) -> nn.Module:
-    """`model`, changed in place: what knows how to do without its circuits does."""
+    """Replaces, in place, every module of `model` that has `without_quantum` by its result."""
     if callable(getattr(model, "without_quantum", None)):
         return model.without_quantum().train(model.training)  # pyright: ignore[reportCallIssue]
     for name, child in model._modules.items():
@@ -317,11 +317,11 @@ def _without_quantum(model: nn.Module) -> nn.Module:
 
 
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
-    """`model`, changed in place: each QuantumLayer replaced by what `make(layer, index)` gives."""
+    """Replaces each QuantumLayer of `model`, in place, by `make(layer, index)`."""
     whole = nn.ModuleList([model])
     made: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
     for parent in list(whole.modules()):
-        for name, child in list(parent._modules.items()):  # named_children() gives a child of two names once
+        for name, child in list(parent._modules.items()):  # named_children() skips a child's second name
             if isinstance(child, QuantumLayer):
                 if child not in made:
                     place = next(child.parameters(), torch.zeros(()))

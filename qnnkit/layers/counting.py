@@ -1,4 +1,4 @@
-"""How many circuits an image costs, and what a quanvolution made of it: seen by hooks, for any model."""
+"""Circuits per image and feature maps of a quanvolution, measured by hooks in any model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
 Given = Tensor | Mapping[str, Tensor]
-"""What a model takes: a tensor, or several by name."""
+"""Inputs of a model: a tensor, or several by name."""
 
 
 def called(model: nn.Module, given: Given) -> Any:
-    """What a model gives, on its own device, for a tensor or for several by name."""
+    """The output of a model, on its own device, for a tensor or for several by name."""
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
     if isinstance(given, Mapping):
         return model(**{name: tensor.to(device) for name, tensor in given.items()})
@@ -25,13 +25,13 @@ def called(model: nn.Module, given: Given) -> Any:
 
 
 def circuits_per_image(model: nn.Module, image: Given) -> int:
-    """How many circuits one forward pass of one image runs, all `QuantumLayer`s together.
+    """Number of circuits that one forward pass of one image runs in all `QuantumLayer`s together.
 
     Args:
-        model: Any module; it is left as it was. On its own device.
-        image: A batch of one or more, as the model takes it, of shape (batch, ...); of a model that takes
-            several tensors by name, these. Features that a frozen circuit has made before count as what they
-            are: no circuit runs for them.
+        model: Any module, which is not changed and runs on its own device.
+        image: A batch of one or more, as the model takes it, of shape (batch, ...), or a mapping for a model
+            that takes several tensors by name. For precomputed features, the circuit that computed them does
+            not count, because it does not run.
 
     Example:
         >>> circuits_per_image(Quanv2d(1, "data_reuploading", filters=2), torch.zeros(1, 1, 8, 8))
@@ -42,11 +42,11 @@ def circuits_per_image(model: nn.Module, image: Given) -> int:
 
 
 def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor]:
-    """Layer -> every row of features that its circuit meets; layers that run for no image are left out.
+    """For each layer, all rows of features that its circuit receives; layers that do not run are omitted.
 
     Args:
-        model: As for `circuits_per_image`.
-        images: As the model takes them, of shape (batch, ...).
+        model: As in `circuits_per_image`.
+        images: Images as the model takes them, of shape (batch, ...).
 
     Returns:
         For each layer a tensor of shape (n_circuits, n_features), on the model's device.
@@ -61,11 +61,11 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
 
 
 def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
-    """What the first quanvolution of a model makes of images, or None for a model without one.
+    """The feature maps that a model's first quanvolution computes, or None for a model without one.
 
     Args:
-        model: Any module; it is left as it was. On its own device.
-        images: As the model takes them, of shape (batch, channels, height, width).
+        model: Any module, which is not changed and runs on its own device.
+        images: Images as the model takes them, of shape (batch, channels, height, width).
 
     Returns:
         Expectation values of shape (batch, out_channels, rows, columns), on the CPU.
@@ -82,7 +82,7 @@ def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no graph; afterwards every module is in the mode it was in."""
+    """A context in evaluation mode without gradients; afterwards each module returns to its mode."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -94,7 +94,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def look(model: nn.Module, images: Given, kind: Any, hook: Callable[..., None], gradients=False) -> None:
-    """One forward pass in evaluation mode, with the hook on the modules of a kind; none without them."""
+    """Runs one forward pass in evaluation mode with a hook on all modules of a kind, if there are any."""
     if modules := [module for module in model.modules() if isinstance(module, kind)]:
         with contextlib.ExitStack() as stack, evaluating(model), torch.set_grad_enabled(gradients):
             for module in modules:

@@ -1,10 +1,10 @@
-"""The trigonometric features of a circuit that embeds its inputs as angles: its classical twin.
+"""The trigonometric features of a circuit that embeds its inputs as angles: its classical equivalent.
 
 A gate exp(-i t G) multiplies the state by phases exp(-i t g), one for each eigenvalue g of G. A measured
 value therefore depends on t only through cos(d t) and sin(d t), where d runs over the differences of G's
-eigenvalues: -1, 0 and 1 for a Pauli rotation. A circuit whose gates turn by the angles t_1(x), ..., t_k(x)
-is a linear map of cos(d . t(x)) and sin(d . t(x)) over all combinations d of such differences. Training
-changes the map, never the features.
+eigenvalues: -1, 0 and 1 for a Pauli rotation. A circuit whose gates have the angles t_1(x), ..., t_k(x) is a
+linear map of cos(d . t(x)) and sin(d . t(x)) over all combinations d of such differences. Training changes
+the map, never the features.
 
 Reference: Schuld, Sweke and Meyer 2021 (arXiv:2008.08605); Landman et al. 2022 (arXiv:2210.13200); Sweke et
 al. 2023 (arXiv:2309.11647).
@@ -26,14 +26,14 @@ from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.simulator import Fused
 
 MAX_FEATURES = 6561
-"""Features of one FourierLayer at most; eight wires with one rotation each have as many. A circuit with more
-gets a random sample of them."""
+"""Most features of one FourierLayer, the number of eight wires with one rotation each. A circuit with more
+gets a random sample of its features."""
 MEASURED = {"expval", "probs"}
 """Measurements that are linear in the state."""
 
 
 def seeded_linear(n_inputs: int, n_outputs: int, generator: torch.Generator, **options: Any) -> nn.Linear:
-    """A linear layer as torch begins it, with numbers from `generator` in place of torch's own."""
+    """A linear layer with torch's initialisation, drawn from `generator` instead of torch's own."""
     linear = nn.Linear(n_inputs, n_outputs, device="meta", **options).to_empty(device="cpu")
     for weight in linear.parameters():
         nn.init.uniform_(weight, -1 / math.sqrt(n_inputs), 1 / math.sqrt(n_inputs), generator=generator)
@@ -49,23 +49,23 @@ def sizes_of(layer: QuantumLayer) -> tuple[int, int]:
 
 
 class FourierLayer(nn.Module):
-    """A trained linear map of a circuit's own trigonometric features, in the circuit's place.
+    """A trained linear map of a circuit's trigonometric features, which replaces the circuit.
 
     Args:
         layer: A `QuantumLayer` that has run once. Its circuit embeds the inputs as angles of gates; an angle
             may be any function of the inputs, plus any function of the weights.
-        random: Whether frequencies are drawn from a normal distribution instead, as many as the circuit has
+        random: Whether to draw the frequencies from a normal distribution instead, as many as the circuit has
             and with the same mean square for each angle.
-        seed: Fixes the weights' start, and the frequencies that are drawn at random.
+        seed: Fixes the initial weights and the randomly drawn frequencies.
 
     Attributes:
-        frequencies: Of shape (n_frequencies, n_features), or (n_frequencies, n_angles) where an angle is no
-            linear function of the inputs; 0 comes first, and one of each pair d, -d.
-        linear: The map, from 2 * n_frequencies - 1 features to the circuit's outputs.
-        is_sampled: Whether the circuit has more than `MAX_FEATURES` features, of which these are a sample.
+        frequencies: Shape (n_frequencies, n_features), or (n_frequencies, n_angles) if an angle is not a
+            linear function of the inputs: 0 first, then one of each pair d, -d.
+        linear: The map from 2 * n_frequencies - 1 features to the circuit's outputs.
+        is_sampled: Whether the features are a sample, because the circuit has more than `MAX_FEATURES`.
 
     Raises:
-        NotImplementedError: The circuit is no map of a fixed set of such features; the message says why.
+        NotImplementedError: The circuit is not a map of a fixed set of such features; the message says why.
 
     Example:
         >>> from qnnkit import circuits
@@ -95,13 +95,13 @@ class FourierLayer(nn.Module):
         self.linear = seeded_linear(n_features, self.encoding.n_outputs, generator, bias=False, dtype=dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
+        """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
         step = "Give as many features as the layer has."
         checks.last_axis("inputs", inputs, self.encoding.n_features, step)
         return self.linear(self.features(inputs))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """cos and sin of shape (..., 2 * n_frequencies - 1), the constant 1 first."""
+        """cos and sin features of shape (..., 2 * n_frequencies - 1); the first is the constant 1."""
         rows = inputs.reshape(-1, inputs.shape[-1]).to(self.frequencies.dtype)
         angles = rows if self.encoding.slopes is not None else self.encoding.angles(rows)
         phases = angles @ self.frequencies.T
@@ -109,21 +109,21 @@ class FourierLayer(nn.Module):
 
 
 def fourier_fit(layer: QuantumLayer, *, most: int = MAX_FEATURES) -> tuple[FourierLayer, float]:
-    """The map of its features that agrees best with a circuit, and the largest difference between the two.
+    """The linear map of a circuit's features that fits the circuit best, and their largest difference.
 
     The map is the least-squares solution in float64, at a quarter more inputs than there are features; the
-    difference is the largest one at 256 others. Inputs are uniform over ten periods of the steepest angle, or
-    in (-1, 1) where an angle is no linear function of them.
+    difference is the largest one at 256 other inputs. Inputs are uniform over ten periods of the steepest
+    angle, or in (-1, 1) if an angle is not a linear function of them.
 
     Args:
         layer: As in `FourierLayer`.
-        most: Features that are fitted at most: the time grows with their third power.
+        most: Most features to fit; the time grows with their third power.
 
     Raises:
-        NotImplementedError: As `FourierLayer`, or the circuit has more than `most` features.
+        NotImplementedError: As in `FourierLayer`, or the circuit has more than `most` features.
     """
     exact = copy.deepcopy(layer).double().cpu()
-    exact.qnode = qp.set_shots(exact.qnode, None)  # the expectation values, not samples of them
+    exact.qnode = qp.set_shots(exact.qnode, None)  # exact expectation values
     twin = FourierLayer(exact)
     if twin.is_sampled or twin.linear.in_features > most:
         rule, step = f"have at most {most:,} Fourier features", "Train the `fourier` control instead."
@@ -135,7 +135,7 @@ def fourier_fit(layer: QuantumLayer, *, most: int = MAX_FEATURES) -> tuple[Fouri
     rows = width * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
     with torch.no_grad():
         values, features = exact.forward(rows), twin.features(rows)
-        # gelsd cuts small singular values; the default driver is wrong where features depend on each other.
+        # gelsd cuts small singular values; the default driver is wrong if features are linearly dependent.
         fitted = torch.linalg.lstsq(features[256:], values[256:], driver="gelsd").solution
         twin.linear.weight.copy_(fitted.T)
         difference = (twin(rows[:256]) - values[:256]).abs().max().item()
@@ -143,24 +143,24 @@ def fourier_fit(layer: QuantumLayer, *, most: int = MAX_FEATURES) -> tuple[Fouri
 
 
 class _Encoding:
-    """Which angles a circuit's inputs turn gates by.
+    """The gate angles that depend on a circuit's inputs.
 
     Attributes:
-        differences: Of each angle, the positive differences of eigenvalues of the generator of its gate.
-        slopes: Of shape (n_angles, n_features): the angles as a linear map; None where they are none.
-        phases: Of shape (n_angles, 3): the angles at three random inputs, less those at a fourth.
+        differences: For each angle, the positive differences of the eigenvalues of its gate's generator.
+        slopes: The angles as a linear map, shape (n_angles, n_features); None if they are not linear.
+        phases: The angles at three random inputs minus those at a fourth, shape (n_angles, 3).
     """
 
     def __init__(self, layer: QuantumLayer):
         self.n_features, self.n_outputs = sizes_of(layer)
-        # Copied and pickled as layers are. Its own programs: `layer` explains itself as before.
+        # Copied and pickled as layers are. Its programs are separate, so `layer.explain()` stays the same.
         self.layer = layer.with_qnode(layer.qnode)
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        small = normal(4, self.n_features).tanh()  # where arccos has a value
+        small = normal(4, self.n_features).tanh()  # in the domain of arccos
         rows = torch.cat([small, 30 * normal(5, self.n_features)]).requires_grad_()
         weights = [{n: normal(*w.shape) for n, w in layer.qnode_weights.items()} for _ in range(3)]
         seen = [self._turned(each, one) for each, one in zip((rows, rows, -0.9 * rows), weights, strict=True)]
@@ -173,10 +173,10 @@ class _Encoding:
         moving: Any = program.circuit.matrix[:, program.on_rows].any(1)
         self.chosen = [i for i, each in enumerate(differences) if moving[i] and each[-1] > 0]
         if not self.chosen:
-            raise _outside("no gate reads the inputs as an angle of its own for each sample")
+            raise _outside("no gate has a separate angle for each sample")
         self.differences = [differences[i][differences[i] > 0].tolist() for i in self.chosen]
         first, second = ((each - each[0])[:, self.chosen].detach() for _, each in seen[:2])
-        if not torch.allclose(first, second, equal_nan=True):  # they may add, not more
+        if not torch.allclose(first, second, equal_nan=True):  # weights may only be added
             raise _outside("weights multiply the inputs")
         basis = torch.cat([torch.zeros(1, self.n_features), torch.eye(self.n_features)]).double()
         at_basis, at_rows = self.angles(basis).T, self.angles(rows.detach()).T
@@ -186,7 +186,7 @@ class _Encoding:
         self.phases = at_rows[:, 1:4] - at_rows[:, :1]
 
     def angles(self, rows: Tensor) -> Tensor:
-        """The angles that the inputs turn gates by, of shape (batch, n_angles), at weights of 0."""
+        """The angles that depend on the inputs, of shape (batch, n_angles), at weights of 0."""
         weights = {name: rows.new_zeros(w.shape) for name, w in self.layer.qnode_weights.items()}
         return self._turned(rows, weights)[1][:, self.chosen]
 
@@ -202,7 +202,7 @@ class _Encoding:
 
 
 def _combinations(encoding: _Encoding, generator: torch.Generator) -> tuple[Tensor, bool]:
-    """Of shape (n_frequencies, n_angles): 0 and one of each pair d, -d; and whether they are a sample."""
+    """Frequencies (n_frequencies, n_angles), 0 and one of each pair d, -d; and whether they are a sample."""
     choices = [
         torch.tensor([0.0, *each, *(-one for one in each)], dtype=torch.float64)
         for each in encoding.differences
@@ -219,18 +219,18 @@ def _combinations(encoding: _Encoding, generator: torch.Generator) -> tuple[Tens
 
 
 def _distinct(combinations: Tensor, phases: Tensor) -> Tensor:
-    """Those that are different functions of the inputs, by their values at random inputs; in order."""
+    """The combinations that differ as functions of the inputs, judged at random inputs; keeps their order."""
     values = (combinations @ phases / 1e-6).round() + 0.0  # no -0
     _, first = np.unique(values.numpy(), axis=0, return_index=True)
     return combinations[np.sort(first)]
 
 
 def _half(combinations: Tensor, phases: Tensor) -> Tensor:
-    """0 and one of each pair d, -d: cos and sin of both are the same functions, but for a sign."""
+    """0 and one of each pair d, -d, whose cos and sin are the same functions up to a sign."""
     signs = (combinations @ phases[:, :1]).sign()
     return _distinct(torch.cat([0 * combinations[:1], combinations * signs]), phases)
 
 
 def _outside(reason: str) -> NotImplementedError:
-    rule, step = "embed its inputs as angles of gates", "Leave the controls fourier and fourier_random out."
+    rule, step = "embed its inputs as angles of gates", "Omit the controls fourier and fourier_random."
     return NotImplementedError(checks.message("layer", rule, f"a circuit where {reason}", step))

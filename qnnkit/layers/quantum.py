@@ -24,24 +24,24 @@ BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gp
 class QuantumLayer(qp.qnn.TorchLayer):
     """A `pennylane.qnn.TorchLayer` that runs the whole batch as one fused torch program.
 
-    Same constructor, same `state_dict`, same outputs and gradients, at every call: the QNode's Python runs at
-    every call, unless it reads nothing but its arguments and constants. What has no fused form (noise,
-    measurements in the middle, gates that are not unitary) runs on the QNode's own device, and `explain` says
-    why. The circuit is computed in float32 (float64 where the weights or the inputs are), whatever autocast
-    and torch's precision of matrix products say around it, and the result returns in the surrounding dtype.
+    The layer has TorchLayer's constructor, `state_dict`, outputs and gradients. The QNode's Python runs at
+    every call, unless it reads only its arguments and constants. A circuit without a fused form (noise,
+    mid-circuit measurements, gates that are not unitary) runs on the QNode's own device, and `explain` says
+    why. The circuit is computed in float32 (float64 if the weights or the inputs are), whatever autocast and
+    torch's precision of matrix products are set to. The result has the surrounding dtype.
 
     Args:
         qnode: QNode with an argument `inputs` and one argument per entry of `weight_shapes`.
         weight_shapes: Shape of each weight by name; weights are angles in radians.
         init_method: As in TorchLayer: a function such as `torch.nn.init.normal_`, or one (or a tensor) per
             name; uniform in [0, 2 pi) by default.
-        backend: "auto" runs the fused program where there is one, up to 24 wires, else the QNode's own
-            device; "batched" insists on the program; a device's name moves the QNode there
-            (differentiated by backprop on `default.qubit`, by the adjoint method on `lightning.*`).
+        backend: "auto" runs the fused program if there is one, up to 24 wires, else the QNode's own device;
+            "batched" requires the program; a device's name moves the QNode there (differentiated by
+            backprop on `default.qubit`, by the adjoint method on `lightning.*`).
 
     Raises:
-        ValueError: `backend` is unknown, the QNode has another interface than torch's, a shape is missing,
-            or a tensor in `init_method` has another one.
+        ValueError: `backend` is unknown, the QNode's interface is not torch's, a shape is missing, or a
+            tensor in `init_method` has the wrong shape.
         TypeError: The QNode has no argument `inputs`, or takes any number of arguments.
         Exception: What PennyLane raises for a device that is not installed or does not work here.
 
@@ -55,16 +55,16 @@ class QuantumLayer(qp.qnn.TorchLayer):
     """
 
     generator: torch.Generator | Literal["torch"] | None = None
-    """Draws the shots of a QNode with a finite number of them; "torch" is torch's own. Without one, shots are
-    drawn here only where PennyLane has no gradient (batches of inputs that require one), by torch's own."""
+    """Generator for a QNode with a finite number of shots; "torch" is torch's own. If None, the layer draws
+    shots only if PennyLane has no gradient (for batches of inputs that require one), by torch's own."""
     gradient_checkpointing = False
-    """Whether the program computes states again on the way back; the name that transformers gives it."""
+    """Whether the backward pass computes states again; transformers uses the same name."""
     n_features: int | None = None
-    """Length of the inputs' last axis, as last seen by `forward`."""
+    """Length of the inputs' last axis in the last call of `forward`."""
     n_outputs: int | None = None
-    """Length of the outputs' last axis, as last seen by `forward`; None for a single value or a state."""
+    """Length of the outputs' last axis in the last call of `forward`; None for a single value or a state."""
     input_dtype: torch.dtype | None = None
-    """Of the inputs, as last seen by `forward`, before the circuit rounds them up to float32 at least."""
+    """dtype of the inputs in the last call of `forward`, before the promotion to float32 at least."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     @property
     def backend(self) -> str:
-        """ "batched", or the PennyLane device's name; before the first call, where the circuit may run."""
+        """ "batched" or the PennyLane device's name; before the first call, the backend to be tried."""
         return self.qnode.device.name if self._obstacle() else "batched"
 
     def explain(self) -> str:
-        """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
+        """One sentence: what runs the circuit and why; before the first call, what will be tried."""
         obstacle, last = self._obstacle(), self._programs and self._programs.last
         if obstacle is None and isinstance(last, Sampled):
             return (
                 f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
-                "differentiated by the parameter-shift rule, each shifted circuit with shots of its own."
+                "differentiated by the parameter-shift rule, with separate shots for each shifted circuit."
             )
         if obstacle is None and not last:
             return "Has not run yet; it will try one fused program over the whole batch."
@@ -111,32 +111,32 @@ class QuantumLayer(qp.qnn.TorchLayer):
         )
 
     def _obstacle(self) -> str | None:
-        """Why the circuit does not run as a fused program; None if it does, as far as is known."""
+        """Why the circuit does not run as a fused program; None if it does or has not run yet."""
         if self.wanted_backend not in ("auto", "batched"):
-            return "that device was asked for"
+            return f"backend={self.wanted_backend!r} was set"
         last = own_device(self.qnode) or (self._programs and self._programs.last)
         return last if isinstance(last, str) else None
 
     def _call(self, rows: Tensor, weights: dict[str, Tensor]) -> Call | qp.QNode:
-        """The programs for this call, or the QNode to call in their place."""
+        """The programs for this call, or the QNode to call instead."""
         if self.wanted_backend not in ("auto", "batched"):
             return self.qnode
         call = self.programs().program_for(rows, weights)
         if self.wanted_backend == "batched" and not isinstance(call, Call):
-            call(**{self.input_arg: rows, **weights})  # which may raise PennyLane's own error
-            step = f"It has none, because {self.programs().last}; use auto."
+            call(**{self.input_arg: rows, **weights})  # may raise PennyLane's own error
+            step = f"It has none, because {self.programs().last}. Use auto."
             raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
         return call
 
     def programs(self) -> Programs:
-        """Those of its QNode, whatever runs it."""
+        """The programs of the layer's QNode, whatever backend runs it."""
         made_for = self._programs and (self._programs.qnode, self._programs.input_name)
         if self._programs is None or made_for != (self.qnode, self.input_arg):
             self._programs = Programs(self.qnode, self.input_arg)
         self._programs.generator = self.generator
         return self._programs
 
-    # --- the way forward --------------------------------------------------------------------------
+    # --- forward ----------------------------------------------------------------------------------
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Measured values for `inputs`.
@@ -145,17 +145,17 @@ class QuantumLayer(qp.qnn.TorchLayer):
             inputs: Features of shape (..., n_features).
 
         Returns:
-            Of shape (..., n_outputs), or (...) for a single value, in the dtype that autocast or else
-            `inputs` has (for integers float32, or as the weights); a state is complex, of shape
+            Values of shape (..., n_outputs), or (...) for a single value, in the dtype of autocast or else
+            of `inputs` (for integers float32, or that of the weights). A state is complex, of shape
             (..., 2**n_wires).
 
         Raises:
-            ValueError: `inputs` is no tensor, or has no features.
-            Exception: Whatever the QNode raises; if an earlier call had another number of features, a note
-                says so.
+            ValueError: `inputs` is not a tensor, or has no features.
+            Exception: Whatever the QNode raises, with a note if an earlier call had a different number of
+                features.
         """
         if torch.compiler.is_dynamo_compiling():
-            from qnnkit.layers.apart import apart  # with torch's compiler, a second's work
+            from qnnkit.layers.apart import apart  # imports torch's compiler, which takes a second
 
             return apart(self.forward, inputs)
         if not isinstance(inputs, Tensor) or not inputs.ndim or not inputs.shape[-1]:
@@ -167,32 +167,30 @@ class QuantumLayer(qp.qnn.TorchLayer):
         if not dtype == inputs.dtype == torch.float32:
             dtype = torch.promote_types(torch.promote_types(inputs.dtype, dtype), torch.float32)
         surrounding = inputs.dtype if inputs.is_floating_point() else dtype
-        if casts and inputs.dtype != torch.float64:  # which autocast passes by
+        if casts and inputs.dtype != torch.float64:  # autocast ignores float64
             surrounding = torch.get_autocast_dtype(kind)
         try:
             with torch.autocast(kind, enabled=False) if casts else contextlib.nullcontext():
                 outputs = self._measured(inputs, weights, dtype)
         except Exception as error:
             if self.n_features not in (None, n_features):
-                last = f"the last call that worked had {self.n_features}"
+                last = f"the last successful call had {self.n_features}"
                 error.add_note(f"The inputs have {n_features} features; {last}.")
             raise
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
         if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
             self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
-        surrounding = outputs.dtype if is_complex else surrounding
-        is_same = outputs.dtype == surrounding and outputs.device == inputs.device
-        return outputs if is_same else outputs.to(inputs.device, surrounding)
+        return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
     def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """The outputs, computed in `dtype` by the program or else by the QNode's own device."""
+        """The outputs, computed in `dtype` by the program or by the QNode's own device."""
         if dtype == torch.float32 and autograd_must() and rounds(inputs.device.type):
-            dtype = torch.float64  # torch itself goes back, and would round there
+            dtype = torch.float64  # torch's own backward pass would round
         rows = inputs if inputs.dtype == dtype else inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
         is_empty = not rows.numel()
-        if is_empty:  # bits, angles, amplitudes of norm 1; two samples, as batches have the same program
+        if is_empty:  # valid as bits, angles or amplitudes of norm 1; two samples share a batch's program
             one = torch.eye(1, rows.shape[-1], dtype=rows.dtype, device=rows.device)
             rows = torch.cat([rows, one, one])
         call = self._call(rows, {name: weight.to(rows) for name, weight in weights.items()})
@@ -206,7 +204,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         return outputs
 
     def _of_call(self, call: Call, rows: Tensor) -> Tensor:
-        """The outputs of programs."""
+        """The outputs of the programs of a call."""
         keep, batch = not self.gradient_checkpointing, rows.shape[0] if rows.ndim == 2 else None
         if call.finish is None and call.parts[0][2] == batch:
             [(program, arguments, _)] = call.parts
@@ -223,21 +221,21 @@ class QuantumLayer(qp.qnn.TorchLayer):
     def _on_own_device(self, qnode: qp.QNode, rows: Tensor) -> Tensor:
         """The outputs as TorchLayer computes them."""
         device = self.qnode.device
-        # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
+        # MPS has no float64, and lightning reads host memory: both take inputs from the CPU.
         fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
         results = qnode(**self._arguments(fed))
         if not self.qnode.shots.has_partitioned_shots:
             return _columns(results, fed)
         return torch.stack([_columns([part] if isinstance(part, Tensor) else part, fed) for part in results])
 
-    # --- its weights ------------------------------------------------------------------------------
+    # --- weights ----------------------------------------------------------------------------------
 
     def _weights(self) -> dict[str, Tensor]:
-        """The weights by name, where torch or the user put them last.
+        """The current weights by name, wherever torch or the user has put them.
 
-        `functional_call` and `load_state_dict` exchange what is in `_parameters`; in DataParallel's
-        replicas, and under a parametrization, they are attributes instead. A tensor that the user assigned in
-        `qnode_weights` comes first.
+        `functional_call` and `load_state_dict` replace entries of `_parameters`. In DataParallel's replicas
+        and under a parametrization, weights are attributes instead. A tensor that the user assigned in
+        `qnode_weights` takes precedence.
         """
         held, own, weights = self._parameters, self._own_weights, dict(self.qnode_weights)
         for name, weight in weights.items():
@@ -246,7 +244,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         return weights
 
     def _arguments(self, inputs: Tensor) -> dict[str, Tensor]:
-        """What the QNode is called with."""
+        """The arguments of a QNode call."""
         weights = {name: weight.to(inputs) for name, weight in self._weights().items()}
         return {self.input_arg: inputs, **weights}
 
@@ -254,7 +252,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     def func(self) -> Callable[..., Any]:
         """The QNode's function of the inputs alone, which qp.draw and qp.specs call."""
 
-        # For TorchLayer, PennyLane itself adds the weights; its subclasses it takes for QNodes.
+        # PennyLane adds the weights for TorchLayer itself, but treats its subclasses as QNodes.
         @functools.wraps(self.qnode.func)
         def circuit(inputs: Tensor, **weights: Tensor) -> Any:
             return self.qnode.func(**{**self._arguments(inputs), **weights})
@@ -264,7 +262,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     # --- copies -----------------------------------------------------------------------------------
 
     def with_qnode(self, qnode: qp.QNode, backend: str | None = None) -> QuantumLayer:
-        """The same layer, own copies of the weights, around another QNode of the same weights."""
+        """A copy of the layer, with copied weights, around another QNode of the same weights."""
         weights = self._weights()
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         start = {name: weight.detach().clone() for name, weight in weights.items()}
@@ -278,19 +276,19 @@ class QuantumLayer(qp.qnn.TorchLayer):
         return copy.deepcopy(self, {id(each): each for each in vars(self).values()})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantumLayer:
-        # A QNode holds no state of the layer, so the copy may share it; copying its device may fail.
+        # A QNode holds no state of the layer, so both can share it; copying its device may fail.
         memo |= {id(self.qnode): self.qnode, id(self._programs): copy.copy(self._programs)}
         memo[id(self)] = layer = type(self).__new__(type(self))
         layer.__dict__.update(copy.deepcopy(torch.nn.Module.__getstate__(self), memo))
         return layer
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: the QNode by value, as its function may have no name to be imported by; no programs."""
-        # For processes and files of the user's own: the kit itself writes safetensors and reads no pickle.
+        """The state for pickle: the QNode by value, since its function may not be importable; no programs."""
+        # For the user's own processes and files: the kit itself writes safetensors and reads no pickle.
         import cloudpickle
 
         twin = copy.copy(self.qnode)
-        twin._tape = None  # which may hold tensors of a transform that has ended
+        twin._tape = None  # may hold tensors of a finished transform
         qnode = cloudpickle.dumps(twin)
         return {**super().__getstate__(), "qnode": qnode, "_programs": None}
 
@@ -301,7 +299,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
 
 def _columns(values: Any, x: Tensor) -> Tensor:
-    """What a QNode returns for inputs `x`, in their precision; of several measurements, a column a number."""
+    """A QNode's results for inputs `x`, in their precision; several measurements become columns."""
     if not isinstance(values, Tensor):
         parts = [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else values
         values = torch.hstack(parts)
@@ -315,6 +313,6 @@ def _moved(qnode: qp.QNode, backend: str) -> qp.QNode:
     try:
         device = circuits.make_device(backend, qnode.device.wires)
     except Exception as error:
-        error.add_note(f"`qnnkit doctor` tells what backend={backend!r} needs.")
+        error.add_note(f"Run `qnnkit doctor` to see what backend={backend!r} needs.")
         raise
     return qnode.update(device=device, diff_method="backprop" if backend == "default.qubit" else "adjoint")

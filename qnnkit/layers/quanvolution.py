@@ -1,4 +1,4 @@
-"""`Quanv2d`: a circuit slid over an image."""
+"""`Quanv2d`: a circuit that slides over an image."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from qnnkit.layers.quantum import QuantumLayer
 
 
 class Quanv2d(nn.Module):
-    """A quanvolution: a circuit slid over every channel of an image, as a convolution's kernel is.
+    """A quanvolution: a circuit that slides over every channel of an image like a convolution's kernel.
 
-    Each patch of `kernel_size` x `kernel_size` pixels of one channel is embedded into the wires; each
-    measured value (of a named circuit each wire's <Z>) is one output channel. All channels share the weights
-    (depthwise); a filter has its own.
+    Each patch of `kernel_size` x `kernel_size` pixels of one channel is embedded into the wires. Each
+    measured value (<Z> of each wire, for a named circuit) is one output channel. All channels share the
+    weights (depthwise); each filter has its own.
 
     Args:
         in_channels: Channels of the input.
-        circuit: Name of an ansatz in `CIRCUITS`, or a pair (qnode, weight_shapes) as `circuits.build` makes.
+        circuit: Name of an ansatz in `CIRCUITS`, or a pair (qnode, weight_shapes) as from `circuits.build`.
         kernel_size: Side of a patch, in pixels.
         stride: Step between patches, in pixels.
         filters: Number of circuits, each with its own weights (and its own structure, if `random`).
         trainable: Whether the weights receive gradients.
-        seed: Fixes the weights' start and the structure of `random`; no global generator is touched.
+        seed: Fixes the initial weights and the structure of `random`; no global generator is used.
         backend: As in `QuantumLayer`.
         n_layers: Depth of a named circuit.
         embedding: Embedding of a named circuit that does not embed its data itself.
-        initialisation: Name of an entry of `circuits.INITIALISATIONS`, which draws the weights. A pair
-            (qnode, weight_shapes) for `identity_block` is one that was built `mirrored`.
+        initialisation: Name of an entry of `circuits.INITIALISATIONS`, which draws the weights. For
+            `identity_block`, a pair (qnode, weight_shapes) must have been built `mirrored`.
 
     Raises:
         ValueError: A name is unknown, or a number is below 1.
@@ -79,7 +79,7 @@ class Quanv2d(nn.Module):
                 qnode, shapes = circuit
             layer = QuantumLayer(qnode, shapes, partial(draw, generator=generator), backend=backend)
             self.filters.append(layer.requires_grad_(trainable))
-            outputs = layer(torch.zeros(0, n_features))  # of shape (0, n_outputs), or (0,) for a single one
+            outputs = layer(torch.zeros(0, n_features))  # (0, n_outputs), or (0,) for a single output
             self.out_channels += in_channels * math.prod(outputs.shape[1:])
 
     def forward(self, images: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ class Quanv2d(nn.Module):
             images: Angles in radians, of shape (batch, in_channels, height, width).
 
         Returns:
-            Expectation values in [-1, 1], of shape (batch, out_channels, height', width'); the channels
-            run over input channel, filter and wire, wires fastest.
+            Expectation values in [-1, 1], of shape (batch, out_channels, height', width'). Channels are
+            ordered by input channel, filter and wire; wires vary fastest.
 
         Raises:
             ValueError: The shape does not fit, or the image is smaller than a patch.
@@ -104,7 +104,7 @@ class Quanv2d(nn.Module):
         k, s = self.kernel_size, self.stride
         patches = images.unfold(2, k, s).unfold(3, k, s)  # (batch, channels, rows, columns, k, k), a view
         rows, columns = patches.shape[2:4]
-        patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, as the program reads them
+        patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, in the program's order
         results = (layer(patches.t()) for layer in self.filters)
         maps = [each.reshape(len(each), math.prod(each.shape[1:])) for each in results]
         values = maps[0] if len(maps) == 1 else torch.cat(maps, dim=1)

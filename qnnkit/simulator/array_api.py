@@ -1,7 +1,7 @@
-"""What the passes by hand need that tensors and NumPy arrays spell differently.
+"""Operations of the hand-written passes that tensors and NumPy arrays spell differently.
 
-On a CPU, NumPy starts an operation in a third of the time that torch takes: small batches run on arrays that
-share the tensors' memory, by the same code.
+On a CPU, NumPy starts an operation in a third of the time that torch takes. Small batches therefore run on
+arrays that share the tensors' memory, through the same code.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Array = Any
 
 
 def xp(array: Array) -> Any:
-    """The library of an array, for functions that both have: cos, sin, concatenate."""
+    """The module of an array, torch or NumPy, for functions that both have: cos, sin, concatenate."""
     return np if isinstance(array, np.ndarray) else torch
 
 
 def empty(like: Array, rows: int) -> Array:
-    """Room for so many rows of the same batch."""
+    """An uninitialised array of `rows` rows for the same batch."""
     shape = *like.shape[:-2], rows, like.shape[-1]
     return np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_empty(shape)
 
@@ -40,7 +40,7 @@ def product(matrix: Array, state: Array) -> Array:
 
 
 def outer(gradient: Array, state: Array) -> Array:
-    """The gradient by the matrix of a product, from those by its result and what it was applied to."""
+    """The gradient with respect to the matrix of a product, from that of its result and the old state."""
     return gradient @ state.T if state.ndim == 2 else (gradient @ state.swapaxes(-1, -2)).sum(0)
 
 
@@ -60,17 +60,20 @@ def add_product(target: Array, a: Array, b: Array, sign: int) -> None:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Has glibc keep up to 62 MiB of freed memory, where it would give states back after every step.
+    """Makes glibc keep up to 62 MiB of freed memory instead of returning states to the system at every step.
 
-    Its bounds follow the largest block that was freed (`man mallopt`, M_MMAP_THRESHOLD; 32 MiB at most). Each
-    page that was given back costs a fault when it is used again: W1 took 2.2 ms for 1.9, W2 up to 11 for 6.3
-    (two x86 cores, 2026-11-24).
+    Its thresholds follow the largest block that was freed (`man mallopt`, M_MMAP_THRESHOLD; 32 MiB at most).
+    Each returned page costs a page fault when it is used again: W1 took 2.2 ms instead of 1.9, W2 up to 11
+    instead of 6.3 (two x86 cores, 2026-11-24).
     """
     np.empty(31 * 2**20, np.uint8)
 
 
 def in_numpy(given: Any) -> Any:
-    """The same with arrays in place of tensors, sharing memory; of lists, tuples, the simulator's objects."""
+    """The same value with arrays in place of tensors, sharing memory.
+
+    Converts tensors in lists, in tuples and in the simulator's objects.
+    """
 
     def converted(leaf: Any) -> Any:
         if type(leaf).__module__.startswith("qnnkit."):
@@ -82,28 +85,28 @@ def in_numpy(given: Any) -> Any:
     return tree_map(converted, given)
 
 
-# --- float32 matrix products with all their digits, whatever the code around has asked torch for ---
+# --- float32 matrix products in full precision, whatever the user has set in torch ----------------
 
 
 def autocasts(kind: str) -> bool:
-    """Whether autocast is on for a kind of device, if that has any."""
+    """Whether autocast is on for a type of device; False if the type has no autocast."""
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def rounds(kind: str) -> bool:
-    """Whether the user lets torch round float32 matrix products on a kind of device."""
+    """Whether the user lets torch round float32 matrix products on a type of device."""
     return kind in PRECISION and torch._C._get_fp32_precision_getter(*PRECISION[kind]) not in EXACT
 
 
 PRECISION = {"cpu": ("mkldnn", "matmul"), "cuda": ("cuda", "matmul")}
-"""Names that torch has for the setting by kind of device; others have no such setting."""
+"""torch's names of the precision setting, by type of device; other types have no such setting."""
 EXACT = "none", "ieee"
-"""Its values that round nothing."""
+"""Values of the precision setting under which torch does not round."""
 
 
 @contextlib.contextmanager
 def _exact(kind: str) -> Iterator[None]:
-    """Inside, nothing is rounded or cast on a kind of device, nor warned of."""
+    """A context in which a type of device does not round or autocast, and NumPy does not warn."""
     of, put = PRECISION.get(kind, PRECISION["cpu"]), torch._C._set_fp32_precision_setter
     before = torch._C._get_fp32_precision_getter(*of)
     put(*of, "ieee")
@@ -112,15 +115,15 @@ def _exact(kind: str) -> Iterator[None]:
             yield
     finally:
         put(*of, "none")
-        if torch._C._get_fp32_precision_getter(*of) != before:  # it was set itself, not inherited
+        if torch._C._get_fp32_precision_getter(*of) != before:  # it was set explicitly, not inherited
             put(*of, before)
 
 
 def exactly(kind: str, in_numpy: bool) -> Any:
-    """A context in which float32 has all its digits, whatever the user has set for the rest.
+    """A context in which float32 keeps all its digits, whatever the user has set outside.
 
     Args:
-        kind: Of device.
-        in_numpy: Whether all of it runs over NumPy arrays, which know of no such settings.
+        kind: Type of device.
+        in_numpy: Whether everything runs on NumPy arrays, which ignore these settings.
     """
     return np.errstate(all="ignore") if in_numpy or not (rounds(kind) or autocasts(kind)) else _exact(kind)

@@ -1,4 +1,4 @@
-"""The gradient of a fused program: by hand where that serves, else by torch."""
+"""The gradient of a fused program: hand-written if possible, else by torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qnnkit.simulator.array_api import Array, exactly, rounds, xp
 
 
 def autograd_must() -> bool:
-    """Whether the gradients by hand do not serve: under functional transforms, forward mode, torch.jit."""
-    # Neither has a public name; autograd.Function itself asks the first.
+    """Whether torch must compute the gradients: under functional transforms, forward mode or torch.jit."""
+    # torch has no public names for these; autograd.Function itself uses the second.
     return (
         torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
@@ -24,33 +24,32 @@ def autograd_must() -> bool:
 
 
 class Run(torch.autograd.Function):
-    """Rows and the shared vector -> values; see `Fused`."""
+    """Computes values from rows and the shared vector; see `Fused`."""
 
     @staticmethod
     def forward(ctx: Any, program: Any, given: Any, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
         ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, given
         values, ctx.built = program.compute(*given, ctx.tapes)
-        ctx.vector = vector  # which may change before the backward pass, that has a copy
+        ctx.vector = vector  # it may change before the backward pass, which has a copy
         ctx.save_for_backward(rows)
-        # a state may be on the tape itself: no cycle through this node
+        # detached, because the values may be on the tape, which would then refer back to this node
         return tensor_of(values).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        kind = gradient.device.type
         if torch.is_grad_enabled() or autograd_must() or _is_mapped(gradient):
             return Run._again(ctx, gradient)
-        with exactly(kind, ctx.given[0] is ctx.program.near):
+        with exactly(gradient.device.type, ctx.given[0] is ctx.program.near):
             return Run._backward(ctx, gradient)
 
     @staticmethod
     def _again(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        """The gradients so that they can be differentiated again, or mapped: by torch, through `plain`."""
-        # torch itself goes back, and would round
+        """The gradients in a form that can be differentiated again or mapped: by torch, through `plain`."""
+        # torch's own backward pass would round
         program = ctx.program.double if rounds(gradient.device.type) else ctx.program
         [rows], vector = ctx.saved_tensors, ctx.vector
         before = torch.as_tensor(ctx.given[2]).reshape(vector.shape)
-        if not torch.equal(before, vector.detach()):  # changed since
+        if not torch.equal(before, vector.detach()):  # changed since the forward pass
             vector = vector - vector.detach() + before
         with torch.enable_grad():
             each = [part.to(program.dtype) for part in (rows, vector)]
@@ -63,8 +62,8 @@ class Run(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         program, needed = ctx.program, ctx.needs_input_grad[3:]
-        ctx.saved_tensors  # noqa: B018  # raises if the rows were changed; a checkpoint computes them again
-        # What the forward pass kept goes with the first backward pass, as autograd's does.
+        ctx.saved_tensors  # noqa: B018  # raises if the rows were changed; a checkpoint recomputes them
+        # The first backward pass frees what the forward pass kept, as in autograd.
         built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
         gradients: Any = gradient.numpy(force=True).T if way is program.near else gradient.t()
@@ -93,7 +92,7 @@ class Run(torch.autograd.Function):
 
 
 _is_mapped: Any = vars(torch._C)["_functorch"].is_legacy_batchedtensor
-"""Whether a gradient represents many, as under `is_grads_batched`."""
+"""Whether a gradient stands for a batch of gradients, as under `is_grads_batched`."""
 
 
 # --- parts of a batch -----------------------------------------------------------------------------
@@ -104,7 +103,7 @@ def in_chunks(columns: Array, n: int) -> Array:
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
+    """An array of shape (batch, n), from parts of shape (n, samples) or (chunks, n, samples)."""
     rows = [p.T if p.ndim == 2 else p.swapaxes(1, 2).reshape(samples_of(p), p.shape[1]) for p in parts]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 

@@ -29,9 +29,9 @@ from qnnkit.simulator.readout import Readout, readout
 
 ONE_AT_A_TIME = threading.RLock()
 MOST_WIRES = 24
-"""Up to here `backend="auto"` runs the program; the QNode's own device beyond.
+"""Most wires for which `backend="auto"` runs the program; wider circuits run on the QNode's own device.
 
-No PennyLane device was measured to win below. Forward and backward on two x86 cores (2026-11-23),
+No PennyLane device was measured to be faster below. Forward and backward on two x86 cores (2026-11-23),
 `lightning.qubit` (adjoint) took 6 times as long as the program at 12 wires, 14 at 18, 10 at 20 (batch 1, 3
 layers), 24 at 22 and 12 at 24 (batch 1, 1 layer), and 25 to 65 times as long at batch 64 and 12 to 18 wires.
 """
@@ -43,24 +43,24 @@ class Prepared:
 
     wires: tuple[int, ...]
     amplitudes: np.ndarray | None
-    """Of shape (2**n,); None where they are an argument, the first."""
+    """Shape (2**n,); None if the amplitudes are the circuit's first argument."""
     is_complex: bool
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """What a circuit does with its numbers: angles = matrix @ numbers + offset."""
+    """A circuit as a function of its numbers: angles = matrix @ numbers + offset."""
 
     prepared: Prepared | None
     gates: tuple[Gate, ...]
     matrix: np.ndarray
-    """Of shape (n_angles, n_numbers)."""
+    """Shape (n_angles, n_numbers)."""
     offset: np.ndarray
     readout: Readout
     wires: tuple[Any, ...]
     """The circuit's wire labels by position; position 0 is the most significant bit."""
     kinds: frozenset[type]
-    """Classes of the operators and measurements that were met on the way."""
+    """Classes of all operators and measurements that the circuit was built from."""
 
 
 def circuit(
@@ -70,18 +70,18 @@ def circuit(
     device_wires: Any,
     batch: int | None = None,
 ) -> Circuit:
-    """What is queued, as a function of the arguments of its Python; to be called `apart`.
+    """The circuit of the queued operators, as a function of the arguments. Call it inside `apart`.
 
     Args:
-        record: Gives the operators that are queued for arguments in float64.
-        shapes: Of the arguments, for one sample.
-        measurements: What is measured.
+        record: Returns the operators that are queued for arguments in float64.
+        shapes: Shapes of the arguments for one sample.
+        measurements: The circuit's measurements.
         device_wires: Wires of the PennyLane device, or None.
-        batch: Number of samples, if the first argument has an axis for them.
+        batch: Number of samples, if the first argument has a batch axis.
 
     Raises:
-        NotFusable: It holds what no unitary program can express, its angles are not affine in the arguments,
-            or it mixes the samples of a batch; `TakeApart`, if it may be had in parts.
+        NotFusable: No unitary program can express the circuit, its angles are not affine in the arguments, or
+            it mixes the samples of a batch. `TakeApart` if decomposing an operator may help.
     """
     kinds, owners, generator = set(), [], torch.Generator().manual_seed(1)
 
@@ -110,17 +110,17 @@ def circuit(
 
 
 def cut(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """The arrays that are one after the other in a vector."""
+    """Splits a vector into consecutive arrays of the given shapes."""
     parts = vector.split([math.prod(shape) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def parts(operations: Sequence[Operator], kinds: set[type]) -> list[tuple[str, Operator]]:
-    """The elementary gates of operators, each with the name of the one that it came from.
+    """The elementary gates of some operators, each with the name of its operator.
 
     Args:
         operations: The operators.
-        kinds: Gets all classes that are met on the way.
+        kinds: Receives the classes of the operators and of everything in their decompositions.
     """
     operators: list[tuple[str, Operator]] = []
     for operation in operations:
@@ -130,45 +130,45 @@ def parts(operations: Sequence[Operator], kinds: set[type]) -> list[tuple[str, O
         except Exception as error:
             if type(error) is NotFusable:
                 raise
-            raise TakeApart(name, f"{name} looks at its numbers") from error
+            raise TakeApart(name, f"{name} reads the values of its numbers") from error
         if not all(map(is_pennylanes, met)):
-            raise TakeApart(name, f"{name} is not as PennyLane made it")
+            raise TakeApart(name, f"{name} is not an unmodified PennyLane operator")
         kinds |= met
     return operators
 
 
 def turns(gate: Operator) -> bool:
-    """Whether a gate takes an angle: a number that is no constant."""
+    """Whether a gate takes an angle, that is, a number that is not constant."""
     has_numbers = not isinstance(gate, qp.StatePrep) and any(isinstance(n, Tensor) for n in gate.data)
     if has_numbers and gate.num_params != 1:
-        raise NotFusable(f"{gate.name} cannot be taken apart into gates of one angle")
+        raise NotFusable(f"{gate.name} cannot be decomposed into gates of one angle")
     return has_numbers
 
 
 def angles(gates: Sequence[Operator], batch: int = 1) -> Tensor:
-    """Of shape (batch, n_angles), in the order of the gates."""
+    """Angles of shape (batch, n_angles), in the order of the gates."""
     turned = [gate.data[0].reshape(-1).expand(batch) for gate in gates if turns(gate)]
     return torch.stack(turned, -1) if turned else torch.zeros(batch, 0, dtype=torch.float64)
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """No transform, mode, autocast, gradient or recording of the caller holds inside.
+    """A context in which no transform, mode, autocast, gradient or recording of the caller is active.
 
     Raises:
-        NotFusable: Something inside raised that, or anything else.
+        NotFusable: The code inside raised an error, of whatever class.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(ONE_AT_A_TIME)
         stack.enter_context(temporarily_clear_interpreter_stack())
-        for _ in range(torch._C._len_torch_function_stack()):  # torch.export would record what is done here
+        for _ in range(torch._C._len_torch_function_stack()):  # else torch.export records these
             stack.enter_context(_pop_mode_temporarily())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.no_grad())
         stack.enter_context(qp.QueuingManager.stop_recording())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        if (traced := torch._C._get_tracing_state()) is not None:  # of torch.jit
+        if (traced := torch._C._get_tracing_state()) is not None:  # under torch.jit
             torch._C._set_tracing_state(None)
             stack.callback(torch._C._set_tracing_state, traced)
         try:
@@ -176,7 +176,7 @@ def apart() -> Iterator[None]:
         except NotFusable:
             raise
         except Exception as error:
-            reason = f"its Python cannot be run on numbers in general ({type(error).__name__}: {error})"
+            reason = f"its Python cannot be traced for arbitrary numbers ({type(error).__name__}: {error})"
             raise NotFusable(reason.splitlines()[0]) from error
 
 
@@ -184,7 +184,7 @@ def apart() -> Iterator[None]:
 
 
 def is_elementary(operation: Operator) -> bool:
-    """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
+    """Whether a gate is used undecomposed: a matrix on few wires, with at most one number as its angle."""
     template = type(operation).__module__.startswith("pennylane.templates")
     if isinstance(operation, qp.StatePrep | qp.GlobalPhase | qp.QubitUnitary | qp.DiagonalQubitUnitary):
         return True  # a global phase would be decomposed into nothing
@@ -197,7 +197,7 @@ def is_elementary(operation: Operator) -> bool:
 
 
 def elementary(operation: Operator, kinds: set[type]) -> Iterator[Operator]:
-    """The elementary gates of an operator; notes the classes met on the way in `kinds`."""
+    """The elementary gates of an operator; adds the classes in its decomposition to `kinds`."""
     kinds.update(map(type, within(operation)))
     if is_elementary(operation):
         yield operation
@@ -207,7 +207,7 @@ def elementary(operation: Operator, kinds: set[type]) -> Iterator[Operator]:
 
 
 def _wires(device_wires: Any, operations: Sequence[Operator], measurements: Sequence[Any]) -> tuple[Any, ...]:
-    """The labels in the order of the state's bits."""
+    """The wire labels in the order of the state's bits."""
     used = qp.wires.Wires.all_wires([operation.wires for operation in operations])
     every = qp.wires.Wires.all_wires([used, *(measurement.wires for measurement in measurements)])
     kinds = qp.measurements.ProbabilityMP | qp.measurements.StateMP
@@ -216,7 +216,7 @@ def _wires(device_wires: Any, operations: Sequence[Operator], measurements: Sequ
         return tuple(wire for wire in device_wires if on_order or wire in every)
     standard = set(every) == set(range(len(every))) and set(used) == set(range(len(used)))
     if on_order and not standard:
-        reason = "its device has no wires, and their labels are not 0, 1, 2, ...: give the device its wires"
+        reason = "its device lists no wires and the labels are not 0, 1, 2, ...: give the device its wires"
         raise NotFusable(reason)
     return tuple(sorted(every)) if standard else tuple(every)
 
@@ -224,7 +224,7 @@ def _wires(device_wires: Any, operations: Sequence[Operator], measurements: Sequ
 def assembled(
     gates: Sequence[tuple[str, Operator]], measurements: Sequence[Any], device_wires: Any, kinds: set[type]
 ) -> Circuit:
-    """The circuit of elementary gates, whose numbers are its angles."""
+    """The circuit that consists of elementary gates; its numbers are their angles."""
     operations, made, n = [gate for _, gate in gates], [], 0
     wires = _wires(device_wires, operations, measurements)
     if len(wires) > MOST_WIRES:
@@ -233,11 +233,11 @@ def assembled(
     if operations and isinstance(operations[0], qp.StatePrep):
         prepared, gates = _prepared(operations[0], wires), gates[1:]
     for name, operation in gates:
-        if not operation.wires and isinstance(operation, qp.GlobalPhase):  # it acts anywhere
+        if not operation.wires and isinstance(operation, qp.GlobalPhase):  # acts the same on any wire
             operation = qp.GlobalPhase(*operation.data, wires=wires[0])
         on = tuple(wires.index(wire) for wire in operation.wires)
         if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
-            raise NotFusable(f"{operation.name} is no unitary gate")
+            raise NotFusable(f"{operation.name} is not a unitary gate")
         if not turns(operation):
             matrix = constant(operation)
             if not is_unitary(matrix):
@@ -248,21 +248,21 @@ def assembled(
             form = turn(operation)
         except NotFusable as error:
             raise TakeApart(name, str(error)) from error
-        if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # such as a swap with a phase
+        if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # as in PSWAP
             made.append(Gate(on, form.start))
         made.append(Gate(on, form, n))
         n += 1
     observables = [each for m in measurements if m.obs is not None for each in within(m.obs)]
     measuring = {*map(type, measurements)}
     if not all(map(is_pennylanes, measuring)) or any(is_changed(type(each)) for each in observables):
-        raise NotFusable("a measurement is not as PennyLane made it")
+        raise NotFusable("it measures something that is not an unmodified PennyLane measurement")
     kinds = {*kinds, *measuring, *map(type, observables)}
     measured = readout(tuple(measurements), wires)
     return Circuit(prepared, tuple(made), np.eye(n), np.zeros(n), measured, wires, frozenset(kinds))
 
 
 def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:
-    """The state that a circuit begins with; an argument, if its amplitudes are a tensor."""
+    """The state that a circuit begins with; it is an argument if its amplitudes are a tensor."""
     on = tuple(wires.index(wire) for wire in operation.wires)
     data: Any = operation.data[0]
     if not isinstance(data, Tensor):
@@ -273,8 +273,8 @@ def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:
 
 # --- affine maps ----------------------------------------------------------------------------------
 
-# The Python runs under `torch.vmap`, where looking at a number raises an error. What it computes is compared
-# with an affine map at random points of many sizes: whatever bends, steps or wraps on the way shows.
+# The Python runs under `torch.vmap`, where reading a value raises an error. Its results are compared with an
+# affine map at random points of many sizes, which reveals curves, steps and wrap-around in between.
 
 
 def names(text: str) -> frozenset[str]:
@@ -283,15 +283,15 @@ def names(text: str) -> frozenset[str]:
 
 
 COMPARISONS = names("eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__")
-NOT_AFFINE = "its angles are no sums of multiples of inputs and weights"
+NOT_AFFINE = "its angles are not an affine function of inputs and weights"
 SIZES = torch.logspace(-2, 4, 96, dtype=torch.float64)[:, None]
-"""Of the numbers at which a map is checked."""
+"""Sizes of the numbers at which a function is checked."""
 SAME = 1e-9
 """Largest deviation that counts as rounding."""
 
 
 class _Blind(TorchFunctionMode):
-    """Refuses comparisons: random points never meet the one value that is treated differently."""
+    """Raises on comparisons: random points would miss the one value that is treated differently."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in COMPARISONS and any(isinstance(a, Tensor) and is_wrapped(a) for a in args):
@@ -300,14 +300,17 @@ class _Blind(TorchFunctionMode):
 
 
 def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The matrix, (n_results, n), and offset, (n_results,), of a function of n numbers; which results are so.
+    """The affine map that agrees with a function at 0 and the unit vectors, and which results are affine.
 
     Args:
-        function: From a vector in float64 to another.
+        function: Maps a vector in float64 to another.
         n: Length of the vector.
 
+    Returns:
+        Matrix (n_results, n), offset (n_results,), and a mask (n_results,) of the results that are affine.
+
     Raises:
-        TakeApart: It compares what it is given.
+        TakeApart: The function compares its numbers.
     """
     generator = torch.Generator().manual_seed(0)
     random = SIZES * torch.randn(len(SIZES), n, generator=generator, dtype=torch.float64)

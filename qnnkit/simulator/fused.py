@@ -19,43 +19,44 @@ from qnnkit.simulator.matrices import Matrices
 from qnnkit.simulator.queueing import Methods
 
 CACHE_BYTES = 2**20
-"""On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""
+"""Bytes of state per thread in one part of a batch on a CPU: what a core's own cache holds."""
 FEWEST_COLUMNS = 16
-"""No part has fewer samples than this: thinner matrix products are slow."""
+"""Fewest samples of a part: thinner matrix products are slow."""
 FEWEST_CHUNKS = 16
-"""On a CPU, a part is cut into so many chunks at least, if its steps take them.
+"""Fewest chunks that a part is cut into on a CPU, if its steps take chunks.
 
-torch shares whole chunks out to its threads, in every operation alike, so that each core finds in its own
-cache what it left there. Else matrix products are shared out by columns, and all others by rows: where the
-cores of a machine exchange data slowly (two x86 cores, 2026-11-25), W1 took 2.9 ms for 1.9, W2 12.4 for 6.
+torch distributes whole chunks over its threads, in every operation alike, so each core finds its previous
+results in its own cache. Otherwise torch splits matrix products by columns and all other operations by rows.
+On a machine whose cores exchange data slowly (two x86 cores, 2026-11-25), W1 then took 2.9 ms instead of
+1.9, and W2 12.4 ms instead of 6.
 """
 SMALL_BYTES = 2**19
-"""Up to so many bytes of states a CPU runs on NumPy arrays: beyond, torch's threads and caches win."""
+"""Most bytes of states that a CPU runs on NumPy arrays; for more, torch's threads and caches win."""
 ONE_THREAD = 2**18
-"""Multiplications of a product that OpenBLAS, NumPy's library, does on one thread.
+"""Most multiplications of a matrix product that OpenBLAS, NumPy's library, computes on one thread.
 
-For larger ones it has threads of its own, which stay awake for a while: next to torch's own they made every
-step of a net with a circuit four times as long on two cores.
+For larger products it starts its own threads, which stay awake for a while. Next to torch's threads, they
+made every step of a net with a circuit four times as long on two cores.
 """
 KEPT_BYTES, KEPT_ELSEWHERE = 2**27, 2**31
-"""Bytes of states that are kept for the way back, on a CPU and on others; parts beyond run forward again."""
+"""Bytes of states kept for the backward pass, on a CPU and elsewhere; other parts run forward again."""
 LARGE = 8 * np.pi
-"""Radians. Sums of larger angles lose digits, so these are reduced to one period first."""
+"""An angle in radians. Sums of larger angles lose digits, so these are first reduced to one period."""
 PART_BYTES = 2**30
-"""Other devices than a CPU run a batch in parts whose states take this much in all steps together."""
+"""Bytes of states, over all steps, in one part of a batch on devices other than a CPU."""
 
 
 class Fused:
     """A circuit as a program of torch operations, differentiable by autograd in its arguments.
 
     Args:
-        circuit: What it does with its numbers.
-        on_rows: Which of these each sample has for its own, of shape (n_numbers,).
-        dtype: float32 or float64, of arguments and constants.
-        device: Likewise.
+        circuit: The circuit, as a function of its numbers.
+        on_rows: Mask of the numbers that differ between samples, shape (n_numbers,).
+        dtype: dtype of arguments and constants, float32 or float64.
+        device: Device of arguments and constants.
 
     Raises:
-        NotFusable: Something in it has no fused form.
+        NotFusable: Something in the circuit has no fused form.
     """
 
     def __init__(self, circuit: Circuit, on_rows: Any, dtype: torch.dtype, device: Any = "cpu"):
@@ -64,20 +65,20 @@ class Fused:
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
         self.methods = Methods(circuit.kinds)
-        """What it was made of: if one of these was replaced, it no longer represents the QNode."""
+        """The methods it was built from; if one is replaced, the program no longer represents the QNode."""
         self.as_list = True
-        """Whether the QNode returns a list, not a tuple, where the program is all of it."""
+        """Whether the QNode returns a list or a tuple; used if this program is the whole QNode."""
         self.prepared = circuit.prepared
         self.is_given = self.prepared is not None and self.prepared.amplitudes is None
-        """Whether the state that it begins with is an argument."""
+        """Whether the initial state is an argument."""
         if self.prepared is not None and not self.is_given:
             self.fixed = self._put(self.prepared.amplitudes)
         items, self.shared_angles, self.row_angles = fusion.items(circuit, self.on_rows)
         self.sampled: dict[tuple, Any] = {}
-        """By what is measured: the same circuit under a finite number of shots."""
+        """The same circuit with a finite number of shots, by measurements and shots."""
         self.plan = fusion.plan(items, self.n_wires, len(self.row_angles[1]), given=self.prepared is not None)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
-        """Of one sample."""
+        """Bytes of one sample's state."""
         self._rates: list[np.ndarray] = []
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
             self.matrices = Matrices(self.plan.blocks, *self.shared_angles, self._put)
@@ -85,14 +86,14 @@ class Fused:
         both = self.shared_angles, self.row_angles
         sizes = [(np.abs(m).sum(0).max(initial=1), np.abs(offset).max(initial=0)) for m, offset in both]
         self.limits = [LARGE / float(most) if offset < LARGE else 0.0 for most, offset in sizes]
-        """No angle is large as long as no number of the vector, or of a row, exceeds this."""
+        """Bounds for the vector's and a row's numbers; below them no angle is large."""
         pairs = zip(([self.matrices.by_vector], self._rates), self.limits, strict=True)
         self.periods = [self._period(*pair) for pair in pairs]
-        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
+        """Periods of the vector and of a row, in radians; None if there is none."""
         self.none: Tensor = self.matrices.offset.new_zeros(1, 0)
-        """No rows and no vector."""
+        """Stands for missing rows or a missing vector."""
         self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
-        """What runs a batch; on a CPU over torch's states alone, or, of small ones, over NumPy arrays."""
+        """Matrices and steps for a batch: all in torch; matrices in NumPy; all in NumPy (small batches)."""
         if self.device.type == "cpu":
             array_api.keep_freed_memory()
             largest = max((2 ** (len(block.wires) + 1) for block in self.plan.blocks), default=1)
@@ -104,12 +105,12 @@ class Fused:
 
     @functools.cached_property
     def double(self) -> Fused:
-        """The same in float64."""
+        """The same program in float64."""
         return Fused(self.circuit, self.on_rows, torch.float64, self.device)
 
     @staticmethod
     def _period(rates: Sequence[np.ndarray], limit: float) -> float | None:
-        """The period of all angles in each number that they are computed from, if there is a small one."""
+        """The common period of all angles in the numbers that they are computed from, if it is small."""
         flat = np.concatenate([np.zeros(0), *(each.ravel() for each in rates)])
         whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
         return next((2 * np.pi * k for k in whole if np.pi * k <= limit), None)
@@ -123,11 +124,16 @@ class Fused:
         return array.to(dtype).to(self.device)  # MPS has no float64
 
     def _affine(self, table: np.ndarray, used: Sequence[int]) -> steps.Affine:
-        """The angles that a step turns by, from its rates of those that are used, a column for each."""
+        """The angles of a step, as an affine map of the columns.
+
+        Args:
+            table: Rates of the angles in `used`, one column each.
+            used: Indices of the angles that the step depends on.
+        """
         matrix, offset = self.row_angles
         rows = np.flatnonzero(matrix[:, used].any(axis=1))
         self._rates.append(table @ matrix[rows][:, used].T)
-        reads_all = len(rows) == len(matrix) and self.prepared is None  # whose columns hold amplitudes, too
+        reads_all = len(rows) == len(matrix) and self.prepared is None  # else columns also hold amplitudes
         put, constant = self._put, (table @ offset[used])[:, None]
         return steps.Affine(put(self._rates[-1]), put(constant), None if reads_all else put(rows))
 
@@ -144,7 +150,7 @@ class Fused:
         else:
             waves = self._affine(plan_.waves, range(len(self.row_angles[1])))
             made.append((steps.StartOfOneCell if block == 1 else steps.Start)(waves, plan_.n_waves))
-        renamed = np.arange(n_states)
+        states = np.arange(n_states)
         for step in plan_.steps:
             if isinstance(step, fusion.Block):
                 whole, before = len(step.wires) == self.n_wires, 2 ** step.wires[0]
@@ -152,8 +158,8 @@ class Fused:
                 block += 1
             elif isinstance(step, fusion.Permutation):
                 index, phases = step.arrays()
-                if self.weighs and step is plan_.steps[-1]:  # it only renames what is weighed
-                    renamed = np.argsort(index)
+                if self.weighs and step is plan_.steps[-1]:  # it only reorders the weighted states
+                    states = np.argsort(index)
                     continue
                 turns = None if np.allclose(phases, 1) else put(-np.angle(phases)[:, None])
                 both = np.concatenate([index, n_states + index])
@@ -162,26 +168,25 @@ class Fused:
                 table = step.table(range(self.n_wires), step.angles)
                 made.append(steps.Phases(self._affine(table, step.angles)))
         if self.weighs:
-            made.append(steps.Weigh(put(np.real(self.readout.flips[0]).T[:, renamed])))
+            made.append(steps.Weigh(put(np.real(self.readout.flips[0]).T[:, states])))
         elif "state" not in self.kinds:
             flips: Any = self.readout.flips.items()
-            states = np.arange(n_states)
             tables = [(put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
             made.append(steps.Correlate(tables))
         return made
 
-    # --- the way forward --------------------------------------------------------------------------
+    # --- forward ----------------------------------------------------------------------------------
 
     def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Values of shape (batch, n_columns), or states of shape (batch, 2 * 2**n_wires).
 
-        All arguments are of the program's dtype and device; None stands for no numbers.
+        All arguments have the program's dtype and device; None stands for no numbers.
 
         Args:
             rows: The numbers of each sample, of shape (batch, n).
-            vector: The numbers that all share, n of them in any shape.
-            amplitudes: Of the first state, of shape (batch, n) or (n,), if that is an argument.
-            keep: Whether states may be kept for the way back; else they are computed again there.
+            vector: The n numbers that all samples share, in any shape.
+            amplitudes: The initial state, of shape (batch, n) or (n,), if it is an argument.
+            keep: Whether states may be kept for the backward pass, which otherwise computes them again.
         """
         rows = self.none if rows is None else rows
         vector = self.none[0] if vector is None else vector
@@ -193,42 +198,42 @@ class Fused:
         if autograd_must():
             return self.plain(rows, vector)
         if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
-            rows = rows if rows.requires_grad else rows.clone()  # may hold another batch by the way back
+            rows = rows if rows.requires_grad else rows.clone()  # the caller may overwrite it
             return Run.apply(self, self.given(rows, vector), keep, rows, vector)
         return tensor_of(self.compute(*self.given(rows, vector), None)[0])
 
     def keeps_digits(self, rows: Tensor, vector: Tensor | None) -> bool:
-        """Whether angles are small, or are sums of numbers that can be reduced to one period."""
+        """Whether sums of angles keep their digits: angles are small, or can be reduced to one period."""
         vector = self.none[0] if vector is None else vector
         if None not in self.periods or not self._is_plain(rows, vector):
             return True
         return not self._is_large(rows.detach().numpy(), vector.detach().numpy())
 
     def _is_plain(self, rows: Tensor, vector: Tensor) -> bool:
-        """Whether NumPy can read the numbers, and nobody follows torch's operations, as fake tensors do."""
+        """Whether NumPy can read the numbers, and nothing traces torch's operations, as fake tensors do."""
         kinds = Tensor, torch.nn.Parameter
         is_own = type(rows) in kinds and type(vector) in kinds and not (rows.is_neg() or vector.is_neg())
         return self.device.type == "cpu" and is_own and not torch._C._len_torch_dispatch_stack()
 
     def _is_large(self, rows: np.ndarray, vector: np.ndarray) -> bool:
-        """Whether some angle may be large: read off the numbers that it is computed from."""
+        """Whether some angle may be large, judged by the numbers that it is computed from."""
         angles = rows if self.prepared is None else rows[:, : len(self.row_angles[0])]
         for numbers, limit in zip((vector.ravel(), angles.ravel()), self.limits, strict=True):
-            if not (numbers.dot(numbers) <= limit**2 or np.abs(numbers).max() <= limit):  # the first is quick
+            if not (numbers.dot(numbers) <= limit**2 or np.abs(numbers).max() <= limit):  # quick test first
                 return True
         return False
 
     def _reduced(self, rows: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The same angles within one period; amplitudes behind them stay."""
+        """The same rows and vector with angles reduced to one period; amplitudes after them stay."""
         angles, rest = rows.tensor_split([len(self.row_angles[0])], dim=1)
         angles, vector = _reduced(angles, self.periods[1]), _reduced(vector, self.periods[0])
         return torch.cat([angles, rest], 1) if rest.shape[1] else angles, vector
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
-        """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
+        """Values of shape (batch, n_columns), or states of shape (batch, 2**n_wires), as in TorchLayer.
 
         Args:
-            values: Of shape (batch, n_columns), or (batch, 2 * 2**n_wires) for states.
+            values: Computed values of shape (batch, n_columns), or (batch, 2 * 2**n_wires) for states.
             as_list: Whether the QNode returns a list or a tuple.
         """
         if "state" in self.kinds:
@@ -239,7 +244,7 @@ class Fused:
         return values if as_list or self.kinds == {"probs"} else values[:, 0]
 
     def measured(self, values: Tensor) -> Any:
-        """A tensor for each measurement, as PennyLane returns them, from shaped values (..., n_columns)."""
+        """One tensor per measurement, as PennyLane returns them, from shaped values (..., n_columns)."""
         if "state" in self.kinds:
             return values
         widths = [1 if kind == "var" else n for kind, _, n in self.readout.shapes]
@@ -248,10 +253,10 @@ class Fused:
         return tuple(each) if len(each) > 1 else each[0]
 
     def given(self, rows: Tensor, vector: Tensor) -> tuple[Any, Sequence[Array], Array]:
-        """What runs a batch, `far`, `mixed` or `near`; its parts, in columns; the vector, as that takes it.
+        """The arguments of `compute` for a batch: `far`, `mixed` or `near`; its parts in columns; the vector.
 
-        Angles are no longer large. Parts fit the cache (CPU) or a share of the memory (elsewhere), and are of
-        shape (n, samples), or (chunks, n, samples).
+        Large angles are reduced. A part fits the cache (CPU) or a share of the memory (elsewhere), and has
+        shape (n, samples) or (chunks, n, samples).
         """
         rows, vector = rows.detach(), vector.detach().reshape(-1)
         n, is_plain = rows.shape[0], self._is_plain(rows, vector)
@@ -262,7 +267,7 @@ class Fused:
             most = ONE_THREAD // 4 ** (self.n_wires + 1)
             if n_chunks := 1 if n <= most else chunks(n, -(-n // most)):
                 return way, (in_chunks(numbers.T, n_chunks),), shared.copy()
-        vector, threads = vector.clone(), torch.get_num_threads()  # it may change before the way back
+        vector, threads = vector.clone(), torch.get_num_threads()  # it may change before backward
         size, fewest = CACHE_BYTES * threads, FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = PART_BYTES // len(self.steps), 1
@@ -273,7 +278,7 @@ class Fused:
         return (self.far, parts, vector) if way is self.far else (self.mixed, parts, vector.numpy())
 
     def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
-        """The same in plain torch, which autograd can follow."""
+        """The same computation in plain torch, which autograd can differentiate."""
         rows, vector = self._reduced(rows, vector.reshape(-1))
         (matrices, _), state = self.matrices.forward(vector), None
         for step in self.steps:
@@ -284,13 +289,13 @@ class Fused:
     def compute(
         self, way: Any, parts: Sequence[Array], vector: Array, tapes: list | None
     ) -> tuple[Array, Any]:
-        """Values, (batch, n_columns), and the blocks' matrices with what they were made of; no graph.
+        """Values of shape (batch, n_columns), and what `built` returns; records no graph.
 
         Args:
             way: Matrices and steps: `far`, `mixed` or `near`.
-            parts: Of the batch, of shape (n, samples) or (chunks, n, samples).
-            vector: Of all weights.
-            tapes: Gets one for each part of the batch, with what the way back needs.
+            parts: Parts of the batch, of shape (n, samples) or (chunks, n, samples).
+            vector: Vector of all weights.
+            tapes: Receives one tape per part, with what the backward pass needs.
         """
         with exactly(self.device.type, way is self.near):
             built, values = self.built(way, vector), []
@@ -305,12 +310,12 @@ class Fused:
             return joined(values), built
 
     def built(self, way: Any, vector: Array) -> tuple[Sequence[Array], Any]:
-        """The blocks' matrices, as the steps take them, and what they were made of."""
+        """The blocks' matrices, as the steps take them, and the factors and products behind them."""
         results, saved = way[0].forward(vector)
         return [tensor_of(each) for each in results] if way is self.mixed else results, saved
 
     def forward(self, way: Any, columns: Array, matrices: Sequence[Array], tape: list[Any] | None) -> Array:
-        """From columns and matrices to values; what the way back needs goes on the tape."""
+        """Values from columns and matrices; records on the tape what the backward pass needs."""
         state: Any = None
         for step in way[1]:
             state, saved = step.forward(state, columns, matrices)
@@ -320,7 +325,7 @@ class Fused:
 
 
 def _reduced(angles: Tensor, period: float | None) -> Tensor:
-    """The same angles within one period, to the last digit of each: cos and sin take angles of any size."""
+    """The angles reduced to one period, accurate to the last digit: cos and sin take angles of any size."""
     if period is None or not angles.numel():
         return angles
     turns = angles * (2 * np.pi / period)
@@ -329,6 +334,6 @@ def _reduced(angles: Tensor, period: float | None) -> Tensor:
 
 @functools.cache
 def chunks(samples: int, fewest: int, threads: int = 1) -> int:
-    """The fewest chunks of as many samples each, if possible as many for each thread; 0 for none."""
+    """The smallest number of equal chunks, if possible a multiple of `threads`; 0 if there is none."""
     few = range(fewest, samples // FEWEST_COLUMNS + 1)
     return min((n for n in few if samples % n == 0), key=lambda n: (n % threads != 0, n), default=0)

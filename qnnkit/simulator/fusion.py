@@ -1,4 +1,4 @@
-"""From gates to a plan: constants and phases in turn, fused into blocks of neighbouring wires."""
+"""From gates to a plan: alternating constants and phases, fused into blocks of neighbouring wires."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import EXACT, Gate, Turn, local_states, states_of
 
 DENSE_WIRES = 6
-"""Up to here a segment is one matrix on all wires."""
+"""Most wires for which a segment is one matrix on all wires."""
 BLOCK_WIRES = 5
-"""Beyond, it is cut into blocks of at most this many neighbouring wires."""
+"""Most neighbouring wires of a block, in circuits with more wires than DENSE_WIRES."""
 SWAP = np.eye(4)[[0, 2, 1, 3]].astype(complex)
 
 
 @dataclass
 class Phases:
-    """Gates that are diagonal in one product basis: a multiplication by exp(-i rates @ angles)."""
+    """Gates that are diagonal in one product basis, applied as a product with exp(-i rates @ angles)."""
 
     members: list[tuple[tuple[int, ...], np.ndarray, np.ndarray, int]] = field(default_factory=list)
     """(wires, basis, rates, index of the angle)."""
 
     def accepts(self, wires: tuple[int, ...], basis: np.ndarray) -> bool:
-        """Whether a gate fits: on other wires, in the same basis, or diagonal among diagonals."""
+        """Whether a gate can join: it acts on other wires, in the same basis, or all are diagonal."""
         return all(
             not set(there) & set(wires)
             or (there == wires and np.array_equal(other, basis))
@@ -40,11 +40,11 @@ class Phases:
 
     @property
     def angles(self) -> list[int]:
-        """Indices of the angles that it turns by."""
+        """Sorted indices of the angles that the phases depend on."""
         return sorted({angle for *_, angle in self.members})
 
     def table(self, wires: Sequence[int], angles: Sequence[int]) -> np.ndarray:
-        """Rates of every basis state of `wires` by each of the angles: (2**len(wires), n_angles)."""
+        """Rates of each basis state of `wires` for each angle, of shape (2**len(wires), n_angles)."""
         table, column = np.zeros((2 ** len(wires), len(angles))), {each: i for i, each in enumerate(angles)}
         for on, _, rates, angle in self.members:
             table[:, column[angle]] += rates[local_states(on, wires)]
@@ -57,26 +57,26 @@ def alternate(
     earliest: int = 0,
     through: bool = False,
 ) -> tuple[list[list[Gate]], list[Phases]]:
-    """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger.
+    """Splits gates into segments with phases in between: U(t) = V exp(-i rates t) V^dagger.
 
-    V^dagger goes into the segment before the phases, V into the one after.
+    V^dagger joins the segment before the phases, V the segment after.
 
     Args:
-        items: Gates in the order of time.
-        turns: Which of them become phases.
-        earliest: First segment to which a gate may be moved back; 1 leaves what is before the first phases.
-        through: Whether phases pass permutations on their way back: their rates are permuted.
+        items: Gates in time order.
+        turns: Whether a gate becomes phases.
+        earliest: First segment that a gate may be moved back to; 1 leaves the segment before all phases.
+        through: Whether phases may move back through permutations, which permute their rates.
 
     Returns:
-        Segments, one more than there are phases; the phases.
+        The segments, one more than there are phases, and the phases.
     """
     segments: list[list[Gate]] = [[]]
     phases: list[Phases] = []
-    touched: list[set[int]] = [set()]  # wires of each segment, basis changes aside
+    touched: list[set[int]] = [set()]  # wires of each segment, without basis changes
     for item in items:
         wires = set(item.wires)
         if not turns(item):
-            k = len(phases)  # as early as it can be, so that gates after it can be early too
+            k = len(phases)  # as early as possible, so that later gates can be early too
             while k > earliest and not wires & touched[k] and not phases[k - 1].touches(wires):
                 k -= 1
             segments[k].append(item)
@@ -113,9 +113,9 @@ def alternate(
 def _before(
     segment: Sequence[Gate], wires: tuple[int, ...], rates: np.ndarray
 ) -> tuple[tuple[int, ...], np.ndarray] | None:
-    """Wires and rates of a diagonal gate behind the segment, moved to the front of it: D P = P (P^-1 D P).
+    """Wires and rates of a diagonal gate moved from behind a segment to its front: D P = P (P^-1 D P).
 
-    None where a gate on its way is no permutation.
+    None if a gate in between is not a permutation.
     """
     for item in reversed(segment):
         if not set(item.wires) & set(wires):
@@ -129,7 +129,7 @@ def _before(
 
 
 def _renamed(wires: Sequence[int], to: np.ndarray, among: Sequence[int]) -> np.ndarray:
-    """For each basis state of `among`, the one in which state i of `wires` has become to[i]."""
+    """For each basis state of `among`, the one in which state i of `wires` is replaced by to[i]."""
     local, places = local_states(wires, among), states_of([among.index(w) for w in wires], len(among))
     return np.arange(2 ** len(among)) - places[local] + places[to[local]]
 
@@ -137,15 +137,15 @@ def _renamed(wires: Sequence[int], to: np.ndarray, among: Sequence[int]) -> np.n
 def items(
     circuit: Circuit, on_rows: np.ndarray
 ) -> tuple[list[Gate], tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """The gates, each of whose angles is shared by all samples or a sample's own.
+    """The gates of a circuit, split so that each angle is either shared by all samples or per sample.
 
     Args:
-        circuit: A gate of it may turn by both: two gates, then.
-        on_rows: Which of its numbers each sample has, (n_numbers,).
+        circuit: The circuit; a gate that depends on both kinds of numbers becomes two gates.
+        on_rows: Mask of the numbers that differ between samples, shape (n_numbers,).
 
     Returns:
-        The gates; (matrix, offset) of the angles that are shared, vector @ matrix + offset, and of those that
-        are a sample's, row @ matrix + offset.
+        The gates; (matrix, offset) of the shared angles, vector @ matrix + offset; and (matrix, offset) of
+        the samples' angles, row @ matrix + offset.
     """
     own, shared = circuit.matrix[:, on_rows], circuit.matrix[:, ~on_rows]
     moving: dict[bool, Any] = {True: own.any(1), False: shared.any(1)}
@@ -158,7 +158,7 @@ def items(
         elif moving[True][i] or moving[False][i]:
             sources = [by for by in (True, False) if moving[by][i]]
             applied += [dataclasses.replace(gate, angle=int(place[by][i]), on_rows=by) for by in sources]
-        elif isinstance(gate.form, Turn):  # by a constant
+        elif isinstance(gate.form, Turn):  # a constant angle
             applied.append(Gate(gate.wires, gate.form.at(float(circuit.offset[i]))))
     rest = np.where(moving[True], 0, circuit.offset)  # each offset counts once
     by_shared = shared[moving[False]].T, rest[moving[False]]
@@ -170,16 +170,16 @@ def items(
 
 @dataclass
 class Block:
-    """Gates on neighbouring wires, one matrix: K_m D_m ... K_1 D_1 K_0, D_j = diag exp(-i rates_j angles)."""
+    """Gates on neighbouring wires as K_m D_m ... K_1 D_1 K_0, with D_j = diag exp(-i rates_j angles)."""
 
     wires: tuple[int, ...]
     items: list[Gate]
     columns: np.ndarray | None = None
-    """At the start of a circuit: the state of these wires in terms of features, (2**n_wires, n_features)."""
+    """In a start block, the wires' state as a linear map of features, (2**n_wires, n_features)."""
 
     @property
     def n_columns(self) -> int:
-        """Of its matrix in real form; features are real."""
+        """Columns of the block's matrix in real form; features are real."""
         return 2 ** (len(self.wires) + 1) if self.columns is None else self.columns.shape[1]
 
     def takes(self, item: Gate) -> bool:
@@ -192,7 +192,7 @@ class Block:
     def chain(self, n_angles: int) -> tuple[np.ndarray, np.ndarray]:
         """Matrices K of shape (m + 1, d, d), and rates of the phases between them, (m, d, n_angles).
 
-        The columns of a start fill K_0 up with zeros.
+        In a start block, K_0 is padded with zero columns.
         """
         segments, phases = alternate(self.items, through=True)
         size = 2 ** len(self.wires)
@@ -205,7 +205,7 @@ class Block:
 
 @dataclass
 class Permutation:
-    """Gates that only rename basis states: new[i] = phases[i] * old[index[i]]."""
+    """Gates that only permute basis states: new[i] = phases[i] * old[index[i]]."""
 
     n_wires: int
     items: list[Gate]
@@ -230,10 +230,10 @@ class Permutation:
 
 
 def arrange(segment: Sequence[Gate], n_wires: int, start: Sequence[Block] = ()) -> list[Block | Permutation]:
-    """Gates without phases of the inputs between them, as few blocks and permutations as a greedy pass finds.
+    """Groups a segment's gates into blocks and permutations, as few as a greedy pass finds.
 
-    A gate joins the earliest group that may hold it and from which it can be reached past gates on other
-    wires. Gates on wires far from each other are brought together by swaps, which are permutations.
+    A gate joins the earliest group that can hold it, as long as only gates on other wires are in between.
+    Swaps, which are permutations, bring distant wires of a gate together.
     """
     groups: list[Block | Permutation] = list(start)
     for item in segment:
@@ -250,21 +250,21 @@ def arrange(segment: Sequence[Gate], n_wires: int, start: Sequence[Block] = ()) 
                 groups.append(home)
             home.items.append(part)
     for group in groups[len(start) :]:
-        if isinstance(group, Block) and n_wires > DENSE_WIRES:  # no more wires than it needs
+        if isinstance(group, Block) and n_wires > DENSE_WIRES:  # only the wires it uses
             used = [wire for item in group.items for wire in item.wires]
             group.wires = tuple(range(min(used), max(used) + 1))
     return groups
 
 
 def cells(n_wires: int) -> list[tuple[int, ...]]:
-    """The wires cut into as few even runs of neighbours as blocks may have."""
+    """The wires cut into the fewest runs of neighbours that fit into blocks, as equal as possible."""
     if n_wires <= DENSE_WIRES:
         return [tuple(range(n_wires))]
     return [tuple(map(int, part)) for part in np.array_split(range(n_wires), -(-n_wires // BLOCK_WIRES))]
 
 
 def _run(item: Gate, n_wires: int) -> tuple[int, ...]:
-    """The run of wires for a block with most wires of a gate, and room for all: its cell, or a window."""
+    """The cell or window for a block that contains most wires of a gate and has room for all of them."""
     width = min(max(BLOCK_WIRES, len(item.wires)), n_wires)
     windows = [tuple(range(first, first + width)) for first in range(n_wires - width, -1, -1)]
     runs = [run for run in [*cells(n_wires), *windows] if len(run) >= len(item.wires)]
@@ -272,7 +272,7 @@ def _run(item: Gate, n_wires: int) -> tuple[int, ...]:
 
 
 def _gathered(item: Gate, n_wires: int) -> list[Gate]:
-    """The gate inside one run, between swaps that bring its wires there and back."""
+    """The gate inside one run of wires, between swaps that move its wires there and back."""
     run = _run(item, n_wires)
     free = [wire for wire in run if wire not in item.wires]
     moved = {wire: free.pop(0) for wire in item.wires if wire not in run}
@@ -281,29 +281,29 @@ def _gathered(item: Gate, n_wires: int) -> list[Gate]:
     return [*swaps, Gate(inside, item.form, item.angle, item.on_rows), *swaps]
 
 
-# --- the whole ------------------------------------------------------------------------------------
+# --- the plan -------------------------------------------------------------------------------------
 
 
 @dataclass
 class Plan:
-    """A circuit as a product state to start from, and the steps from there to the final state."""
+    """A circuit as a product state and the steps from there to the final state."""
 
     waves: np.ndarray | None
-    """Of an embedding at the start: features are cos and sin of `waves @ angles`, (n_waves, n_angles)."""
+    """Shape (n_waves, n_angles): features of an initial embedding are cos and sin of `waves @ angles`."""
     n_waves: list[int]
-    """Of each cell of wires; 0 where nothing is embedded."""
+    """Number of waves of each cell of wires; 0 if nothing is embedded there."""
     start: list[Block]
-    """One for each cell of wires; none where the circuit is given its first state."""
+    """One block per cell of wires; empty if the circuit takes its initial state as given."""
     steps: list[Block | Permutation | Phases]
 
     @property
     def blocks(self) -> list[Block]:
-        """Those of the start first."""
+        """All blocks, those of the start first."""
         return [*self.start, *(step for step in self.steps if isinstance(step, Block))]
 
 
 def plan(items: Sequence[Gate], n_wires: int, n_angles: int, *, given: bool = False) -> Plan:
-    """The plan of a circuit whose inputs give `n_angles` angles, on |0...0> or on a given state."""
+    """The plan of a circuit with `n_angles` angles per sample, on |0...0> or on a given state."""
     segments, phases = alternate(items, turns=lambda item: item.on_rows, earliest=1)
     states, turned = [np.eye(2, dtype=complex)[:, 0]] * n_wires, {}
     product = None if given else product_start(segments[0], phases, n_wires, n_angles)
@@ -327,17 +327,17 @@ def plan(items: Sequence[Gate], n_wires: int, n_angles: int, *, given: bool = Fa
 def product_start(
     segment: Sequence[Gate], phases: Sequence[Phases], n_wires: int, n_angles: int
 ) -> tuple[list[np.ndarray], dict[int, np.ndarray]] | None:
-    """The first embedding on |0...0>: the state of each wire, (2,), and how it is turned.
+    """The first embedding on |0...0> as a product state: each wire's state (2,) and its phases.
 
     Args:
-        segment: Constants before the phases, basis change included.
-        phases: Those of the circuit.
+        segment: Constants before the first phases, basis change included.
+        phases: Phases of the circuit.
         n_wires: Number of wires.
-        n_angles: Number of the samples' angles.
+        n_angles: Number of angles per sample.
 
     Returns:
-        States u of all wires, and for those that are turned the rates r, (n_angles,), of exp(-+i r @ angles).
-        None if the circuit does not begin so.
+        States u of all wires, and the rates r, (n_angles,), of exp(-+i r @ angles) for wires with a phase.
+        None if the circuit does not begin with such an embedding.
     """
     states = [np.eye(2, dtype=complex)[:, 0] for _ in range(n_wires)]
     for item in segment:
@@ -355,19 +355,19 @@ def product_start(
 def start_of_cell(
     states: Sequence[np.ndarray], turned: Sequence[np.ndarray | None], n_angles: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A product state in terms of real features: cosines, then sines, of sums and differences of angles.
+    """A product state as a linear map of real features: cosines, then sines, of sums of signed angles.
 
-    Entry b of a turned wire is u_b exp(-+i h). A product of k of them has exp(-i s @ h) for all signs s,
-    of which s and -s have the same cosine and, but for its sign, the same sine: 2**(k-1) of each are enough.
+    Entry b of a wire with a phase is u_b exp(-+i h). A product of k such wires has exp(-i s @ h) for all
+    signs s. s and -s share a cosine and, up to its sign, a sine, so 2**(k-1) of each are enough.
 
     Args:
-        states: Of each wire of the cell, (2,).
-        turned: Of each, the rates of its angle h, (n_angles,), or None.
-        n_angles: Number of the samples' angles.
+        states: State of each wire of the cell, (2,).
+        turned: For each wire the rates of its angle h, (n_angles,), or None if it has no phase.
+        n_angles: Number of angles per sample.
 
     Returns:
-        (columns, waves): state = columns @ (cos, sin)(waves @ angles); of shapes (2**n_wires, 2 n_waves), or
-        (2**n_wires, 1) if no wire is turned, and (n_waves, n_angles).
+        (columns, waves) with state = columns @ (cos, sin)(waves @ angles). Their shapes are
+        (2**n_wires, 2 n_waves), or (2**n_wires, 1) if no wire has a phase, and (n_waves, n_angles).
     """
     state, signs = np.ones(1, dtype=complex), np.zeros((1, 0))
     for one, rates in zip(states, turned, strict=True):
@@ -389,7 +389,7 @@ def _product(segment: Sequence[Gate], wires: tuple[int, ...]) -> np.ndarray:
     n = len(wires)
     product = np.eye(2**n, dtype=complex).reshape([2] * n + [-1])
     for item in segment:
-        assert isinstance(item.form, np.ndarray)  # whatever has an angle became phases
+        assert isinstance(item.form, np.ndarray)  # gates with an angle became phases
         k, axes = len(item.wires), [wires.index(wire) for wire in item.wires]
         gate = item.form.reshape([2] * (2 * k))
         product = np.moveaxis(np.tensordot(gate, product, (range(k, 2 * k), axes)), range(k), axes)

@@ -1,4 +1,4 @@
-"""Gates as numbers: how a matrix depends on its one angle, and how it acts on more wires."""
+"""Gates as numbers: how a gate's matrix depends on its angle, and how it acts on more wires."""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -17,26 +17,26 @@ import torch
 EXACT = 1e-12
 """Largest deviation that counts as rounding, in float64."""
 PROBE = 0.37
-"""Radians: small enough that no eigenphase wraps, odd enough that no two coincide by chance."""
+"""Angle in radians, so small that no eigenphase wraps, and such that no two coincide by chance."""
 CHECKED = (1.9, -1.3, 2.9, 3.9)
 ROUNDED = 1e-6
 """Largest deviation from a unitary matrix that counts as rounding in float32."""
 
 
 is_wrapped: Any = vars(torch._C)["_functorch"].is_functorch_wrapped_tensor
-"""Whether a tensor represents many, or belongs to a transform of torch.func."""
+"""Whether a tensor stands for a batch of tensors, or belongs to a transform of torch.func."""
 
 
 class NotFusable(Exception):
-    """Why a circuit has no fused program, in words that complete "because ..."."""
+    """A circuit has no fused program. The message completes "because ..."."""
 
 
 class TakeApart(NotFusable):
-    """An operator has to be decomposed with the numbers of each call.
+    """An operator must be decomposed with the numbers of each call.
 
     Args:
-        name: Its name.
-        reason: Why, in words that complete "because ...".
+        name: Name of the operator.
+        reason: The reason, which completes "because ...".
     """
 
     def __init__(self, name: str, reason: str):
@@ -46,7 +46,7 @@ class TakeApart(NotFusable):
 
 @dataclass(frozen=True)
 class Turn:
-    """A gate of one angle, on its own wires: U(t) = basis diag(exp(-i rates t)) basis^dagger start."""
+    """A gate of one angle on its wires: U(t) = basis diag(exp(-i rates t)) basis^dagger start."""
 
     basis: np.ndarray
     rates: np.ndarray
@@ -58,25 +58,25 @@ class Turn:
 
 @dataclass(frozen=True)
 class Gate:
-    """A unitary gate of at most one angle, on its own wires."""
+    """A unitary gate with at most one angle, on its wires."""
 
     wires: tuple[int, ...]
     """Positions, most significant first."""
     form: Turn | np.ndarray
-    """A constant gate has a matrix."""
+    """Its matrix if the gate is constant, else how the matrix depends on the angle."""
     angle: int | None = None
-    """Index of its angle."""
+    """Index of its angle; None for a constant gate."""
     on_rows: bool = False
     """Whether the angle differs from sample to sample."""
 
     @property
     def permutes(self) -> bool:
-        """Whether it is constant, and only renames basis states and turns their phases."""
+        """Whether the gate is constant and only permutes basis states and changes their phases."""
         return isinstance(self.form, np.ndarray) and is_monomial(self.form)
 
 
 def constant(operation: qp.operation.Operator) -> np.ndarray:
-    """Matrix of a gate without a traced angle."""
+    """The matrix of a gate without a traced angle."""
     return np.asarray(qp.matrix(operation, wire_order=operation.wires), dtype=complex)
 
 
@@ -85,12 +85,12 @@ def is_unitary(matrix: np.ndarray, tolerance: float = ROUNDED) -> bool:
 
 
 def turn(operation: qp.operation.Operator) -> Turn:
-    """How the gate's matrix depends on its angle: derived from two angles, checked at others.
+    """How a gate's matrix depends on its angle: derived from two angles, checked at four others.
 
     Raises:
         NotFusable: It is not of the form exp(-i t G) U(0), with multiples of 1/8 as eigenvalues of G.
     """
-    # PennyLane's own gates without settings: the class alone tells the matrix.
+    # For PennyLane's own gates without settings, the class determines the matrix.
     plain = type(operation).__module__.startswith("pennylane.ops.qubit") and not operation.hyperparameters
     return _turn_of(type(operation), len(operation.wires)) if plain else _found_turn(operation)
 
@@ -106,7 +106,7 @@ def _found_turn(operation: qp.operation.Operator) -> Turn:
     unitary = at(operation, PROBE) @ start.conj().T
     basis = np.eye(len(unitary), dtype=complex)
     if np.abs(unitary - np.diag(np.diag(unitary))).max() >= EXACT:
-        # Hermitian, with the same eigenvectors: eigh gives orthonormal ones also where eigenvalues repeat.
+        # Hermitian, with the same eigenvectors: eigh returns orthonormal ones even if eigenvalues repeat.
         _, basis = np.linalg.eigh((unitary - unitary.conj().T) / 2j)
     # multiples of 1/4, or of 1/8 in excitations of half an angle
     rates = -np.angle(np.diag(basis.conj().T @ unitary @ basis)) / PROBE
@@ -114,13 +114,13 @@ def _found_turn(operation: qp.operation.Operator) -> Turn:
     if not is_unitary(start, 1e-10):
         raise NotFusable(f"the matrix of {operation.name} is not unitary")
     is_off = any(np.abs(turn.at(angle) - at(operation, angle)).max() > 1e-10 for angle in CHECKED)
-    if is_off or not turn.rates.any():  # some keep their numbers in several places
-        raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
+    if is_off or not turn.rates.any():  # some operators store their numbers twice
+        raise NotFusable(f"the matrix of {operation.name} depends on its angle in an unknown way")
     return turn
 
 
 def at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
-    """Matrix of a gate of one angle, at another angle."""
+    """The matrix of a gate of one angle, at another angle."""
     return constant(with_numbers(operation, [angle]))
 
 
@@ -128,30 +128,30 @@ def with_numbers(operation: qp.operation.Operator, numbers: Sequence[Any]) -> qp
     """The same operator with other numbers.
 
     Raises:
-        TakeApart: It cannot be made of them.
+        TakeApart: PennyLane cannot rebuild the operator with these numbers.
     """
     if isinstance(operation, qp.ops.Evolution):
         return qp.ops.Evolution(operation.base, *numbers)
     if isinstance(operation, qp.ops.Adjoint) and isinstance(operation.base, qp.ops.Evolution):
         return qp.ops.Adjoint(qp.ops.Evolution(operation.base.base, *numbers))
-    if isinstance(operation, qp.StatePrep):  # which would check its norm
+    if isinstance(operation, qp.StatePrep):  # the constructor would check its norm
         twin = copy.copy(operation)
         twin.data = tuple(numbers)
         return twin
     try:
         return qp.ops.functions.bind_new_parameters(operation, numbers)
     except Exception as error:
-        raise TakeApart(operation.name, f"{operation.name} looks at its numbers") from error
+        raise TakeApart(operation.name, f"{operation.name} reads the values of its numbers") from error
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:
-    """A complex matrix as it acts on columns (re, im): a stack (..., m, n) -> (..., 2 m, 2 n) real."""
+    """Complex matrices as real ones that act on columns (re, im): (..., m, n) -> (..., 2 m, 2 n)."""
     re, im = matrix.real, matrix.imag
     return np.concatenate([np.concatenate([re, -im], -1), np.concatenate([im, re], -1)], -2)
 
 
 def is_monomial(matrix: np.ndarray) -> bool:
-    """Whether it only renames basis states and turns their phases, as CNOT, SWAP, CZ and T do."""
+    """Whether a matrix only permutes basis states and changes their phases, like CNOT, SWAP, CZ and T."""
     size = np.abs(matrix)
     is_one = abs(size - 1) < EXACT
     return bool(np.all(is_one | (size < EXACT)) and np.all(is_one.sum(0) == 1))

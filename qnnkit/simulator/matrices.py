@@ -14,35 +14,35 @@ from qnnkit.simulator.fusion import Block
 from qnnkit.simulator.gates import EXACT, real_form
 
 Saved = list[tuple[Array, list[Array]]]
-"""For each matrix: its factors, and the running products."""
+"""For each matrix, its factors and running products."""
 
 
 @dataclass
 class Chain:
-    """The constants of one matrix, (2 d, 2 d)."""
+    """The constants of one block's matrix, each (2 d, 2 d)."""
 
     first: Array
-    """K_0, its columns only; the product where nothing turns."""
+    """K_0, limited to the block's columns; the whole product if no angle occurs."""
     cosine: Array
-    """The real form of K_(j-1), for each j; `sine` that of -i K_(j-1)."""
+    """Real forms of K_(j-1) for each j; `sine` holds those of -i K_(j-1)."""
     sine: Array
     last: Array | None
-    """K_m, unless it is 1."""
+    """K_m; None if it is the identity."""
 
 
 class Matrices:
     """Matrices of blocks, K_m D_m ... K_1 D_1 K_0 with D_j = diag exp(-i rates_j angles).
 
-    All cosines and sines come from one matrix product. The way back is as long as the way there: with
-    P_j = D_j K_(j-1) P_(j-1) the gradient of an angle is sum_columns (re g)(im P_j) - (im g)(re P_j). A block
-    at the start of a circuit acts on real features: its matrix is the left half of the real form, and so are
-    its running products.
+    All cosines and sines come from one matrix product. The backward pass costs as much as the forward pass:
+    with P_j = D_j K_(j-1) P_(j-1), the gradient of an angle is sum_columns (re g)(im P_j) - (im g)(re P_j). A
+    block at the start of a circuit acts on real features. Its matrix is the left half of the real form, and
+    so are its running products.
 
     Args:
         blocks: The blocks.
-        matrix: Of shape (n_vector, n_angles): angles = vector @ matrix + offset.
-        offset: Of shape (n_angles,).
-        put: Makes a tensor of an array.
+        matrix: Matrix of shape (n_vector, n_angles): angles = vector @ matrix + offset.
+        offset: Offset of shape (n_angles,).
+        put: Converts an array to a tensor.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Matrices:
             self.chains.append(Chain(first, put(forms[:-1]), put(turned[:-1]), last))
             halves += [*rates]
             tables += [each for each in rates for _ in range(2)]
-        table = np.concatenate(tables)  # the same angles for real and for imaginary parts
+        table = np.concatenate(tables)  # the same angles for real and imaginary parts
         self.by_vector = table @ matrix.T
         self.rates, self.offset = put(self.by_vector), put(table @ offset)
         self.back = put((np.concatenate(halves) @ matrix.T).T)
 
     def forward(self, vector: Array) -> tuple[list[Array], Saved]:
-        """The matrix of each block, of shape (2 d, n_columns), and what the way back needs."""
+        """The matrix of each block, of shape (2 d, n_columns), and what the backward pass needs."""
         angles, done, saved = self.offset + self.rates @ vector, 0, []
         cosine, sine = xp(angles).cos(angles), xp(angles).sin(angles)
         for chain in self.chains:

@@ -1,4 +1,4 @@
-"""A circuit for many sets of weights at once: a batch in which every row has weights of its own."""
+"""A circuit for many sets of weights at once: a batch in which every row has its own weights."""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -21,15 +21,15 @@ from qnnkit.simulator.queueing import single
 
 
 class OverWeights(Fused):
-    """A circuit as a function of inputs and weights, a set of weights for every row.
+    """A circuit as a function of inputs and weights, with one set of weights per row.
 
-    To the program every angle is one of the inputs': states are turned by phases, row by row, and no
-    matrices depend on weights. It computes in float64, on the CPU; gradients are by hand, as for layers.
+    The program treats every angle as an input: phases change the states row by row, and no matrix depends on
+    weights. It computes in float64 on the CPU; gradients are hand-written, as for layers.
 
     Args:
-        qnode: Takes `inputs` (unless `n_features` is 0) and the names of `weight_shapes`.
-        weight_shapes: Shapes by name.
-        n_features: Length of `inputs`; 0 for a circuit that takes none.
+        qnode: A QNode of `inputs` (unless `n_features` is 0) and the names in `weight_shapes`.
+        weight_shapes: Shapes of the weights by name.
+        n_features: Length of `inputs`; 0 for a circuit without inputs.
 
     Raises:
         NotFusable: The circuit has no fused form; the message completes "because ...".
@@ -61,10 +61,10 @@ class OverWeights(Fused):
             own = assembled(gates(one), self.tape.measurements, qnode.device.wires, kinds)
         super().__init__(own, np.ones(len(own.offset)), torch.float64)
         self._numbers_of = torch.func.vmap(numbers)
-        """Angles and amplitudes from rows of inputs and weights."""
+        """Maps rows of inputs and weights to angles and amplitudes."""
         with contextlib.suppress(NotFusable), apart():
             matrix, offset, is_affine = affine(lambda row: numbers(row)[0], n)
-            if is_affine.all() and not self.is_given:  # else the Python runs at every call
+            if is_affine.all() and not self.is_given:  # otherwise the Python runs at every call
                 sparse, offset = torch.from_numpy(matrix).to_sparse(), torch.from_numpy(offset)
                 self._numbers_of = lambda rows: [torch.sparse.mm(sparse, rows.T).T + offset]
 
@@ -72,8 +72,8 @@ class OverWeights(Fused):
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
 
         Args:
-            inputs: Of shape (batch, n_features), or (n_features,) for the same in every row; in radians.
-            weights: By name, each of shape (batch, *shape).
+            inputs: Features of shape (batch, n_features), or (n_features,) if shared by all rows; in radians.
+            weights: Weights by name, each of shape (batch, *shape).
         """
         flat = [weights[name].flatten(1) for name in self.weight_shapes]
         n = len(flat[0]) if flat else len(inputs)

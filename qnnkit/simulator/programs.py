@@ -1,4 +1,4 @@
-"""The fused programs of a QNode: from inputs and weights to a program and what it takes."""
+"""The fused programs of a QNode: from inputs and weights to a program and its arguments."""
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
 # pyright: reportAttributeAccessIssue=false
@@ -26,41 +26,42 @@ from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.shots import METHODS, Sampled, diagonal
 
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
-"""PennyLane devices whose exact results the programs give as well."""
+"""PennyLane devices whose exact results the programs reproduce."""
 EXACT_METHODS = ("best", "backprop", "adjoint", "parameter-shift", "device")
-"""Ways of differentiating that give the gradient itself; "hadamard" needs a wire that is free."""
+"""Values of `diff_method` that give the exact gradient; "hadamard" needs a free wire."""
 SPEED = ("grad_on_execution", "cache", "cachesize", "max_diff", "device_vjp", "executor_backend")
-"""Options of a QNode that decide how fast it runs, not what it computes."""
+"""Options of a QNode that affect its speed, not its results."""
 MOST_NEW, MOST_PROGRAMS = 8, 32
-"""Structures that are made into programs at once, while so few are known; later ones when they come back.
-So many are remembered, those used last. A pure function is traced for so many forms of inputs."""
+"""MOST_NEW structures become programs at once; later ones become programs when they occur again.
+The MOST_PROGRAMS structures used last are remembered, and a pure function is traced for as many forms of
+inputs."""
 
 
 @dataclass
 class Call:
-    """Programs with what they take, and how their values become those of the QNode."""
+    """Programs with their arguments, and how their values become the QNode's results."""
 
     parts: list[tuple[Fused | Sampled, Sequence[Tensor | None], int | None]]
-    """(program, what it takes, batch or None)."""
+    """(program, arguments, batch size or None) for each part."""
     as_list: bool
     finish: Callable[[Any], Any] | None = None
-    """From the results of all parts, as PennyLane's devices give them, to the QNode's."""
+    """Maps the results of all parts, as PennyLane's devices return them, to the QNode's result."""
 
 
 class Programs:
     """The programs of a QNode, looked up at every call.
 
     Args:
-        qnode: Takes `input_name` and the weights by name.
+        qnode: A QNode of `input_name` and the weights, by name.
         input_name: Name of the argument that takes the data.
     """
 
     def __init__(self, qnode: qp.QNode, input_name: str):
         self.qnode, self.input_name = qnode, input_name
         self.last: Fused | Sampled | str | None = None
-        """What ran last, or why it did not."""
+        """The program that ran last, or why none did."""
         self.generator: torch.Generator | Literal["torch"] | None = None
-        """Draws the shots; where it is given, all of them. "torch" is torch's own."""
+        """Draws all shots, if set; "torch" is torch's own generator."""
         self.why_queued = ""
         self._looked_at, self._names = None, None
         self._pure: dict[tuple, Fused | None] = {}
@@ -69,13 +70,13 @@ class Programs:
         self._methods = queueing.Methods([type(qnode.device)])
 
     def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
-        """The program for a call; or the QNode, to be called on its own device, as `last` says why.
+        """The programs for a call, or the QNode if its own device must run it; `last` then holds the reason.
 
         Args:
             rows: Inputs of shape (batch, n_features) or (n_features,).
-            weights: By name; of the dtype and device of `rows`.
+            weights: Weights by name, with the dtype and device of `rows`.
         """
-        reason = own_device(self.qnode) if self._methods.hold() else "its device is not as PennyLane made it"
+        reason = own_device(self.qnode) if self._methods.hold() else "it has no unmodified PennyLane device"
         if reason is None and self.qnode.shots and not self._samples(rows):
             reason = "it has a finite number of shots"
         if reason is not None:
@@ -83,11 +84,11 @@ class Programs:
             return self.qnode
         if not self.qnode.shots and (call := self._of_pure(rows, weights)):
             return call
-        with ONE_AT_A_TIME:  # PennyLane's recording is one for all threads
+        with ONE_AT_A_TIME:  # all threads share PennyLane's recording
             return self._queued(rows, weights)
 
     def _samples(self, rows: Tensor) -> bool:
-        """Whether shots are drawn here: on request, and where PennyLane has no gradient."""
+        """Whether qnnkit draws the shots: on request, or if PennyLane has no gradient."""
         has_no_gradient = torch.is_grad_enabled() and rows.requires_grad and rows.ndim == 2
         is_plain = not self.qnode.shots.has_partitioned_shots and self.qnode.diff_method in METHODS
         return is_plain and (has_no_gradient or self.generator is not None)
@@ -116,9 +117,9 @@ class Programs:
         return self._names is not None
 
     def _of_pure(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | None:
-        """The call of a pure function that was traced for rows and weights of this form.
+        """The call of a pure function, if it was traced for rows and weights of this form.
 
-        None also where sums of its large angles would lose digits: PennyLane reduces each alone.
+        None also if sums of large angles would lose digits: PennyLane reduces each angle by itself.
         """
         program = self._pure.get(form := self._form(rows, weights)) if self._is_pure() else None
         if program is None:
@@ -140,16 +141,16 @@ class Programs:
         return rows.ndim, is_one, shapes, rows.dtype, rows.device, self.qnode.device.wires
 
     def _trace(self, tape: Any, rows: Tensor, weights: Mapping[str, Tensor], as_list: bool) -> None:
-        """Makes the program of a pure function for rows of this form, unless that was tried before.
+        """Builds the program of a pure function for rows of this form, unless that was tried before.
 
         Args:
-            tape: What it queued at this call.
+            tape: The tape that this call queued.
             rows: Inputs.
-            weights: By name.
-            as_list: Whether it returns a list or a tuple.
+            weights: Weights by name.
+            as_list: Whether the function returns a list or a tuple.
         """
         form, named = self._form(rows, weights), (self.input_name, *weights)
-        if form in self._pure or len(self._pure) >= MOST_PROGRAMS:  # in vain, or its angles are large now
+        if form in self._pure or len(self._pure) >= MOST_PROGRAMS:  # tried before, or angles are large
             return
 
         def record(arguments: Sequence[Tensor]) -> Sequence[Any]:
@@ -171,7 +172,7 @@ class Programs:
     def _program(
         self, record: Any, shapes: Any, on_rows: Any, measured: Any, rows: Tensor, batch: int | None = None
     ) -> Fused:
-        """The program of what is queued for arguments of these shapes, some of which each sample has."""
+        """The program of what `record` queues for these shapes; `on_rows` marks per-sample arguments."""
         sizes = [math.prod(map(int, shape)) for shape in shapes]
         with apart():
             own = circuit(record, shapes, measured, self.qnode.device.wires, batch)
@@ -180,13 +181,13 @@ class Programs:
     # --- queued -------------------------------------------------------------------------------------
 
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
-        """Runs the Python, and finds a program for each tape that it and its transforms make."""
+        """Runs the Python and finds a program for each tape that it and its transforms make."""
         tape, result = queueing.queue(self.qnode, {self.input_name: rows, **weights})
         try:
             as_list = type(result) in (list, tuple)
             returned = [id(each) for each in (result if as_list else [result])]
             if not returned or returned != [id(each) for each in tape.measurements]:
-                raise NotFusable("it returns something else than its measurements, in their order")
+                raise NotFusable("it returns something other than its measurements, in their order")
             tapes, finish = queueing.transformed(self.qnode, tape)
             if self.qnode.shots:
                 return self._sampled(tapes, finish, rows, as_list)
@@ -202,7 +203,7 @@ class Programs:
         return Call(parts, as_list, finish)
 
     def _sampled(self, tapes: Sequence[Any], finish: Any, rows: Tensor, as_list: bool) -> Call:
-        """Programs for the exact distributions of the tape, one for each group that commutes, and shots."""
+        """Sampled programs of a tape, one for each group of commuting measurements."""
         if len(tapes) > 1:
             raise NotFusable("its transforms make several circuits with a finite number of shots")
         groups, recombine = diagonal(tapes[0])
@@ -218,10 +219,10 @@ class Programs:
         return Call(parts, as_list, recombine if finish is None else lambda each: finish((recombine(each),)))
 
     def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor | None], int | None]:
-        """The program of a tape, and what it takes at this call.
+        """The program of a tape, its arguments at this call, and the batch size.
 
         Raises:
-            NotFusable: It has none.
+            NotFusable: The tape has no program.
         """
         made = queueing.structure(tape, self._in_parts)
         key, is_early = self._key(made, rows), len(self._fused) < MOST_NEW
@@ -239,13 +240,13 @@ class Programs:
         if len(self._fused) > MOST_PROGRAMS:
             self._fused.popitem(last=False)
         if not isinstance(fused, Fused):
-            raise NotFusable(fused or "its Python makes another circuit at nearly every call")
+            raise NotFusable(fused or "its Python queues a different circuit at nearly every call")
         return fused, arguments(fused, made, rows), made.batch
 
     def turned(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple[Fused, Tensor]:
-        """The program of what is queued, and how far a sample's numbers turn each gate, (batch, n_angles).
+        """The program of the queued circuit, and each sample's contribution to the angles, (batch, n_angles).
 
-        Noise is left out: it changes what the angles come to, not the angles.
+        Noise channels are skipped: they change the results, not the angles.
         """
         with ONE_AT_A_TIME:
             tape = queueing.single(self.qnode, {self.input_name: rows, **weights})
@@ -259,7 +260,7 @@ class Programs:
     def _of_leaves(self, tape: Any, rows: Tensor) -> tuple[queueing.Structure, Fused]:
         """A tape's structure, and its program as a function of its leaves.
 
-        Operators that do not serve as a whole are decomposed with the numbers of each call from now on.
+        Operators that cannot be used undecomposed are decomposed with the numbers of each call from now on.
         """
         while True:
             made = queueing.structure(tape, self._in_parts)
@@ -278,7 +279,7 @@ class Programs:
 
 
 def arguments(program: Fused, made: queueing.Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
-    """What a program takes of the leaves that it was made for, in the dtype and on the device of the rows."""
+    """A program's arguments from the leaves of a structure, in the dtype and on the device of the rows."""
     numbers = [leaf for leaf in made.leaves if not isinstance(leaf, Tensor)]  # all in one copy
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
     dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
@@ -290,7 +291,7 @@ def arguments(program: Fused, made: queueing.Structure, rows: Tensor) -> tuple[T
 
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
-    """Arrays of shape (*shape, ...) as one, (*shape, n), or as it is if all share it; None for none."""
+    """Arrays of shape (*shape, ...) joined to (*shape, n); a single shared one unchanged, None for none."""
     if not arrays or (len(arrays) == 1 and not shape):
         return arrays[0] if arrays else None
     if all(each.shape == shape for each in arrays):
@@ -300,23 +301,23 @@ def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
 
 
 def own_device(qnode: qp.QNode) -> str | None:
-    """Why a QNode runs on its own device, whatever it queues; None where a program may run."""
+    """Why a QNode runs on its own device, whatever it queues; None if a program may run."""
     device, own = qnode.device, vars(qnode)
     if qp.capture.enabled():
         return "program capture is enabled"
     if device.name not in EXACT_DEVICES:
-        return "only that device knows what it computes"
+        return f"the fused program supports only {', '.join(EXACT_DEVICES)}"
     changed = not _methods_of(type(device)).isdisjoint(vars(device))
     if changed or type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
         return "the QNode or its device was customised"
     if qnode.diff_method not in EXACT_METHODS:
-        return f"its gradients are asked for by diff_method={qnode.diff_method}"
+        return f"it sets diff_method={qnode.diff_method}"
     if qnode.gradient_kwargs and qnode.diff_method not in ("backprop", "adjoint"):
-        return f"it has gradient_kwargs={qnode.gradient_kwargs}"
+        return f"it sets gradient_kwargs={qnode.gradient_kwargs}"
     if qnode.diff_method == "parameter-shift" and qnode.execute_kwargs.get("grad_on_execution") is True:
         return "PennyLane has no parameter-shift with grad_on_execution=True"
     if any(map(qnode.execute_kwargs.get, other := qnode.execute_kwargs.keys() - SPEED)):
-        return f"it has the options { {name: qnode.execute_kwargs[name] for name in other} }"
+        return f"it sets the options { {name: qnode.execute_kwargs[name] for name in other} }"
     return None
 
 

@@ -1,9 +1,8 @@
-"""Quantum functions that read nothing but their arguments and constants: those need to run only once.
+"""Quantum functions that read only their arguments and constants, and so need to run only once.
 
-The rule is a closed list and never clever. Every name in the code has to be one of these: an operator or a
-measurement of PennyLane, a listed function, a number or a tuple of numbers, a plain module that leads to one
-of these, a listed attribute of tensors, or another such function. What a name stands for is compared at every
-call.
+The rule is a closed list. Every name in the code must be an operator or measurement of PennyLane, a listed
+function, a number or a tuple of numbers, a plain module that leads to one of these, a listed attribute of
+tensors, or another such function. What each name refers to is compared at every call.
 """
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
@@ -33,7 +32,7 @@ CONSTANTS = (int, float, complex, str, bool, type(None), range, slice, type(...)
 FUNCTIONS = [
     qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod,
     *map(vars(builtins).get, names("range len enumerate zip reversed list tuple int float sum abs")),
-    torch.range, torch.sum, torch.abs,  # by their names, which builtins have, too
+    torch.range, torch.sum, torch.abs,  # builtins have functions of these names, too
     *map(vars(torch).get, names("sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
     *map(vars(np).get, names("sqrt arctan arccos arcsin")),
     *map(vars(math).get, names("sqrt atan acos asin log2 ceil floor")),
@@ -45,16 +44,16 @@ TENSOR = names(
 )
 """Attributes of tensors. Code with `shape`, or with `len`, may depend on the batch size."""
 LIBRARIES = {"torch", "numpy", "pennylane", "scipy"}
-"""Their other modules hold no constants of the user's."""
+"""Libraries whose other modules hold no constants of the user's."""
 ABSENT = object()
 
 
 class NotPure(Exception):
-    """A name that is not on the list."""
+    """A name is not on the list."""
 
 
 class Names:
-    """What all names of a quantum function stand for, as they are now.
+    """What all names in a quantum function refer to at present.
 
     Args:
         function: The quantum function.
@@ -70,17 +69,17 @@ class Names:
         self._accept(function, "function")
 
     def hold(self) -> bool:
-        """Whether each name still stands for the same object; about a microsecond."""
+        """Whether each name still refers to the same object; takes about a microsecond."""
         return all(map(operator.is_, map(operator.call, self._getters), self._values))
 
     def _read(self, get: Callable[..., Any], holder: Any, name: str) -> Any:
-        """What a name stands for; this is compared at every call from now on."""
+        """What a name refers to, which `hold` compares from now on."""
         self._getters.append(functools.partial(get, holder, name, ABSENT))
         self._values.append(self._getters[-1]())
         return self._values[-1]
 
     def _accept(self, value: Any, name: str) -> None:
-        """Accepts what a name stands for, or raises."""
+        """Accepts what a name refers to, or raises NotPure."""
         kind, parts = type(value), ()
         if value is ABSENT or kind in CONSTANTS or id(value) in LISTED or id(value) in self._accepted:
             return
@@ -104,7 +103,7 @@ class Names:
 
     def _function(self, function: types.FunctionType) -> None:
         code, outside = function.__code__, function.__globals__
-        kits = outside is vars(circuits)  # trusted as a module, but for what its functions are given
+        kits = outside is vars(circuits)  # trusted, except for the defaults and closures of its functions
         names = () if kits else _names(code)
         self.reads_sizes |= not {"shape", "len"}.isdisjoint(names)
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -130,7 +129,7 @@ class Names:
 
 
 def _read_from(module: types.ModuleType, name: str, names: Sequence[str]) -> list[str]:
-    """Those of some names that a module has: one of `MODULES`, or a user's with constants alone."""
+    """The names that occur in a module: one of `MODULES`, or a user's module if all are constants."""
     inside = [each for each in names if each in vars(module)]
     if module not in MODULES:
         is_plain = type(module) is types.ModuleType and "__getattr__" not in vars(module)
@@ -141,6 +140,6 @@ def _read_from(module: types.ModuleType, name: str, names: Sequence[str]) -> lis
 
 
 def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Names of globals and attributes in a function, and in functions inside it."""
+    """Names of globals and attributes in a function and in functions nested in it."""
     inner = [name for each in code.co_consts if isinstance(each, types.CodeType) for name in _names(each)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))

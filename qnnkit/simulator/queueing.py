@@ -1,9 +1,9 @@
-"""A QNode's own Python, run at every call, as programs and what they take.
+"""A QNode's Python, run at every call, as a structure that selects a program and numbers that it takes.
 
-PennyLane's queue collects the operators. Their structure is all that decides the result except numbers: it
-looks a program up. The numbers are the program's arguments; torch differentiates the arithmetic behind them.
-The structure is a key of a dictionary: classes, wires, hyperparameters and constants by value. Objects whose
-content cannot be read off have no key.
+PennyLane's queue collects the operators. Their structure is everything that determines the result except the
+numbers, and selects a program. The numbers are the program's arguments; torch differentiates the arithmetic
+that produced them. The structure is a dictionary key: classes, wires, hyperparameters and constants by value.
+Objects whose content cannot be read have no key.
 """
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
@@ -34,23 +34,23 @@ CONTROLLED = {
     qp.CNOT, qp.CY, qp.CZ, qp.CH, qp.CSWAP, qp.Toffoli, qp.CCZ, qp.CRX, qp.CRY, qp.CRZ, qp.CRot,
     qp.ControlledPhaseShift,
 }  # fmt: skip
-"""Controlled gates that are known by their classes alone."""
+"""Controlled gates that their class alone identifies."""
 NESTED = qp.ops.CompositeOp | qp.ops.SymbolicOp
 BY_ITSELF = {int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType}
-"""Types of values that are their own key; a float is not, since nan differs from itself."""
+"""Types of values that are their own key; not float, because nan differs from itself."""
 PLAIN_OBSERVABLES = (qp.X, qp.Y, qp.Z, qp.Identity)
 METHODS = (
     "__init__", "matrix", "compute_matrix", "decomposition", "compute_decomposition", "eigvals",
     "compute_eigvals", "compute_diagonalizing_gates", "execute", "preprocess_transforms",
     "setup_execution_config", "process_state",
 )  # fmt: skip
-"""Methods that decide what an operator, a measurement or a device computes."""
+"""Methods that determine what an operator, a measurement or a device computes."""
 NUMBERS = (float, int, np.floating, np.integer)
 
 
 @dataclass
 class Structure:
-    """A circuit apart from its numbers."""
+    """A circuit without its numbers, and the numbers next to it."""
 
     key: tuple
     operations: list[Operator]
@@ -58,11 +58,11 @@ class Structure:
     leaves: list[Tensor | float] = field(default_factory=list)
     """Numbers that the program takes, in the order of the operations."""
     batched: list[bool] = field(default_factory=list)
-    """Of which leaves axis 0 is the batch."""
+    """For each leaf, whether axis 0 is the batch."""
     shapes: list[list[tuple[int, ...]]] = field(default_factory=list)
-    """Of the leaves of each operation, without the batch; none where its numbers are constants."""
+    """For each operation, its leaves' shapes without the batch; empty if its numbers are constant."""
     batch: int | None = None
-    """Number of samples; None where nothing differs between them."""
+    """Number of samples; None if nothing differs between them."""
 
 
 def queue(qnode: qp.QNode, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -73,7 +73,7 @@ def queue(qnode: qp.QNode, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def replayed(qnode: qp.QNode, tape: Any, result: Any) -> qp.QNode:
-    """The QNode with Python that queues what was queued already: it runs once a call, wherever that ends."""
+    """A copy of the QNode that queues the recorded tape, so that its Python runs only once per call."""
 
     def again(*arguments: Any, **named: Any) -> Any:
         for each in (*tape.operations, *tape.measurements):
@@ -86,45 +86,45 @@ def replayed(qnode: qp.QNode, tape: Any, result: Any) -> qp.QNode:
 
 
 def transformed(qnode: qp.QNode, tape: Any) -> tuple[Sequence[Any], Callable[[Any], Any] | None]:
-    """The tapes that the QNode's transforms make of one, and what they make of the results, if anything."""
+    """The tapes that the QNode's transforms make of one, and their postprocessing, None if there is none."""
     pipeline = qnode.compile_pipeline
     if not pipeline:
         return [tape], None
     if pipeline.has_final_transform or pipeline.is_informative:
-        raise NotFusable("a transform of it returns something else than its measurements")
+        raise NotFusable("one of its transforms returns something other than its measurements")
     with qp.QueuingManager.stop_recording():
         tapes, finish = pipeline((tape,))
     if {each.shots for each in tapes} != {tape.shots}:
         raise NotFusable("its transforms change the number of shots, or leave no circuit")
     origins, mark = [str(each.tape_transform.__module__) for each in pipeline], object()
     is_known = all(origin.startswith(("pennylane", "qnnkit")) for origin in origins)
-    with contextlib.suppress(Exception):  # of one that computes; a user's may do anything, at every call
+    with contextlib.suppress(Exception):  # raised by real postprocessing; a user's may differ at every call
         if is_known and len(tapes) == 1 and finish((mark,))[0] is mark:
             return tapes, None
     return tapes, lambda results: finish(results)[0]
 
 
 def single(qnode: qp.QNode, arguments: Mapping[str, Any]) -> Any:
-    """The one tape that the QNode's Python and transforms make.
+    """The single tape that the QNode's Python and transforms make.
 
     Raises:
         NotFusable: A transform computes with the measured values.
     """
     tapes, finish = transformed(qnode, queue(qnode, arguments)[0])
     if finish is not None:
-        raise NotFusable("a transform of it computes with the measured values")
+        raise NotFusable("one of its transforms computes with the measured values")
     return tapes[0]
 
 
 def structure(tape: Any, in_parts: set[str]) -> Structure:
-    """Takes a tape apart.
+    """Splits a tape into its structure and its numbers.
 
     Args:
-        tape: Of PennyLane, with the numbers of this call.
+        tape: A tape of PennyLane, with the numbers of this call.
         in_parts: Names of operators that are decomposed with the numbers of this call.
 
     Raises:
-        NotFusable: Something in it has no fused form.
+        NotFusable: Something in the tape has no fused form.
     """
     made = Structure((), [], tape.measurements)
     keys: list[Any] = []
@@ -138,7 +138,7 @@ def structure(tape: Any, in_parts: set[str]) -> Structure:
 
 
 def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
-    """Takes a number, or an array of `ndim` axes for each sample, as an argument; its part of the key."""
+    """Adds a number, or an array of `ndim` axes per sample, to the leaves; returns its part of the key."""
     if isinstance(leaf, NUMBERS):
         made.leaves.append(float(leaf))
         made.batched.append(False)
@@ -149,7 +149,7 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
             raise NotFusable(f"a gate takes a {type(leaf).__name__}")
         leaf = torch.as_tensor(leaf)
     if leaf.is_complex() and not isinstance(made.operations[-1], qp.StatePrep):
-        raise NotFusable("an angle of it is complex")
+        raise NotFusable("one of its angles is complex")
     is_batched = leaf.ndim == ndim + 1
     if (is_batched and made.batch not in (None, len(leaf))) or leaf.ndim > ndim + 1:
         raise NotFusable("its gates have batches of different sizes")
@@ -162,40 +162,40 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
 
 
 Taken = tuple[Operator, Hashable, Iterable[tuple[Any, int]]]
-"""An operator, its key, and its numbers that are arguments, with the number of axes each has for a sample."""
+"""An operator, its key, and those numbers that are arguments, each with its number of axes per sample."""
 
 
 @functools.cache
 def _is_simple(kind: type[Operator]) -> bool:
-    """Whether the numbers of a class are angles or, of a template, arrays of them, and all that it holds."""
+    """Whether a class holds only numbers that are angles, or arrays of angles in a template."""
     is_nested = kind._flatten is not Operator._flatten or issubclass(kind, NESTED)
     return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested) and not _is_matrix(kind)
 
 
 @functools.cache
 def _is_matrix(kind: type[Operator]) -> bool:
-    """Whether a class has arrays as numbers that are no template's angles."""
-    dims: Any = kind.ndim_params  # a property where each operator has its own
+    """Whether a class takes arrays that are not a template's angles, such as a matrix."""
+    dims: Any = kind.ndim_params  # a property if it differs between operators
     takes_arrays = kind.__module__.startswith("pennylane.templates") or issubclass(kind, qp.StatePrep)
     return isinstance(dims, tuple) and any(dims) and not takes_arrays
 
 
 def _taken(operations: Sequence[Operator], in_parts: set[str]) -> Iterator[Taken]:
-    """The operators apart; what cannot be taken so is decomposed with the numbers of this call.
+    """The operators with their keys and numbers; others are decomposed with the numbers of this call.
 
     Raises:
-        NotFusable: The numbers of a matrix are no constants, or nothing is known of the operator.
+        NotFusable: The numbers of a matrix are not constant, or the operator is unknown.
     """
     for operation in operations:
         if not isinstance(operation, Operator):
-            raise NotFusable(f"{type(operation).__name__} is no unitary gate")
+            raise NotFusable(f"{type(operation).__name__} is not a unitary gate")
         try:
             whole = None if operation.name in in_parts else _whole(operation)
         except Unkeyable:
             whole = None
         if whole is None and operation.has_matrix and _is_constant(operation):
             if any(is_changed(type(each)) for each in within(operation)):
-                raise NotFusable(f"{operation.name} is not as PennyLane made it")
+                raise NotFusable(f"{operation.name} is not an unmodified PennyLane operator")
             with qp.QueuingManager.stop_recording():
                 whole = _whole(qp.QubitUnitary(constant(operation), operation.wires))
         if whole is None:
@@ -205,7 +205,7 @@ def _taken(operations: Sequence[Operator], in_parts: set[str]) -> Iterator[Taken
 
 
 def _whole(operation: Operator) -> Taken | None:
-    """An operator as it is, if its numbers are angles or constants, and all that it is made of is known."""
+    """An operator undecomposed, if its numbers are angles or constants and all its parts are known."""
     kind, leaves = type(operation), []
     if _is_simple(kind):
         settings = None if kind in CONTROLLED else operation.hyperparameters
@@ -226,29 +226,29 @@ def _whole(operation: Operator) -> Taken | None:
             raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
         return None
     constants = [value_key(leaf) for leaf in leaves if not (data and leaf is data[0] and [data.pop(0)])]
-    dims = [0] if is_evolution else operation.ndim_params  # which counts a batch as an axis
+    dims = [0] if is_evolution else operation.ndim_params  # an Evolution counts a batch as an axis
     return operation, (key, *constants), zip(operation.data, dims, strict=True)
 
 
 def _decomposed(operation: Operator, in_parts: set[str]) -> Sequence[Operator]:
-    """What an operator consists of, with its numbers."""
+    """The decomposition of an operator, with its numbers."""
     known = is_pennylanes(type(operation)) if operation.name in in_parts else is_known(operation)
     with qp.QueuingManager.stop_recording():
         try:
             if operation.has_decomposition and (known or not operation.has_matrix):
                 return operation.decomposition()
         except Exception as error:
-            raise NotFusable(f"{operation.name} cannot be decomposed here") from error
-    raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
+            raise NotFusable(f"{operation.name} cannot be decomposed") from error
+    raise NotFusable(f"{operation.name} has no decomposition that holds for all its numbers")
 
 
 def is_known(operation: Operator) -> bool:
-    """Whether an operator, and what it is made of, are of PennyLane's own classes."""
+    """Whether an operator and its parts have PennyLane's own classes."""
     return all(_is_pennylanes(type(each)) for each in within(operation))
 
 
 def within(operation: Operator) -> list[Operator]:
-    """An operator and those that it is made of."""
+    """An operator and the operators that it is made of."""
     parts = [operation]
     for each in parts:  # grows on the way
         inner = getattr(each, "base", None), *(getattr(each, "operands", None) or ())
@@ -262,31 +262,31 @@ def _is_constant(operation: Operator) -> bool:
 
 
 def rebound(made: Structure, *leaves: Sequence[Any]) -> list[Operator]:
-    """The operations with other numbers in place of their leaves, which may come in several lists."""
+    """The operations with new numbers as leaves; the numbers may come in several lists."""
     rest = itertools.chain(*leaves)
     pairs = zip(made.operations, made.shapes, strict=True)
     return [with_numbers(each, [next(rest) for _ in shapes]) if shapes else each for each, shapes in pairs]
 
 
 def check(qnode: qp.QNode, made: Structure) -> None:
-    """Asks PennyLane whether it would run such a circuit, with the numbers of the first sample.
+    """Checks that PennyLane would run such a circuit, with the numbers of the first sample.
 
     Raises:
-        NotFusable: It would raise an error.
+        NotFusable: PennyLane would raise an error.
     """
     pairs = zip(made.leaves, made.batched, strict=True)
     first = [leaf[0] if isinstance(leaf, Tensor) and is_batched else leaf for leaf, is_batched in pairs]
-    # Inside torch.func some devices can read no numbers: others of norm 1 stand for them.
+    # Inside torch.func some devices cannot read numbers: arrays of norm 1 replace them.
     wrapped = [isinstance(leaf, Tensor) and is_wrapped(leaf) for leaf in first]
     first = [np.full(x.shape, x.numel() ** -0.5) if w else x for x, w in zip(first, wrapped, strict=True)]
     result = list(made.measurements) if len(made.measurements) > 1 else made.measurements[0]
     with qp.QueuingManager.stop_recording(), torch.enable_grad():
         one = qp.tape.QuantumScript(rebound(made, first), made.measurements)
         twin = replayed(qnode, one, result)
-        twin._compile_pipeline = qp.CompilePipeline()  # they were applied
+        twin._compile_pipeline = qp.CompilePipeline()  # already applied
         try:
             qp.workflow.construct_batch(twin, level="device")()
-        except Exception as error:  # which PennyLane raises itself then
+        except Exception as error:  # PennyLane then raises it itself
             raise NotFusable(f"PennyLane raises {type(error).__name__}") from error
 
 
@@ -294,11 +294,11 @@ def check(qnode: qp.QNode, made: Structure) -> None:
 
 
 class Unkeyable(Exception):
-    """A value whose content cannot be read off."""
+    """The content of a value cannot be read."""
 
 
 def value_key(value: Any) -> Hashable:
-    """A value as a key, by content; types count, so that 1, 1.0 and True differ."""
+    """A key of a value by its content; types count, so that 1, 1.0 and True differ."""
     kind = type(value)
     if kind in BY_ITSELF or isinstance(value, type):
         return kind, value
@@ -319,9 +319,9 @@ def value_key(value: Any) -> Hashable:
 
 
 def _tensor_key(value: Tensor) -> Hashable:
-    """The numbers of a constant tensor."""
+    """A key of a constant tensor by its numbers."""
     if value.requires_grad:
-        raise NotFusable("a constant of it requires a gradient")
+        raise NotFusable("one of its constants requires a gradient")
     if type(value) not in (Tensor, torch.nn.Parameter) or is_wrapped(value):
         raise Unkeyable("a tensor without numbers")
     plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -329,7 +329,7 @@ def _tensor_key(value: Tensor) -> Hashable:
 
 
 def operator_key(operation: Operator, leaves: list[Any]) -> Hashable:
-    """An operator without its numbers, which are appended to `leaves` in the order of `operation.data`."""
+    """A key of an operator without its numbers, which are appended to `leaves` as in `operation.data`."""
     data, metadata = operation._flatten()
     return type(operation), value_key(metadata), *(_part_key(part, leaves) for part in data)
 
@@ -344,7 +344,7 @@ def _part_key(part: Any, leaves: list[Any]) -> Hashable:
 
 
 def measurement_key(measurement: MeasurementProcess) -> Hashable:
-    """A measurement, with the numbers of its observable."""
+    """A key of a measurement, including the numbers of its observable."""
     observable = measurement.obs
     if getattr(measurement, "mv", None) is not None:
         raise NotFusable("it measures in the middle of the circuit")
@@ -354,11 +354,11 @@ def measurement_key(measurement: MeasurementProcess) -> Hashable:
     return type(measurement), *known, measurement.wires.labels
 
 
-# --- PennyLane's classes, as long as nobody has changed them ----------------------------------------
+# --- PennyLane's classes, unless their methods were replaced ----------------------------------------
 
 
 def is_pennylanes(kind: type) -> bool:
-    """Whether a class is PennyLane's own, and so are the methods that decide what it computes."""
+    """Whether a class and the methods that determine what it computes are PennyLane's own."""
     if not kind.__module__.startswith("pennylane"):
         return False
     own = (getattr(getattr(kind, name, None), "__module__", None) for name in METHODS)
@@ -369,12 +369,12 @@ _is_pennylanes = functools.cache(is_pennylanes)
 
 
 def is_changed(kind: type) -> bool:
-    """Whether somebody has exchanged such a method of a class of PennyLane's."""
+    """Whether such a method of one of PennyLane's classes was replaced."""
     return kind.__module__.startswith("pennylane") and not is_pennylanes(kind)
 
 
 class Methods:
-    """The methods of some classes, as they are now.
+    """The methods of some classes, as they are at present.
 
     Args:
         kinds: The classes.
@@ -384,9 +384,9 @@ class Methods:
         self.kinds = list(set(kinds))
         own = ([name for name in METHODS if hasattr(kind, name)] for kind in self.kinds)
         self.getters = [operator.attrgetter("__class__", *names) for names in own]
-        # Those that are not PennyLane's never hold.
+        # Methods of classes that are not PennyLane's never hold.
         self.methods = [is_pennylanes(k) and get(k) for get, k in zip(self.getters, self.kinds, strict=True)]
 
     def hold(self) -> bool:
-        """Whether nobody has exchanged one; about a microsecond."""
+        """Whether none of the methods was replaced; takes about a microsecond."""
         return list(map(operator.call, self.getters, self.kinds)) == self.methods

@@ -14,16 +14,16 @@ from qnnkit.simulator.gates import NotFusable, local_states
 
 MOST_COLUMNS = 4096
 MOST_NUMBERS = 2**25
-"""Of all columns together; each takes 16 bytes while they are built."""
+"""Most numbers of all columns together; each takes 16 bytes while the columns are built."""
 
 
 @dataclass
 class Readout:
-    """Every measured number as a column.
+    """Every measured number as a column of phases.
 
-    A Pauli word sends basis state i to phase(i) |i ^ flip>. Words are summed by their flip, so that with
-    a state a + ib and its flipped copy c + id the column's value is
-    sum_i real_i (c a + d b)_i - imag_i (c b - d a)_i, over all flips.
+    A Pauli word sends basis state i to phase(i) |i ^ flip>. Words with the same flip are summed. For a state
+    a + ib and its flipped copy c + id, the column's value is
+    sum_i real_i (c a + d b)_i - imag_i (c b - d a)_i, summed over all flips.
 
     Reference: Aaronson and Gottesman (2004), arXiv:quant-ph/0406196, for words as bit masks.
     """
@@ -35,10 +35,10 @@ class Readout:
 
 
 def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
-    """How to read the measurements off the final state.
+    """How to compute the measurements from the final state.
 
     Raises:
-        NotFusable: A measurement is no expectation value, variance, probability or state.
+        NotFusable: A measurement is not an expectation value, variance, probability or state.
     """
     reading, columns = Readout(), []
     for measurement in measurements:
@@ -55,7 +55,7 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
                 kind = "probs"
             case qp.measurements.StateMP() if type(measurement) is qp.measurements.StateMP:
                 if len(measurements) > 1 or measurement.wires:
-                    raise NotFusable("it measures a state and something else")
+                    raise NotFusable("it measures a state together with something else")
                 kind = "state"
             case _:
                 raise NotFusable(f"it measures {type(measurement).__name__.removesuffix('MP').lower()}")
@@ -71,11 +71,11 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
 
 def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) -> dict[int, np.ndarray]:
     if observable is None:
-        raise NotFusable("it measures eigenvalues of no observable")
+        raise NotFusable("it measures eigenvalues without an observable")
     if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):  # its own square
         outcome = int("".join(str(int(bit)) for bit in observable.data[0]), 2)
-        return {0: (local_states(observable.wires, wires) == outcome) + 0j}  # words would be too many
-    # again, as PennyLane keeps this form when a coefficient changes in place
+        return {0: (local_states(observable.wires, wires) == outcome) + 0j}  # too many words otherwise
+    # rebuilt, because PennyLane caches its Pauli form even if a coefficient changes in place
     observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
     sentence: Any = observable.pauli_rep
     if sentence is None:
@@ -98,7 +98,7 @@ def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) ->
 
 
 def _projectors(wires: Any, among: tuple[Any, ...]) -> list[dict[int, np.ndarray]]:
-    """On each basis state of some wires."""
+    """Projectors on each basis state of some wires."""
     if 2 ** len(wires) > MOST_COLUMNS:
         raise NotFusable(f"it measures probabilities of {len(wires)} wires")
     state_of = local_states(tuple(wires), among)

@@ -1,12 +1,12 @@
-"""Training under a finite number of shots: measurements drawn from the exact distribution of every circuit.
+"""Training with a finite number of shots: measurements drawn from the exact distribution of every circuit.
 
-PennyLane differentiates no batch of circuits by the parameter-shift rule (its issues 4462 and 6078). Here all
-shifted circuits of a batch are one program, in which every row has angles of its own. Each row is measured
-`shots` times, as a device would measure it.
+PennyLane cannot differentiate a batch of circuits by the parameter-shift rule (its issues 4462 and 6078).
+Here all shifted circuits of a batch are one program, in which every row has its own angles. Each row is
+measured `shots` times, as a device would measure it.
 
 For a gate exp(-i t G) the rule is f'(t) = sum_k c_k f(t + s_k), with (c_k, s_k) from the differences of G's
-eigenvalues. Every f is estimated by shots of its own, so that the gradient of expectation values and
-probabilities is unbiased; a variance is <O^2> - <O>^2 of the same shots.
+eigenvalues. Every f is estimated by separate shots, so the gradient of expectation values and probabilities
+is unbiased. A variance is <O^2> - <O>^2 of the same shots.
 
 Reference: Schuld et al. (2019), arXiv:1811.11184; Wierichs et al. (2022), arXiv:2107.12390, for the rule.
 """
@@ -30,20 +30,20 @@ from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable, Turn, local_states
 
 METHODS = ("best", "parameter-shift")
-"""Ways of differentiating that mean the parameter-shift rule when there are shots."""
+"""Values of `diff_method` that mean the parameter-shift rule if there are shots."""
 AT_ONCE = 2**22
-"""Amplitudes of shifted circuits that are computed at a time."""
+"""Most amplitudes of shifted circuits that are computed at once."""
 
 
 def diagonal(tape: Any) -> tuple[list[tuple[Any, Any]], Callable[[Any], Any]]:
-    """The tape in the eigenbasis of what it measures, once for each group of observables that commute.
+    """The tape in the eigenbasis of its measurements, once for each group of commuting observables.
 
     Returns:
-        For each group the exact tape that measures the probabilities of all basis states, and the
+        For each group, the exact tape that measures the probabilities of all basis states, and the
         measurements, each of one observable; and a function from all results to those of the given tape.
 
     Raises:
-        NotFusable: It measures something else than expval, var and probs.
+        NotFusable: The tape measures something other than expval, var and probs.
     """
     kinds = qp.measurements.ExpectationMP, qp.measurements.VarianceMP, qp.measurements.ProbabilityMP
     if any(type(each) not in kinds or getattr(each, "mv", None) is not None for each in tape.measurements):
@@ -62,10 +62,10 @@ class Sampled:
     """A circuit measured a finite number of times, differentiable by the parameter-shift rule.
 
     Args:
-        program: Gives the probabilities of all basis states.
-        measurements: Diagonal in that basis.
-        shots: Number of measurements of every circuit.
-        generator: Draws them; torch's own, if None.
+        program: Program that computes the probabilities of all basis states.
+        measurements: Measurements that are diagonal in that basis.
+        shots: Number of shots of every circuit.
+        generator: Draws the shots; torch's own generator if None.
     """
 
     def __init__(self, program: Fused, measurements: Sequence[Any], shots: int, generator: Any = None):
@@ -81,7 +81,7 @@ class Sampled:
     def __call__(self, rows: Any, vector: Any, amplitudes: Any = None, *, keep: bool = True) -> Tensor:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
         circuit, on_rows = self.program.circuit, self.program.on_rows
-        dtype = torch.float32 if self.program.device.type == "mps" else torch.float64  # which nobody rounds
+        dtype = torch.float32 if self.program.device.type == "mps" else torch.float64  # never rounded
         put = functools.partial(torch.as_tensor, dtype=dtype, device=self.program.device)
         angles, wanted = put(circuit.offset)[None], np.zeros(len(circuit.offset), dtype=bool)
         flat = None if vector is None else vector.reshape(-1)
@@ -100,7 +100,7 @@ class Sampled:
         return torch.cat(parts)
 
     def _drawn(self, probabilities: Tensor) -> Tensor:
-        """Counts of each outcome: halved again and again, each half a binomial number of what is left."""
+        """Counts of each outcome, by repeated halving: each first half gets a binomial share."""
         counts = probabilities.new_full((len(probabilities), 1), float(self.shots))
         for level in range(self.program.n_wires):
             halves = probabilities.reshape(len(probabilities), 2 ** (level + 1), -1).sum(-1)
@@ -131,7 +131,7 @@ class Sampled:
 
 
 class _Shots(torch.autograd.Function):
-    """Angles of shape (batch, n_angles) -> frequencies; see `Sampled`."""
+    """Computes frequencies from angles of shape (batch, n_angles); see `Sampled`."""
 
     @staticmethod
     def forward(ctx: Any, sampled: Sampled, wanted: list[bool], angles: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class _Shots(torch.autograd.Function):
 
 
 def _rule(rates: np.ndarray) -> list[tuple[float, float]]:
-    """(c, s) of the parameter-shift rule of a gate, from the eigenvalues of its generator."""
+    """Pairs (c, s) of a gate's parameter-shift rule, from the eigenvalues of its generator."""
     frequencies = qp.gradients.eigvals_to_frequencies(tuple(rates))
     if not frequencies:
         return []

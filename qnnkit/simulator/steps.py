@@ -1,10 +1,10 @@
-"""What is done to a batch of states, each step with its way back.
+"""The steps that act on a batch of states, each with its backward pass.
 
 A state is (2 * 2**n_wires, batch): real, then imaginary parts, by basis state (wire 0 most significant).
-Steps with `by_hand` also take a batch in chunks, (chunks, 2 * 2**n_wires, batch): each core works on its own.
-`run` is plain torch, which autograd, functional transforms and compilers can follow. `forward` and
-`backward` are the same step and its gradient by hand: fewer operations, fewer passes over memory. Those of
-steps with `by_hand` take tensors or NumPy arrays.
+Steps with `by_hand` also take a batch in chunks, (chunks, 2 * 2**n_wires, batch), one per core at a time.
+`run` is plain torch, which autograd, functional transforms and compilers can trace. `forward` and `backward`
+are the same step and its hand-written gradient, with fewer operations and fewer passes over memory. In steps
+with `by_hand` they take tensors or NumPy arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Affine(NamedTuple):
     table: Array
     offset: Array
     rows: Array | None = None
-    """Which of the columns' rows it reads; None for all."""
+    """Indices of the columns' rows that it reads; None for all."""
 
     def __call__(self, columns: Array) -> Array:
         columns = columns if self.rows is None else picked(columns, self.rows)
@@ -36,11 +36,11 @@ class Affine(NamedTuple):
 
 
 class Gradients:
-    """Gradients by columns and by matrices, added up over the steps.
+    """Gradients with respect to columns and matrices, summed over the steps.
 
     Args:
-        columns: Whose gradient is asked for; None if it is not.
-        matrices: Those of the matrices so far; None if they are not asked for.
+        columns: The columns; None if their gradient is not needed.
+        matrices: The matrices' gradients so far; None if they are not needed.
     """
 
     def __init__(self, columns: Array | None, matrices: list[Any] | None):
@@ -67,24 +67,24 @@ class Gradients:
 
 
 class Step:
-    """A step that leaves its way back to autograd; those below that run most do better."""
+    """A step whose gradient autograd computes; frequent steps override this with hand-written gradients."""
 
     blocks: Sequence[int] = ()
-    """Numbers of the matrices that it uses."""
+    """Indices of the matrices that it uses."""
     by_hand = False
 
     def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         """The new state.
 
         Args:
-            state: The old one; None at the start.
+            state: The old state; None at the start.
             columns: Inputs, or their angles, of shape (n, batch).
-            matrices: Of all blocks: real forms, of shape (2 d, 2 d).
+            matrices: Matrices of all blocks in real form, each of shape (2 d, 2 d).
         """
         raise NotImplementedError
 
     def forward(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        """The new state, and what the way back needs."""
+        """The new state, and what the backward pass needs."""
         leaves = [columns, *(matrices[i] for i in self.blocks), *([] if state is None else [state])]
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
         given = dict(zip(self.blocks, leaves[1:], strict=False))
@@ -95,7 +95,7 @@ class Step:
     def backward(
         self, gradient: Tensor, saved: Any, matrices: Sequence[Tensor], to: Gradients
     ) -> Tensor | None:
-        """Adds to the gradients of columns and matrices; returns that of the old state."""
+        """Adds to the gradients of columns and matrices; returns the gradient of the old state."""
         result, leaves = saved
         to_columns, *gradients = torch.autograd.grad(result, leaves, gradient, allow_unused=True)
         if to_columns is not None and to.of is not None:
@@ -109,11 +109,11 @@ class Step:
 
 
 class Start(Step):
-    """The product state of an embedding on |0...0>, through the blocks that follow, cell by cell.
+    """The product state of an embedding on |0...0> after each cell's first block.
 
     Args:
-        waves: Angles of which the features are cosines and sines, if any.
-        n_waves: Of each cell.
+        waves: Angles whose cosines and sines are the features, if any.
+        n_waves: Number of waves of each cell.
     """
 
     def __init__(self, waves: Affine | None, n_waves: Sequence[int]):
@@ -129,7 +129,7 @@ class Start(Step):
 
 
 class StartOfOneCell(Start):
-    """The same for all wires at once, with an embedding, and a way back by hand."""
+    """A `Start` with an embedding and a single cell, with a hand-written gradient."""
 
     by_hand = True
     waves: Affine
@@ -145,7 +145,7 @@ class StartOfOneCell(Start):
     def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> None:
         if to.matrices is not None:
             to.add_matrix(0, outer(gradient, saved))
-        if to.of is not None:  # d cos = -sin, d sin = cos; both of the same angle
+        if to.of is not None:  # d cos = -sin, d sin = cos, for the same angle
             to_cosine, to_sine = halves(product(matrices[0].T, gradient))
             cosine, sine = halves(saved)
             to_waves = to_sine * cosine
@@ -154,18 +154,18 @@ class StartOfOneCell(Start):
 
 
 def _complex_outer(a: Tensor, b: Tensor) -> Tensor:
-    """The product state of (2 m, batch) and (2 n, batch): (2 m n, batch)."""
+    """The product state of (2 m, batch) and (2 n, batch), of shape (2 m n, batch)."""
     a_re, a_im = a.unflatten(0, (2, -1, 1))
     b_re, b_im = b.unflatten(0, (2, 1, -1))
     return torch.stack([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re]).flatten(0, 2)
 
 
 class Given(Step):
-    """A state that the circuit is handed: the last rows of the columns, its amplitudes.
+    """A given initial state, whose amplitudes are the last rows of the columns.
 
     Args:
-        index: Of each of those rows, its row in the state.
-        n_rows: Of a state.
+        index: For each of these rows, its row in the state.
+        n_rows: Number of rows of a state.
     """
 
     def __init__(self, index: Tensor, n_rows: int):
@@ -180,7 +180,7 @@ class Given(Step):
 
 
 class Phases(Step):
-    """Each sample's state times exp(-i angles), angles of shape (2**n_wires, batch)."""
+    """Multiplies each sample's state by exp(-i angles), with angles of shape (2**n_wires, batch)."""
 
     by_hand = True
 
@@ -209,7 +209,7 @@ class Phases(Step):
 
 
 def halves(state: Array) -> tuple[Array, Array]:
-    """Real and imaginary parts."""
+    """Real and imaginary parts of a state."""
     n = state.shape[-2] // 2
     return state[..., :n, :], state[..., n:, :]
 
@@ -221,7 +221,7 @@ def turned(state: Array, cosine: Array, sine: Array) -> Array:
 
 
 def _turn(state: Array, cosine: Array, sine: Array, sign: int) -> Array:
-    """The state times cosine - sign i sine, with no copy."""
+    """The state times cosine - sign i sine, without temporary copies."""
     new = empty(cosine, state.shape[-2])
     (re, im), (new_re, new_im) = halves(state), halves(new)
     for mine, other, result, direction in ((re, im, new_re, sign), (im, re, new_im, -sign)):
@@ -237,9 +237,9 @@ class Permutation(Step):
     """new[i] = exp(-i angles[i]) * old[index[i]], over basis states.
 
     Args:
-        index: Of the rows of a state, (2 * 2**n_wires,).
+        index: Permutation of a state's rows, (2 * 2**n_wires,).
         inverse: The inverse permutation.
-        angles: Of shape (2**n_wires, 1), or None where no phase is turned.
+        angles: Angles of shape (2**n_wires, 1), or None if no phase changes.
     """
 
     by_hand = True
@@ -268,15 +268,15 @@ class Block(Step):
     """A matrix on neighbouring wires.
 
     Args:
-        block: Number of the matrix.
-        before: Number of basis states of the wires before the block's.
-        size: Of the block's own.
-        whole: Whether it acts on all wires.
+        block: Index of the matrix.
+        before: Number of basis states of the wires before the block.
+        size: Number of basis states of the block's wires.
+        whole: Whether the block acts on all wires.
     """
 
     def __init__(self, block: int, before: int, size: int, *, whole: bool):
         self.block, self.before, self.size, self.whole = block, before, size, whole
-        self.by_hand = whole  # else by products of torch's
+        self.by_hand = whole  # other blocks use torch's batched products
 
     def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         if self.whole:
@@ -293,7 +293,7 @@ class Block(Step):
         return self._apply(matrices[self.block].T, gradient)
 
     def _split(self, matrix: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Real and imaginary parts of the matrix, (before, d, d), and of the state, (before, d, the rest)."""
+        """Real and imaginary parts of the matrix, (before, d, d), and of the state, (before, d, others)."""
         parts = matrix[:, : self.size].unflatten(0, (2, self.size))
         a, b = (part.expand(self.before, -1, -1) for part in parts)
         re, im = state.reshape(2, self.before, self.size, -1)
@@ -324,10 +324,10 @@ class Block(Step):
 
 
 class Weigh(Step):
-    """Expectation values of what is diagonal: table @ |state|^2, of shape (n_columns, batch).
+    """Expectation values of diagonal observables: table @ |state|^2, of shape (n_columns, batch).
 
     Args:
-        table: Of shape (n_columns, 2**n_wires).
+        table: Diagonals of shape (n_columns, 2**n_wires).
     """
 
     by_hand = True
@@ -349,10 +349,10 @@ class Weigh(Step):
 
 
 class Correlate(Step):
-    """Expectation values of any Pauli words, grouped by the bits they flip (see `Readout`).
+    """Expectation values of arbitrary Pauli words, grouped by the bits they flip (see `Readout`).
 
     Args:
-        flips: (real, imag, partner): tables of shape (n_columns, 2**n_wires), and i ^ flip for each i.
+        flips: (real, imag, partner) per flip: tables (n_columns, 2**n_wires), and i ^ flip for each i.
     """
 
     def __init__(self, flips: Sequence[tuple[Tensor, Tensor, Tensor]]):

@@ -132,9 +132,9 @@ def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, shots, lac
         assert row.gradient == pytest.approx(row.autograd, abs=1e-5) and max(map(abs, row.autograd)) > 0.05
     assert layer.qnode.shots.total_shots == shots
     if "fused" in lacking:
-        with pytest.raises(NotImplementedError, match="use auto"):
+        with pytest.raises(NotImplementedError, match="Use auto"):
             layer.with_qnode(circuit, backend="batched")(uniform(1, 2))
-        with pytest.raises(NotFusable, match="is no unitary gate"):
+        with pytest.raises(NotFusable, match="is not a unitary gate"):
             OverWeights(circuit, {"weights": (2,)}, 2)
     gradients.require(rows)
     with pytest.raises(gradients.GradientError, match="`layer` must be compared"):

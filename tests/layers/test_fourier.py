@@ -102,8 +102,8 @@ def branching(x, w):
 OUTSIDE = {  # gates, reason, what is measured
     "amplitudes": (lambda x, w: qp.AmplitudeEmbedding(x[..., :2], 0, normalize=True), "first state depends"),
     "branch": (branching, "list of gates depends"),
-    "nothing": (lambda x, w: None, "no gate reads the inputs"),
-    "statistic": (lambda x, w: qp.RX(x.mean(), 0), "an angle of its own for each sample"),
+    "nothing": (lambda x, w: None, "no gate has a separate angle"),
+    "statistic": (lambda x, w: qp.RX(x.mean(), 0), "a separate angle for each sample"),
     "trained": (lambda x, w: qp.RX(w[0, 0, 0] * x[..., 0], 0), "weights multiply the inputs"),
     "variance": (lambda x, w: qp.RX(x[..., 0] + w[0, 0, 0], 0), "not linear", qp.var),
 }

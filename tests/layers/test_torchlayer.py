@@ -248,7 +248,7 @@ def test_exported(tmp_path):
 def test_a_note_names_the_number_of_features(backend):
     """After a call that worked; the error is TorchLayer's own."""
     layer = make(QuantumLayer, qnode_of(), backend=backend)
-    for notes in ([], ["The inputs have 3 features; the last call that worked had 2."]):
+    for notes in ([], ["The inputs have 3 features; the last successful call had 2."]):
         with pytest.raises(ValueError, match="Features must be of length 2") as caught:
             layer(torch.ones(4, 5, 3))
         assert getattr(caught.value, "__notes__", []) == notes
