@@ -290,7 +290,7 @@ def gaussian(weights: Any, generator: Any) -> Any:
 
 
 def identity_block(weights: Any, generator: Any) -> Any:
-    """Draws angles uniformly, such that each pair of layers of a mirrored circuit starts as the identity.
+    """Draws angles uniformly; each pair of layers of a mirrored circuit starts as the identity.
 
     Reference: Grant et al. (2019), arXiv:1903.05076, sec. 3; here with two layers per block.
     """
@@ -336,5 +336,5 @@ def drop_entanglement(tape):
         return is_separable(operation) or is_gate or not operation.has_decomposition
 
     [expanded], _ = qp.transforms.decompose(tape, stopping_condition=is_whole)
-    kept = [operation for operation in expanded.operations if is_separable(operation)]
-    return [expanded.copy(operations=kept)], lambda results: results[0]
+    separable = [operation for operation in expanded.operations if is_separable(operation)]
+    return [expanded.copy(operations=separable)], lambda results: results[0]

@@ -82,10 +82,10 @@ def robustness(
             message); or images and labels differ in number.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
-    asked = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
-    asked["device"] = device_shots if device else ()
+    conditions = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
+    conditions["device"] = device_shots if device else ()
     backend = _backend(device) if device else None
-    _require_numbers(images, labels, (*shots, *asked["device"]))
+    _require_numbers(images, labels, (*shots, *conditions["device"]))
     net = copy.deepcopy(model), images, labels  # hooks are set on the copy
     first, exact = _as_it_is(net)
     for layer, row in first.items():
@@ -96,10 +96,10 @@ def robustness(
         if backend:
             _require_narrow(wires, backend.num_qubits, type(backend).__name__)
     rows = [exact]
-    for condition, strengths in asked.items():
+    for condition, strengths in conditions.items():
         for strength in strengths:
-            given = strength, seed, backend
-            qnodes = {layer: _changed(condition, layer, i, *given) for i, layer in enumerate(first)}
+            arguments = strength, seed, backend
+            qnodes = {layer: _changed(condition, layer, i, *arguments) for i, layer in enumerate(first)}
             rows.append(_under(net, condition, strength, qnodes))
     return rows
 

@@ -1,7 +1,7 @@
-"""One checkpoint in one safetensors file, whose name holds a hash of its content.
+"""One checkpoint per safetensors file, whose name contains a hash of its content.
 
-Tensors go into the file as they are, everything else as JSON in its header; nothing is pickled, so a
-checkpoint cannot execute code when it is read.
+Tensors are stored unchanged, everything else as JSON in the header. Nothing is pickled, so reading a
+checkpoint cannot execute code.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from qnnkit.workspace import draft_of, writing
 
 FORMAT = 3
 NAME = re.compile(r"checkpoint-(\d{6,})-([0-9a-f]{16})\.safetensors")
-"""Number, and the first 16 hexadecimal digits of the file's SHA-256."""
+"""Pattern of file names: a number, and the first 16 hexadecimal digits of the file's SHA-256."""
 
 
 Packed = tuple[Any, dict[str, Tensor]]
-"""A state as JSON, and the tensors that it names."""
+"""A state as JSON, and its tensors by name."""
 
 
 def packed(state: dict[str, Any]) -> Packed:
-    """`state` with every tensor copied to the CPU: training may go on while it is written.
+    """`state` with every tensor copied to the CPU, so that training can continue while it is written.
 
     Args:
-        state: Dictionaries, lists and tuples, however nested, of tensors, numbers, strings and None, as
-            `state_dict` methods give them. Keys are the same, without tensors and lists.
+        state: Nested dictionaries, lists and tuples of tensors, numbers, strings and None, as returned by
+            `state_dict` methods. Keys have the same types, except tensors and lists.
 
     Raises:
         TypeError: `state` holds something else.
@@ -46,12 +46,12 @@ def packed(state: dict[str, Any]) -> Packed:
 
 
 def write(folder: Path, number: int, state: Packed) -> Path:
-    """Writes a checkpoint under a name of its own; any file that was there before stays.
+    """Writes a checkpoint under a new name and returns its path; existing files stay.
 
     Args:
-        folder: Where to; it exists.
-        number: The newer, the higher.
-        state: As `packed` gives it.
+        folder: An existing folder.
+        number: Number of the checkpoint; newer ones have higher numbers.
+        state: The result of `packed`.
 
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
@@ -64,39 +64,39 @@ def write(folder: Path, number: int, state: Packed) -> Path:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             return draft.replace(folder / f"{path.name}-{hash_of(draft)[:16]}.safetensors")
-        except (OSError, SafetensorError) as error:  # a probe has refused what else safetensors may mean
+        except (OSError, SafetensorError) as error:  # `make_folder` has tested all other causes
             draft.unlink(missing_ok=True)
             raise OSError(getattr(error, "errno", errno.ENOSPC), str(error)) from None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state that `write` was given.
+    """The state that was passed to `write`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is not what its name says, or no checkpoint.
+        ValueError: The file does not match its name, or is not a checkpoint.
     """
     named = NAME.fullmatch(path.name)
     try:
         if named is None or hash_of(path)[:16] != named[2]:
-            raise ValueError("its content does not fit the hash in its name")
+            raise ValueError("its content does not match the hash in its name")
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["qnnkit"])
             return {**_unpacked(header["state"], file.get_tensor)}
     except OSError:
         raise
-    except Exception as error:  # whatever a crafted header leads to
+    except Exception as error:  # a crafted header can raise anything
         raise ValueError(f"Checkpoint `{path}` is damaged ({error or type(error).__name__}).") from None
 
 
 def hash_of(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
+    """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON in place of `value`, with its tensors gathered under names that people can read."""
+    """`value` as JSON, with its tensors collected in `tensors` under readable names."""
     match value:
         case Tensor():
             while name in tensors:  # "0" next to 0, "a/b" next to b in a
@@ -117,7 +117,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpacked(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """What `packed` was given: its JSON, with the tensors of these names."""
+    """The value passed to `packed`, from its JSON and tensors by name."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 NUMPY = ("kind", "key", "position", "has_gauss", "cached")
-"""What the state of NumPy's generator consists of."""
+"""Names of the parts of NumPy's generator state."""
 
 
 def seed_all(*key: object) -> None:
-    """Seeds Python's, NumPy's and torch's generators, unlike those of any neighbouring key."""
+    """Seeds Python's, NumPy's and torch's generators by a hash of the key, so similar keys differ."""
     number = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "big")
     random.seed(number)
-    np.random.seed(number % 2**32)  # noqa: NPY002  whoever draws from it is not asked
+    np.random.seed(number % 2**32)  # noqa: NPY002  user code may draw from it
     torch.manual_seed(number)
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every generator that a training may draw from, as a checkpoint keeps it."""
+    """The state of every generator that a training may draw from, in the form of a checkpoint."""
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = dict(zip(NUMPY, np.random.get_state(legacy=True), strict=True))  # noqa: NPY002
     numpy["key"] = torch.from_numpy(np.asarray(numpy["key"]).astype(np.int64))
@@ -38,7 +38,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Puts back what `random_state` gave; a device that this machine lacks is skipped."""
+    """Restores a state from `random_state`; skips devices that this machine does not have."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     numpy = numpy | {"key": numpy["key"].numpy().astype(np.uint32)}
@@ -52,7 +52,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def own_generators() -> Iterator[None]:
-    """What is drawn inside leaves every generator outside as it was."""
+    """A context after which every generator returns to its previous state."""
     before = random_state()
     try:
         yield

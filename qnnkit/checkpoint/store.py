@@ -1,4 +1,4 @@
-"""The checkpoints of one training: immutable files, of which the newest and the best epoch's stay."""
+"""The checkpoints of one training, as immutable files; the newest and the best epoch's are kept."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from qnnkit.checkpoint import file, weights
 
 
 class Unfit(ValueError):
-    """A checkpoint is whole, but no state that can be gone on from."""
+    """A checkpoint is intact, but training cannot resume from its state."""
 
 
 MISFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
-"""What goes wrong where a state is of another kind than whoever goes on from it needs."""
+"""Errors that loading a state of an unexpected kind can raise."""
 
 
 class Store:
-    """A folder of checkpoints; one process writes it, any number may read.
+    """A folder of checkpoints that one process writes and any number may read.
 
-    The newest is the one of the highest number, whatever the clock says. A state counts as whole when its
-    file and that of its best epoch both are what their names say.
+    The newest checkpoint is the one with the highest number, whatever the clock says. A state is intact if
+    its file and that of its best epoch both match their names.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any] | None = None, keep: int = 2):
         """
         Args:
-            folder: Made when first written.
-            identity: Plain values that tell this training from its neighbours; files of another are refused.
-            keep: How many states stay, the newest first; the best epoch stays too.
+            folder: The folder, created with the first checkpoint.
+            identity: Plain values that distinguish this training from others; files of others are rejected.
+            keep: Number of newest states to keep; that of the best epoch is kept too.
         """
         self.folder, self.identity, self.keep = folder, identity or {}, keep
         self.best: str | None = None
-        """Name of the best epoch's file, as far as this store has read or written."""
+        """Name of the best epoch's file; None before this store has read or written one."""
         self._kept: list[str] = []
-        """Names of the states that stay, the newest first."""
+        """Names of the kept states, the newest first."""
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
@@ -51,40 +51,41 @@ class Store:
         return self._writing is not None and not self._writing.done()
 
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
-        """Copies `state` and writes it in the background; waits first if the one before is not written yet.
+        """Copies `state` and writes it in the background, after the previous checkpoint is written.
 
         Args:
-            state: As `file.packed` wants it.
-            best: This is the best epoch so far.
+            state: The state, as `file.packed` takes it.
+            best: Whether this is the best epoch so far.
 
         Raises:
-            OSError: An earlier one could not be written. Whatever was whole before still is.
+            OSError: An earlier checkpoint could not be written. Existing checkpoints stay intact.
         """
         self.wait()
         content = {"identity": self.identity, "best": None if best else self.best, "state": state}
         self._writing = self._pool.submit(self._write, file.packed(content), best)
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is written.
+        """Waits until the last checkpoint is written.
 
         Raises:
-            OSError: It could not be.
+            OSError: It could not be written.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def restore(self, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any] | None:
-        """The newest whole state, or None where there is none; a warning names what was skipped.
+        """The newest intact state, or None if there is none; a warning names the skipped files.
 
-        If the file of its best epoch is lost, `best_lost` is True, and its own weights count as the best.
+        If the file of its best epoch is lost, `best_lost` is True, and the state's own weights count as the
+        best.
 
         Args:
-            load: Takes up a state; where it raises one of MISFIT, it is given an older one. What it was given
-                last counts.
+            load: Loads a state; if it raises one of MISFIT, it is called again with an older one. Its last
+                call counts.
 
         Raises:
-            ValueError: There are whole ones, but `load` refuses them all.
+            ValueError: There are intact states, but `load` rejects all of them.
         """
         names, content, wrong = self._names(), None, list[Exception]()
         name = best = ""
@@ -102,7 +103,7 @@ class Store:
         except (ValueError, OSError) as error:
             best, self.best_lost = name, True
             problem += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
-        if problem and self._names() != names:  # written meanwhile
+        if problem and self._names() != names:  # files were written in the meantime
             return self.restore(load)
         if content is None:
             if unfit := [error for error in wrong if isinstance(error, Unfit)]:
@@ -110,22 +111,22 @@ class Store:
         else:
             self.best, self._kept = best, names[names.index(name) :: -1]
         if problem:
-            how = f"goes on from `{name}`, the newest that is whole" if content else "begins again"
+            how = f"resumes from `{name}`, the newest intact one" if content else "starts from the beginning"
             warnings.warn(f"{problem} Training {how}.", stacklevel=2)
         return content and content["state"]
 
     def load_best(self, model: nn.Module) -> dict[str, Any]:
-        """Puts the weights of the best epoch into a model; returns the state that they are part of.
+        """Loads the weights of the best epoch into a model; returns the state that contains them.
 
         Args:
-            model: As the one that was saved.
+            model: A model like the saved one.
 
         Raises:
-            FileNotFoundError: Nothing was saved here.
-            ValueError: They are damaged, or belong to another model.
+            FileNotFoundError: The folder has no intact checkpoint.
+            ValueError: The weights are damaged, or belong to another model.
         """
         if self.best is None and self.restore() is None:
-            raise FileNotFoundError(f"Folder `{self.folder}` holds no whole checkpoint. Train the net first.")
+            raise FileNotFoundError(f"Folder `{self.folder}` has no intact checkpoint. Train the net first.")
         return self._read(str(self.best), lambda state: weights.load(model, state["model"]))["state"]
 
     def _read(self, name: str, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class Store:
         return content
 
     def _names(self) -> list[str]:
-        """Of the files in the folder, the newest last."""
+        """Names of the checkpoint files in the folder, the newest last."""
         matches = (file.NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*"))
         return [match[0] for match in sorted(filter(None, matches), key=lambda match: int(match[1]))]
 
@@ -154,5 +155,5 @@ class Store:
         self._kept = [name, *self._kept][: self.keep]
         drafts = (path.name for path in self.folder.glob(".*"))  # of killed processes
         for old in {*drafts, *self._names()} - {*self._kept, self.best}:
-            with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
+            with contextlib.suppress(OSError):  # files that remain only take space
                 (self.folder / old).unlink(missing_ok=True)

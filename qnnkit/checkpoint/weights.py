@@ -1,4 +1,4 @@
-"""Which of a model's weights a checkpoint holds, and how they are put back."""
+"""Which of a model's weights a checkpoint contains, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ import torch
 from torch import Tensor, nn
 
 FROZEN = "(frozen)"
-"""Name under which samples of the omitted weights are among the others."""
+"""Name of the entry with samples of the omitted weights."""
 LEAST = 4096
-"""Bytes of the smallest weight that is omitted: circuits' angles never are."""
+"""Bytes of the smallest weight that can be omitted; circuits' angles never are."""
 SAMPLES = 64
-"""Of each omitted weight, evenly spread; compared to rounding, since other machines round otherwise."""
+"""Samples of each omitted weight, evenly spaced; compared up to rounding, which differs between machines."""
 
 
 def saved_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model, as a checkpoint holds it: whole, but for the frozen weights of PEFT's base."""
+    """The state of a model for a checkpoint: everything except the frozen weights of a PEFT base model."""
     return of(model) | _sampled(_base(model))
 
 
 def of(model: nn.Module) -> dict[str, Tensor]:
-    """As `saved_state`, without samples of what is omitted."""
+    """The result of `saved_state` without samples of the omitted weights."""
     return _without(model, _base(model))
 
 
 def load(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Puts weights that were read into a model; nothing is changed where one does not fit.
+    """Loads weights into a model; changes nothing if one does not fit.
 
     Args:
-        model: Of the same kind as the one that they are of.
-        weights: As `saved_state` gives them; earlier versions omitted frozen weights of other modules too.
+        model: A model like the saved one.
+        weights: Weights from `saved_state`; earlier versions omitted frozen weights of other modules too.
 
     Raises:
-        ValueError: They are of another model, or were trained on other frozen weights.
+        ValueError: The weights belong to another model, or were trained on other frozen weights.
     """
     frozen = _frozen(model) if FROZEN in weights else {}
     omitted = {name: weight for name, weight in frozen.items() if name not in weights}
-    own = _without(model, omitted) | _sampled(omitted)
-    for name in own | weights:
-        here, there = (getattr(state.get(name), "shape", None) for state in (own, weights))
+    expected = _without(model, omitted) | _sampled(omitted)
+    for name in expected | weights:
+        here, there = (getattr(state.get(name), "shape", None) for state in (expected, weights))
         if here != there:
-            reason = f"it belongs to another model: `{name}` has shape {there} there, {here} here"
-            raise ValueError(f"{reason}. Choose another folder, or build the model that it was made from")
+            reason = f"it belongs to another model: `{name}` has shape {there} there, {here} in this one"
+            raise ValueError(f"{reason}. Choose another folder, or build the model that was saved")
     there = weights.get(FROZEN)
-    if there is not None and not torch.allclose(there.cpu(), own[FROZEN], 1e-5, 1e-7, equal_nan=True):
-        step = "Give the base that it was trained on, kept as it was there, in 4 bits or half precision"
-        raise ValueError(f"it belongs to another base model: its frozen weights are not these. {step}")
+    if there is not None and not torch.allclose(there.cpu(), expected[FROZEN], 1e-5, 1e-7, equal_nan=True):
+        step = "Use the base model that it was trained on, in the same precision (4 bits or half)"
+        raise ValueError(f"it belongs to another base model with different frozen weights. {step}")
     saved = {name: tensor for name, tensor in weights.items() if name != FROZEN}
     model.load_state_dict(saved, strict=FROZEN not in weights)
 
 
 def _sampled(omitted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Some numbers of each weight that a checkpoint does without: float32 of shape (n,), if any."""
+    """Samples of each weight that a checkpoint omits: float32 of shape (n,), if there are any."""
     flat = [weight.detach().reshape(-1) for weight in omitted.values()]
     some = [each[:: -(-len(each) // SAMPLES)].float().cpu() for each in flat]
     return {FROZEN: torch.cat(some)} if some else {}
 
 
 def _without(model: nn.Module, omitted: dict[str, Tensor]) -> dict[str, Tensor]:
-    # What a weight in 4 bits is unpacked by is next to it, under names that begin with its own.
+    # Quantisation data of a 4-bit weight is stored under names that begin with the weight's name.
     return {
         name: value
         for name, value in model.state_dict().items()
@@ -68,12 +68,12 @@ def _without(model: nn.Module, omitted: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _frozen(model: nn.Module) -> dict[str, Tensor]:
-    every = model.named_parameters(remove_duplicate=False)  # tied ones are in the state under each name
+    every = model.named_parameters(remove_duplicate=False)  # tied weights are in the state under each name
     return {name: weight for name, weight in every if not weight.requires_grad and weight.nbytes >= LEAST}
 
 
 def _base(model: nn.Module) -> dict[str, Tensor]:
-    """The frozen weights of modules that PEFT has put an adapter around."""
+    """The frozen weights of modules that PEFT has wrapped in an adapter."""
     bases = tuple(
         f"{name}." if name else "" for name, each in model.named_modules() if hasattr(each, "peft_config")
     )

@@ -85,8 +85,8 @@ class Bypass(nn.Module):
 class MatchedLayer(nn.Sequential):
     """The classical stand-in with the circuit's computing budget: two linear layers with tanh in between.
 
-    The hidden layer is as wide as the number of multiplications allows that a gate-by-gate simulation of the
-    circuit needs: 4 * 2**(n_wires + k) for a gate on k wires.
+    The width of the hidden layer makes the number of multiplications equal to that of a gate-by-gate
+    simulation of the circuit: 4 * 2**(n_wires + k) for a gate on k wires.
     """
 
     def __init__(self, n_features: int, n_outputs: int, n_multiplications: int, *, seed: int = 0):
@@ -119,7 +119,7 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
       circuit better than the function class that its embedding defines?
     - `fourier_random`: the same with as many random frequencies. Do these particular frequencies matter?
     - `compute_matched`: two linear layers with as many multiplications as a simulation of the circuit. What
-      else could the same computing time achieve?
+      else could the same computation achieve?
     - `frozen_classical`, only with an `example`: the trained weights before the circuit, frozen at their
       initial values. Does the circuit learn, or do these weights?
 
@@ -136,11 +136,11 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
         ValueError: The model holds no `QuantumLayer`.
         NotImplementedError: A layer has not run yet, or its QNode returns a single value or a state.
     """
-    made = {name: control(model, name, seed=seed) for name in control_names(model)}
+    copies = {name: control(model, name, seed=seed) for name in control_names(model)}
     for name in MORE_CONTROLS if example is not None else MORE_CONTROLS[:-1]:
         with contextlib.suppress(NotImplementedError):
-            made[name] = control(model, name, seed=seed, example=example)
-    return made
+            copies[name] = control(model, name, seed=seed, example=example)
+    return copies
 
 
 def control_names(model: nn.Module) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def as_classical(model: nn.Module, **options: Any) -> tuple[nn.Module, float]:
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Numbers of parameters: `quantum` and `classical` (trained), and `frozen` (not trained).
+    """Numbers of parameters: `quantum` and `classical` (trained), and `frozen` (of either kind).
 
     Example:
         >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=4, n_layers=2))
@@ -267,8 +267,8 @@ def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
 
 def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
     n_features, n_outputs = sizes_of(layer)
-    given = layer._arguments(torch.zeros(n_features))
-    tape = qp.workflow.construct_tape(layer.qnode, level="device")(**given)
+    arguments = layer._arguments(torch.zeros(n_features))
+    tape = qp.workflow.construct_tape(layer.qnode, level="device")(**arguments)
     n_multiplications = sum(4 * 2 ** (len(tape.wires) + len(gate.wires)) for gate in tape.operations)
     return MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
 
@@ -299,7 +299,7 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
     gradients = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
     before = [weight for weight, gradient in zip(classical, gradients, strict=False) if gradient is not None]
     if not before:
-        rule, step = "have trained weights before its circuit", "Leave the control frozen_classical out."
+        rule, step = "have trained weights before its circuit", "Omit the control frozen_classical."
         raise NotImplementedError(checks.message("model", rule, type(model).__name__, step))
     for weight in before:
         weight.requires_grad_(False)
@@ -318,13 +318,13 @@ def _without_quantum(model: nn.Module) -> nn.Module:
 
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
     """Replaces each QuantumLayer of `model`, in place, by `make(layer, index)`."""
-    whole = nn.ModuleList([model])
-    made: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
-    for parent in list(whole.modules()):
+    holder = nn.ModuleList([model])
+    replaced: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
+    for parent in list(holder.modules()):
         for name, child in list(parent._modules.items()):  # named_children() skips a child's second name
             if isinstance(child, QuantumLayer):
-                if child not in made:
+                if child not in replaced:
                     place = next(child.parameters(), torch.zeros(()))
-                    made[child] = make(child, len(made)).to(place).train(child.training)
-                setattr(parent, name, made[child])
-    return whole[0]
+                    replaced[child] = make(child, len(replaced)).to(place).train(child.training)
+                setattr(parent, name, replaced[child])
+    return holder[0]

@@ -43,8 +43,8 @@ def seeded_linear(n_inputs: int, n_outputs: int, generator: torch.Generator, **o
 def sizes_of(layer: QuantumLayer) -> tuple[int, int]:
     """Lengths of the last axes of a layer's inputs and outputs."""
     if layer.n_features is None or layer.n_outputs is None:
-        rule, step = "have run once, and return a list", "Call the model on a batch; return [qp.expval(...)]."
-        raise NotImplementedError(checks.message("qnode", rule, "one that has not, or does not", step))
+        rule, step = "have run once and return a list", "Call the model on a batch; return [qp.expval(...)]."
+        raise NotImplementedError(checks.message("qnode", rule, "one whose outputs are unknown", step))
     return layer.n_features, layer.n_outputs
 
 
@@ -163,10 +163,10 @@ class _Encoding:
         small = normal(4, self.n_features).tanh()  # in the domain of arccos
         rows = torch.cat([small, 30 * normal(5, self.n_features)]).requires_grad_()
         weights = [{n: normal(*w.shape) for n, w in layer.qnode_weights.items()} for _ in range(3)]
-        seen = [self._turned(each, one) for each, one in zip((rows, rows, -0.9 * rows), weights, strict=True)]
-        if len({id(program) for program, _ in seen}) > 1:
+        runs = [self._turned(each, one) for each, one in zip((rows, rows, -0.9 * rows), weights, strict=True)]
+        if len({id(program) for program, _ in runs}) > 1:
             raise _outside("its list of gates depends on the values of inputs or weights")
-        program = seen[0][0]
+        program = runs[0][0]
         gates = [each for each in program.circuit.gates if each.angle is not None]
         rates: Any = {each.angle: each.form.rates for each in gates}  # pyright: ignore
         differences = [np.unique(np.abs(np.subtract.outer(each, each))) for _, each in sorted(rates.items())]
@@ -175,7 +175,7 @@ class _Encoding:
         if not self.chosen:
             raise _outside("no gate has a separate angle for each sample")
         self.differences = [differences[i][differences[i] > 0].tolist() for i in self.chosen]
-        first, second = ((each - each[0])[:, self.chosen].detach() for _, each in seen[:2])
+        first, second = ((each - each[0])[:, self.chosen].detach() for _, each in runs[:2])
         if not torch.allclose(first, second, equal_nan=True):  # weights may only be added
             raise _outside("weights multiply the inputs")
         basis = torch.cat([torch.zeros(1, self.n_features), torch.eye(self.n_features)]).double()

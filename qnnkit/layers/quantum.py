@@ -56,7 +56,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     generator: torch.Generator | Literal["torch"] | None = None
     """Generator for a QNode with a finite number of shots; "torch" is torch's own. If None, the layer draws
-    shots only if PennyLane has no gradient (for batches of inputs that require one), by torch's own."""
+    shots only if PennyLane has no gradient (for batches of inputs that require one), with torch's own."""
     gradient_checkpointing = False
     """Whether the backward pass computes states again; transformers uses the same name."""
     n_features: int | None = None

@@ -1,4 +1,4 @@
-"""Nets that several recipes share, each with its settings; a net of one recipe is in the recipe's file."""
+"""Nets that several recipes share, with their settings; other nets are in the file of their recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal language models: a Llama of a named size from scratch, or any that transformers loads."""
+"""Causal language models: a Llama of a named size from scratch, or any model that transformers loads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LLAMA = {
     "tiny": (128, 4, 4, 4, 344, 4096),
     "small": (384, 6, 6, 6, 1024, 8192),
     "medium": (768, 12, 12, 12, 2048, 16384),
-    "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
+    "3b": (3072, 28, 24, 8, 8192, 128256),  # as Llama 3.2
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,21 +34,21 @@ class LanguageModelSettings(Base):
 
 
 def language_model(settings: Any, splits: Any, seed: int) -> Any:
-    """The model that settings ask for, with the tokens of the data.
+    """The language model that settings describe, for the tokens of the data.
 
     Args:
-        settings: Derived from `LanguageModelSettings`; `base_precision` and `four_bit` count where
-            they are there. On the device "meta" only the configuration is read, see `without_weights`.
-        splits: Its `sizes` are the vocabulary and the length of a sequence.
+        settings: Derived from `LanguageModelSettings`; `base_precision` and `four_bit` are used if present.
+            On the device "meta" only the configuration is read, see `without_weights`.
+        splits: Data whose `sizes` are the vocabulary and the sequence length.
         seed: Fixes initial weights.
     """
     name = settings.pretrained or settings.size
-    asked = {"dtype": settings.of_kit("base_precision", "float32"), **splits.sizes}
+    options = {"dtype": settings.of_kit("base_precision", "float32"), **splits.sizes}
     if settings.device == "meta":
-        return without_weights(name, **asked)
+        return without_weights(name, **options)
     if settings.of_kit("four_bit", False):
-        asked |= {"four_bit": True, "device": choose(settings.device)}
-    return causal_lm(name, seed=seed, **asked)
+        options |= {"four_bit": True, "device": choose(settings.device)}
+    return causal_lm(name, seed=seed, **options)
 
 
 def llama_config(size: str, *, vocabulary: int | None = None, length: int | None = None) -> Any:
@@ -57,16 +57,16 @@ def llama_config(size: str, *, vocabulary: int | None = None, length: int | None
     Args:
         size: One of LLAMA.
         vocabulary: Number of tokens; None takes the size's own.
-        length: Most tokens that it sees at once; None takes 2,048, or 131,072 for "3b".
+        length: Longest context in tokens; None takes 2,048, or 131,072 for "3b".
 
     Raises:
         ValueError: No size has that name.
     """
     from transformers import LlamaConfig
 
-    hidden, n_layers, heads, kv_heads, inner, own = LLAMA[checks.choice("size", size, LLAMA)]
+    hidden, n_layers, heads, kv_heads, inner, default = LLAMA[checks.choice("size", size, LLAMA)]
     return LlamaConfig(
-        vocab_size=own if vocabulary is None else vocabulary,
+        vocab_size=default if vocabulary is None else vocabulary,
         hidden_size=hidden,
         num_hidden_layers=n_layers,
         num_attention_heads=heads,
@@ -92,26 +92,26 @@ def causal_lm(
 
     Args:
         size_or_folder: "tiny", "small", "medium" or "3b"; else a local folder, or a name on the Hugging Face
-            Hub, of a model that transformers knows or of SkyTNT's midi_model. Only safetensors are read, and
-            no code next to them is run.
-        vocabulary: Tokens of the tokenizer: that many are built, or must be known by the loaded model.
-        length: Tokens of a sequence: the most that a new model sees at once; a loaded one must take as many.
-        events: For a new midi_model, whose sizes are "tiny", "small", "medium" and "large" (the last two as
+            Hub, of a model that transformers supports or of SkyTNT's midi_model. Only safetensors are read,
+            and no code stored with them is run.
+        vocabulary: Number of tokens: the size of a new model's vocabulary, the least for a loaded model.
+        length: Tokens of a sequence: the longest context of a new model, the least for a loaded model.
+        events: For a new midi_model, with the sizes "tiny", "small", "medium" and "large" (the last two as
             published): "v1" or "v2", the version of its `MidiEvents`. None makes a Llama.
-        seed: Fixes initial weights; the caller's generators are left alone.
+        seed: Fixes initial weights; the caller's generators do not change.
         dtype: "float32", "bfloat16" or "float16".
-        device: Where weights in 4 bits are; others are on the CPU. With "meta" the model is refused for the
-            same reasons, but its weights take no memory.
-        four_bit: Keep frozen weights as QLoRA trains on them, where `in_four_bits` allows it: NF4 with double
-            quantisation; embedding, norms and head in float32 (Dettmers et al. 2023, arXiv:2305.14314).
+        device: Device of 4-bit weights; other weights are on the CPU. With "meta", weights take no memory,
+            and the same errors are raised.
+        four_bit: Keep frozen weights as in QLoRA, if `in_four_bits` allows it: NF4 with double quantisation;
+            embedding, norms and head in float32 (Dettmers et al. 2023, arXiv:2305.14314).
 
     Returns:
-        A model of transformers: `model(input_ids=..., labels=...)` gives `.logits` of shape
+        A model of transformers: `model(input_ids=..., labels=...)` returns `.logits` of shape
         (batch, length, vocabulary).
 
     Raises:
-        ValueError: The folder or name cannot be read here (missing, gated, offline, without safetensors), or
-            the model knows too few tokens or takes no sequences of this length.
+        ValueError: The folder or name cannot be read (missing, gated, offline, without safetensors), or the
+            model has too few tokens or too short a context.
     """
     from transformers import AutoModelForCausalLM
 
@@ -134,8 +134,8 @@ def causal_lm(
 
 
 def _from_scratch(name: str, vocabulary: int | None, length: int | None, events: str | None) -> Any:
-    """The configuration of a new model; None for a name that is no size."""
-    from qnnkit.models import midi_model  # which makes its kind known to transformers
+    """The configuration of a new model; None for a name that is not a size."""
+    from qnnkit.models import midi_model  # registers the model with transformers
 
     if events and (name in midi_model.SIZES or name in LLAMA):
         return midi_model.config_of(name, version=events, length=length)
@@ -143,7 +143,7 @@ def _from_scratch(name: str, vocabulary: int | None, length: int | None, events:
 
 
 def _in_nf4(computes: torch.dtype, device: torch.device | str) -> dict[str, Any]:
-    """What `from_pretrained` takes for weights in 4 bits."""
+    """Options of `from_pretrained` for weights in 4 bits."""
     from transformers import BitsAndBytesConfig
 
     nf4: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -152,7 +152,7 @@ def _in_nf4(computes: torch.dtype, device: torch.device | str) -> dict[str, Any]
 
 
 def _cast(model: Any, dtype: torch.dtype) -> Any:
-    """The model with its weights in a dtype; buffers stay: rounded frequencies would turn positions wrong."""
+    """Casts a model's weights; buffers stay, because rounded frequencies would falsify positions."""
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
     return model
@@ -161,18 +161,18 @@ def _cast(model: Any, dtype: torch.dtype) -> Any:
 def in_four_bits(
     folder: str | Path, device: torch.device | str, dtype: str = "float32"
 ) -> tuple[torch.dtype | None, str]:
-    """Whether a model's weights can be kept in 4 bits: the dtype of products then, else None; and a sentence.
+    """The dtype of products if a model's weights can be kept in 4 bits, else None; and a sentence about it.
 
-    4 bits need CUDA and bitsandbytes. Products are computed in bfloat16 where the GPU has it, else in
-    float16. The sentence says which it is, and why weights are in `dtype` where they are.
+    4 bits need CUDA and bitsandbytes. Products are computed in bfloat16 if the GPU supports it, else in
+    float16. The sentence names the dtype, or says why weights stay in `dtype`.
     """
     device, missing = torch.device(device), None
     if device.type != "cuda":
-        missing = f"they need a CUDA device, and this is {device.type}"
+        missing = f"4 bits need a CUDA device, and this is {device.type}"
     elif importlib.util.find_spec("bitsandbytes") is None:
         missing = "bitsandbytes is not installed (pip install bitsandbytes)"
     elif str(folder) in LLAMA:
-        missing = "a model from scratch has no weights to keep in few bits"
+        missing = "a model from scratch has no pretrained weights to keep in 4 bits"
     if missing:
         return None, f"Weights are in {dtype}, not in 4 bits: {missing}."
     computes = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
@@ -187,7 +187,7 @@ def without_weights(
     events: str | None = None,
     dtype: str = "float32",
 ) -> Any:
-    """As `causal_lm`, but only the configuration is read: all weights are on the meta device.
+    """A model as from `causal_lm`, read from its configuration only: all weights are on the meta device.
 
     Raises:
         ValueError: The configuration cannot be read.
@@ -200,7 +200,7 @@ def without_weights(
         try:
             config = hub.read(AutoConfig, name)
         except ValueError as error:
-            rule = "hold the config.json of a model that transformers knows"
+            rule = "hold the config.json of a model that transformers supports"
             raise ValueError(checks.message("model", rule, name, f"It was not read: {error}.")) from None
         _require_fit(config, name, vocabulary, length)
     with torch.device("meta"):
@@ -208,12 +208,12 @@ def without_weights(
 
 
 def _require_fit(config: Any, name: str, vocabulary: int | None, length: int | None) -> None:
-    """Refuses tokens that a model does not know, and more of them than it sees at once."""
-    known, longest = config.vocab_size, getattr(config, "max_position_embeddings", None)
-    if vocabulary is not None and vocabulary > known:
-        step = "Take the tokenizer of that folder for the data."
-        rule = f"be at most {known:,}, the tokens that {name} knows"
+    """Raises a ValueError if a model's vocabulary or context is too small."""
+    available, longest = config.vocab_size, getattr(config, "max_position_embeddings", None)
+    if vocabulary is not None and vocabulary > available:
+        step = "Use the tokenizer of that folder for the data."
+        rule = f"be at most {available:,}, the vocabulary of {name}"
         raise ValueError(checks.message("vocabulary", rule, vocabulary, step))
     if length is not None and longest is not None and length > longest:
-        rule = f"be at most {longest:,}, the tokens that {name} sees at once"
+        rule = f"be at most {longest:,}, the context length of {name}"
         raise ValueError(checks.message("sequence_length", rule, length, "Cut the text into shorter blocks."))

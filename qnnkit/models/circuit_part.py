@@ -1,4 +1,4 @@
-"""Settings of a circuit that the nets share, and the layer that they build."""
+"""Circuit settings that the nets share, and the layer that they build."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def circuit_layer(
     seed: int = 0,
     backend: str = "auto",
 ) -> tuple[QuantumLayer, int]:
-    """The layer of a named circuit, and how many features it takes.
+    """The layer of a named circuit, and the number of features that it takes.
 
     Args:
-        n_qubits: Its wires.
+        n_qubits: Number of wires.
         circuit, embedding, n_layers, initialisation, trainable: As in `CircuitSettings`.
-        seed: Fixes its gates and its first angles.
+        seed: Fixes the circuit's structure and initial angles.
         backend: As in `QuantumLayer`.
     """
     mirrored = initialisation in circuits.MIRRORED
@@ -61,5 +61,5 @@ def circuit_layer(
     start = partial(circuits.INITIALISATIONS[initialisation], generator=generator)
     layer = QuantumLayer(qnode, shapes, start, backend=backend).requires_grad_(trainable)
     count = circuits.embedding_of(circuit, embedding).n_features
-    assert count is not None  # every embedding has it
+    assert count is not None  # every embedding has one
     return layer, count(n_qubits)

@@ -1,4 +1,4 @@
-"""CLIP of transformers: images and texts as directions in one space, through a linear or a quantum head."""
+"""transformers' CLIP: images and texts as unit vectors in one space, through a linear or a quantum head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qnnkit.models.blocks import normalised, not_bytes, pixels, precise, publish
 from qnnkit.models.circuit_part import CircuitSettings, circuit_layer
 from qnnkit.settings import Place
 
-# of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
+# both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
 CLIP = {
     "tiny": (64, 2, 4, 32, 8, 64, 1024),
     "small": (256, 4, 4, 64, 8, 256, 4096),
@@ -22,9 +22,9 @@ CLIP = {
 }
 HEADS = ("full", "linear", "quantum")
 LARGEST_LOGIT_SCALE = math.log(100)
-"""Logits are cosines times 100 at most; Radford et al. 2021, section 2.5."""
+"""Largest logarithm of the factor between cosines and logits; Radford et al. 2021, section 2.5."""
 
-# Of the photographs that published weights were trained on, by colour.
+# Mean and standard deviation, by colour, of the photographs that published weights were trained on.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -32,39 +32,39 @@ class ClipSettings(CircuitSettings):
     """Sizes of the towers, and the circuits behind them."""
 
     size: str = "tiny"
-    """How large a CLIP is that starts from scratch: tiny, small or 77m (76.7 million weights)."""
+    """Size of a CLIP from scratch: tiny, small or 77m (76.7 million weights)."""
     patch_size: int | None = Field(default=None, ge=1)
-    """Side of the patches that it sees, in pixels; None takes the size's own."""
+    """Side of the image patches, in pixels; None takes the size's own."""
     pretrained: Place | None = None
     """Folder, or name on the Hugging Face Hub, of a CLIP's weights; None starts from scratch."""
     head: Literal["full", "linear", "quantum"] = "quantum"
-    """How it projects: one matrix, through n_qubits numbers, or through a circuit of n_qubits wires."""
+    """Projection: one matrix, through n_qubits numbers, or through a circuit of n_qubits wires."""
     n_qubits: int = Field(default=4, ge=1)
     """Wires of a circuit."""
 
 
 class Clip(nn.Module):
-    """A vision and a text transformer whose outputs, projected and of length 1, are compared by their cosine.
+    """A vision and a text transformer whose outputs are projected, normalised and compared by their cosine.
 
     The projection of each tower is "full" (one matrix, as published), "linear" (down to `n_qubits` numbers
     and up, a control) or "quantum" (down to angles in (0, pi), a circuit, up).
 
     Args:
-        tokenizer: Of the captions: vocabulary, length and end of the texts.
+        tokenizer: Tokenizer of the captions: vocabulary, length and end of the texts.
         channels: Channels of the images.
-        image_size: (height, width) of the images, alike.
-        size: How large it is from scratch, a key of `CLIP`.
+        image_size: (height, width) of the images, which must be equal.
+        size: Size of a model from scratch, a key of `CLIP`.
         patch_size: Side of the patches in pixels; None takes the size's own.
-        pretrained: Folder or name of a CLIP's weights, which then has its own sizes; heads other than "full"
-            start from scratch all the same.
+        pretrained: Folder or name of a CLIP's weights, which determine the sizes; heads other than "full"
+            still start from scratch.
         head: "full", "linear" or "quantum".
         n_qubits: Wires of a circuit, or numbers of a linear head.
-        seed: Fixes every initial weight; no global generator is touched.
-        circuit: What else `circuit_layer` takes.
+        seed: Fixes every initial weight; no global generator is used.
+        circuit: Further arguments of `circuit_layer`.
 
     Raises:
-        ValueError: A name is unknown, the images do not fit the patches or the published model, or neither
-            does the tokenizer; or `pretrained` cannot be read, or is no CLIP.
+        ValueError: A name is unknown, the images do not fit the patches, images or tokenizer do not fit the
+            published model, or `pretrained` cannot be read or is not a CLIP.
 
     Reference:
         Radford et al. 2021, arXiv:2103.00020, sections 2.3 to 2.5.
@@ -118,12 +118,12 @@ class Clip(nn.Module):
     def forward(
         self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Embeddings of images and of texts, each float32 (or float64), of length 1, (batch, n_dimensions).
+        """Embeddings of images and of texts, unit vectors (batch, n_dimensions) in float32 (or float64).
 
         Args:
             pixel_values: Images, uint8, (batch, channels, height, width).
-            input_ids: Texts as the tokenizer gives them, (batch, length).
-            attention_mask: Which tokens count, (batch, length).
+            input_ids: Texts as token ids of the tokenizer, (batch, length).
+            attention_mask: Mask of the tokens that count, (batch, length).
         """
         return self.embed_images(pixel_values), self.embed_texts(input_ids, attention_mask)
 
@@ -140,9 +140,9 @@ class Clip(nn.Module):
         return _directions(self.net.text_projection(encoded.pooler_output))
 
     def scale(self) -> Tensor:
-        """What cosines are multiplied by: the exponential of a trained weight, at most 100.
+        """The factor between cosines and logits: the exponential of a trained weight, at most 100.
 
-        In training the weight itself is put back to that bound: one beyond would have no gradient to return.
+        In training the weight itself is clamped: beyond the bound it would have no gradient to return.
         """
         weight: Tensor = self.net.logit_scale
         if not self.training:
@@ -156,12 +156,12 @@ class Projection(nn.Module):
     """Features -> few numbers -> (angles -> a circuit ->) an embedding.
 
     Args:
-        n_inputs: Features of a tower.
-        n_features: Numbers it goes down to.
-        n_outputs: Numbers that a circuit makes of them.
-        n_dimensions: Of the embedding.
-        circuit: Takes angles of shape (batch, n_features) and gives values of shape (batch, n_outputs); None
-            leaves the numbers as they are.
+        n_inputs: Number of a tower's features.
+        n_features: Number of values that these are reduced to.
+        n_outputs: Number of a circuit's outputs.
+        n_dimensions: Length of the embedding.
+        circuit: Maps angles of shape (batch, n_features) to values of shape (batch, n_outputs); None uses the
+            numbers unchanged.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Projection(nn.Module):
         self.down = nn.Linear(n_inputs, n_features)
         self.circuit = circuit
         self.up = nn.Linear(n_outputs, n_dimensions, bias=False)
-        # As transformers begins CLIP's own projections: features of order 1 stay so.
+        # Initialised as transformers' CLIP projections: features of order 1 stay of order 1.
         nn.init.normal_(self.down.weight, std=n_inputs**-0.5)
         nn.init.zeros_(self.down.bias)
         nn.init.normal_(self.up.weight, std=n_outputs**-0.5)
@@ -191,19 +191,19 @@ def configuration(
     patch_size: int | None = None,
     tokenizer: Any = None,
 ) -> Any:
-    """transformers' configuration of a CLIP of a size named in CLIP.
+    """transformers' configuration of a CLIP of a named size.
 
     Args:
-        size: Its name.
+        size: Name of the size, a key of `CLIP`.
         channels: Channels of the images.
         image_size: Side of the images, in pixels; the size's own by default.
         patch_size: Side of a patch, in pixels; the size's own by default.
-        tokenizer: Tells the length of texts, the vocabulary and its special tokens; without one, the size
-            does. The size that is named by its weights has them whatever the vocabulary: rows that no token
-            has, and positions that no text reaches, are left over.
+        tokenizer: Determines the length of texts, the vocabulary and its special tokens; without one, the
+            size does. "77m" keeps its number of weights even for a smaller vocabulary: some embedding rows
+            and positions are then unused.
 
     Raises:
-        ValueError: The size is unknown, patches do not fill the images, or the tokenizer's end is number 2.
+        ValueError: The size is unknown, patches do not fill the images, or the tokenizer's end has id 2.
     """
     from transformers import CLIPConfig
 
@@ -215,8 +215,8 @@ def configuration(
         raise ValueError(checks.message("patch_size", "divide the side of the images", patch, step))
     length, special = 77, {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
     if tokenizer is not None:
-        if tokenizer.eos_token_id == 2:  # an old mistake to transformers: texts are read at their largest
-            rule, step = "have another number than 2 for its end", "Leave it out to train one."
+        if tokenizer.eos_token_id == 2:  # a legacy id: texts would be read at their largest token
+            rule, step = "have an end token with an id other than 2", "Omit it to train one."
             raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_token_id, step))
         least = (length, vocabulary) if size == "77m" else (0, 0)
         length, vocabulary = max(least[0], tokenizer.model_max_length), max(least[1], len(tokenizer))
@@ -236,7 +236,7 @@ def configuration(
 
 
 def _published(name: str, tokenizer: Any, channels: int, side: int) -> Any:
-    """A CLIP's weights, if images and texts are as it reads them."""
+    """A CLIP with published weights, if it fits the images and texts."""
     from transformers import CLIPModel
 
     net = published(CLIPModel, name, what="CLIP", model_type="clip")
@@ -258,5 +258,5 @@ def _published(name: str, tokenizer: Any, channels: int, side: int) -> Any:
 
 
 def _directions(vectors: Tensor) -> Tensor:
-    """Vectors of length 1, in float32 at least."""
+    """The vectors normalised to length 1, in float32 at least."""
     return nn.functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)

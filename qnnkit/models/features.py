@@ -1,4 +1,4 @@
-"""What the frozen part of a net makes of a dataset: computed once, and kept in the workspace."""
+"""Features of a dataset from a net's frozen part, computed once and kept in the workspace."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from qnnkit.data.splits import SPLITS, ImageSplits
 from qnnkit.layers import BACKENDS, QuantumLayer, evaluating
 
 FORMAT = 3
-"""Of the file; another number when the same key is to mean other values."""
+"""Version of the cached files. Raise it when the same key would hold different values."""
 BATCH = 256
 MOST_BYTES = 4 * 2**30
-"""More than this would crowd the memory: such a part runs in every epoch."""
+"""Most bytes of features to keep in memory; a part with more features runs in every epoch."""
 
 
 def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") -> ImageSplits:
-    """`splits` with features in place of images, for a net with a frozen part to make them; else as they are.
+    """`splits` with features in place of images if a frozen part of the net computes them; else unchanged.
 
-    They are computed without a graph when first asked for, and read from `features/<hash>.safetensors` of the
-    workspace from then on. The hash is over circuits, weights and data; a file that is cut short is remade.
+    The features are computed once, without gradients, and from then on read from
+    `features/<hash>.safetensors` in the workspace. The hash covers circuits, weights and data; a truncated
+    file is computed again.
 
     Args:
-        net: Takes what comes back in place of the images; moved to `device`. It offers `steady_part()`, the
-            module that makes the features, and `features(images)`.
+        net: A net that accepts features in place of images; moved to `device`. It has `steady_part()`, which
+            returns the module that computes the features, and `features(images)`.
         splits: The images.
         device: Where to compute.
     """
@@ -50,13 +51,13 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
 
 
 def training_batch(model: nn.Module, batch: Any, config: Any, n: int) -> Any:
-    """A batch as training hands it to a net on the CPU: maybe with features in place of images.
+    """A batch as a net receives it in training on the CPU, with features in place of images if they are kept.
 
     Args:
         model: The net.
-        batch: As the task takes it.
-        config: Says whether images are others in every epoch.
-        n: Samples of the whole dataset: too many features would not be kept.
+        batch: A batch as the task takes it.
+        config: Settings, which determine whether augmentation changes images in every epoch.
+        n: Number of samples of the whole dataset; too many features are not kept.
     """
     if not hasattr(model, "steady_part") or config.of_kit("augmentation", "none") != "none":
         return batch
@@ -67,9 +68,9 @@ def training_batch(model: nn.Module, batch: Any, config: Any, n: int) -> Any:
 
 
 def _steady_part(net: Any, image: Tensor, n_images: int, device: torch.device | str) -> nn.Module | None:
-    """The part of a net that gives the same values in every epoch: nothing trained, no shots, no noise.
+    """The part of a net with the same values in every epoch: nothing trained, no shots, no noise.
 
-    None where there is none, or its values for all images would crowd the memory.
+    None if there is no such part, or if its values for all images take more than `MOST_BYTES`.
     """
     part = net.steady_part() if hasattr(net, "steady_part") else None
     if part is None or any(weight.requires_grad for weight in part.parameters()):
@@ -86,7 +87,7 @@ def _compute(net: Any, images: Tensor, device: torch.device | str) -> Tensor:
 
 
 def _key(part: nn.Module, splits: ImageSplits) -> str:
-    """SHA-256 (hex) over all that decides the values: versions, data, modules, weights, and each circuit."""
+    """SHA-256 (hex) of all that determines the values: versions, data, modules, weights and circuits."""
     digest = hashlib.sha256()
     versions = (FORMAT, __version__, qp.__version__)
     digest.update(repr((versions, splits.fingerprint(), repr(part))).encode())
@@ -100,9 +101,9 @@ def _key(part: nn.Module, splits: ImageSplits) -> str:
 
 
 def _values(layer: QuantumLayer) -> bytes:
-    """What a circuit makes of a few random inputs, in float64: no change of it, be it in Python, keeps them.
+    """A circuit's values at a few random inputs, in float64; they change with the circuit or its Python.
 
-    To ten digits, because another machine may round otherwise in the sixteenth.
+    Rounded to ten digits, because another machine may round differently in the sixteenth.
     """
     assert layer.n_features is not None  # it has just run
     generator = torch.Generator().manual_seed(0)

@@ -1,9 +1,9 @@
-"""SkyTNT's `midi_model`: two Llamas that write MIDI, an event of eight tokens at a time.
+"""SkyTNT's `midi_model`: two Llamas that write MIDI, one event of eight tokens at a time.
 
-`net` reads events, each the sum of its tokens' embeddings. From what it makes of the events so far the
-smaller `net_token` writes the next one, token by token. Weights have the published names and shapes
-(github.com/SkyTNT/midi-model), so a folder loads and saves in that form. Here tokens are in one line, eight
-to an event, and the model is asked for the next one as any causal language model of transformers is.
+`net` reads events, each as the sum of its tokens' embeddings. From its output for the events so far, the
+smaller `net_token` writes the next event token by token. Weights have the published names and shapes
+(github.com/SkyTNT/midi-model), so folders load and save in that form. Here the tokens form one sequence,
+eight to an event, and the model predicts the next token like any causal language model of transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import (  # noqa: TID253  imported where such a model is
+from transformers import (  # noqa: TID253  imported only with such a model
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
@@ -33,13 +33,13 @@ SIZES = {
     "tiny": (128, 4, 4, 344),
     "small": (384, 8, 8, 1024),
     "medium": (1024, 12, 16, 4096),  # as published
-    "large": (1024, 24, 16, 4096),  # likewise
+    "large": (1024, 24, 16, 4096),  # as published
 }
 _NAMES = inspect.signature(vars(GenerationMixin)["prepare_inputs_for_generation"]).parameters
 CACHE = "cache" if "cache" in _NAMES else "past_key_values"
-"""What transformers calls what a model has seen: `cache` from 5.24 on."""
+"""transformers' name of the argument for the key-value cache: `cache` from 5.24 on."""
 LONGEST = 4096
-"""Events that a published model sees at once."""
+"""Longest context of a published model, in events."""
 
 
 class MidiConfig(PreTrainedConfig):
@@ -47,7 +47,7 @@ class MidiConfig(PreTrainedConfig):
 
     model_type = "midi_model"
     usual_targets: ClassVar[list[str]] = ["q_proj", "v_proj"]
-    """Layers that an adapter changes where none are named: of both Llamas those that PEFT takes of one."""
+    """Layers that an adapter changes by default: PEFT's defaults for a Llama, in both Llamas."""
     sub_configs: ClassVar[dict[str, Any]] = {"net_config": LlamaConfig, "net_token_config": LlamaConfig}
 
     def __init__(
@@ -60,7 +60,7 @@ class MidiConfig(PreTrainedConfig):
 
     @property
     def events(self) -> MidiEvents:
-        """What turns MIDI into its tokens and back."""
+        """The tokenizer that turns MIDI into tokens and back."""
         return MidiEvents(self.tokenizer["version"])
 
     @property
@@ -70,28 +70,28 @@ class MidiConfig(PreTrainedConfig):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Tokens that it sees at once, eight to an event."""
+        """Longest context in tokens, eight to an event."""
         return WIDTH * self.net_config.max_position_embeddings
 
     @property
     def hidden_size(self) -> int:
-        """Numbers that stand for an event, and for a token."""
+        """Length of the vectors that represent an event or a token."""
         return self.net_config.hidden_size
 
 
-def _llama(given: Any) -> LlamaConfig:
-    return LlamaConfig(**given) if isinstance(given, dict) else given or LlamaConfig()
+def _llama(config: Any) -> LlamaConfig:
+    return LlamaConfig(**config) if isinstance(config, dict) else config or LlamaConfig()
 
 
 class _Seen(DynamicCache):
-    """What `net` has made of whole events, as a cache of its own, and `net_token` of the event begun."""
+    """The key-value caches of `net`, for complete events, and of `net_token`, for the current event."""
 
     def begin(self) -> None:
         self.tokens = DynamicCache()
 
 
 class MidiModel(PreTrainedModel, GenerationMixin):
-    """The model; see `MidiConfig`, and `size` of `config_of` for one from scratch."""
+    """The model, configured by a `MidiConfig`; `config_of` makes one of a named size."""
 
     config_class = MidiConfig
     supports_gradient_checkpointing = True
@@ -106,7 +106,7 @@ class MidiModel(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Of the events' tokens; `net_token` has embeddings of its own."""
+        """The embeddings of `net`; `net_token` has its own."""
         return self.net.embed_tokens
 
     def forward(
@@ -119,18 +119,18 @@ class MidiModel(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the token after each.
+        """Logits of the next token after each token.
 
         Args:
-            input_ids: Tokens from the beginning of an event on; the last event may lack some. (batch, n)
-            labels: As `input_ids`, or -100 where nothing is predicted: then `loss` is the mean cross-entropy.
-            past_key_values: What `generate` has seen of them; then the logits are those after the last token.
-            cache: The same, as transformers calls it from 5.24 on.
-            attention_mask: Ignored: each token sees all before it, as at the model's training.
-            use_cache: Ignored, as `generate` alone keeps anything.
+            input_ids: Tokens (batch, n) that start at the beginning of an event; the last may be incomplete.
+            labels: `input_ids`, with -100 for tokens to ignore; `loss` is then the mean cross-entropy.
+            past_key_values: Cache of `generate`; the logits are then only those after the last token.
+            cache: The same cache; transformers uses this name from 5.24 on.
+            attention_mask: Ignored: each token attends to all tokens before it, as in the model's training.
+            use_cache: Ignored: only `generate` keeps a cache.
 
         Returns:
-            `logits`, (batch, n, vocabulary). Those after the first seven are 0: no event is before theirs.
+            `logits` of shape (batch, n, vocabulary). The first seven are 0, because no event precedes theirs.
         """
         seen = cache if past_key_values is None else past_key_values
         if seen is not None:
@@ -140,8 +140,8 @@ class MidiModel(PreTrainedModel, GenerationMixin):
         hidden = self.net(inputs_embeds=self.net.embed_tokens(events).sum(2), use_cache=False)[0]
         after = nn.functional.pad(events[:, 1:, :-1], (0, 0, 0, 1), value=PAD)  # (batch, events, 7)
         begun = torch.cat([hidden.unsqueeze(2), self.net_token.embed_tokens(after)], 2).flatten(0, 1)
-        made = self.net_token(inputs_embeds=begun, use_cache=False)[0]
-        logits = self.lm_head(made).view(len(input_ids), -1, self.config.vocab_size)
+        output = self.net_token(inputs_embeds=begun, use_cache=False)[0]
+        logits = self.lm_head(output).view(len(input_ids), -1, self.config.vocab_size)
         logits = nn.functional.pad(logits, (0, 0, WIDTH - 1, 0))[:, :length]
         if labels is None:
             return CausalLMOutputWithPast(logits=logits)
@@ -149,30 +149,30 @@ class MidiModel(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits)
 
     def _next(self, ids: Tensor, seen: _Seen) -> Tensor:
-        """The logits after the last token, (batch, 1, vocabulary); what `seen` lacks is computed."""
-        known, whole = seen.get_seq_length(), ids.shape[1] // WIDTH
-        made = None
-        if whole > known:
-            events = ids[:, known * WIDTH : whole * WIDTH].unflatten(1, (-1, WIDTH))
+        """The logits after the last token, (batch, 1, vocabulary); adds missing events to `seen`."""
+        n_cached, n_complete = seen.get_seq_length(), ids.shape[1] // WIDTH
+        output = None
+        if n_complete > n_cached:
+            events = ids[:, n_cached * WIDTH : n_complete * WIDTH].unflatten(1, (-1, WIDTH))
             embedded = self.net.embed_tokens(events).sum(2)
             hidden = self.net(inputs_embeds=embedded, use_cache=True, **{CACHE: seen})[0]
             seen.begin()
-            made = self._write(hidden[:, -1:], seen)
-        begun = ids[:, whole * WIDTH + seen.tokens.get_seq_length() - 1 :]
+            output = self._write(hidden[:, -1:], seen)
+        begun = ids[:, n_complete * WIDTH + seen.tokens.get_seq_length() - 1 :]
         if begun.shape[1]:
-            made = self._write(self.net_token.embed_tokens(begun), seen)
-        assert made is not None, "nothing is new"
-        return self.lm_head(made[:, -1:])
+            output = self._write(self.net_token.embed_tokens(begun), seen)
+        assert output is not None, "no new token"
+        return self.lm_head(output[:, -1:])
 
     def _write(self, embedded: Tensor, seen: _Seen) -> Tensor:
         return self.net_token(inputs_embeds=embedded, use_cache=True, **{CACHE: seen.tokens})[0]
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """All tokens so far: which of them are new is known to the cache."""
+        """All tokens so far; the cache determines which of them are new."""
         return {"input_ids": input_ids, CACHE: kwargs.get(CACHE)}
 
     def generate(self, *args: Any, **options: Any) -> Any:
-        """As transformers' own. Prompts have whole events, and begin with that of `BOS`."""
+        """transformers' `generate`. Prompts consist of complete events and begin with that of `BOS`."""
         inherited: Any = super()  # transformers' stubs want the cache as the last argument
         return inherited.generate(*args, **{CACHE: _Seen()} | options)
 
@@ -182,8 +182,8 @@ def config_of(size: str, *, version: str = "v2", length: int | None = None) -> M
 
     Args:
         size: One of SIZES; "medium" and "large" are those of the published models.
-        version: Of its tokenizer, "v1" or "v2".
-        length: Most tokens that it sees at once; None takes 32,768, which are 4,096 events.
+        version: Version of its tokenizer, "v1" or "v2".
+        length: Longest context in tokens; None takes 32,768, which are 4,096 events.
     """
     hidden, layers, heads, inner = SIZES[checks.choice("size", size, SIZES)]
     common: dict[str, Any] = {

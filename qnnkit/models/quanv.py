@@ -1,4 +1,4 @@
-"""A quanvolutional net: a layer of circuits slid over the image, and a small classical reader."""
+"""A quanvolutional net: circuits that slide over the image, and a small classical reader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QuanvSettings(CircuitSettings):
     hidden: int = Field(default=16, ge=1)
     """Channels (of QuanvNet) or units of the classical layer that reads the circuit's values."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the values before the last layer that is dropped, in training only."""
+    """Fraction of the values before the last layer that is dropped, in training only."""
 
 
 class QuanvNet(nn.Module):
@@ -39,9 +39,9 @@ class QuanvNet(nn.Module):
         kernel_size: Side of a patch, in pixels.
         stride: Step between patches, in pixels.
         hidden: Channels of the convolution.
-        dropout: Share of the values before the last layer that is dropped, in training only.
-        seed: Fixes every initial weight; no global generator is touched.
-        quanvolution: What else `Quanv2d` takes.
+        dropout: Fraction of the values before the last layer that is dropped, in training only.
+        seed: Fixes every initial weight; no global generator is used.
+        quanvolution: Further arguments of `Quanv2d`.
 
     Raises:
         ValueError: The images are smaller than a patch.
@@ -76,17 +76,17 @@ class QuanvNet(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, n_classes) for images, or feature maps, as `features` gives them."""
+        """Logits of shape (batch, n_classes) for images, or for feature maps from `features`."""
         return self.reader(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the reader sees: expectation values of shape (batch, out_channels, rows, columns).
+        """The reader's input: expectation values of shape (batch, out_channels, rows, columns).
 
         Args:
-            images: uint8, of shape (batch, channels, height, width); or feature maps, which return unchanged.
+            images: uint8 of shape (batch, channels, height, width), or feature maps, returned unchanged.
 
         Raises:
-            ValueError: Numbers that are no bytes do not have the shape of feature maps.
+            ValueError: Floating-point inputs do not have the shape of feature maps.
         """
         if images.is_floating_point():  # computed before, by `models.features`
             if images.shape[1] != self.quanv.out_channels:
@@ -96,5 +96,5 @@ class QuanvNet(nn.Module):
         return self.quanv(angles)
 
     def steady_part(self) -> nn.Module:
-        """The part whose values may be computed once and given in place of images, if it is frozen."""
+        """The part whose outputs can be computed once and replace the images, if it is frozen."""
         return self.quanv

@@ -1,4 +1,4 @@
-"""ResNet18 of transformers without its last layer, and what nets on it have in common."""
+"""transformers' ResNet18 without its last layer, and the base class of nets on top of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qnnkit import checks
 from qnnkit.models.blocks import normalised, not_bytes, pixels, published
 from qnnkit.settings import Base, Place
 
-# Of the photographs that published weights were trained on, by colour.
+# Mean and standard deviation, by colour, of the photographs that published weights were trained on.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -20,9 +20,9 @@ class ResNetSettings(Base):
     pretrained: Place | None = None
     """Folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
     stem_stride: Literal[1, 2, 4] = 2
-    """How much the stem of a ResNet from scratch shrinks images: 4 for photographs, 1 or 2 for small ones."""
+    """Factor by which a new ResNet's stem shrinks images: 4 for photographs, 1 or 2 for small ones."""
     frozen_backbone: bool = False
-    """Whether a ResNet's own weights stay as they are; its features are then computed once."""
+    """Whether the ResNet's weights are frozen; its features are then computed once."""
 
 
 class Backbone(nn.Module):
@@ -30,13 +30,13 @@ class Backbone(nn.Module):
 
     Args:
         channels: Channels of the images.
-        pretrained: Folder or name of its weights, of which only safetensors are read; None: from scratch.
-        frozen_backbone: Whether weights, and the statistics of the normalisation, stay as they are.
-        stem_stride: From scratch, how much the stem shrinks the sides: 4 as published for photographs (7x7,
-            pooled), 2 or 1 for small images (3x3).
+        pretrained: Folder or name of its weights (only safetensors are read); None starts from scratch.
+        frozen_backbone: Whether the weights and the normalisation statistics are frozen.
+        stem_stride: From scratch, the factor by which the stem shrinks the sides: 4 as published for
+            photographs (7x7, pooled), 2 or 1 for small images (3x3).
 
     Raises:
-        ValueError: `pretrained` cannot be reached, or is no ResNet for as many channels.
+        ValueError: `pretrained` cannot be reached, or is not a ResNet for that number of channels.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Backbone(nn.Module):
         else:
             self.net = published(ResNetModel, self.pretrained, what="ResNet", model_type="resnet")
             if self.net.config.num_channels not in (3, channels):
-                step = f"The images have {channels}. Give other weights, or None to start from scratch."
-                rule, value = "read images of as many channels", f"one for {self.net.config.num_channels}"
+                step = "Give other weights, or None to start from scratch."
+                rule, value = f"be for images of {channels} channels", f"for {self.net.config.num_channels}"
                 raise ValueError(checks.message("pretrained", rule, value, step))
         for stage in self.net.encoder.stages:
-            for block in stage.layers:  # a whole stage would hold too much when it is computed again
+            for block in stage.layers:  # recomputing a whole stage would take too much memory
                 block.recomputed = True
         self.n_features = int(self.net.config.hidden_sizes[-1])
         self.in_channels = int(self.net.config.num_channels)
@@ -75,18 +75,18 @@ class Backbone(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Backbone:
-        """A frozen one stays in evaluation mode: its normalisation must not follow the batches."""
+        """Sets the mode; a frozen backbone stays in evaluation mode, so that its statistics do not change."""
         return super().train(mode and not self.frozen)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of shape (batch, n_features) for images of 0 to 1, of shape (batch, channels, h, w)."""
+        """Features (batch, n_features) for images with values from 0 to 1, shape (batch, channels, h, w)."""
         if self.pretrained is not None and self.in_channels == 3:
             images = normalised(images, self.in_channels, IMAGENET_MEAN, IMAGENET_STD)
         return self.net(images).pooler_output.flatten(1)
 
     @property
     def origin(self) -> str:
-        """What it starts from, in words, for tables."""
+        """A description of its initial weights, for tables."""
         start = "from scratch" if self.pretrained is None else f"from {self.pretrained}"
         return f"ResNet {start}, {'frozen' if self.frozen else 'trained'}"
 
@@ -95,12 +95,12 @@ class Backbone(nn.Module):
 
 
 class OnBackbone(nn.Module):
-    """A net whose backbone's features may replace the images."""
+    """A net that accepts its backbone's features in place of images."""
 
     backbone: Backbone
 
     def features(self, images: Tensor) -> Tensor:
-        """What the backbone makes of uint8 images, of shape (batch, n); features return unchanged."""
+        """The backbone's features (batch, n) for uint8 images; features are returned unchanged."""
         if not images.is_floating_point():
             return self.backbone(pixels(images, self.backbone))
         if images.ndim != 2 or images.shape[1] != self.backbone.n_features:
@@ -108,5 +108,5 @@ class OnBackbone(nn.Module):
         return images
 
     def steady_part(self) -> nn.Module:
-        """The part whose values may be computed once and given in place of images, if it is frozen."""
+        """The part whose outputs can be computed once and replace the images, if it is frozen."""
         return self.backbone

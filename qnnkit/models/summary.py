@@ -1,4 +1,4 @@
-"""A net as a table: its layers, their weights, and how many circuits an image costs."""
+"""A table of a net: its layers, their weights, and the number of circuits per sample."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
-    """One row per layer, and a last one for all: what leaves it, its weights by kind, its circuits per image.
+    """A table with one row per layer and a total: output shape, weights by kind, circuits per sample.
 
     Args:
-        model: Any module; it is left as it was. On its own device.
+        model: Any module, which is not changed and runs on its own device.
         image: A batch of one, as the model takes it, of shape (1, ...).
 
     Example:
@@ -60,10 +60,10 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
 
 
 def _layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The named parts of a model; those around a circuit are taken apart, with their own weights as a row."""
-    own = nn.ParameterDict(dict(model.named_parameters(recurse=False)))
-    if prefix and len(own):
-        yield f"{prefix}(own)", own
+    """The named parts of a model; parts around a circuit are split, with their own weights as a row."""
+    direct = nn.ParameterDict(dict(model.named_parameters(recurse=False)))
+    if prefix and len(direct):
+        yield f"{prefix}(own)", direct
     for name, child in model.named_children():
         apart = not isinstance(child, QuantumLayer | Quanv2d) and any(
             isinstance(each, QuantumLayer) for each in child.modules()

@@ -52,8 +52,8 @@ class Run(torch.autograd.Function):
         if not torch.equal(before, vector.detach()):  # changed since the forward pass
             vector = vector - vector.detach() + before
         with torch.enable_grad():
-            each = [part.to(program.dtype) for part in (rows, vector)]
-            values, back = torch.func.vjp(program.plain, *each)[:2]
+            inputs = [part.to(program.dtype) for part in (rows, vector)]
+            values, back = torch.func.vjp(program.plain, *inputs)[:2]
             gradients = back(gradient.to(values.dtype))
         needed, given = ctx.needs_input_grad[3:], (rows, vector)
         gradients = [g.to(e.dtype) if n else None for g, e, n in zip(gradients, given, needed, strict=True)]

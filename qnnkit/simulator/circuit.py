@@ -105,8 +105,8 @@ def circuit(
     alone = flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset)
     if together.shape[1] != len(offset) or not torch.allclose(together, alone, SAME, SAME):
         raise NotFusable("its Python mixes samples of the batch, or depends on its size")
-    made = assembled(gates, measurements, device_wires, kinds)
-    return dataclasses.replace(made, matrix=matrix, offset=offset)
+    result = assembled(gates, measurements, device_wires, kinds)
+    return dataclasses.replace(result, matrix=matrix, offset=offset)
 
 
 def cut(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -225,10 +225,10 @@ def assembled(
     gates: Sequence[tuple[str, Operator]], measurements: Sequence[Any], device_wires: Any, kinds: set[type]
 ) -> Circuit:
     """The circuit that consists of elementary gates; its numbers are their angles."""
-    operations, made, n = [gate for _, gate in gates], [], 0
+    operations, applied, n = [gate for _, gate in gates], [], 0
     wires = _wires(device_wires, operations, measurements)
     if len(wires) > MOST_WIRES:
-        raise NotFusable(f"a state of {len(wires)} wires takes {2.0 ** (len(wires) - 27)} GiB a sample")
+        raise NotFusable(f"a state of {len(wires)} wires takes {2.0 ** (len(wires) - 27)} GiB per sample")
     prepared = None
     if operations and isinstance(operations[0], qp.StatePrep):
         prepared, gates = _prepared(operations[0], wires), gates[1:]
@@ -242,15 +242,15 @@ def assembled(
             matrix = constant(operation)
             if not is_unitary(matrix):
                 raise NotFusable(f"the matrix of {operation.name} is not unitary")
-            made += [Gate(on, matrix)] if on else []
+            applied += [Gate(on, matrix)] if on else []
             continue
         try:
             form = turn(operation)
         except NotFusable as error:
             raise TakeApart(name, str(error)) from error
         if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # as in PSWAP
-            made.append(Gate(on, form.start))
-        made.append(Gate(on, form, n))
+            applied.append(Gate(on, form.start))
+        applied.append(Gate(on, form, n))
         n += 1
     observables = [each for m in measurements if m.obs is not None for each in within(m.obs)]
     measuring = {*map(type, measurements)}
@@ -258,7 +258,7 @@ def assembled(
         raise NotFusable("it measures something that is not an unmodified PennyLane measurement")
     kinds = {*kinds, *measuring, *map(type, observables)}
     measured = readout(tuple(measurements), wires)
-    return Circuit(prepared, tuple(made), np.eye(n), np.zeros(n), measured, wires, frozenset(kinds))
+    return Circuit(prepared, tuple(applied), np.eye(n), np.zeros(n), measured, wires, frozenset(kinds))
 
 
 def _prepared(operation: Operator, wires: tuple[Any, ...]) -> Prepared:

@@ -112,8 +112,8 @@ class Fused:
     def _period(rates: Sequence[np.ndarray], limit: float) -> float | None:
         """The common period of all angles in the numbers that they are computed from, if it is small."""
         flat = np.concatenate([np.zeros(0), *(each.ravel() for each in rates)])
-        whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
-        return next((2 * np.pi * k for k in whole if np.pi * k <= limit), None)
+        multiples = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
+        return next((2 * np.pi * k for k in multiples if np.pi * k <= limit), None)
 
     # --- constants --------------------------------------------------------------------------------
 
@@ -138,23 +138,23 @@ class Fused:
         return steps.Affine(put(self._rates[-1]), put(constant), None if reads_all else put(rows))
 
     def _steps(self) -> list[steps.Step]:
-        plan_, put, made = self.plan, self._put, []
+        plan_, put, result = self.plan, self._put, []
         n_states, block = 2**self.n_wires, len(plan_.start)
         if self.prepared is not None:
             index = fusion.states_of(self.prepared.wires, self.n_wires)
             self.n_amplitudes = len(index)
             index = np.concatenate([index, n_states + index]) if self.prepared.is_complex else index
-            made.append(steps.Given(put(index), 2 * n_states))
+            result.append(steps.Given(put(index), 2 * n_states))
         elif plan_.waves is None:
-            made.append(steps.Start(None, plan_.n_waves))
+            result.append(steps.Start(None, plan_.n_waves))
         else:
             waves = self._affine(plan_.waves, range(len(self.row_angles[1])))
-            made.append((steps.StartOfOneCell if block == 1 else steps.Start)(waves, plan_.n_waves))
+            result.append((steps.StartOfOneCell if block == 1 else steps.Start)(waves, plan_.n_waves))
         states = np.arange(n_states)
         for step in plan_.steps:
             if isinstance(step, fusion.Block):
                 whole, before = len(step.wires) == self.n_wires, 2 ** step.wires[0]
-                made.append(steps.Block(block, before, 2 ** len(step.wires), whole=whole))
+                result.append(steps.Block(block, before, 2 ** len(step.wires), whole=whole))
                 block += 1
             elif isinstance(step, fusion.Permutation):
                 index, phases = step.arrays()
@@ -163,17 +163,17 @@ class Fused:
                     continue
                 turns = None if np.allclose(phases, 1) else put(-np.angle(phases)[:, None])
                 both = np.concatenate([index, n_states + index])
-                made.append(steps.Permutation(put(both), put(np.argsort(both)), turns))
+                result.append(steps.Permutation(put(both), put(np.argsort(both)), turns))
             else:
                 table = step.table(range(self.n_wires), step.angles)
-                made.append(steps.Phases(self._affine(table, step.angles)))
+                result.append(steps.Phases(self._affine(table, step.angles)))
         if self.weighs:
-            made.append(steps.Weigh(put(np.real(self.readout.flips[0]).T[:, states])))
+            result.append(steps.Weigh(put(np.real(self.readout.flips[0]).T[:, states])))
         elif "state" not in self.kinds:
             flips: Any = self.readout.flips.items()
             tables = [(put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
-            made.append(steps.Correlate(tables))
-        return made
+            result.append(steps.Correlate(tables))
+        return result
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -225,9 +225,9 @@ class Fused:
 
     def _reduced(self, rows: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The same rows and vector with angles reduced to one period; amplitudes after them stay."""
-        angles, rest = rows.tensor_split([len(self.row_angles[0])], dim=1)
+        angles, amplitudes = rows.tensor_split([len(self.row_angles[0])], dim=1)
         angles, vector = _reduced(angles, self.periods[1]), _reduced(vector, self.periods[0])
-        return torch.cat([angles, rest], 1) if rest.shape[1] else angles, vector
+        return torch.cat([angles, amplitudes], 1) if amplitudes.shape[1] else angles, vector
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Values of shape (batch, n_columns), or states of shape (batch, 2**n_wires), as in TorchLayer.
@@ -239,8 +239,8 @@ class Fused:
         if "state" in self.kinds:
             return torch.complex(*values.chunk(2, 1))
         if "var" in self.kinds:  # <O^2> - <O>^2
-            of = [(kind, values[:, first : first + n]) for kind, first, n in self.readout.shapes]
-            values = torch.cat([v[:, 1:] - v[:, :1] ** 2 if kind == "var" else v for kind, v in of], 1)
+            parts = [(kind, values[:, first : first + n]) for kind, first, n in self.readout.shapes]
+            values = torch.cat([v[:, 1:] - v[:, :1] ** 2 if kind == "var" else v for kind, v in parts], 1)
         return values if as_list or self.kinds == {"probs"} else values[:, 0]
 
     def measured(self, values: Tensor) -> Any:

@@ -27,7 +27,7 @@ class Phases:
     """(wires, basis, rates, index of the angle)."""
 
     def accepts(self, wires: tuple[int, ...], basis: np.ndarray) -> bool:
-        """Whether a gate can join: it acts on other wires, in the same basis, or all are diagonal."""
+        """Whether a gate can join: on other wires, on the same wires in the same basis, or all diagonal."""
         return all(
             not set(there) & set(wires)
             or (there == wires and np.array_equal(other, basis))
@@ -64,7 +64,7 @@ def alternate(
     Args:
         items: Gates in time order.
         turns: Whether a gate becomes phases.
-        earliest: First segment that a gate may be moved back to; 1 leaves the segment before all phases.
+        earliest: First segment that gates may move back to; 1 keeps them out of that before all phases.
         through: Whether phases may move back through permutations, which permute their rates.
 
     Returns:
@@ -147,8 +147,8 @@ def items(
         The gates; (matrix, offset) of the shared angles, vector @ matrix + offset; and (matrix, offset) of
         the samples' angles, row @ matrix + offset.
     """
-    own, shared = circuit.matrix[:, on_rows], circuit.matrix[:, ~on_rows]
-    moving: dict[bool, Any] = {True: own.any(1), False: shared.any(1)}
+    per_sample, shared = circuit.matrix[:, on_rows], circuit.matrix[:, ~on_rows]
+    moving: dict[bool, Any] = {True: per_sample.any(1), False: shared.any(1)}
     place = {by: np.cumsum(angles) - 1 for by, angles in moving.items()}
     applied: list[Gate] = []
     for gate in circuit.gates:
@@ -160,9 +160,9 @@ def items(
             applied += [dataclasses.replace(gate, angle=int(place[by][i]), on_rows=by) for by in sources]
         elif isinstance(gate.form, Turn):  # a constant angle
             applied.append(Gate(gate.wires, gate.form.at(float(circuit.offset[i]))))
-    rest = np.where(moving[True], 0, circuit.offset)  # each offset counts once
-    by_shared = shared[moving[False]].T, rest[moving[False]]
-    return applied, by_shared, (own[moving[True]].T, circuit.offset[moving[True]])
+    offset = np.where(moving[True], 0, circuit.offset)  # each offset counts once
+    by_shared = shared[moving[False]].T, offset[moving[False]]
+    return applied, by_shared, (per_sample[moving[True]].T, circuit.offset[moving[True]])
 
 
 # --- blocks and permutations ----------------------------------------------------------------------

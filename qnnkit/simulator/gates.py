@@ -17,7 +17,7 @@ import torch
 EXACT = 1e-12
 """Largest deviation that counts as rounding, in float64."""
 PROBE = 0.37
-"""Angle in radians, so small that no eigenphase wraps, and such that no two coincide by chance."""
+"""Angle in radians: small enough that no eigenphase wraps, odd enough that no two coincide by chance."""
 CHECKED = (1.9, -1.3, 2.9, 3.9)
 ROUNDED = 1e-6
 """Largest deviation from a unitary matrix that counts as rounding in float32."""
@@ -92,15 +92,15 @@ def turn(operation: qp.operation.Operator) -> Turn:
     """
     # For PennyLane's own gates without settings, the class determines the matrix.
     plain = type(operation).__module__.startswith("pennylane.ops.qubit") and not operation.hyperparameters
-    return _turn_of(type(operation), len(operation.wires)) if plain else _found_turn(operation)
+    return _turn_of(type(operation), len(operation.wires)) if plain else _derive_turn(operation)
 
 
 @functools.cache
 def _turn_of(kind: type[qp.operation.Operator], n_wires: int) -> Turn:
-    return _found_turn(kind(PROBE, wires=range(n_wires)))
+    return _derive_turn(kind(PROBE, wires=range(n_wires)))
 
 
-def _found_turn(operation: qp.operation.Operator) -> Turn:
+def _derive_turn(operation: qp.operation.Operator) -> Turn:
     start = at(operation, 0.0)
     start = np.where(np.abs(start) < EXACT, 0, start)
     unitary = at(operation, PROBE) @ start.conj().T

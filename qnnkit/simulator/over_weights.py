@@ -47,8 +47,8 @@ class OverWeights(Fused):
 
         def gates(row: Tensor) -> list[tuple[str, Any]]:
             features, *weights = cut(row, shapes)
-            given = {"inputs": features} if n_features else {}
-            self.tape = single(qnode, given | dict(zip(weight_shapes, weights, strict=True)))
+            arguments = {"inputs": features} if n_features else {}
+            self.tape = single(qnode, arguments | dict(zip(weight_shapes, weights, strict=True)))
             return parts(self.tape.operations, kinds)
 
         def numbers(row: Tensor) -> list[Tensor]:
@@ -58,8 +58,8 @@ class OverWeights(Fused):
         n = sum(map(math.prod, shapes))
         one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1
         with apart():
-            own = assembled(gates(one), self.tape.measurements, qnode.device.wires, kinds)
-        super().__init__(own, np.ones(len(own.offset)), torch.float64)
+            circuit = assembled(gates(one), self.tape.measurements, qnode.device.wires, kinds)
+        super().__init__(circuit, np.ones(len(circuit.offset)), torch.float64)
         self._numbers_of = torch.func.vmap(numbers)
         """Maps rows of inputs and weights to angles and amplitudes."""
         with contextlib.suppress(NotFusable), apart():

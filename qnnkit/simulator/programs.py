@@ -111,7 +111,7 @@ class Programs:
             try:
                 self._names = Names(self.qnode.func)
             except NotPure as reason:
-                self._names, self.why_queued = None, f"it holds {reason}"
+                self._names, self.why_queued = None, f"it uses {reason}"
         elif self._names is not None and not self._names.hold():
             self._names, self.why_queued = None, "what it reads has changed"
         return self._names is not None
@@ -175,8 +175,8 @@ class Programs:
         """The program of what `record` queues for these shapes; `on_rows` marks per-sample arguments."""
         sizes = [math.prod(map(int, shape)) for shape in shapes]
         with apart():
-            own = circuit(record, shapes, measured, self.qnode.device.wires, batch)
-            return Fused(own, np.repeat(on_rows, sizes), rows.dtype, rows.device)
+            traced = circuit(record, shapes, measured, self.qnode.device.wires, batch)
+            return Fused(traced, np.repeat(on_rows, sizes), rows.dtype, rows.device)
 
     # --- queued -------------------------------------------------------------------------------------
 
@@ -224,16 +224,16 @@ class Programs:
         Raises:
             NotFusable: The tape has no program.
         """
-        made = queueing.structure(tape, self._in_parts)
-        key, is_early = self._key(made, rows), len(self._fused) < MOST_NEW
+        structure = queueing.structure(tape, self._in_parts)
+        key, is_early = self._key(structure, rows), len(self._fused) < MOST_NEW
         is_known, fused = key in self._fused, self._fused.pop(key, None)
         if isinstance(fused, Fused) and not fused.methods.hold():
             fused = None
         if fused is None and (is_known or is_early):
             try:
-                queueing.check(self.qnode, made)
-                made, fused = self._of_leaves(tape, rows)
-                key = self._key(made, rows)
+                queueing.check(self.qnode, structure)
+                structure, fused = self._of_leaves(tape, rows)
+                key = self._key(structure, rows)
             except NotFusable as reason:
                 fused = str(reason)
         self._fused[key] = fused
@@ -241,7 +241,7 @@ class Programs:
             self._fused.popitem(last=False)
         if not isinstance(fused, Fused):
             raise NotFusable(fused or "its Python queues a different circuit at nearly every call")
-        return fused, arguments(fused, made, rows), made.batch
+        return fused, arguments(fused, structure, rows), structure.batch
 
     def turned(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple[Fused, Tensor]:
         """The program of the queued circuit, and each sample's contribution to the angles, (batch, n_angles).
@@ -251,11 +251,11 @@ class Programs:
         with ONE_AT_A_TIME:
             tape = queueing.single(self.qnode, {self.input_name: rows, **weights})
             exact = [each for each in tape.operations if not isinstance(each, qp.operation.Channel)]
-            program, (own, *_), _ = self._part(qp.tape.QuantumScript(exact, tape.measurements), rows)
+            program, (numbers, *_), _ = self._part(qp.tape.QuantumScript(exact, tape.measurements), rows)
             if program.is_given:
                 raise NotFusable("its first state depends on the inputs")
-        own = rows.new_zeros(len(rows), 0) if own is None else own
-        return program, own @ torch.from_numpy(program.circuit.matrix[:, program.on_rows].T).to(own)
+        numbers = rows.new_zeros(len(rows), 0) if numbers is None else numbers
+        return program, numbers @ torch.from_numpy(program.circuit.matrix[:, program.on_rows].T).to(numbers)
 
     def _of_leaves(self, tape: Any, rows: Tensor) -> tuple[queueing.Structure, Fused]:
         """A tape's structure, and its program as a function of its leaves.
@@ -263,31 +263,31 @@ class Programs:
         Operators that cannot be used undecomposed are decomposed with the numbers of each call from now on.
         """
         while True:
-            made = queueing.structure(tape, self._in_parts)
-            n = int(isinstance(next(itertools.compress(made.operations, made.shapes), None), qp.StatePrep))
-            shapes = [*itertools.chain(*made.shapes)][n:]
-            record = functools.partial(queueing.rebound, made, made.leaves[:n])
+            split = queueing.structure(tape, self._in_parts)
+            n = int(isinstance(next(itertools.compress(split.operations, split.shapes), None), qp.StatePrep))
+            shapes = [*itertools.chain(*split.shapes)][n:]
+            record = functools.partial(queueing.rebound, split, split.leaves[:n])
             try:
-                return made, self._program(record, shapes, made.batched[n:], made.measurements, rows)
+                return split, self._program(record, shapes, split.batched[n:], split.measurements, rows)
             except TakeApart as reason:
                 if reason.name in self._in_parts:
                     raise
                 self._in_parts.add(reason.name)
 
-    def _key(self, made: queueing.Structure, rows: Tensor) -> tuple:
-        return made.key, rows.dtype, rows.device, self.qnode.device.wires
+    def _key(self, structure: queueing.Structure, rows: Tensor) -> tuple:
+        return structure.key, rows.dtype, rows.device, self.qnode.device.wires
 
 
-def arguments(program: Fused, made: queueing.Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
+def arguments(program: Fused, structure: queueing.Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
     """A program's arguments from the leaves of a structure, in the dtype and on the device of the rows."""
-    numbers = [leaf for leaf in made.leaves if not isinstance(leaf, Tensor)]  # all in one copy
+    numbers = [leaf for leaf in structure.leaves if not isinstance(leaf, Tensor)]  # all in one copy
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
     dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
-    each = (next(plain) if isinstance(leaf, float) else leaf for leaf in made.leaves)
+    each = (next(plain) if isinstance(leaf, float) else leaf for leaf in structure.leaves)
     leaves = [leaf.to(rows.device, dtypes[leaf.is_complex()]) for leaf in each]
-    pairs = list(zip(leaves, made.batched, strict=True))[program.is_given :]
-    own, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
-    return _piled(own, (made.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
+    pairs = list(zip(leaves, structure.batched, strict=True))[program.is_given :]
+    per_sample, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
+    return _piled(per_sample, (structure.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
 
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
@@ -302,13 +302,13 @@ def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:
 
 def own_device(qnode: qp.QNode) -> str | None:
     """Why a QNode runs on its own device, whatever it queues; None if a program may run."""
-    device, own = qnode.device, vars(qnode)
+    device, attributes = qnode.device, vars(qnode)
     if qp.capture.enabled():
         return "program capture is enabled"
     if device.name not in EXACT_DEVICES:
         return f"the fused program supports only {', '.join(EXACT_DEVICES)}"
     changed = not _methods_of(type(device)).isdisjoint(vars(device))
-    if changed or type(qnode) is not qp.QNode or "construct" in own or "_impl_call" in own:
+    if changed or type(qnode) is not qp.QNode or "construct" in attributes or "_impl_call" in attributes:
         return "the QNode or its device was customised"
     if qnode.diff_method not in EXACT_METHODS:
         return f"it sets diff_method={qnode.diff_method}"
@@ -316,8 +316,8 @@ def own_device(qnode: qp.QNode) -> str | None:
         return f"it sets gradient_kwargs={qnode.gradient_kwargs}"
     if qnode.diff_method == "parameter-shift" and qnode.execute_kwargs.get("grad_on_execution") is True:
         return "PennyLane has no parameter-shift with grad_on_execution=True"
-    if any(map(qnode.execute_kwargs.get, other := qnode.execute_kwargs.keys() - SPEED)):
-        return f"it sets the options { {name: qnode.execute_kwargs[name] for name in other} }"
+    if any(map(qnode.execute_kwargs.get, options := qnode.execute_kwargs.keys() - SPEED)):
+        return f"it sets the options { {name: qnode.execute_kwargs[name] for name in options} }"
     return None
 
 

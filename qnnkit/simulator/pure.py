@@ -108,23 +108,23 @@ class Names:
         self.reads_sizes |= not {"shape", "len"}.isdisjoint(names)
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             self._read(getattr, function, name)
-        given = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-        pairs = [(function.__name__, value) for value in given]
+        defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+        pairs = [(function.__name__, value) for value in defaults]
         for cell, name in zip(function.__closure__ or (), code.co_freevars, strict=True):
             pairs.append((name, self._read(getattr, cell, "cell_contents")))
         for name in names:
             value = self._read(dict.get, outside, name)
             pairs.append((name, self._read(dict.get, vars(builtins), name) if value is ABSENT else value))
-        left, modules = {name for name, value in pairs if value is ABSENT}, []
+        unresolved, modules = {name for name, value in pairs if value is ABSENT}, []
         for name, value in pairs:  # grows on the way
             if not isinstance(value, types.ModuleType):
                 self._accept(value, name)
             elif value not in modules:
                 modules.append(value)
                 for each in _read_from(value, name, names):
-                    left.discard(each)
+                    unresolved.discard(each)
                     pairs.append((each, self._read(dict.get, vars(value), each)))
-        if unknown := left - TENSOR:
+        if unknown := unresolved - TENSOR:
             raise NotPure(f"`{min(unknown)}`")
 
 

@@ -126,39 +126,39 @@ def structure(tape: Any, in_parts: set[str]) -> Structure:
     Raises:
         NotFusable: Something in the tape has no fused form.
     """
-    made = Structure((), [], tape.measurements)
+    result = Structure((), [], tape.measurements)
     keys: list[Any] = []
     for operation, key, leaves in _taken(tape.operations, in_parts):
-        made.operations.append(operation)
-        made.shapes.append([])
-        keys.append((key, *(_leaf(made, *leaf) for leaf in leaves)))
+        result.operations.append(operation)
+        result.shapes.append([])
+        keys.append((key, *(_leaf(result, *leaf) for leaf in leaves)))
     measured = tuple(map(measurement_key, tape.measurements))
-    made.key = tuple(keys), measured, made.batch if made.batch in (None, 1) else 2
-    return made
+    result.key = tuple(keys), measured, result.batch if result.batch in (None, 1) else 2
+    return result
 
 
-def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
+def _leaf(result: Structure, leaf: Any, ndim: int) -> Hashable:
     """Adds a number, or an array of `ndim` axes per sample, to the leaves; returns its part of the key."""
     if isinstance(leaf, NUMBERS):
-        made.leaves.append(float(leaf))
-        made.batched.append(False)
-        made.shapes[-1].append(())
+        result.leaves.append(float(leaf))
+        result.batched.append(False)
+        result.shapes[-1].append(())
         return None
     if not isinstance(leaf, Tensor):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iufc":
             raise NotFusable(f"a gate takes a {type(leaf).__name__}")
         leaf = torch.as_tensor(leaf)
-    if leaf.is_complex() and not isinstance(made.operations[-1], qp.StatePrep):
+    if leaf.is_complex() and not isinstance(result.operations[-1], qp.StatePrep):
         raise NotFusable("one of its angles is complex")
     is_batched = leaf.ndim == ndim + 1
-    if (is_batched and made.batch not in (None, len(leaf))) or leaf.ndim > ndim + 1:
+    if (is_batched and result.batch not in (None, len(leaf))) or leaf.ndim > ndim + 1:
         raise NotFusable("its gates have batches of different sizes")
     if is_batched:
-        made.batch = len(leaf)
-    made.leaves.append(leaf)
-    made.batched.append(is_batched)
-    made.shapes[-1].append(tuple(leaf.shape[is_batched:]))
-    return made.shapes[-1][-1], is_batched, leaf.is_complex()
+        result.batch = len(leaf)
+    result.leaves.append(leaf)
+    result.batched.append(is_batched)
+    result.shapes[-1].append(tuple(leaf.shape[is_batched:]))
+    return result.shapes[-1][-1], is_batched, leaf.is_complex()
 
 
 Taken = tuple[Operator, Hashable, Iterable[tuple[Any, int]]]
@@ -190,18 +190,18 @@ def _taken(operations: Sequence[Operator], in_parts: set[str]) -> Iterator[Taken
         if not isinstance(operation, Operator):
             raise NotFusable(f"{type(operation).__name__} is not a unitary gate")
         try:
-            whole = None if operation.name in in_parts else _whole(operation)
+            taken = None if operation.name in in_parts else _whole(operation)
         except Unkeyable:
-            whole = None
-        if whole is None and operation.has_matrix and _is_constant(operation):
+            taken = None
+        if taken is None and operation.has_matrix and _is_constant(operation):
             if any(is_changed(type(each)) for each in within(operation)):
                 raise NotFusable(f"{operation.name} is not an unmodified PennyLane operator")
             with qp.QueuingManager.stop_recording():
-                whole = _whole(qp.QubitUnitary(constant(operation), operation.wires))
-        if whole is None:
+                taken = _whole(qp.QubitUnitary(constant(operation), operation.wires))
+        if taken is None:
             yield from _taken(_decomposed(operation, in_parts), in_parts)
         else:
-            yield whole
+            yield taken
 
 
 def _whole(operation: Operator) -> Taken | None:
@@ -232,10 +232,10 @@ def _whole(operation: Operator) -> Taken | None:
 
 def _decomposed(operation: Operator, in_parts: set[str]) -> Sequence[Operator]:
     """The decomposition of an operator, with its numbers."""
-    known = is_pennylanes(type(operation)) if operation.name in in_parts else is_known(operation)
+    trusted = is_pennylanes(type(operation)) if operation.name in in_parts else is_known(operation)
     with qp.QueuingManager.stop_recording():
         try:
-            if operation.has_decomposition and (known or not operation.has_matrix):
+            if operation.has_decomposition and (trusted or not operation.has_matrix):
                 return operation.decomposition()
         except Exception as error:
             raise NotFusable(f"{operation.name} cannot be decomposed") from error
@@ -261,27 +261,27 @@ def _is_constant(operation: Operator) -> bool:
     return operation.batch_size is None and not any(t.requires_grad or is_wrapped(t) for t in tensors)
 
 
-def rebound(made: Structure, *leaves: Sequence[Any]) -> list[Operator]:
+def rebound(circuit: Structure, *leaves: Sequence[Any]) -> list[Operator]:
     """The operations with new numbers as leaves; the numbers may come in several lists."""
-    rest = itertools.chain(*leaves)
-    pairs = zip(made.operations, made.shapes, strict=True)
-    return [with_numbers(each, [next(rest) for _ in shapes]) if shapes else each for each, shapes in pairs]
+    numbers = itertools.chain(*leaves)
+    pairs = zip(circuit.operations, circuit.shapes, strict=True)
+    return [with_numbers(each, [next(numbers) for _ in shapes]) if shapes else each for each, shapes in pairs]
 
 
-def check(qnode: qp.QNode, made: Structure) -> None:
+def check(qnode: qp.QNode, circuit: Structure) -> None:
     """Checks that PennyLane would run such a circuit, with the numbers of the first sample.
 
     Raises:
         NotFusable: PennyLane would raise an error.
     """
-    pairs = zip(made.leaves, made.batched, strict=True)
+    pairs = zip(circuit.leaves, circuit.batched, strict=True)
     first = [leaf[0] if isinstance(leaf, Tensor) and is_batched else leaf for leaf, is_batched in pairs]
     # Inside torch.func some devices cannot read numbers: arrays of norm 1 replace them.
     wrapped = [isinstance(leaf, Tensor) and is_wrapped(leaf) for leaf in first]
     first = [np.full(x.shape, x.numel() ** -0.5) if w else x for x, w in zip(first, wrapped, strict=True)]
-    result = list(made.measurements) if len(made.measurements) > 1 else made.measurements[0]
+    result = list(circuit.measurements) if len(circuit.measurements) > 1 else circuit.measurements[0]
     with qp.QueuingManager.stop_recording(), torch.enable_grad():
-        one = qp.tape.QuantumScript(rebound(made, first), made.measurements)
+        one = qp.tape.QuantumScript(rebound(circuit, first), circuit.measurements)
         twin = replayed(qnode, one, result)
         twin._compile_pipeline = qp.CompilePipeline()  # already applied
         try:
@@ -347,11 +347,11 @@ def measurement_key(measurement: MeasurementProcess) -> Hashable:
     """A key of a measurement, including the numbers of its observable."""
     observable = measurement.obs
     if getattr(measurement, "mv", None) is not None:
-        raise NotFusable("it measures in the middle of the circuit")
+        raise NotFusable("it has mid-circuit measurements")
     if observable is not None and type(observable) in PLAIN_OBSERVABLES:
         return type(measurement), type(observable), observable.wires.labels
-    known = value_key(observable), value_key(getattr(measurement, "_eigvals", None))
-    return type(measurement), *known, measurement.wires.labels
+    keys = value_key(observable), value_key(getattr(measurement, "_eigvals", None))
+    return type(measurement), *keys, measurement.wires.labels
 
 
 # --- PennyLane's classes, unless their methods were replaced ----------------------------------------
@@ -361,8 +361,8 @@ def is_pennylanes(kind: type) -> bool:
     """Whether a class and the methods that determine what it computes are PennyLane's own."""
     if not kind.__module__.startswith("pennylane"):
         return False
-    own = (getattr(getattr(kind, name, None), "__module__", None) for name in METHODS)
-    return all(module is None or module.startswith(("pennylane", "builtins")) for module in own)
+    modules = (getattr(getattr(kind, name, None), "__module__", None) for name in METHODS)
+    return all(module is None or module.startswith(("pennylane", "builtins")) for module in modules)
 
 
 _is_pennylanes = functools.cache(is_pennylanes)
@@ -382,8 +382,8 @@ class Methods:
 
     def __init__(self, kinds: Iterable[type]):
         self.kinds = list(set(kinds))
-        own = ([name for name in METHODS if hasattr(kind, name)] for kind in self.kinds)
-        self.getters = [operator.attrgetter("__class__", *names) for names in own]
+        names_of = ([name for name in METHODS if hasattr(kind, name)] for kind in self.kinds)
+        self.getters = [operator.attrgetter("__class__", *names) for names in names_of]
         # Methods of classes that are not PennyLane's never hold.
         self.methods = [is_pennylanes(k) and get(k) for get, k in zip(self.getters, self.kinds, strict=True)]
 

@@ -47,7 +47,7 @@ def diagonal(tape: Any) -> tuple[list[tuple[Any, Any]], Callable[[Any], Any]]:
     """
     kinds = qp.measurements.ExpectationMP, qp.measurements.VarianceMP, qp.measurements.ProbabilityMP
     if any(type(each) not in kinds or getattr(each, "mv", None) is not None for each in tape.measurements):
-        raise NotFusable("it measures samples, and not only expectation values, variances and probabilities")
+        raise NotFusable("it measures something other than expectation values, variances and probabilities")
     with qp.QueuingManager.stop_recording():
         tapes, finish = qp.transforms.split_non_commuting(tape, grouping_strategy="qwc")
         groups = []
@@ -117,10 +117,10 @@ class Sampled:
         """The results as PennyLane's devices return them, from frequencies of shape (..., 2**n_wires)."""
         results, wires = [], self.program.circuit.wires
         for each in self.measurements:
-            own = each.wires or qp.wires.Wires(wires)
-            states = torch.from_numpy(local_states(tuple(own), wires)).to(values.device)
+            on = each.wires or qp.wires.Wires(wires)
+            states = torch.from_numpy(local_states(tuple(on), wires)).to(values.device)
             if isinstance(each, qp.measurements.ProbabilityMP):
-                estimate = values.new_zeros(*values.shape[:-1], 2 ** len(own)).index_add(-1, states, values)
+                estimate = values.new_zeros(*values.shape[:-1], 2 ** len(on)).index_add(-1, states, values)
             else:
                 value = torch.as_tensor(np.real(each.eigvals())).to(values.dtype).to(values.device)[states]
                 estimate = values @ value

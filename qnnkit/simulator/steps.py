@@ -54,9 +54,9 @@ class Gradients:
     def add_angles(self, gradient: Array, angles: Affine) -> None:
         gradient = product(angles.table.T, gradient)
         if angles.rows is not None:
-            whole = xp(gradient).zeros_like(self.of)
-            whole[..., angles.rows, :] = gradient
-            gradient = whole
+            full = xp(gradient).zeros_like(self.of)
+            full[..., angles.rows, :] = gradient
+            gradient = full
         self.add_columns(gradient)
 
     def add_matrix(self, block: int, gradient: Array) -> None:

@@ -1,4 +1,4 @@
-"""One training loop for any model, task and loaders. It knows nothing quantum."""
+"""One training loop for any model, task and loaders, with nothing specific to quantum circuits."""
 
 from qnnkit.train.evaluation import evaluate
 from qnnkit.train.loop import fit

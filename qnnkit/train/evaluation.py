@@ -1,4 +1,4 @@
-"""A net's numbers on a split, without gradients."""
+"""Metrics of a net on a split, without gradients."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def evaluate(
     *,
     micro_batch: int | None = None,
 ) -> dict[str, float]:
-    """The task's numbers on a loader: means over all samples.
+    """The task's metrics on a loader, as means over all samples.
 
     Args:
-        model: Left in evaluation mode, on `device`.
-        task: Gives the numbers.
-        loader: Its batches.
+        model: The model; afterwards it is in evaluation mode on `device`.
+        task: The task that computes the metrics.
+        loader: The batches.
         device: Where to compute.
-        micro_batch: Samples of a batch that are computed at once; None are all.
+        micro_batch: Number of samples of a batch to compute at once; None for all.
 
     Raises:
-        FloatingPointError: One of them is not finite.
+        FloatingPointError: A metric is not finite.
     """
     from accelerate.utils import send_to_device
 
@@ -43,16 +43,16 @@ def evaluate(
     def compute(batch: Any) -> Step:
         return joined([step() for step in passes(task, model, batch, micro_batch)])
 
-    with own_generators():  # a plain DataLoader draws a number per pass
+    with own_generators():  # a plain DataLoader draws a random number per pass
         return totals_of(compute, ((send_to_device(batch, device), True) for batch in loader)).means()
 
 
 def totals_of(compute: Callable[[Any], Step], batches: Iterable[tuple[Any, bool]], kind: str = "") -> Totals:
-    """Sums over the batches that count here; `kind` is for what is said of numbers like NaN."""
+    """Sums over the batches that count in this process; `kind` names the metrics in an error about NaN."""
     totals = Totals()
     with torch.no_grad():
-        for batch, own in batches:
-            totals.add(compute(batch), own)
+        for batch, counts in batches:
+            totals.add(compute(batch), counts)
     for name, value in totals.sums.items():
         if not math.isfinite(value):
             raise not_finite(f"{kind}{name}")
@@ -60,6 +60,6 @@ def totals_of(compute: Callable[[Any], Step], batches: Iterable[tuple[Any, bool]
 
 
 def not_finite(what: str) -> FloatingPointError:
-    """The error where a number is NaN or infinite."""
-    step = "Look at the data; a lower learning rate, or clip_norm and quantum_clip_norm, may help."
+    """The error for a number that is NaN or infinite."""
+    step = "Check the data; a lower learning rate, or clip_norm and quantum_clip_norm, may help."
     return FloatingPointError(f"The {what} is not finite. {step}")

@@ -1,4 +1,4 @@
-"""The loop: epochs of updates, each epoch scored, everything that counts in checkpoints."""
+"""The training loop: epochs of updates, a validation after each, and checkpoints of the whole state."""
 
 from __future__ import annotations
 
@@ -45,53 +45,54 @@ def fit(
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
-    With a `folder`, checkpoints go there: one at the end of every epoch, others between as the configuration
-    asks, and one when SIGINT or SIGTERM comes, which then do what they always do. Resumes from the newest
-    checkpoint in `folder`, in the middle of an epoch too, and on a CPU ends in the same bits; so do random
-    numbers that a dataset draws, unless it draws them in workers of a loader.
+    With a `folder`, checkpoints are written there: at the end of every epoch, in between as the settings say,
+    and on SIGINT or SIGTERM, which then take their usual effect. The same call resumes from the newest
+    checkpoint in `folder`, also in the middle of an epoch. On a CPU the result is bit-for-bit that of an
+    uninterrupted training, even if a dataset draws random numbers, unless it does so in a loader's workers.
 
-    Each batch makes one update. `micro_batch` samples of it are computed at once, and their gradients added
-    up: the update is that of the whole batch, to rounding. Only batch normalisation sees the pieces, and
-    random numbers (dropout) are others.
+    Each batch makes one update. `micro_batch` samples are computed at once and their gradients summed: the
+    update equals that of the whole batch up to rounding. Only batch normalisation acts on the pieces, and
+    random numbers (dropout) differ.
 
-    Under `accelerate launch` or `notebook_launcher`, n processes with batches of b samples train as one does
-    with batches of n b; only the first writes. Their checkpoints serve any number of processes. The gradient
-    of an update is that of the mean over all that its batch counts (`Step.count`: samples, or tokens).
+    Under `accelerate launch` or `notebook_launcher`, n processes with batches of b samples train like one
+    process with batches of n b; only the first process writes. Any number of processes can resume from their
+    checkpoints. The gradient of an update is that of the mean over everything that its batch counts
+    (`Step.count`: samples, or tokens).
 
     Args:
         model: Any module.
         task: Loss and metrics.
         loaders: "train" and "validation". Before each epoch the generators of Python, NumPy and torch are
-            seeded by `seed` and the epoch, and `set_epoch` is called where there is one, so that an epoch's
-            order follows from both alone.
+            seeded by `seed` and the epoch, and `set_epoch` is called if it exists, so that both alone
+            determine an epoch's order.
         config: Epochs, learning rates, precision and so on.
         groups: Parameters by learning rate and clipping; all in one by default.
         device: Where to compute.
-        seed: Fixes what is drawn while training (order, dropout); the caller's generators are left alone.
-        folder: Where checkpoints go.
-        identity: Plain values that tell this training from others; a checkpoint of another is not taken.
+        seed: Fixes the random numbers of training (order, dropout); the caller's generators do not change.
+        folder: Folder of the checkpoints; None writes none.
+        identity: Plain values that distinguish this training; checkpoints of others are not loaded.
         log: Called after every epoch with one row of plain numbers.
-        watch: A `gradients.Watch`, which looks at gradients and updates.
+        watch: A `gradients.Watch`, which observes gradients and updates.
         on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
-            `steps` in it, `updates` in all, `samples` (or tokens, on this process) with their mean `loss`,
-            and the `learning_rate` of the first group.
+            `steps` in the epoch, total `updates`, `samples` (or tokens, on this process) with their mean
+            `loss`, and the `learning_rate` of the first group.
 
     Raises:
-        OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
+        OutOfMemory: Memory ran out; the message says where, and what to do next. The same call resumes.
         FloatingPointError: The loss or a gradient is not finite; the message names epoch and batch.
-            Once the cause is mended, the same call resumes from the checkpoints before.
+            Once the cause is fixed, the same call resumes from the earlier checkpoints.
         ValueError: A loader is empty, or nothing can be trained.
         OSError: A checkpoint cannot be written.
     """
     with own_generators(), deferred() as stop:
-        given = model, complete(task), loaders, config, groups, torch.device(device), folder, identity
-        loop = _Loop(*given, stop, seed, watch, on_update)
+        arguments = model, complete(task), loaders, config, groups, torch.device(device), folder, identity
+        loop = _Loop(*arguments, stop, seed, watch, on_update)
         return _with_remedies(loop, log or (lambda row: None))
 
 
 @dataclass
 class _Loop:
-    """One training: what it was given, and how far it has come."""
+    """One training: its arguments and its progress."""
 
     model: Any
     task: Task
@@ -107,7 +108,7 @@ class _Loop:
     on_update: Callable[[dict[str, Any]], None] | None
     where: str = "the beginning"
     batch: Any = None
-    """What is being computed, for the message where memory runs out."""
+    """The batch being computed, for the message when memory runs out."""
 
     def run(self, log: Callable[[dict[str, Any]], None]) -> Progress:
         for name in ("train", "validation"):
@@ -121,7 +122,7 @@ class _Loop:
         store = Store(self.folder, self.identity, self.config.keep_checkpoints) if self.folder else None
         self.checkpoints = Checkpoints(store, self.stepper, self.train, self.processes)
         self.model, self.steps = self.processes.spread(self.model), len(self.train)
-        self.stepper.optimizer.zero_grad()  # removes gradients that the caller has left
+        self.stepper.optimizer.zero_grad()  # removes the caller's gradients
         try:
             self.progress, self.part = self.checkpoints.restore()
             while self.progress.epoch < self.config.epochs and not self._out_of_patience():
@@ -141,13 +142,13 @@ class _Loop:
         return self.progress
 
     def _epoch(self) -> dict[str, Any]:
-        """Trains and validates for the rest of an epoch; its row."""
+        """Trains and validates the remainder of an epoch; returns its row."""
         part, progress, epoch = self.part, self.progress, self.progress.epoch + 1
         if self.watch:
             self.watch.load(part.watched)
         self.started = time.perf_counter()
-        for batch, own in self._batches():
-            step = self._update(batch, own)
+        for batch, counts in self._batches():
+            step = self._update(batch, counts)
             if self.on_update:
                 self.on_update(self._row(step))
             due = self.processes.main and self.checkpoints.due(progress.updates)  # clocks differ: one decides
@@ -159,7 +160,7 @@ class _Loop:
             if stop:
                 self.stop.now()
         self.where, self.batch = f"the end of epoch {epoch}", None
-        train = part.totals.over(self.processes).means()  # waits for the device: the whole time
+        train = part.totals.over(self.processes).means()  # waits for the device, so the time is complete
         with self._paused():
             validation = self._validate()
         progress.epoch = epoch
@@ -178,51 +179,51 @@ class _Loop:
         return row
 
     def _batches(self) -> Iterator[tuple[Any, bool]]:
-        """The rest of the epoch's batches; the generators are set as they were at this place."""
+        """The remaining batches of the epoch; sets the generators to their state at this position."""
         epoch, part, rank = self.progress.epoch, self.part, self.processes.rank
 
         def begin() -> None:
             if part.random is not None:
                 set_random_state(part.random)
-            elif rank or part.batch:  # each process draws its own; so does a position that others have saved
+            elif rank or part.batch:  # own numbers per process, also after a save by other processes
                 seed_all(self.seed, epoch, part.batch, rank)
 
         seed_all(self.seed, epoch)
         self.train.set_epoch(epoch, torch.initial_seed())
         return self.train.batches(part.batch, begin)
 
-    def _update(self, batch: Any, own: bool) -> Step:
-        """Moves the weights by a batch; what it gave."""
+    def _update(self, batch: Any, counts: bool) -> Step:
+        """Updates the weights with a batch; returns its loss and metrics."""
         stepper, progress, index = self.stepper, self.progress, self.part.batch
         optimizer, scaler = stepper.optimizer, stepper.scaler
         if not (self.model.training and stepper.model.training):
             self.model.train()
         self.where, self.batch = f"epoch {progress.epoch + 1}, batch {index}", batch
-        step = stepper.add_gradient(batch, own, self.model, self.processes)
-        self.batch = None  # smaller pieces would not help with what follows
+        step = stepper.add_gradient(batch, counts, self.model, self.processes)
+        self.batch = None  # smaller pieces would not save memory from here on
         scaler.unscale_(optimizer)
         wanted = self.watch and self.watch.wants(progress.epoch, index, self.steps)
         if wanted:
             self.watch.before()
-        # By place, not by updates: a fork with other batches, or more processes, has another number of those.
+        # By position, not by updates, whose number differs in a fork with other batches or more processes.
         place = progress.epoch + index / self.steps
         norms = clip(stepper.groups, optimizer, step_size(self.config, place, self.steps))
-        if not math.isfinite(step.loss):  # the norms have been waited for: it is there
+        if not math.isfinite(step.loss):  # the norms are known, so the loss is too
             raise not_finite(f"training loss at {self.where}")
         broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
-        if broken and not scaler.is_enabled():  # which skips steps that overflow by itself
+        if broken and not scaler.is_enabled():  # the scaler itself skips steps that overflow
             raise not_finite(f"gradient of the {broken[0]} weights at {self.where}")
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         progress.updates += 1
-        self.part.add(step, own, norms)
+        self.part.add(step, counts, norms)
         if wanted and not broken:
             self.watch.after(progress.updates)
         return step
 
     def _row(self, step: Step) -> dict[str, Any]:
-        """The update that has just been made; epochs and steps are counted from 1."""
+        """The row of the latest update; epochs and steps are counted from 1."""
         return {
             "epoch": self.progress.epoch + 1, "epochs": self.config.epochs,
             "step": self.part.batch, "steps": self.steps, "updates": self.progress.updates,
@@ -231,13 +232,13 @@ class _Loop:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Inside, no time counts as the epoch's."""
+        """A context whose time does not count as training time of the epoch."""
         self.part.seconds += time.perf_counter() - self.started
         yield
         self.started = time.perf_counter()
 
     def _validate(self) -> dict[str, float]:
-        """The task's numbers on the validation split; the next epoch seeds the generators."""
+        """The task's metrics on the validation split; the next epoch seeds the generators again."""
         self.model.eval()
         epoch = f"epoch {self.progress.epoch + 1}"
 
@@ -259,7 +260,7 @@ class _Loop:
 
 
 def _with_remedies(loop: _Loop, log: Callable[[dict[str, Any]], None]) -> Progress:
-    """Runs the loop; where memory runs out, the error says where it was, and the next remedy."""
+    """Runs the loop; if memory runs out, raises an error that says where, and what to do next."""
     try:
         return loop.run(log)
     except (RuntimeError, MemoryError) as error:
@@ -268,7 +269,7 @@ def _with_remedies(loop: _Loop, log: Callable[[dict[str, Any]], None]) -> Progre
         what = words.first_line(error)
     from accelerate.utils.memory import clear_device_cache
 
-    # Out here the error is gone, and with it the frames that hold what was being computed.
+    # Outside the handler the error is gone, and with it the frames that hold the computed tensors.
     clear_device_cache(garbage_collection=True)
     n = None if loop.batch is None else samples(loop.batch)
     raise out_of_memory(loop.where, what, loop.config, n and min(n, loop.config.micro_batch or n))

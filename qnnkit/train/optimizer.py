@@ -1,4 +1,4 @@
-"""Groups of weights that share a learning rate, the optimizer of them all, and its schedule."""
+"""Groups of parameters that share a learning rate, their optimizer, and its schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Group:
 
 
 def trainable(groups: Sequence[Group]) -> list[Group]:
-    """The groups without their frozen parameters; those that are all frozen are left out."""
+    """The groups without frozen parameters; groups with only frozen parameters are omitted."""
     left = [
         replace(group, parameters=[weight for weight in group.parameters if weight.requires_grad])
         for group in groups
@@ -33,7 +33,7 @@ def trainable(groups: Sequence[Group]) -> list[Group]:
 
 
 def optimizer_of(groups: Sequence[Group], config: Settings) -> torch.optim.Optimizer:
-    """The optimizer of a training, each group with its own learning rate and weight decay."""
+    """The optimizer for the configuration, with each group's learning rate and weight decay."""
     settings = [
         {"params": list(group.parameters), "lr": group.learning_rate, "weight_decay": group.weight_decay}
         for group in groups
@@ -48,12 +48,12 @@ def optimizer_of(groups: Sequence[Group], config: Settings) -> torch.optim.Optim
 
 
 def clip(groups: Sequence[Group], optimizer: torch.optim.Optimizer, factor: float) -> dict[str, float]:
-    """Sets each group's learning rate and clips its gradient; name -> norm before that.
+    """Sets each group's learning rate and clips its gradient; returns the norms before clipping, by name.
 
     Args:
-        groups: As `optimizer_of` was given them.
-        optimizer: Theirs.
-        factor: On the learning rates; see `step_size`.
+        groups: The groups, as passed to `optimizer_of`.
+        optimizer: The groups' optimizer.
+        factor: Factor on the learning rates; see `step_size`.
     """
     norms = {}
     for group, settings in zip(groups, optimizer.param_groups, strict=True):
@@ -66,7 +66,7 @@ def clip(groups: Sequence[Group], optimizer: torch.optim.Optimizer, factor: floa
 
 
 def step_size(config: Settings, epoch: float, updates_per_epoch: int) -> float:
-    """Factor on the learning rates at a fractional epoch: rises during warm-up, then falls to zero."""
+    """The factor on the learning rates at a fractional epoch: warm-up, then `config.schedule`."""
     warmup, total = config.warmup_epochs, config.epochs
     if epoch < warmup:
         return (epoch + 1 / updates_per_epoch) / (warmup + 1 / updates_per_epoch)

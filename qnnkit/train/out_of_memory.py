@@ -1,4 +1,4 @@
-"""Memory that runs out: how to tell, and the sentence that names the next remedy."""
+"""Out-of-memory errors: how to recognise them, and a message that names the next remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from qnnkit.settings import Settings
 
 SIGNS = re.compile("out of memory|allocate memory|enough memory|ALLOC_FAILED|bad_alloc")
-"""What a RuntimeError says where memory ran out: of CUDA, MPS, the CPU's allocator, the system."""
+"""Words in a RuntimeError of CUDA, MPS, the CPU's allocator or the system that mean out of memory."""
 
 
 class OutOfMemory(MemoryError):
-    """Memory ran out while a net was trained; the message says where, and names the next remedy."""
+    """Memory ran out in training; the message says where, and names the next remedy."""
 
 
 def ran_out(error: BaseException) -> bool:
@@ -23,13 +23,13 @@ def ran_out(error: BaseException) -> bool:
 
 
 def out_of_memory(where: str, what: str, config: Settings, n: int | None = None) -> OutOfMemory:
-    """The error that a training ends with where memory ran out.
+    """The error that ends a training when memory runs out.
 
     Args:
         where: Epoch and batch.
-        what: What the error said, in a line.
-        config: A remedy that it has already is not named.
-        n: Samples that were computed at once, where fewer would need less.
+        what: First line of the original error.
+        config: Settings; remedies that are already set are not named.
+        n: Number of samples computed at once, if fewer would need less memory.
     """
     remedies = [f"--set micro_batch={n // 2}"] if n and n > 1 else []
     remedies += [] if config.gradient_checkpointing else ["--set gradient_checkpointing=true"]

@@ -1,7 +1,7 @@
-"""The processes that train together: one, or those that `accelerate launch` or `notebook_launcher` started.
+"""The processes that train together: one, or those started by `accelerate launch` or `notebook_launcher`.
 
-n processes with batches of b samples take the same steps as one with batches of n b samples, to rounding.
-One process computes on any device and needs nothing of Accelerate, which gives each of several its own.
+n processes with batches of b samples take the same steps as one with batches of n b samples, up to rounding.
+A single process runs on any device without Accelerate; of several, Accelerate gives each its own device.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from qnnkit import checks
 
 OPTIONS = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 OPTIONS += ("generator", "prefetch_factor")
-"""What a loader is given next to its data and their order."""
+"""Options of a DataLoader besides its dataset and sampler."""
 
 
 def is_main() -> bool:
-    """Whether this process writes: the first of several, or the only one."""
+    """Whether this process writes files: it is the first of several, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -34,7 +34,7 @@ def n_processes() -> int:
 
 
 def wait_for_all() -> None:
-    """Returns when every process has come here; at once where there is one."""
+    """Waits until every process has reached this call; returns at once for a single process."""
     if n_processes() > 1:
         from accelerate import PartialState
 
@@ -42,13 +42,13 @@ def wait_for_all() -> None:
 
 
 class Processes:
-    """What the loop asks of the processes that train together.
+    """The operations of the training loop that involve all processes.
 
     Args:
-        device: Where to compute; of several, Accelerate decides which GPU each has.
+        device: Where to compute; Accelerate assigns a GPU to each of several processes.
 
     Raises:
-        ValueError: Several processes, and Accelerate computes on another kind of device.
+        ValueError: Accelerate gives one of several processes a different device.
     """
 
     def __init__(self, device: torch.device):
@@ -62,7 +62,7 @@ class Processes:
         self.rank, self.device = self._accelerator.process_index, self._accelerator.device
         if self.device.type != device.type or device.index not in (None, self.device.index):
             rule = f"be the one that Accelerate gives this process ({self.device})"
-            step = "Choose another GPU by CUDA_VISIBLE_DEVICES."
+            step = "Choose another GPU with CUDA_VISIBLE_DEVICES."
             raise ValueError(checks.message("device", rule, str(device), step))
 
     @property
@@ -70,22 +70,22 @@ class Processes:
         return self.rank == 0
 
     def spread(self, model: nn.Module) -> Any:
-        """The model on the device, whose gradients are means over the processes."""
+        """The model on the device; its gradients are means over the processes."""
         return model.to(self.device) if self._accelerator is None else self._accelerator.prepare(model)
 
     def alone(self, model: Any) -> Any:
-        """Surroundings in which gradients are added up in each process by itself."""
+        """A context in which each process accumulates gradients without synchronisation."""
         return self._accelerator.no_sync(model) if self._accelerator else contextlib.nullcontext()
 
     def sums(self, *values: float) -> list[float]:
-        """Each value, added up over the processes."""
+        """Each value, summed over the processes."""
         if self._accelerator is None:
             return list(values)
-        here = torch.tensor(values, dtype=torch.float64).to(self.device)
-        return self._accelerator.reduce(here, "sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]
+        tensor = torch.tensor(values, dtype=torch.float64).to(self.device)
+        return self._accelerator.reduce(tensor, "sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]
 
     def gathered(self, value: Any) -> list[Any]:
-        """The plain value of every process."""
+        """The value of each process, as a list."""
         if self._accelerator is None:
             return [value]
         from accelerate.utils import gather_object
@@ -94,10 +94,10 @@ class Processes:
 
 
 class Share:
-    """A loader's batches as one of the processes sees them; an epoch can begin at any of them.
+    """One process's share of a loader's batches; an epoch can begin at any batch.
 
     Raises:
-        ValueError: There are several processes, and the loader has no fixed size of batch to share.
+        ValueError: There are several processes, and the loader has no fixed batch size.
     """
 
     def __init__(self, loader: DataLoader, processes: Processes):
@@ -106,19 +106,19 @@ class Share:
         self.indexed = plain and not isinstance(loader.dataset, IterableDataset)
         if processes.world > 1 and (loader.batch_size is None or not self.indexed):
             step = "Give one with batch_size=... over a dataset that has a length."
-            rule = "have a fixed batch_size where several processes share it"
+            rule = "have a fixed batch_size if several processes share it"
             raise ValueError(checks.message("loaders", rule, type(loader).__name__, step))
 
     def __len__(self) -> int:
         return math.ceil(len(self.loader) / self.processes.world)
 
     def signature(self) -> list[int | None]:
-        """Number of batches in an epoch, and samples in each, over all processes."""
+        """Number of batches in an epoch, and of samples in a batch over all processes."""
         size = self.loader.batch_size
         return [len(self), None if size is None else size * self.processes.world]
 
     def set_epoch(self, epoch: int, seed: int) -> None:
-        """Tells whatever has an order for each epoch which one it is; seeds the loader's generators."""
+        """Passes the epoch to the objects that order the samples; seeds the loader's generators."""
         inner = getattr(self.loader.batch_sampler, "sampler", None)
         for part in (self.loader, self.loader.sampler, inner):
             if isinstance(generator := getattr(part, "generator", None), torch.Generator):
@@ -131,15 +131,15 @@ class Share:
                 part.set_epoch(epoch)  # type: ignore
 
     def batches(self, first: int = 0, begin: Callable[[], None] = lambda: None) -> Iterator[tuple[Any, bool]]:
-        """Batches on the device from the `first` on, and whether each counts in this process.
+        """Batches on the device from number `first` on, and whether each counts in this process.
 
-        Where fewer samples are left than there are processes, one without any computes along on a sample that
-        does not count. What comes before `first` is not loaded, but where a loader has its own `__iter__`, or
-        no indices.
+        If fewer samples remain than there are processes, a process without one computes a sample that does
+        not count. Batches before `first` are not loaded, unless the loader has its own `__iter__` or no
+        indices.
 
         Args:
-            first: How many batches to pass over.
-            begin: Called when the order has been drawn, before anything is loaded that is given.
+            first: Number of batches to skip.
+            begin: Called after the order is drawn, before the first returned batch is loaded.
         """
         if not self.indexed:
             batches = iter(self.loader)
@@ -149,18 +149,18 @@ class Share:
             yield from ((self._moved(batch), True) for batch in batches)
             return
         sampler: Any = self.loader.batch_sampler
-        own: list[bool] = []
+        flags: list[bool] = []
 
         def order() -> Iterator[list[int]]:
             batches = shares(list(sampler), self.processes.rank, self.processes.world)
             begin()
             for indices, counts in batches[first:]:
-                own.append(counts)
+                flags.append(counts)
                 yield indices
 
         options = {name: getattr(self.loader, name) for name in OPTIONS}
         for index, batch in enumerate(DataLoader(self.loader.dataset, batch_sampler=order(), **options)):
-            yield self._moved(batch), own[index]
+            yield self._moved(batch), flags[index]
 
     def _moved(self, batch: Any) -> Any:
         from accelerate.utils import send_to_device
@@ -169,9 +169,9 @@ class Share:
 
 
 def shares(batches: list[list[int]], rank: int, world: int) -> list[tuple[list[int], bool]]:
-    """Of every `world` batches together each process takes every `world`-th index.
+    """One process's indices: from every `world` consecutive batches, every `world`-th index.
 
-    Where none is left for it, it takes one that does not count: the second value is then False.
+    If none remains for the process, it gets an index that does not count; the second value is then False.
     """
     rounds = [
         list(itertools.chain.from_iterable(batches[first : first + world]))

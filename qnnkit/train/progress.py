@@ -1,4 +1,4 @@
-"""How far a training has come, and what it has added up."""
+"""The progress of a training, and sums over its samples."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qnnkit.train.processes import Processes
 
 
 class Totals:
-    """Sums over samples, or tokens, kept on the device: no wait per batch."""
+    """Sums over samples or tokens, kept on the device to avoid waiting for each batch."""
 
     def __init__(self, sums: dict[str, torch.Tensor] | None = None, count: float = 0) -> None:
         self.sums, self.count = sums or {}, count
 
-    def add(self, step: Step, own: bool = True) -> None:
-        """Adds what a batch gives; of one that is not this process's own, the names alone."""
-        self.count += own * step.count
+    def add(self, step: Step, counts: bool = True) -> None:
+        """Adds a batch's sums; for a batch that does not count here, only their names."""
+        self.count += counts * step.count
         for name, value in step.sums.items():
-            self.sums[name] = self.sums.get(name, 0) + (value if own else torch.zeros_like(value))
+            self.sums[name] = self.sums.get(name, 0) + (value if counts else torch.zeros_like(value))
 
     def over(self, processes: Processes) -> Totals:
-        """What all processes have added up, the same in each."""
+        """The sums over all processes, the same in each."""
         if processes.world == 1:
             return self
         *sums, count = processes.sums(*map(float, self.sums.values()), self.count)
@@ -39,45 +39,45 @@ class Totals:
 
 @dataclass
 class Progress:
-    """How far a training has come; kept in every checkpoint."""
+    """The progress of a training; stored in every checkpoint."""
 
     epoch: int = 0
-    """Epochs finished."""
+    """Number of finished epochs."""
     updates: int = 0
-    """Optimizer steps taken."""
+    """Number of optimizer steps."""
     best_epoch: int = 0
     best_score: list[float] = field(default_factory=list)
     """(monitored number, minus the loss) of the best epoch on the validation split."""
     seconds: list[float] = field(default_factory=list)
-    """Duration of each epoch's training, without validation and writing."""
+    """Seconds of training in each epoch, without validation and writing."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """What was logged of each epoch."""
+    """The logged row of each epoch."""
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Median over the epochs, without the first where there are more: it warms up."""
+        """Median over the epochs; the first, which includes warm-up, is skipped if there are more."""
         return statistics.median(self.seconds[1:] or self.seconds)
 
 
 @dataclass
 class Part:
-    """How far an unfinished epoch has come, always between two updates."""
+    """The progress within an unfinished epoch, always between two updates."""
 
     batch: int = 0
-    """Batches done."""
+    """Number of finished batches."""
     totals: Totals = field(default_factory=Totals)
     norms: dict[str, list[float]] = field(default_factory=dict)
-    """Group -> sum and number of its finite gradient norms; a step that a scaler skips has none."""
+    """Sum and number of each group's finite gradient norms; a step that a scaler skips has none."""
     seconds: float = 0.0
     random: dict[str, Any] | None = None
-    """State of the generators where a resumed epoch continues; None at its beginning."""
+    """State of the generators at the position where an epoch resumes; None at its beginning."""
     watched: dict[str, Any] | None = None
-    """What `watch` had kept where a resumed epoch continues; None at its beginning."""
+    """State of `watch` at the position where an epoch resumes; None at its beginning."""
 
-    def add(self, step: Step, own: bool, norms: Mapping[str, float]) -> None:
-        """Adds an update: what its batch gave, whether it counts here, and the norms of its gradient."""
+    def add(self, step: Step, counts: bool, norms: Mapping[str, float]) -> None:
+        """Adds an update: its batch's sums, whether it counts here, and its gradient norms."""
         self.batch += 1
-        self.totals.add(step, own)
+        self.totals.add(step, counts)
         for name, norm in norms.items():
             total, count = self.norms.get(name, [0.0, 0])
             self.norms[name] = [total + norm, count + 1] if math.isfinite(norm) else [total, count]

@@ -1,7 +1,7 @@
-"""Gradient checkpointing: activations are forgotten on the way forward and computed again on the way back.
+"""Gradient checkpointing: the backward pass recomputes activations that the forward pass does not keep.
 
-It costs about one forward pass more and keeps of each part its inputs alone. Gradients are the same numbers,
-on a CPU the same bits. Reference: Chen et al. 2016, arXiv:1604.06174.
+It costs about one more forward pass and keeps only the inputs of each part. Gradients are the same numbers,
+and on a CPU the same bits. Reference: Chen et al. 2016, arXiv:1604.06174.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.utils.checkpoint import checkpoint
 
 @contextlib.contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
-    """Inside, parts of `model` keep only their inputs for the way back; afterwards it is as it was.
+    """A context in which parts of `model` keep only their inputs for the backward pass.
 
-    A part is what offers it: a layer with an attribute `gradient_checkpointing`, as those of transformers and
-    `QuantumLayer` have it; a module with `recomputed = True`; otherwise every child of an `nn.Sequential` or
-    `nn.ModuleList` that has children of its own, and an `nn.Sequential` of which none has. What stands in
-    none of these keeps its activations.
+    A part is a layer with an attribute `gradient_checkpointing`, as in transformers and `QuantumLayer`; a
+    module with `recomputed = True`; otherwise every child of an `nn.Sequential` or `nn.ModuleList` that has
+    children itself, and an `nn.Sequential` whose children have none. Modules outside of all parts keep their
+    activations.
 
-    Running statistics and other buffers change once, and dropout draws the same numbers again. Names in
-    `state_dict` and hooks on the parts stay. A backward pass may come after the end of this context.
+    Running statistics and other buffers are updated once, and dropout draws the same numbers again. Names in
+    `state_dict` and hooks on the parts do not change. The backward pass may follow after the context ends.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -46,7 +46,7 @@ def recomputing(model: nn.Module) -> Iterator[None]:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules that are computed again as a whole."""
+    """Modules that are recomputed as a whole."""
     children = dict.fromkeys(module.children())
     listed = isinstance(module, nn.Sequential | nn.ModuleList)
     plain = isinstance(module, nn.Sequential) and not any(map(_is_composed, children))
@@ -65,12 +65,12 @@ def _is_composed(module: nn.Module) -> bool:
 
 
 def _offers(module: nn.Module) -> bool:
-    """Whether it computes again by itself; a model of transformers knows which of its layers do."""
+    """Whether a module recomputes by itself; a model of transformers decides which of its layers do."""
     return isinstance(getattr(module, "gradient_checkpointing", None), bool)
 
 
 def _offers_inside(module: nn.Module) -> bool:
-    """Whether to look for parts inside it, rather than take it as one."""
+    """Whether to look for parts inside a module instead of treating it as one part."""
     if any(getattr(each, "recomputed", False) for each in module.modules()):
         return True
     if any(getattr(each, "supports_gradient_checkpointing", False) for each in module.modules()):
@@ -79,19 +79,19 @@ def _offers_inside(module: nn.Module) -> bool:
     return bool(offering) and all(id(weight) in offering for weight in module.parameters())
 
 
-def _again(module: nn.Module, compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """`compute(*given, **named)`, of which autograd keeps the arguments alone; it runs in `module`."""
+def _again(module: nn.Module, compute: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """`compute(*arguments, **named)` in `module`, for which autograd keeps only the arguments."""
     if not torch.is_grad_enabled():
-        return compute(*given, **named)
+        return compute(*arguments, **named)
     contexts = contextlib.nullcontext(), _Before(module)
-    return checkpoint(compute, *given, use_reentrant=False, context_fn=lambda: contexts, **named)
+    return checkpoint(compute, *arguments, use_reentrant=False, context_fn=lambda: contexts, **named)
 
 
 class _Before:
-    """What a part's forward pass changes, as it was before: its buffers, and the generator of MPS.
+    """The buffers of a part and the generator of MPS, as they were before its forward pass.
 
-    Inside it as a context, which may be entered again, all that is as it was then, and may be changed without
-    a trace. torch restores the generators of the CPU and of CUDA by itself.
+    As a context, which may be entered repeatedly, it restores this state inside and discards all changes at
+    the end. torch itself restores the generators of the CPU and of CUDA.
     """
 
     def __init__(self, module: nn.Module):
@@ -121,7 +121,7 @@ def _copies(buffers: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
 
 @contextlib.contextmanager
 def _set(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """An attribute of a module, set inside."""
+    """A context in which an attribute of a module has a value."""
     had, before = name in vars(module), vars(module).get(name)
     vars(module)[name] = value
     try:

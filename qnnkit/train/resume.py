@@ -1,4 +1,4 @@
-"""What a training saves, when, and how it resumes from that."""
+"""What a training saves and when, and how it resumes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from qnnkit.train.progress import Part, Progress, Totals
 from qnnkit.train.stepper import Stepper
 
 GONE = ("micro_batch", "asked")
-"""What earlier versions kept of a training's progress."""
+"""Fields of a training's progress that only earlier versions saved."""
 
 
 class Checkpoints:
-    """The checkpoints of a training: one at the end of each epoch, others inside as the settings ask.
+    """The checkpoints of a training: one at the end of each epoch, and others in between as the settings say.
 
     Args:
-        store: Where they go; without one only the weights of the best epoch are kept, in memory.
+        store: Store of the checkpoints; None keeps only the weights of the best epoch, in memory.
         stepper: Model, optimizer, scaler and settings.
         share: The training batches of this process.
-        processes: All that train together: the first writes.
+        processes: All processes that train together; the first writes.
     """
 
     def __init__(self, store: Store | None, stepper: Stepper, share: Share, processes: Processes):
@@ -34,22 +34,22 @@ class Checkpoints:
         self.best: dict[str, Any] = {}
 
     def due(self, updates: int) -> bool:
-        """Whether to write one inside the epoch after so many updates."""
+        """Whether to write a checkpoint within the epoch after this number of updates."""
         steps, minutes = self.stepper.config.save_every_steps, self.stepper.config.save_every_minutes
         self.owed |= bool(steps) and updates % steps == 0
         self.owed |= bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
-        waits = self.store is None or self.store.busy  # a slow disk gets its checkpoint a few steps later
+        waits = self.store is None or self.store.busy  # with a slow disk, the checkpoint is written later
         return self.owed and not waits
 
     def save(self, progress: Progress, part: Part | None = None) -> None:
-        """Writes one in the background; every process takes part.
+        """Writes a checkpoint in the background; every process must call this.
 
         Args:
-            progress: The epochs that are done.
-            part: The epoch that is not; None at the end of one.
+            progress: The finished epochs.
+            part: The unfinished epoch; None at the end of an epoch.
 
         Raises:
-            OSError: The one before could not be written.
+            OSError: The previous checkpoint could not be written.
         """
         best = part is None and progress.best_epoch == progress.epoch
         if self.store is None:
@@ -70,11 +70,11 @@ class Checkpoints:
 
     def _state_of(self, part: Part) -> dict[str, Any]:
         totals = part.totals.over(self.processes)
-        kept = {name: getattr(part, name) for name in ("batch", "norms", "seconds", "watched")}
-        return kept | {"sums": totals.sums, "count": totals.count, "loader": self.share.signature()}
+        fields = {name: getattr(part, name) for name in ("batch", "norms", "seconds", "watched")}
+        return fields | {"sums": totals.sums, "count": totals.count, "loader": self.share.signature()}
 
     def restore(self) -> tuple[Progress, Part]:
-        """Loads the newest that fits into model, optimizer and scaler; where the training then is."""
+        """Loads the newest checkpoint that fits into model, optimizer and scaler; returns the progress."""
         progress, part = Progress(), Part()
 
         def load(state: dict[str, Any]) -> None:
@@ -84,32 +84,32 @@ class Checkpoints:
         if self.store is None:
             return progress, part
         self.store.restore(load)
-        if self.store.best_lost and progress.rows:  # the weights of the newest count as the best
+        if self.store.best_lost and progress.rows:  # the newest weights count as the best
             last, monitor = progress.rows[-1], self.stepper.task.monitor
             progress.best_score = [last[f"validation_{monitor}"], -last["validation_loss"]]
             progress.best_epoch = last["epoch"]
         return progress, part
 
     def load_best(self) -> None:
-        """Puts the weights of the best epoch into the model."""
+        """Loads the weights of the best epoch into the model."""
         if self.store is None:
             return weights.load(self.stepper.model, self.best)
         if not self.processes.main:
-            self.store.best = None  # the first process wrote; its files say which one it is
+            self.store.best = None  # read again from the first process's files
         self.store.load_best(self.stepper.model)
 
     def _loaded(self, state: dict[str, Any]) -> tuple[Progress, Part]:
-        """Loads a checkpoint's state; raises one of `checkpoint.store.MISFIT` where it does not fit."""
+        """Loads a checkpoint's state; raises one of `checkpoint.store.MISFIT` if it does not fit."""
         weights.load(self.stepper.model, state["model"])
         if state["optimizer_name"] == self.stepper.config.optimizer:
             _load_optimizer(self.stepper.optimizer, state["optimizer"])
         if state["scaler"] and self.stepper.scaler.is_enabled():
             self.stepper.scaler.load_state_dict(state["scaler"])
-        for random in state["random"]:  # raises where one cannot be set; the epoch sets its own
+        for random in state["random"]:  # a test that each can be set; the epoch sets its own
             set_random_state(random)
-        kept = {name: value for name, value in state["progress"].items() if name not in GONE}
-        progress, part, processes = Progress(**kept), state["part"], self.processes
-        if part is None or part["loader"] != self.share.signature():  # its position means other samples
+        fields = {name: value for name, value in state["progress"].items() if name not in GONE}
+        progress, part, processes = Progress(**fields), state["part"], self.processes
+        if part is None or part["loader"] != self.share.signature():  # its position refers to other samples
             return progress, Part()
         random = state["random"][processes.rank] if len(state["random"]) == processes.world else None
         totals = Totals({name: torch.zeros(()) for name in part["sums"]})
@@ -120,9 +120,9 @@ class Checkpoints:
 
 
 def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
-    """Its moments and learning rates; the other settings are the configuration's."""
+    """Loads moments and learning rates; other options come from the configuration."""
     groups = [
-        own | {name: saved[name] for name in ("lr", "params")}
-        for own, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
+        current | {name: saved[name] for name in ("lr", "params")}
+        for current, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({**state, "param_groups": groups})

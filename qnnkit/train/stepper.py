@@ -1,4 +1,4 @@
-"""One training step: its optimizer, and a batch computed in pieces of `micro_batch` samples."""
+"""One training step: the optimizer, and a batch computed in pieces of `micro_batch` samples."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from qnnkit.train.processes import Processes
 from qnnkit.train.recompute import recomputing
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-"""Of the classical layers."""
+"""Precisions of the classical layers."""
 
 
 def samples(batch: Any) -> int | None:
-    """Samples in a batch: the length that all its tensors share; None where it cannot be split."""
+    """Number of samples in a batch, the common length of its tensors; None if it cannot be split."""
     from accelerate.utils import recursively_apply
 
     lengths: set[int | None] = set()
@@ -36,12 +36,12 @@ def samples(batch: Any) -> int | None:
 
 
 def pieces(batch: Any, micro_batch: int | None, fewest: int = 1) -> list[Any]:
-    """A batch in the fewest pieces of at most `micro_batch` samples, as equal as can be.
+    """A batch split into the fewest pieces of at most `micro_batch` samples, as equal as possible.
 
     Args:
-        batch: Tensors of one length, alone or in tuples, lists and dictionaries; None may be among them.
+        batch: Tensors of one length, alone or in tuples, lists and dictionaries that may also contain None.
         micro_batch: Most samples of a piece; None keeps the batch whole.
-        fewest: Samples that a piece of several needs; where both cannot be had, this one counts.
+        fewest: Fewest samples per piece if there are several; takes precedence over `micro_batch`.
 
     Raises:
         ValueError: The batch cannot be split.
@@ -56,27 +56,27 @@ def pieces(batch: Any, micro_batch: int | None, fewest: int = 1) -> list[Any]:
 
     n = samples(batch)
     if n is None:
-        rule = "be None for a batch that cannot be split, as one of tensors of one length can"
-        raise ValueError(checks.message("micro_batch", rule, micro_batch, "Leave it out."))
+        rule = "be None for a batch that is not made of tensors of the same length"
+        raise ValueError(checks.message("micro_batch", rule, micro_batch, "Omit it."))
     number = max(1, min(-(-n // micro_batch), n // fewest))
     borders = itertools.pairwise(index * n // number for index in range(number + 1))
     return [batch] if number == 1 else [slice_tensors(batch, slice(*ends)) for ends in borders]
 
 
 def passes(task: Task, model: nn.Module, batch: Any, micro_batch: int | None) -> list[Callable[[], Step]]:
-    """Calls that compute a batch, piece by piece.
+    """Calls that compute a batch piece by piece.
 
-    A task with `whole`, whose loss looks at the batch as a whole, is called once with `micro_batch=`.
+    A task with `whole`, whose loss depends on the batch as a whole, is called once with `micro_batch=`.
     """
     if getattr(task, "whole", False):
         return [partial(task, model, batch, micro_batch=micro_batch)]  # type: ignore[call-arg]
     norms = (each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm))
-    fewest = 2 if any(norm.training for norm in norms) else 1  # batch normalisation refuses a single sample
+    fewest = 2 if any(norm.training for norm in norms) else 1  # batch normalisation rejects a single sample
     return [partial(task, model, piece) for piece in pieces(batch, micro_batch, fewest)]
 
 
 def joined(steps: Sequence[Step]) -> Step:
-    """What a batch gives, from what its pieces gave: means over all that they count; no graph is kept."""
+    """The step of a batch from those of its pieces, without a graph: the loss is the mean over all counts."""
     first, *others = steps
     if not others:
         return Step(first.loss.detach(), first.sums, first.count)
@@ -87,13 +87,13 @@ def joined(steps: Sequence[Step]) -> Step:
 
 
 class Stepper:
-    """A model with its optimizer, and how it computes a batch; called with one, it makes an update.
+    """A model with its optimizer; a call with a batch makes an update.
 
     The loop adds schedule, clipping, float16's scaler and checkpoints.
 
     Args:
         model: Trained in place; moved to `device`.
-        task: Gives the loss.
+        task: Computes the loss.
         config: Optimizer, micro_batch, precision, gradient checkpointing.
         groups: Parameters by learning rate; all in one by default.
         device: Where to compute.
@@ -114,14 +114,14 @@ class Stepper:
         self.groups = trainable(groups or [Group("all", list(model.parameters()), config.learning_rate)])
         self.optimizer: Any = optimizer_of(self.groups, config) if self.groups else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
-        """Of `add_gradient`; `backward` and `update`, of a step by itself, do without."""
+        """Loss scaler of `add_gradient`; `backward` and `update` do not use it."""
 
     def passes(self, batch: Any, model: nn.Module | None = None) -> list[Callable[[], Step]]:
-        """Calls that compute a batch, which is on the device, piece by piece.
+        """Calls that compute a batch piece by piece.
 
         Args:
-            batch: As the task takes it.
-            model: What to call in place of the model, such as that which distributes it over processes.
+            batch: A batch as the task takes it, on the device.
+            model: Called in place of the model, for example a wrapper that distributes it over processes.
         """
         calls = passes(self.task, model or self.model, batch, self.config.micro_batch)
         return [partial(self._computed, call) for call in calls]
@@ -132,7 +132,7 @@ class Stepper:
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
-        """Inside, the model computes as the settings say; what it returns is float32, so losses are exact."""
+        """A context in which the model computes as the settings say, but returns float32 for exact losses."""
         with contextlib.ExitStack() as inside:
             if self.config.gradient_checkpointing and torch.is_grad_enabled():
                 inside.enter_context(recomputing(self.model))
@@ -144,18 +144,18 @@ class Stepper:
                 inside.callback(hook.remove)
             yield
 
-    def add_gradient(self, batch: Any, own: bool, model: nn.Module, processes: Processes) -> Step:
-        """Adds the gradient of the mean over all that a batch counts, on all processes; what the batch gives.
+    def add_gradient(self, batch: Any, counts: bool, model: nn.Module, processes: Processes) -> Step:
+        """Adds the gradient of the mean over everything a batch counts on all processes; returns its step.
 
-        How much it counts shows when its last piece is computed, and gradients are added before: each piece
-        is weighted as if all were like the first, and the sum is corrected in the end. So numbers stay of the
-        size that a float16 scaler expects, and nothing is corrected where pieces are alike.
+        The total count is known only after the last piece, but gradients are added before. So each piece is
+        weighted as if all had the count of the first, and the sum is corrected at the end. Numbers thus keep
+        the size that a float16 scaler expects, and nothing is corrected if all pieces have the same count.
 
         Args:
-            batch: This process's, on the device.
-            own: Whether it counts; see `Share.batches`.
-            model: As `processes.spread` gave it.
-            processes: All that train together.
+            batch: This process's batch, on the device.
+            counts: Whether the batch counts in this process; see `Share.batches`.
+            model: The model, as returned by `processes.spread`.
+            processes: All processes that train together.
         """
         calls, done, expected = self.passes(batch, model), [], 1.0
         for compute in calls:
@@ -163,13 +163,13 @@ class Stepper:
             with contextlib.nullcontext() if last else processes.alone(model):
                 step = compute()
                 if not done:
-                    [expected] = processes.sums(own * step.count * len(calls))
-                    expected = expected or 1.0  # of a piece that counts nothing
-                share = own * step.count * processes.world / expected  # gradients are means over processes
+                    [expected] = processes.sums(counts * step.count * len(calls))
+                    expected = expected or 1.0  # if the first piece counts nothing
+                share = counts * step.count * processes.world / expected  # gradients are means over processes
                 self.scaler.scale(step.loss if share == 1 else step.loss * share).backward()
             done.append(joined([step]))
         whole = joined(done)
-        [total] = processes.sums(own * whole.count)
+        [total] = processes.sums(counts * whole.count)
         if total and total != expected:
             for weight in self.model.parameters():
                 if weight.grad is not None:
@@ -177,7 +177,7 @@ class Stepper:
         return whole
 
     def backward(self, step: Step, share: float = 1.0) -> None:
-        """Adds the gradient of a piece's loss times its share in the batch."""
+        """Adds the gradient of a piece's loss times its share of the batch."""
         if step.loss.requires_grad:
             (step.loss * share).backward()
 
@@ -187,7 +187,7 @@ class Stepper:
             self.optimizer.zero_grad()
 
     def __call__(self, batch: Any) -> None:
-        """One update."""
+        """Makes one update with a batch."""
         from accelerate.utils import send_to_device
 
         calls = self.passes(send_to_device(batch, self.device))

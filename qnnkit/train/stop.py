@@ -1,4 +1,4 @@
-"""A signal that asks a training to stop is heard when its next step is done and saved."""
+"""Signals that ask a training to stop take effect after its next step is done and saved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""A scheduler's or a machine's notice that it will go; a terminal that is closed."""
+"""Signals of a scheduler or machine that is about to stop the process, and of a closed terminal."""
 SIGNALS = (signal.SIGINT, *ENDING)
-"""Also Ctrl-C and a kernel's interrupt."""
+"""All signals that are deferred: ENDING, Ctrl-C and a kernel's interrupt."""
 
 
 class Stop:
-    """Which signal has come, if any."""
+    """The signal that was received, if any."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -24,7 +24,7 @@ class Stop:
         return self.signal is not None
 
     def now(self) -> NoReturn:
-        """Leaves the training, which has saved its state; SIGTERM where only another process was asked."""
+        """Leaves the training, which has saved its state; as on SIGTERM if only another process was asked."""
         self.signal = self.signal or signal.SIGTERM
         raise Stopped
 
@@ -35,9 +35,10 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Stop]:
-    """Holds `SIGNALS` back until `Stop.now` is called inside; then they do what they did before.
+    """A context that defers `SIGNALS` until `Stop.now` is called; then they take their usual effect.
 
-    A second one does so at once. Python hears signals in its main thread only: in others none is held back.
+    A second signal takes effect at once. Python receives signals only in its main thread, so the context does
+    nothing in other threads.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -61,9 +62,9 @@ def deferred() -> Iterator[Stop]:
         left = True
     finally:
         _restore(before)
-    if stop.signal is not None:  # also one that came after the last step
+    if stop.signal is not None:  # also if it came after the last step
         _deliver(stop.signal, before[stop.signal])
-    if left:  # the handler before has heard it and would go on, but the training has been left
+    if left:  # the previous handler has returned, but the training has been left
         raise SystemExit(128 + (stop.signal or signal.SIGTERM))
 
 
@@ -74,5 +75,5 @@ def _restore(handlers: Mapping[Any, Any]) -> None:
 
 def _deliver(number: int, handler: object) -> None:
     if number in ENDING and handler in (signal.SIG_DFL, None):
-        raise SystemExit(128 + number)  # dying at once would skip the last words: locks, mirrors
+        raise SystemExit(128 + number)  # dying at once would skip clean-up: locks, mirrors
     signal.raise_signal(number)

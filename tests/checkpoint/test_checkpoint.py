@@ -239,7 +239,7 @@ def test_the_newest_the_last_few_and_the_best_stay(kept):
 
 def test_an_empty_folder(tmp_path):
     assert restored(tmp_path) is None and restored(tmp_path / "none") is None
-    with pytest.raises(FileNotFoundError, match="holds no whole checkpoint"):
+    with pytest.raises(FileNotFoundError, match="has no intact checkpoint"):
         best_of(tmp_path)
 
 
@@ -257,7 +257,7 @@ def newest(folder, **changes):
 # What is done to the folder f -> which state is restored, and what is said of that.
 DAMAGE = {
     "nothing": (lambda f: None, 5, None),
-    "newest cut short": (lambda f: harm(f, "cut", 5), 4, r"5-\w+.\w+` is damaged .* goes on from .*00004"),
+    "newest cut short": (lambda f: harm(f, "cut", 5), 4, r"5-\w+.\w+` is damaged .* resumes from .*00004"),
     "newest of no length": (lambda f: harm(f, "empty", 5), 4, "000004"),
     "newest with a flipped bit": (lambda f: harm(f, "flip", 5), 4, "000004"),
     "newest missing": (lambda f: harm(f, "delete", 5), 4, None),
@@ -265,9 +265,9 @@ DAMAGE = {
     "newest is a folder": (lambda f: harm(f, "folder", 5), 4, "000004"),
     "newest is a link to itself": (lambda f: harm(f, "loop", 5), 4, "000004"),
     "newest is a copy": (lambda f: named(f, 5).write_bytes(named(f, 3).read_bytes()), 4, "000004"),
-    "two newest cut short": (lambda f: harm(f, "cut", 5, 4), 3, "00005-.*00004-.* goes on from .*000003"),
+    "two newest cut short": (lambda f: harm(f, "cut", 5, 4), 3, "00005-.*00004-.* resumes from .*000003"),
     "best with a flipped bit": (lambda f: harm(f, "flip", 3), 5, "weights of the best epoch are lost"),
-    "everything cut short": (lambda f: harm(f, "cut", 5, 4, 3), None, "Training begins again"),
+    "everything cut short": (lambda f: harm(f, "cut", 5, 4, 3), None, "Training starts from the beginning"),
     "another net's": (lambda f: newest(f, identity={"seed": 0}), 5, "belongs to another training"),
     "a best that is a path": (lambda f: newest(f, best="../../x.safetensors"), 6, "lost"),
     "a best that is a number": (lambda f: newest(f, best=5), 6, "lost"),

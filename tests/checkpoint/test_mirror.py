@@ -285,12 +285,12 @@ def test_a_disk_in_trouble_keeps_the_state_before(
             until(lambda: len(told) == 2)
         _ = 1 / (end != "the body fails too")
     word, where = os.strerror(number), f"Everything is in `{made.local}`"
-    assert re.search(f"waits: .*{word}.* It is tried again; training goes on", told.pop(0))
+    assert re.search(f"waits: .*{word}.* qnnkit tries again; training continues", told.pop(0))
     if end == "mended":
         assert "works again" in told.pop()
     else:
         sentence = str(caught.value) if end == "for good" else told.pop()
-        assert re.search(f"mirrored whole to .*{word}.* {where}.* run the same command again", sentence)
+        assert re.search(f"mirrored completely to .*{word}.* {where}.* run the same command again", sentence)
         made.sync()
     assert told == [] and not list(remote.glob(".draft"))
     assert_comes_back(remote, tmp_path, made.local)
@@ -421,7 +421,7 @@ def test_a_workspace_of_an_earlier_version_opens(tmp_path, version):
     local, remote = tmp_path / "local", tmp_path / "drive"
     fresh, before = assert_comes_back(remote, tmp_path, local), contents(local)
     [told] = restore(remote, local)
-    assert "set aside" in told and contents(local) == before
+    assert "was moved to" in told and contents(local) == before
     for folder in (local, fresh):
         state = Store(folder / NET, {"net": "hybrid", "seed": 0}).restore()
         with own_generators():
@@ -553,7 +553,7 @@ def test_a_remote_that_cannot_be_brought(made, local, remote, other, monkeypatch
     assert not contents(other) and not list(other.parent.glob(".run.restoring"))
     before = contents(local)
     [told] = restore(remote, local)
-    assert f"`{local}`" in told and "goes on" in told and contents(local) == before
+    assert f"`{local}`" in told and "continues" in told and contents(local) == before
 
 
 @pytest.mark.parametrize("keep", [1, 9])

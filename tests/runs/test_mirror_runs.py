@@ -18,11 +18,11 @@ run.log("gradients", {"event": "check", "error": 0.25})
 def test_a_drive_that_takes_nothing_is_told_and_gets_a_finished_run_by_the_same_command(both):
     (both / "drive" / "runs").write_text("no folder can be made here")
     done = forked.python(SCRIPT)
-    assert "could not be mirrored whole" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert "not be mirrored completely" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     run = runs.open_run("runs/one")
     assert run.rows("gradients") == [{"event": "check", "error": 0.25}]
     workspace.write_json(run.folder / "result.json", {"told": 1})
-    with pytest.raises(OSError, match="could not be mirrored whole"):
+    with pytest.raises(OSError, match="could not be mirrored completely"):
         runs.chain.finished(run)
     (both / "drive" / "runs").unlink()
     assert runs.chain.finished(run) == {"told": 1}
@@ -36,7 +36,7 @@ def test_a_run_that_is_worked_on_in_drives_own_copy(both, monkeypatch):
     monkeypatch.delenv("QNNKIT_LOCAL")
     runs.open_run("runs/one").log("gradients", {"event": "check", "error": 0.5})
     monkeypatch.setenv("QNNKIT_LOCAL", str(both / "disk"))
-    with pytest.warns(UserWarning, match="set aside"):
+    with pytest.warns(UserWarning, match="was moved to"):
         assert [row["error"] for row in runs.open_run("runs/one").rows("gradients")] == [0.25, 0.5]
     threads = [thread.name for thread in threading.enumerate()]
     assert not any("mirror" in name for name in threads), "reading takes it from nobody"

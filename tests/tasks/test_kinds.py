@@ -141,7 +141,7 @@ def test_a_base_in_half_precision_and_one_in_four_bits_where_there_is_no_cuda(gi
     weights = [*net.parameters()]
     assert {each.dtype for each in weights if each.requires_grad} == {torch.float32}
     assert {each.dtype for each in weights if not each.requires_grad} == {torch.bfloat16}
-    sentence = "Weights are in float32, not in 4 bits: they need a CUDA device, and this is cpu."
+    sentence = "Weights are in float32, not in 4 bits: 4 bits need a CUDA device, and this is cpu."
     with pytest.warns(UserWarning, match=sentence):
         full = trained(tmp_path / "full", "llama_mac", **small, four_bit=True)
     assert runs.frame(run)["test_loss"][0] == pytest.approx(runs.frame(full)["test_loss"][0], rel=0.02)
@@ -216,7 +216,7 @@ WRONG = [
     ("text_adapter", {"adapter": "lora", "pretrained": "BASE"}, "Set controls=() for an adapter without"),
     ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
     ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),
-    ("text_llama", {"controls": ["lora"]}, "A net without a QuantumLayer to exchange has none"),
+    ("text_llama", {"controls": ["lora"]}, "A net without a QuantumLayer has no controls"),
     ("text_llama", {"pretrained": "/nowhere/model"}, "`pretrained` must be a folder or hub name"),
     ("captions_clip", {"data_dir": None}, "`data_dir` must"),
     ("digits_clip", {"head": "full"}, "`controls` must be () for a head without a circuit"),

@@ -465,7 +465,7 @@ def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
     reduce(getitem, above, state)[last] = value
     store.save(state)
     store.wait()
-    with pytest.warns(UserWarning, match="does not fit this training .* goes on from `checkpoint-000002"):
+    with pytest.warns(UserWarning, match="does not fit this training .* resumes from `checkpoint-000002"):
         fit(model, **given)
     assert same(weights(model), weights(straight))
 
@@ -540,7 +540,7 @@ def test_what_cannot_be_trained_is_refused(data, settings, what):
 @pytest.mark.parametrize(
     ("training", "at", "value", "told"),
     [
-        (True, 1, math.nan, "training loss at epoch 1, batch 0 is not finite. Look at the data"),
+        (True, 1, math.nan, "training loss at epoch 1, batch 0 is not finite. Check the data"),
         (True, 10, math.inf, "training loss at epoch 2, batch 3 is not finite"),
         (False, 4, math.nan, "epoch 2's validation loss is not finite"),
     ],
@@ -553,7 +553,7 @@ def test_a_loss_that_is_not_finite_names_its_place_and_spoils_no_checkpoint(
     with pytest.raises(FloatingPointError, match=f"^The {told}"):
         fit(model, broken, epochs=3, folder=tmp_path, log=rows.append)
     assert len(rows) == len(list(tmp_path.glob("checkpoint-*"))) < 2
-    with pytest.raises(FloatingPointError, match=r"^The loss is not finite\. Look at the data"):
+    with pytest.raises(FloatingPointError, match=r"^The loss is not finite\. Check the data"):
         train.evaluate(model, TASK, loaders()["validation"])
 
 
