@@ -187,7 +187,7 @@ def test_every_net_is_trained_once(tiny):
 def test_a_notebook_that_is_stopped_shows_one_sentence(capsys):
     from IPython.core.interactiveshell import InteractiveShell
 
-    sentence = "Stopped in net hybrid, seed 0, epoch 2 of 3. Run this again to go on from here."
+    sentence = "Stopped in net hybrid, seed 0, epoch 2 of 3. Run this again to continue from here."
     done = InteractiveShell().run_cell(f"from qnnkit import runs\nraise runs.Stopped({sentence!r})")
     assert isinstance(done.error_in_exec, KeyboardInterrupt)
     shown = capsys.readouterr()
@@ -342,7 +342,7 @@ def test_a_notebook_that_stops_and_what_is_shared_names_no_folder_of_this_machin
     monkeypatch.setenv("HOME", str(tmp_path / "person"))
     places = f"print({str(home / 'runs' / 'a')!r}, {str(tmp_path / 'person' / 'data')!r})"
     source, failed = notebook(places, 'raise ValueError("It is wrong.")', "print(1)"), home / "a.failed.ipynb"
-    told = f"Notebook source.ipynb stopped: It is wrong. The cell and the whole trace are in {failed}."
+    told = f"Notebook source.ipynb stopped: It is wrong. The cell and the full traceback are in {failed}."
     with pytest.raises(runs.NotebookError, match=f"^{re.escape(told)}$"):
         runs.launch(source, home / "a.ipynb", {"name": str(home / "images")})
     assert list(home.iterdir()) == [failed]
