@@ -1,4 +1,4 @@
-"""The progress of a batch: a line per change."""
+"""Shows the progress of a batch, one line per change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shown:
     """Shows the runs of a batch.
 
     Args:
-        batch: Its folder, with the list of its runs.
+        batch: The batch's folder, with its batch.json.
         echo: Called with a line for each run whose state has changed; None prints it.
     """
 
@@ -30,7 +30,7 @@ class Shown:
         self.ended = sum(each.state in ENDED for each in self.states.values())  # before this command
 
     def update(self, waiting: int) -> None:
-        """Shows the batch as it is; `waiting` more runs are still to be started or proposed."""
+        """Shows each run whose state has changed; `waiting` is the number of runs that are not started."""
         before = self.states
         finished = {id_: each for id_, each in before.items() if each.state == "finished"}
         states = state.of_batch(self.batch, finished)
@@ -44,7 +44,7 @@ class Shown:
 
 
 def run_line(run: State) -> str:
-    """A run in one line: its settings, then what `qnnkit watch` says, then its best validation score."""
+    """Returns a run as one line: its settings, its line in `qnnkit watch`, and its best validation score."""
     words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in run.settings.items()
@@ -55,7 +55,7 @@ def run_line(run: State) -> str:
 
 
 def summary(states: Collection[State], seconds_left: float) -> str:
-    """How many runs are in each state, and how long the others take."""
+    """Returns how many runs are in each state, and the estimated time left."""
     counts = Counter(each.state for each in states)
     words = [f"{counts[name]} {name}" for name in STATES if counts[name] or name == "finished"]
     return ", ".join(words + ([f"about {duration(seconds_left)} left"] if seconds_left >= 1 else []))
