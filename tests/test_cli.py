@@ -95,7 +95,7 @@ def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit
 
 
 REFUSED = {
-    "run a --recipe digits_quanv --only quantum": "`--only` must name the run's own net, hybrid",
+    "run a --recipe digits_quanv --only quantum": "`--only` must name the main net, hybrid",
     "train a --recipe digits_quanv --only reference": "must name the main net, hybrid",
     "run a --recipe digits_quanv --only hybrid,clasical": "Did you mean 'classical'?",
     "run a --recipe digits_quanv --set controls=classical --only hybrid": "`controls` must be given once",
@@ -173,7 +173,7 @@ def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, com
 def test_a_signal_ends_any_command_with_one_sentence(qnnkit, monkeypatch, sign):
     number = getattr(signal, sign)
     monkeypatch.setattr(device, "report", lambda home: signal.raise_signal(number))
-    said = "Stopped. Run this again to go on from here.\n"
+    said = "Stopped. Run this again to continue from here.\n"
     assert qnnkit("doctor") == (128 + number, said, "")
     if sign != "SIGINT":  # which only ends the watching
 
