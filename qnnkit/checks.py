@@ -129,7 +129,7 @@ def read_yaml(path: Path, kind: str) -> Any:
 
 
 def written(text: str) -> float | str:
-    """Returns a number if Python prints it the same way, else the text: `1e-3` or `1.10` may be meant as text.
+    """Returns a number if Python prints it the same way, else the text: `1.10` may be a version.
 
     Example:
         >>> written("0.1"), written("1e-3")
@@ -142,7 +142,7 @@ class _PlainLoader(yaml.SafeLoader):
     """Rejects aliases, which can expand to gigabytes if nested, and repeated keys, which YAML would drop."""
 
     def fetch_alias(self) -> None:
-        raise yaml.MarkedYAMLError(problem="it uses an alias (`*`); write it out", problem_mark=self.get_mark())
+        raise yaml.MarkedYAMLError(problem="it uses an alias `*`; write it out", problem_mark=self.get_mark())
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Keeps `on`, `010`, `1.10` and `12:30` as text, as `--set` does; a number's own rule parses them."""

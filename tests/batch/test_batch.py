@@ -259,7 +259,7 @@ TEXTS = {
         *(place.format(each) for place in ("{}", "name: b\ngrid: {{epochs: [{}]}}") for each in ATTACKS),
     ],
     "line 1, column 8": ["name: ["], "`name` is given twice": ["name: a\nname: b"],
-    "found unhashable key": ["name: a\n? [1, 2]\n: b"], "it uses an alias (`*`)": ["a: &a [1, 2]\nb: *a"],
+    "found unhashable key": ["name: a\n? [1, 2]\n: b"], "it uses an alias `*`": ["a: &a [1, 2]\nb: *a"],
     "`recipe` must be given": ["name: a"], "in UTF-8": ["\udcffname"],
     "must be a number, a text": ["name: a\nrecipe: digits_quanv\nsettings: {data_dir: 2024-01-01}"],
 }  # fmt: skip
