@@ -194,7 +194,7 @@ def batch(
     folder = batches.batch_folder(batches.read_config(file))  # now, as the file may be edited meanwhile
     outcomes = batches.run_batch(file, scheduler=scheduler)
     show_batch(folder, again=False)
-    raise typer.Exit(any(each.state == "failed" for each in outcomes))
+    raise typer.Exit(any(outcome.state == "failed" for outcome in outcomes))
 
 
 @app.command(rich_help_panel=PLAN)

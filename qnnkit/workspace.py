@@ -31,9 +31,9 @@ def home() -> Path:
     - On Colab, a folder on Drive, if it is mounted.
     - The current folder; its parent if it is a `notebooks/` with numbered notebooks in it.
     """
-    here = Path.cwd()
-    notebooks = here.name == "notebooks" and any(here.glob("0[0-6]_*.ipynb"))
-    return _named("home") or (here.parent if notebooks else here)
+    current = Path.cwd()
+    notebooks = current.name == "notebooks" and any(current.glob("0[0-6]_*.ipynb"))
+    return _named("home") or (current.parent if notebooks else current)
 
 
 def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> Path:
@@ -56,20 +56,20 @@ def _remembered_in() -> Path:
     return platformdirs.user_config_path("qnnkit") / "workspace.json"
 
 
-def _known() -> dict[str, str]:
+def _paths() -> dict[str, str]:
     """Returns `home`, `local` and `mount`: from the environment, else as recorded on this machine."""
-    known = {name: os.environ.get(f"QNNKIT_{name.upper()}", "") for name in ("home", "local")}
-    if not any(known.values()):
+    paths = {name: os.environ.get(f"QNNKIT_{name.upper()}", "") for name in ("home", "local")}
+    if not any(paths.values()):
         with contextlib.suppress(OSError, ValueError):
-            known = dict(read_json(_remembered_in()) or {})
-        if not any(known.values()) and on_colab() and DRIVE.is_mount():
-            known = {"home": str(DRIVE / "MyDrive" / "qnnkit"), "local": "/content/qnnkit-local"}
-    return {"mount": str(DRIVE)} | known
+            paths = dict(read_json(_remembered_in()) or {})
+        if not any(paths.values()) and on_colab() and DRIVE.is_mount():
+            paths = {"home": str(DRIVE / "MyDrive" / "qnnkit"), "local": "/content/qnnkit-local"}
+    return {"mount": str(DRIVE)} | paths
 
 
 def _named(name: str) -> Path | None:
-    """Returns a path of `_known`; None if it is missing or empty."""
-    value = _known().get(name)
+    """Returns a path of `_paths`; None if it is missing or empty."""
+    value = _paths().get(name)
     return expanded(value) if value else None
 
 
@@ -80,14 +80,14 @@ def is_known() -> bool:
 
 def is_away(path: Path) -> bool:
     """Whether a path is on Drive while Drive is not mounted: a file there would prevent mounting it."""
-    mount = Path(_known()["mount"])
+    mount = Path(_paths()["mount"])
     return _flat(path).is_relative_to(_flat(mount)) and on_colab() and not mount.is_mount()
 
 
 def require_mounted(path: Path) -> None:
     """Raises OSError if `is_away`."""
     if is_away(path):
-        mount = _known()["mount"]
+        mount = _paths()["mount"]
         step = f"Mount it with colab_setup.ipynb or `google.colab.drive.mount('{mount}')`"
         fault = f"Drive is not mounted at `{mount}`, which is to hold `{path}`"
         raise OSError(errno.ENODEV, f"{fault}. {step}, and run this again")

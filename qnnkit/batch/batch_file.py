@@ -152,8 +152,8 @@ def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
     """
     values = source if isinstance(source, Mapping) else checks.read_yaml(Path(source), "batch file")
     if not isinstance(values, Mapping):
-        known = ", ".join(BatchConfig.model_fields)
-        raise ValueError(f"A batch must hold keys and values, but `{source}` does not. Keys are {known}.")
+        keys = ", ".join(BatchConfig.model_fields)
+        raise ValueError(f"A batch must hold keys and values, but `{source}` does not. Its keys are {keys}.")
     for key in values:
         checks.choice("key of the batch", key, BatchConfig.model_fields)
     try:

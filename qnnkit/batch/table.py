@@ -26,21 +26,21 @@ class Shown:
     def __init__(self, batch: Path, echo: Callable[[str], None] | None):
         self.line = echo or partial(print, flush=True)
         self.batch, self.begun = batch, time.monotonic()
-        self.states = {each.id: each for each in state.of_batch(batch)}
-        self.ended = sum(each.state in ENDED for each in self.states.values())  # before this command
+        self.states = {run.id: run for run in state.of_batch(batch)}
+        self.ended = sum(run.state in ENDED for run in self.states.values())  # before this command
 
     def update(self, waiting: int) -> None:
         """Shows each run whose state has changed; `waiting` is the number of runs that are not started."""
         before = self.states
-        finished = {id_: each for id_, each in before.items() if each.state == "finished"}
+        finished = {id_: run for id_, run in before.items() if run.state == "finished"}
         states = state.of_batch(self.batch, finished)
-        self.states = {each.id: each for each in states}
-        left = waiting + sum(each.state == "running" for each in states)
-        ended = sum(each.state in ENDED for each in states) - self.ended
+        self.states = {run.id: run for run in states}
+        left = waiting + sum(run.state == "running" for run in states)
+        ended = sum(run.state in ENDED for run in states) - self.ended
         counts = summary(states, (time.monotonic() - self.begun) / ended * left if ended > 0 else 0)
-        for each in states:
-            if each.state != (before[each.id].state if each.id in before else "waiting"):
-                self.line(f"{run_line(each)}  [{counts}]")
+        for run in states:
+            if run.state != (before[run.id].state if run.id in before else "waiting"):
+                self.line(f"{run_line(run)}  [{counts}]")
 
 
 def run_line(run: State) -> str:
@@ -56,6 +56,6 @@ def run_line(run: State) -> str:
 
 def summary(states: Collection[State], seconds_left: float) -> str:
     """Returns how many runs are in each state, and the estimated time left."""
-    counts = Counter(each.state for each in states)
+    counts = Counter(run.state for run in states)
     words = [f"{counts[name]} {name}" for name in STATES if counts[name] or name == "finished"]
     return ", ".join(words + ([f"about {duration(seconds_left)} left"] if seconds_left >= 1 else []))

@@ -211,7 +211,7 @@ def settings_of(values: Any, recipe: Recipe | None = None, folder: Path | None =
             fields = candidate.Settings.model_fields  # earlier versions had others
             return candidate.Settings.of({name: value for name, value in values.items() if name in fields})
     if recipe is not None:
-        difference = f"recipe: {name!r} there, {recipe.reference!r} now"
+        difference = f"recipe: {name!r} in the folder, {recipe.reference!r} now"
         if Path(name).name == Path(recipe.reference).name:
             before = rows.content(folder or Path(), "recipe.py") or b""
             changed = recipes.difference(before.decode(), recipe.source) or "in what it imports"

@@ -57,7 +57,7 @@ def open_run(
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
     homes = workspace.expanded("~"), workspace.home().absolute()
-    if begun is None and any(each.is_relative_to(os.path.normpath(folder)) for each in homes):
+    if begun is None and any(home.is_relative_to(os.path.normpath(folder)) for home in homes):
         rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
         raise ValueError(checks.message("run_dir", rule, str(folder), step))
     run = Run(folder, begun or resolve(named, given))
@@ -98,7 +98,7 @@ def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
     if set(difference) == {"epochs"} and config.epochs > begun.epochs:
         extend(Run(folder, begun), config.epochs)
     elif difference:
-        pairs = [f"{name}: {ours!r} there, {theirs!r} now" for name, (ours, theirs) in difference.items()]
+        pairs = [f"{name}: {old!r} in the folder, {new!r} now" for name, (old, new) in difference.items()]
         fault = f"Run folder `{folder}` holds another experiment ({', '.join(pairs)})."
         raise ValueError(f"{fault} Use another run_dir, or the settings it began with.")
     workspace.make_folder(folder)

@@ -153,7 +153,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     checks.choice("event", event, ("test", "epoch"))
     if isinstance(runs, str | Path) or hasattr(runs, "folder"):
         runs = [runs]
-    places = [workspace.place(getattr(each, "folder", each)) for each in runs]
+    places = [workspace.place(getattr(run, "folder", run)) for run in runs]
     files = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
     names = dict.fromkeys(name for _, provenance in files for name in provenance.get("given") or ())
     names |= dict.fromkeys(settings)

@@ -148,10 +148,10 @@ def frame(states: Iterable[State]) -> pd.DataFrame:
     import pandas as pd
 
     table = [
-        {"run": each.id, **each.settings, "state": each.state}
-        | {f"best {each.score.validation_word} of a seed": each.validation}
-        | ({"error": each.error} if each.error else {})
-        for each in states
+        {"run": run.id, **run.settings, "state": run.state}
+        | {f"best {run.score.validation_word} of a seed": run.validation}
+        | ({"error": run.error} if run.error else {})
+        for run in states
     ]
     return pd.DataFrame(table).set_index("run") if table else pd.DataFrame()
 

@@ -57,10 +57,10 @@ def files(folder):
 
 
 DIFFERENCES = {
-    "epochs: 2 there, 1 now": {"epochs": 1},
-    "learning_rate: 0.01 there, 0.5 now": {"epochs": 5, "learning_rate": 0.5},
-    "seed: 0 there, 1 now, hidden: 2 there, 8 now": {"seed": 1, "hidden": 8},
-    "recipe: 'folder_quanv' there, 'digits_quanv' now": {"recipe": "digits_quanv"},
+    "epochs: 2 in the folder, 1 now": {"epochs": 1},
+    "learning_rate: 0.01 in the folder, 0.5 now": {"epochs": 5, "learning_rate": 0.5},
+    "seed: 0 in the folder, 1 now, hidden: 2 in the folder, 8 now": {"seed": 1, "hidden": 8},
+    "recipe: 'folder_quanv' in the folder, 'digits_quanv' now": {"recipe": "digits_quanv"},
 }
 
 
@@ -254,7 +254,7 @@ def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
             tiny(learning_rate=0.5)  # another process is quicker
 
     monkeypatch.setattr(opening, "require_usable", slow)
-    with pytest.raises(ValueError, match=r"learning_rate: 0\.5 there, 0\.1 now"):
+    with pytest.raises(ValueError, match=r"learning_rate: 0\.5 in the folder, 0\.1 now"):
         tiny(learning_rate=0.1)
 
 
