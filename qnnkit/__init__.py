@@ -2,19 +2,20 @@
 
 Where to start:
 
-* **One layer.** `QuantumLayer` takes the place of `pennylane.qnn.TorchLayer` and runs the whole batch at
-  once; `Quanv2d` slides a circuit over images. `circuits.build(name, ...)` makes a QNode of `CIRCUITS`.
-* **A fair comparison.** `controls(model)` gives the same net with its circuit replaced, frozen, unentangled
+* **One layer.** `QuantumLayer` replaces `pennylane.qnn.TorchLayer` and runs the whole batch at once;
+  `Quanv2d` slides a circuit over images. `circuits.build(name, ...)` makes a QNode of `CIRCUITS`.
+* **A fair comparison.** `controls(model)` returns the same net with its circuit replaced, frozen, unentangled
   or removed.
 * **A run.** `open_run("runs/first", "digits_quanv")` opens a folder for a recipe (one of `RECIPES`, a file or
   a class of yours); `qnnkit run --recipe digits_quanv --run-dir runs/first` trains it, its controls included,
-  and writes the report. A recipe of yours begins with a class of `Settings`, or with `qnnkit new`.
+  and writes the report. Start your own recipe with a subclass of `Settings`, or with `qnnkit new`.
 * **Parts.** `circuits`, `layers` and `models` make nets, `adapters` tune language models; `data` reads and
   splits, `tasks` score, `train` is the loop; `runs` and `batch` keep what is trained, `report` compares it;
-  `gradients`, `noise` and `inspector` look inside; `measure` predicts time, memory and money, `device` says
-  what computes here. Import a part by name: `from qnnkit import gradients`; `qnnkit --help` has the commands.
+  `gradients`, `noise` and `inspector` look inside; `measure` predicts time, memory and cost, `device` lists
+  what can compute here. Import a part by name: `from qnnkit import gradients`; `qnnkit --help` lists the
+  commands.
 
-A net and its controls, which have the sizes of a batch that it has seen:
+A net and its controls, whose sizes follow from a batch that the net has processed:
 
 >>> import torch
 >>> from qnnkit import QuantumLayer, circuits, controls
@@ -24,7 +25,7 @@ torch.Size([8, 4])
 >>> controls(net)["classical"](torch.zeros(8, 4)).shape
 torch.Size([8, 4])
 
-The names below load what they need when first used: importing qnnkit costs and changes nothing.
+The names below load what they need when they are first used, so importing qnnkit costs and changes nothing.
 """
 
 from __future__ import annotations

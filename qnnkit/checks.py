@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 
 
 MANY = 20
-"""Choices that a message does not list, where they stand elsewhere."""
+"""Most choices that a message lists, if it can say where all of them are listed."""
 
 
 _names: ContextVar[Mapping[str, str]] = ContextVar("names", default={})  # noqa: B039  never changed
 
 
 class Message(str):
-    """A refusal's sentence that knows its parts: name, rule, value, next step."""
+    """The message of an error, with its parts: name, rule, value, next step."""
 
     parts: tuple[str, str, Any, str]
 
 
 def message(name: str, rule: str, value: object, next_step: str) -> Message:
-    """The sentence that every refusal of qnnkit is made of; see `renamed`.
+    """Returns an error message about an argument, in the form that all of qnnkit uses; see `renamed`.
 
     Example:
         >>> message("wires", "lie in 0..3", (0, 4), "Raise n_qubits or drop wire 4.")
         'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
     """
     name = _names.get().get(name, name)
-    made = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}".rstrip())
-    made.parts = name, rule, value, next_step
-    return made
+    text = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}".rstrip())
+    text.parts = name, rule, value, next_step
+    return text
 
 
 @contextlib.contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Inside, messages name an argument as the caller's user knows it: by `names`, if they have it.
+    """Replaces argument names in messages inside by `names`, so that users see the names they gave.
 
     Example:
         >>> with renamed({"root": "data_dir"}):
@@ -58,11 +58,11 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def choice(name: str, value: str, choices: Collection[str], more: str = "") -> str:
-    """`value` itself, if it is one of `choices`.
+    """Returns `value` if it is one of `choices`.
 
     Raises:
         ValueError: It is not. The message has the nearest choice, then all of them (unless there are many and
-            `more` says where they stand), then `more`.
+            `more` says where they are listed), then `more`.
     """
     if value in choices:
         return value
@@ -92,10 +92,10 @@ def axes(name: str, tensor: torch.Tensor, names: str, next_step: str) -> None:
 
 
 def folder(name: str, path: str | Path, next_step: str) -> Path:
-    """`path` as a Path, if a folder is there.
+    """Returns `path` as a Path if it is a folder.
 
     Raises:
-        FileNotFoundError: Nothing is there, or a file.
+        FileNotFoundError: It does not exist, or is a file.
     """
     path = Path(path)
     if path.is_dir():
@@ -104,21 +104,21 @@ def folder(name: str, path: str | Path, next_step: str) -> Path:
 
 
 def read_yaml(path: Path, kind: str) -> Any:
-    """The plain values in a YAML file that a person wrote; nothing in it is ever executed.
+    """Reads the plain values in a user's YAML file; nothing in it is ever executed.
 
     Args:
         path: The file.
-        kind: What it is called in a refusal, such as "batch file".
+        kind: The file's kind in error messages, such as "batch file".
 
     Raises:
-        ValueError: It is no plain YAML, gives a key twice or links.
-        OSError: It cannot be read.
+        ValueError: The file is not plain YAML, repeats a key, or uses aliases.
+        OSError: The file cannot be read.
     """
     try:
         with path.expanduser().open("rb") as file:
             return yaml.load(file, _PlainLoader)  # a SafeLoader
     except OSError as error:
-        sentence = f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
+        sentence = f"Cannot read {kind} `{path}` ({error.strerror}). Check the path."
         raise type(error)(error.errno, sentence) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         problem = " ".join(str(error).split()).rstrip(".")
@@ -129,7 +129,7 @@ def read_yaml(path: Path, kind: str) -> Any:
 
 
 def written(text: str) -> float | str:
-    """A number, if it would be written so: `1e-3`, or `1.10` of a version, may be meant as a text.
+    """Returns a number if Python prints it the same way, else the text: `1.10` may be a version.
 
     Example:
         >>> written("0.1"), written("1e-3")
@@ -139,13 +139,13 @@ def written(text: str) -> float | str:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses links, which nested make gigabytes, and a key that is given twice: YAML would keep the last."""
+    """Rejects aliases, which can expand to gigabytes if nested, and repeated keys, which YAML would drop."""
 
     def fetch_alias(self) -> None:
-        raise yaml.MarkedYAMLError(problem="it links with `*`; write it out", problem_mark=self.get_mark())
+        raise yaml.MarkedYAMLError(problem="it uses an alias `*`; write it out", problem_mark=self.get_mark())
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """As `--set` takes it: `on`, `010`, `1.10` and `12:30` are texts, which a number's rule reads."""
+        """Keeps `on`, `010`, `1.10` and `12:30` as text, as `--set` does; a number's own rule parses them."""
         value = super().construct_object(node, deep)
         text = node.value if isinstance(node, yaml.ScalarNode) and value is not None else value
         return value if isinstance(value, str) or str(value).lower() == str(text).lower() else text

@@ -25,7 +25,7 @@ Trained = Annotated[Path, Argument(metavar="RUN_DIR", help="A finished run, or i
 
 
 class Commands(typer.core.TyperGroup):
-    """Every command ends with one sentence, and the usual status, where a signal ends it."""
+    """The commands; if a signal ends one, it prints one sentence and exits with the usual status."""
 
     def invoke(self, ctx: Any) -> Any:
         with ending_cleanly():
@@ -35,8 +35,8 @@ class Commands(typer.core.TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from qnnkit import __version__
 
         typer.echo(f"qnnkit {__version__}")
@@ -55,9 +55,9 @@ def start(version: Version = False) -> None:
 
 
 def main() -> None:
-    """Runs the command; an error that a person can mend is one sentence, with exit status 2.
+    """Runs the command; prints an error that the user can fix as one sentence, with exit status 2.
 
-    `QNNKIT_DEBUG=1` shows the whole trace instead.
+    `QNNKIT_DEBUG=1` shows the full traceback instead.
     """
     for name, value in device.launch_environment().items():  # before torch is imported
         os.environ.setdefault(name, value)
@@ -65,18 +65,18 @@ def main() -> None:
         with checks.renamed({"recipe": "--recipe"}):
             app()
     except Exception as error:
-        from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
+        from qnnkit.runs import NotebookError  # not earlier, so that `--help` does not import torch
 
-        mendable = ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError, NotebookError
-        mendable = *mendable, NotImplementedError, FloatingPointError
-        if not isinstance(error, mendable) or os.environ.get("QNNKIT_DEBUG"):
+        fixable = ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError, NotebookError
+        fixable = *fixable, NotImplementedError, FloatingPointError
+        if not isinstance(error, fixable) or os.environ.get("QNNKIT_DEBUG"):
             raise
-        said = str(error) or "Memory ran out."
-        if isinstance(error, OSError) and error.strerror:  # qnnkit's own sentence, or the system's words
-            what, said = error.filename or "a file, or the current folder", error.strerror
-            if said == os.strerror(error.errno or 0):
-                said = f"Cannot use {what} ({said}). Look at what is there, and try again."
-        typer.echo(f"qnnkit: {said}", err=True)
+        text = str(error) or "Memory ran out."
+        if isinstance(error, OSError) and error.strerror:  # a sentence of qnnkit, or the system's message
+            path, text = error.filename or "a file, or the current folder", error.strerror
+            if text == os.strerror(error.errno or 0):
+                text = f"Cannot use {path} ({text}). Check it, and try again."
+        typer.echo(f"qnnkit: {text}", err=True)
         raise SystemExit(2) from None
 
 
@@ -91,9 +91,9 @@ def run(
     notebooks: Annotated[str | None, Option(metavar="NAMES", help="Only these: 03_train,04_analyze.")] = None,
     as_option: AsOption = None,
 ) -> None:
-    """Run notebooks 00 to 04b. Type it again to resume an unfinished run, or to print a finished one."""
+    """Run notebooks 00 to 04b. Run it again to resume an unfinished run, or to print a finished one."""
     run_dir = cli_settings.folder_of(run_dir, as_option)
-    asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
+    given = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
     warm.begin()
     from qnnkit import recipes, runs
     from qnnkit import report as reports
@@ -101,20 +101,20 @@ def run(
 
     names = runs.chain.chosen(notebooks)
     kind = recipes.find(recipe).Settings if recipe else type(runs.open_run(run_dir).config)
-    own = runs.chain.of_notebooks(run_dir, asked, kind.model_fields, names)
-    asked = {name: value for name, value in asked.items() if name not in own}
-    begun = runs.open_run(run_dir, recipe, among=only and listed(only), **asked)
+    parameters = runs.chain.of_notebooks(run_dir, given, kind.model_fields, names)
+    given = {name: value for name, value in given.items() if name not in parameters}
+    begun = runs.open_run(run_dir, recipe, among=only and listed(only), **given)
     result = runs.chain.finished(begun)
     chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
     if result is None or (chained and not all(begun.notebook(name).exists() for name in names)):
-        tell = runs.chain.logged(begun, typer.echo)
-        for note in begun.splits.notes:  # data that cannot be used stop here, before a notebook starts
-            tell(f"Note: {note}")
-        result = runs.run_notebooks(begun, tell, own, names, reports.finish)
-    elif asked.keys() & {*CRITERIA}:
+        echo = runs.chain.logged(begun, typer.echo)
+        for note in begun.splits.notes:  # unusable data raise an error here, before a notebook starts
+            echo(f"Note: {note}")
+        result = runs.run_notebooks(begun, echo, parameters, names, reports.finish)
+    elif given.keys() & {*CRITERIA}:
         result = reports.finish(begun)
     if result is None:
-        typer.echo(f"The run is not finished: qnnkit run --run-dir {run_dir} goes on.")
+        typer.echo(f"The run is not finished. Continue it: qnnkit run --run-dir {run_dir}.")
     else:
         print_result(begun, result)
 
@@ -131,35 +131,35 @@ def train(
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
 
-    The trained net is left in model/ or adapter/ of the run, as notebook 04 leaves it.
+    It writes the trained net to model/ or adapter/ of the run, as notebook 04 does.
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
     run_dir = cli_settings.folder_of(run_dir, as_option)
-    asked = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
+    given = cli_settings.gathered(files, settings, controls=cli_settings.controls_of(only), epochs=epochs)
     from qnnkit import runs
     from qnnkit.settings import CRITERIA, listed
     from qnnkit.train.processes import is_main, wait_for_all
 
-    opened = functools.partial(runs.open_run, run_dir, recipe, among=only and listed(only), **asked)
+    opened = functools.partial(runs.open_run, run_dir, recipe, among=only and listed(only), **given)
     begun = opened() if is_main() else None
-    wait_for_all()  # the first process makes the folder, the others find it
+    wait_for_all()  # the first process makes the folder before the others open it
     begun = begun or opened()
-    tell = runs.chain.logged(begun, typer.echo)
+    echo = runs.chain.logged(begun, typer.echo)
 
     def show(row: dict[str, Any]) -> None:
         if sentence := runs.epoch_line(begun, row):
-            tell(sentence)
+            echo(sentence)
 
     if is_main():
         for note in begun.splits.notes:
-            tell(f"Note: {note}")
-        tell(runs.placed(begun).sentence)
-    own, left = (begun.nets[0], begun.config.seed), (begun.folder / "model", begun.folder / "adapter")
-    done = next(filter(Path.exists, left), None) if own in begun.tested() else None
+            echo(f"Note: {note}")
+        echo(runs.placed(begun).sentence)
+    main, folders = (begun.nets[0], begun.config.seed), (begun.folder / "model", begun.folder / "adapter")
+    exported = next(filter(Path.exists, folders), None) if main in begun.tested() else None
     runs.train_all(begun, on_row=show)
-    if is_main() and own in begun.tested():
-        tell(f"The trained net is in {done or runs.export(begun)}.")
-        if begun.result is not None and asked.keys() & {*CRITERIA}:
+    if is_main() and main in begun.tested():
+        echo(f"The trained net is in {exported or runs.export(begun)}.")
+        if begun.result is not None and given.keys() & {*CRITERIA}:
             from qnnkit import report as reports
 
             reports.finish(begun)
@@ -172,7 +172,7 @@ def watch(
 ) -> None:
     """Show the progress of a run or batch from another terminal: net, epoch, loss, speed, time left.
 
-    It ends when nothing runs any more. Ctrl-C ends only the watching.
+    It ends when no run is running. Ctrl-C ends only the watching.
     """
     from qnnkit import runs
 
@@ -181,20 +181,20 @@ def watch(
 
 @app.command(rich_help_panel=TRAIN)
 def batch(
-    file: Annotated[Path, Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
+    file: Annotated[Path, Argument(help="YAML file of the batch; docs/batch.yaml shows all keys.")],
     scheduler: Annotated[str | None, Option(metavar="tls://HOST:PORT", help="Your Dask scheduler.")] = None,
 ) -> None:
-    """Run many runs, several at a time. Type it again to resume; Ctrl-C stops cleanly."""
+    """Run many runs, several at a time. Run it again to resume; Ctrl-C stops cleanly."""
     if scheduler is None:
         warm.begin()
     else:
-        logging.disable()  # Dask's, of workers that come and go
+        logging.disable()  # Dask logs every worker that comes or goes
     from qnnkit import batch as batches
 
-    folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
+    folder = batches.batch_folder(batches.read_config(file))  # now, as the file may be edited meanwhile
     outcomes = batches.run_batch(file, scheduler=scheduler)
     show_batch(folder, again=False)
-    raise typer.Exit(any(each.state == "failed" for each in outcomes))
+    raise typer.Exit(any(outcome.state == "failed" for outcome in outcomes))
 
 
 @app.command(rich_help_panel=PLAN)
@@ -217,10 +217,10 @@ def plan(
     from qnnkit import measure, runs
 
     controls = cli_settings.controls_of(only)
-    chosen = cli_settings.gathered(files, settings, controls=controls, epochs=epochs)
-    asked = runs.to_plan(recipe, chosen, alone=controls == [], timed=measuring)
-    found = measure.plan(**asked, deadline=deadline, budget=budget, prices=prices, measure=measuring)
-    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+    given = cli_settings.gathered(files, settings, controls=controls, epochs=epochs)
+    arguments = runs.to_plan(recipe, given, alone=controls == [], timed=measuring)
+    result = measure.plan(**arguments, deadline=deadline, budget=budget, prices=prices, measure=measuring)
+    typer.echo(json.dumps(result.as_dict(), indent=2) if as_json else str(result))
 
 
 @app.command(rich_help_panel=MODELS)
@@ -228,7 +228,7 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, CSV, or a text.")],
     recipe: RecipeName = None,
-    classical: Annotated[bool, Option("--classical", help="Replace each circuit by its function.")] = False,
+    classical: Annotated[bool, Option("--classical", help="Replace circuits by functions.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -266,7 +266,7 @@ def list_recipes(
         for key, field in recipes.find(name).Settings.model_fields.items():
             typer.echo(f"{key}={field.get_default(call_default_factory=True)}\n    {field.description or ''}")
         return
-    for path in sorted(Path(__file__).parent.glob("recipes/[a-z]*.py")):  # not imported: torch takes seconds
+    for path in sorted(Path(__file__).parent.glob("recipes/[a-z]*.py")):  # parsed: to import takes seconds
         sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
         typer.echo(f"{path.stem:<24} {sentence}")
     typer.echo("\nIts settings: qnnkit recipes NAME.  Minutes on this machine: qnnkit plan --recipe NAME.")
@@ -275,9 +275,9 @@ def list_recipes(
 
 @app.command(rich_help_panel=SET_UP)
 def doctor(as_json: Json = False) -> None:
-    """Report what this machine is, what can compute here, and what is missing."""
-    found = device.report(workspace.home())
-    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else device.table(found))
+    """Report this machine's hardware, the devices that can compute here, and what is missing."""
+    result = device.report(workspace.home())
+    typer.echo(json.dumps(result.as_dict(), indent=2) if as_json else device.table(result))
 
 
 @app.command(rich_help_panel=PLAN)
@@ -297,8 +297,8 @@ def measure(
 
     echo = functools.partial(typer.echo, err=as_json)
     given = cli_settings.gathered(None, settings)
-    found, place = measure_machine(recipe or "digits_quanv", given, out, echo=echo, quick=quick)
-    typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
+    result, path = measure_machine(recipe or "digits_quanv", given, out, echo=echo, quick=quick)
+    typer.echo(json.dumps(result, indent=2) if as_json else f"\n{survey.table(result)}\n\nFile: {path}")
 
 
 @app.command(rich_help_panel=SET_UP)
@@ -306,18 +306,18 @@ def sample(
     source: Annotated[str, Argument(metavar="SRC", help="Folder, archive or URL of images.")],
     folder: Annotated[Path, Argument(metavar="DST", help="New or empty folder for the sample.")],
     per_class: Annotated[int, Option(metavar="N", help="Images per class.")],
-    seed: Annotated[int, Option(help="Chooses the images.")] = 0,
-    pattern: Annotated[str | None, Option(metavar="REGEX", help="Label in names (its first group).")] = None,
+    seed: Annotated[int, Option(help="Seed of the random choice.")] = 0,
+    pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group: a name's label.")] = None,
 ) -> None:
     """Copy a few images of each class into a new folder."""
     from qnnkit import data
 
     names = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
-    place, there = workspace.data_place(source), workspace.place(folder)
+    place, target = workspace.data_place(source), workspace.place(folder)
     with checks.renamed(names):
-        data.sample_files(place, there, per_class=per_class, seed=seed, pattern=pattern)
-    record = workspace.read_json(there / "sample.json")
-    typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
+        data.sample_files(place, target, per_class=per_class, seed=seed, pattern=pattern)
+    record = workspace.read_json(target / "sample.json")
+    typer.echo(f"{len(record['files']):,} images in {target}; sample.json lists them.")
     for note in record["notes"]:
         typer.echo(note)
 
@@ -339,18 +339,18 @@ def report(
     folder = workspace.place(run_dir)
     if (folder / "batch.json").exists():
         if verify or recipe:
-            raise ValueError("A batch takes neither --verify nor --recipe. Name one of its runs with it.")
+            raise ValueError("A batch takes neither --verify nor --recipe. Use them with one of its runs.")
         return show_batch(folder)
-    state.of_run(run_dir)  # says what the folder must hold
+    state.of_run(run_dir)  # raises an error if there is no run
     begun = runs.open_run(run_dir, recipe)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
         return print_result(begun, runs.chain.analyze(begun))
-    found = reports.verify_run(begun)
-    for name, result in found.items():
+    results = reports.verify_run(begun)
+    for name, result in results.items():
         typer.echo(f"{name}: {result}")
-    raise typer.Exit(any(result.startswith("FAILED") for result in found.values()))
+    raise typer.Exit(any(result.startswith("FAILED") for result in results.values()))
 
 
 @app.command(rich_help_panel=MODELS)
@@ -364,8 +364,8 @@ def evaluate(
     from qnnkit import runs
     from qnnkit.runs.using import line
 
-    found = runs.evaluate(run_dir, data, recipe=recipe)
-    typer.echo(json.dumps(found) if as_json else line(found))
+    row = runs.evaluate(run_dir, data, recipe=recipe)
+    typer.echo(json.dumps(row) if as_json else line(row))
 
 
 @app.command(rich_help_panel=MODELS)
@@ -376,4 +376,4 @@ def merge(
     """Merge an adapter into its language model, for plain transformers."""
     from qnnkit import runs
 
-    typer.echo(f"The whole model is in {runs.merge(run_dir, workspace.place(out))}.")
+    typer.echo(f"The merged model is in {runs.merge(run_dir, workspace.place(out))}.")

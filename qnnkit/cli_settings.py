@@ -1,4 +1,4 @@
-"""A recipe and its settings as the command line gives them: by name or file, words, YAML files."""
+"""Options of the command line for a recipe and its settings: names, KEY=VALUE words, YAML files."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ Epochs = Annotated[int | None, Option(help="Passes over the data; may be raised 
 
 
 def folder_of(run_dir: Path | None, option: Path | None) -> Path:
-    """The run's folder, given as an argument or as an option."""
-    given = {each for each in (run_dir, option) if each is not None}
-    if len(given) != 1:
-        step = "Name it once, such as qnnkit run runs/first."
-        raise ValueError(checks.message("RUN_DIR", "be given once", [str(each) for each in given], step))
-    return given.pop()
+    """Returns the run's folder, given as an argument or as an option."""
+    folders = {folder for folder in (run_dir, option) if folder is not None}
+    if len(folders) != 1:
+        step = "Give it once, as in qnnkit run runs/first."
+        raise ValueError(checks.message("RUN_DIR", "be given once", [*map(str, folders)], step))
+    return folders.pop()
 
 
 def gathered(files: list[Path] | None, words: list[str] | None, **options: Any) -> dict[str, Any]:
-    """Settings of files, of which a later one wins, replaced by those of words and options.
+    """Returns the settings in files, overridden by words and options; a later file overrides an earlier one.
 
     Args:
         files: YAML files.
-        words: As `--set` is given them.
-        options: Of the command line, by the name of the setting; None if not given.
+        words: Arguments of `--set`.
+        options: Values of other options, by the name of the setting; None if an option is not given.
 
     Raises:
-        ValueError: A file or word gives no settings, or words and options differ about one.
+        ValueError: A file or word holds no settings, or words and options give one setting two values.
         OSError: A file cannot be read.
 
     Example:
         >>> gathered(None, ["epochs=2", "circuit=random"], controls=None)
         {'epochs': 2, 'circuit': 'random'}
     """
-    asked: dict[str, Any] = {}
+    from_files: dict[str, Any] = {}
     for path in files or ():
         settings = checks.read_yaml(path, "settings file")
         if not isinstance(settings, dict):
             raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
-        asked |= settings
-    once: dict[str, Any] = {}
+        from_files |= settings
+    overrides: dict[str, Any] = {}
     given = [(name, value) for name, value in options.items() if value is not None]
     for name, value in [*map(_parsed, words or ()), *given]:
-        if once.setdefault(name, value) != value:
+        if overrides.setdefault(name, value) != value:
             step = "Leave out one of them."
-            raise ValueError(checks.message(name, "be given once", [once[name], value], step))
-    for name, value in (asked | once).items():
+            raise ValueError(checks.message(name, "be given once", [overrides[name], value], step))
+    for name, value in (from_files | overrides).items():
         if value is None or name in ("recipe", "run_dir"):
-            step = "Leave it out for the recipe's own; recipe and run_dir have options of their own."
+            step = "Leave it out to use the recipe's default; recipe and run_dir have options of their own."
             raise ValueError(checks.message(name, "be a setting with a value", value, step))
-    return asked | once
+    return from_files | overrides
 
 
 def _parsed(word: str) -> tuple[str, Any]:
-    """Name and value in `KEY=VALUE`: JSON if it is JSON, else text, as are numbers of another form (1e-3)."""
+    """Returns name and value of `KEY=VALUE`: JSON if possible, else text; numbers such as 1e-3 stay text."""
     name, equals, text = word.partition("=")
     if not equals:
         raise ValueError(checks.message("--set", "be KEY=VALUE", word, "Write, for example, --set epochs=2."))
@@ -78,10 +78,10 @@ def _parsed(word: str) -> tuple[str, Any]:
 
 
 def controls_of(only: str | None) -> list[str] | None:
-    """The controls that `--only` names next to the run's own net; None if it is not given.
+    """Returns the controls that `--only` names in addition to the main net; None if it is not given.
 
     Raises:
-        ValueError: That net is not named: controls are compared with it, so it is always trained.
+        ValueError: The main net is not named. It is always trained, since controls are compared with it.
 
     Example:
         >>> controls_of("hybrid, classical")
@@ -93,6 +93,6 @@ def controls_of(only: str | None) -> list[str] | None:
         return None
     names = [name for name in listed(only) if name not in MAIN_NETS]
     if len(names) == len(listed(only)):
-        rule = "name the run's own net, hybrid (reference, without a circuit)"
+        rule = "name the main net, hybrid (reference, if it has no circuit)"
         raise ValueError(checks.message("--only", rule, only, "Write, for example, --only hybrid,classical."))
     return names

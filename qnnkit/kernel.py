@@ -1,10 +1,10 @@
 """The kernel of a notebook that `qnnkit run` executes: `python -m qnnkit.kernel -f CONNECTION`.
 
-What notebooks use is imported here: the fork server of `qnnkit.warm` has imported this module.
+It imports what notebooks use, so that the fork server of `qnnkit.warm`, which imports it, has that loaded.
 
-ipykernel answers a request to end in its control thread, while the main thread stops the one that publishes
-what is printed; now and then the first then waits for it in vain, for ten seconds. Here the control thread
-has ended before anything else is closed.
+ipykernel answers a shutdown request in its control thread, while the main thread stops the thread that
+publishes output; sometimes the control thread then waits for that thread for ten seconds. This kernel ends
+the control thread before it closes anything else.
 """
 
 import gc
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__" and (sys.path[0] == "" or Path(sys.path[0]) == Path.cwd()):
-    del sys.path[0]  # as ipykernel's launcher: what lies in the current folder is for the cells alone
+    del sys.path[0]  # as ipykernel's launcher does: only cells import from the current folder
 
 from ipykernel.kernelapp import IPKernelApp
 
-gc.disable()  # takes a third of the time of imports, and finds next to nothing
+gc.disable()  # it would take a third of the import time, and free almost nothing
 sys.modules["rfc3987_syntax"] = None  # pyright: ignore[reportArgumentType]  see warm.begin
 for name in (
     *("qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill", "threadpoolctl"),
@@ -31,7 +31,7 @@ gc.enable()
 
 
 class KernelApp(IPKernelApp):
-    """ipykernel's own, which ends without a race."""
+    """ipykernel's application, without a race at its end."""
 
     def start(self) -> None:
         try:

@@ -1,6 +1,6 @@
-"""The settings that every recipe has: how nets are trained, compared and judged, where they are computed.
+"""The settings that all recipes share: training, data, comparison, placement and success criteria.
 
-A recipe adds its settings in a class derived from `Settings`: flat, frozen, unknown names refused.
+A recipe adds its settings in a class derived from `Settings`: flat and frozen, without unknown names.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pydantic.functional_validators import BeforeValidator, WrapValidator, field
 from qnnkit import checks
 
 SETTINGS = "All of them: qnnkit recipes NAME."
-"""Where a message sends those who look for a setting."""
+"""Next step of a message about a wrong setting."""
 MAIN_NETS = ("hybrid", "reference")
-"""Name of the net that a run compares with its controls: with a circuit in it, or without any."""
+"""Names of a run's main net, which is compared with the controls: with a circuit, or without any."""
 
 
 def listed(text: str) -> list[str]:
-    """The words of a text such as "hybrid, classical".
+    """Returns the words of a text such as "hybrid, classical".
 
     Example:
         >>> listed("(hybrid, classical)"), listed("()")
@@ -32,8 +32,8 @@ def listed(text: str) -> list[str]:
     return [word.strip(" '\"") for word in text.strip("()[] ").split(",") if word.strip()]
 
 
-# A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
-# it sees: a run replaces the word before anything else reads its settings.
+# A number, or the word "auto" until it is measured. Typed as a number, because a run replaces the word before
+# other code reads its settings.
 _or_auto = WrapValidator(lambda value, check: value if value == "auto" else check(value))
 Count = Annotated[int, Field(ge=1), _or_auto]
 AUTO: Any = "auto"
@@ -41,22 +41,22 @@ Split = BeforeValidator(lambda value: listed(value) if isinstance(value, str) el
 Words = Annotated[tuple[str, ...], Split]
 """A list of words, which may be given as one text: "classical, no_quantum"."""
 Place = Annotated[str, "place"]
-"""A folder, file or address. A relative one is looked up in the workspace; it may change later."""
+"""A folder, file or address. A relative path is resolved from the workspace; it may change later."""
 LATER = "later"
-"""Marks a setting that says where and how a run computes, not what: it may differ when it is resumed."""
+"""Marks a setting that says where and how a run computes, not what: it may change when a run is resumed."""
 _UPDATE = "learning_rate|quantum_learning_rate|optimizer|weight_decay|schedule|warmup_epochs"
 OfNet = Annotated[str, Field(pattern=rf"^[^.=]+\.({_UPDATE}|clip_norm|quantum_clip_norm)=.+$")]
-"""A setting of the update for a single net."""
+"""A setting of the optimizer for a single net."""
 Noise = Annotated[str, Field(pattern=r"^(depolarizing|readout)=(0?\.\d+|0|1)$")]
 
 
 class Base(BaseModel):
-    """What settings have in common: a recipe's, a kind of data's, a family of nets', or a batch's."""
+    """Base class of all settings: of recipes, kinds of data, families of nets, and batches."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def of_kit(self, name: str, default: Any = None) -> Any:
-        """The value of a setting that a class of the kit declares; a recipe's own of that name is another.
+        """Returns a setting that a class of qnnkit declares; `default` if only a recipe declares the name.
 
         Example:
             >>> Settings().of_kit("epochs"), Settings().of_kit("circuit")
@@ -66,7 +66,7 @@ class Base(BaseModel):
         return getattr(self, name, default) if declared else default
 
     def arguments(self, kind: type[Base]) -> dict[str, Any]:
-        """The settings that a class declares, by name: what a net takes as arguments."""
+        """Returns the settings that a class declares, by name, as arguments of a net."""
         return {name: getattr(self, name) for name in kind.model_fields}
 
 
@@ -78,105 +78,105 @@ class Settings(Base):
         64
     """
 
-    # A folder may be called 123. A recipe's own defaults keep its rules, too.
+    # A folder may be named 123. The defaults of a recipe are validated, too.
     model_config = ConfigDict(coerce_numbers_to_str=True, validate_default=True)
 
     # --- the training ---
     epochs: int = Field(default=20, ge=1)
     """Passes over the training data."""
     batch_size: Count = 64
-    """Samples that make one update, on each process; "auto" measures it once, when a run begins."""
+    """Samples of one update, on each process; "auto" measures it once, when a run begins."""
     micro_batch: Annotated[int | None, LATER] = Field(default=None, ge=1)
-    """Samples of a batch that are computed at once, their gradients added up; None: all. May differ later."""
+    """Samples of a batch computed at once, with accumulated gradients; None: all. May change later."""
     learning_rate: float = Field(default=1e-2, gt=0)
-    """Learning rate of the classical weights at the top of the schedule."""
+    """Peak learning rate of the classical parameters."""
     quantum_learning_rate: float | None = Field(default=None, gt=0)
-    """Learning rate of the circuit's weights; None takes that of the classical ones."""
+    """Peak learning rate of the circuit parameters; None: that of the classical parameters."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    """Update rule; sgd has momentum 0.9."""
+    """Optimizer; sgd has momentum 0.9."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decay of the classical weights; angles are periodic and never decay."""
+    """Weight decay of the classical parameters; angles are periodic and never decay."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    """How the learning rate falls to zero over the run; constant: it does not fall."""
+    """How the learning rate decays to zero over the run; constant: it does not decay."""
     warmup_epochs: float = Field(default=0.0, ge=0)
     """Epochs over which the learning rate first rises from zero."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of the classical gradient; None does not clip."""
     quantum_clip_norm: float | None = Field(default=None, gt=0)
-    """Largest norm of the circuit's gradient; None does not clip."""
+    """Largest norm of the circuit parameters' gradient; None does not clip."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the classical layers; circuits always compute in float32."""
     gradient_checkpointing: Annotated[bool, LATER] = False
-    """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
+    """Recompute activations in the backward pass to save memory. May change later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
     save_every_steps: Annotated[int | None, LATER] = Field(default=None, ge=1)
-    """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
+    """Optimizer steps between checkpoints inside an epoch; None: only by minutes. May change later."""
     save_every_minutes: Annotated[float | None, LATER] = Field(default=5.0, gt=0)
-    """Minutes between checkpoints inside an epoch; every epoch ends in one anyway. May differ later."""
+    """Minutes between checkpoints inside an epoch; every epoch ends with one. May change later."""
     keep_checkpoints: Annotated[int, LATER] = Field(default=2, ge=1)
-    """Number of newest checkpoints kept for each net, besides the best epoch's. May differ later."""
+    """Number of newest checkpoints kept for each net, besides the best epoch's. May change later."""
     gradient_samples: Annotated[int, LATER] = Field(default=16, ge=0)
-    """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
+    """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May change later."""
 
-    # --- the data: which samples are whose ---
+    # --- the data: which sample is in which split ---
     split_seed: int = Field(default=0, ge=0, lt=2**31)
-    """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
+    """Seed of the data split; independent of the run's seed, so that all seeds share one test set."""
     vary_split: bool = False
-    """Whether every seed has a split of its own (number split_seed + seed), for intervals over splits too."""
+    """Whether each seed has its own split (split_seed + seed), so that intervals cover splits too."""
     validation_fraction: float = Field(default=0.2, gt=0)
-    """Share (about, of files) or number of samples that choose the epoch; of train/, with a test part."""
+    """Validation samples: a share (approximate for files) or a number; of train/ if there is a test part."""
     test_fraction: float = Field(default=0.2, gt=0)
-    """Share (about, of files) or number of samples for the test; unused if the data bring a test part."""
+    """Test samples: a share (approximate for files) or a number; unused if the data have a test part."""
     train_fraction: float = Field(default=1.0, gt=0)
-    """Share or number of the training samples to use, class by class; validation and test stay whole."""
+    """Share or number of training samples to use, class by class; does not affect validation and test."""
 
     # --- the comparison ---
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Fixes initial weights and the order of the data."""
+    """First seed of the initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1, le=10_000)
-    """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
+    """Number of seeds (seed, seed + 1, ...) with which each net is trained, for the intervals."""
     controls: Words | Literal["all"] = "all"
-    """Nets with the quantum part exchanged: "all" for the five standard ones, or names; () for none."""
+    """Nets with the quantum part replaced: "all" for the five standard ones, or names; () for none."""
     net_settings: Annotated[tuple[OfNet, ...], Split] = ()
-    """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
+    """Training settings of single nets, as NET.SETTING=VALUE: hybrid.optimizer=sgd."""
 
     shots: int | None = Field(default=None, ge=1)
-    """Measurements of each circuit, in training and in the test; None computes exactly."""
+    """Measurements of each circuit, in training and test; None computes exactly."""
     noise: Annotated[tuple[Noise, ...], Split] = ()
-    """Noise of the circuits, in training and in the test: depolarizing=P, readout=P; () for none."""
+    """Noise of the circuits, in training and test: depolarizing=P, readout=P; () for none."""
 
     min_difference: Annotated[float | None, LATER] = Field(default=None, gt=0)
-    """The least difference that matters (points, nats); None: 1 point, or 1 % of a loss. May differ later."""
+    """Least difference that matters (points, nats); None: 1 point, or 1 % of a loss. May change later."""
 
     # --- where and how it is computed ---
     device: Annotated[str, LATER] = "auto"
-    """Torch device: auto (measured), cpu, cuda, cuda:N, mps. Placement: may differ when a run is resumed."""
+    """Torch device: auto (measured), cpu, cuda, cuda:N, mps. May change later."""
     backend: Annotated[str, LATER] = "auto"
-    """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
+    """Backend of the circuits: auto, batched or a PennyLane device. May change later."""
     threads: Annotated[Count | None, LATER] = AUTO
-    """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
+    """CPU threads in training: auto (measured), a number, or None for torch's choice. May change later."""
     trackers: Annotated[Words, LATER] = ()
-    """Where numbers go besides metrics.jsonl: trackio, tensorboard, mlflow, wandb, ...; may differ later."""
+    """Trackers that also get the numbers: trackio, tensorboard, mlflow, wandb, ... May change later."""
     price_per_hour: Annotated[float | None, LATER] = Field(default=None, ge=0)
-    """US dollars an hour of this machine, for plans and the cost in provenance.json. May differ later."""
+    """US dollars per hour of this machine, for plans and the cost of a run. May change later."""
 
     # --- success ---
     max_memory_gb: Annotated[float | None, LATER] = Field(default=None, gt=0)
-    """Success: the most memory that training takes on its device, in GB (1e9 bytes). May differ later."""
+    """Success: highest memory of training on its device, in GB (1e9 bytes). May change later."""
     max_epoch_seconds: Annotated[float | None, LATER] = Field(default=None, gt=0)
-    """Success: the most seconds of an epoch: the median of a training, as a mean over seeds. May differ."""
+    """Success: highest median seconds of an epoch, mean over seeds. May change later."""
     min_accuracy: Annotated[float | None, LATER] = Field(default=None, ge=0, le=1)
-    """Success: the least test accuracy, 0 to 1, as a mean over seeds; of images. May differ later."""
+    """Success: lowest test accuracy, 0 to 1, mean over seeds; for images. May change later."""
     min_recall: Annotated[float | None, LATER] = Field(default=None, ge=0, le=1)
-    """Success: the least test recall@1, 0 to 1, as a mean over seeds; of captions. May differ later."""
+    """Success: lowest test recall@1, 0 to 1, mean over seeds; for captions. May change later."""
     max_loss: Annotated[float | None, LATER] = Field(default=None, gt=0)
-    """Success: the most test loss, nats / token, as a mean over seeds; text and music. May differ later."""
+    """Success: highest test loss, nats / token, mean over seeds; for text and music. May change later."""
 
     source: ClassVar[Any] = None
-    """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
+    """The recipe of these settings, as `recipes.find` returned it; None for settings alone."""
     recorded: ClassVar[str] = ""
-    """Its name, or its file, where it is not at hand."""
+    """Name or file of the recipe, if it is not available."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -188,7 +188,7 @@ class Settings(Base):
     @field_validator("*", mode="before")
     @classmethod
     def _as_meant(cls, value: Any, info: Any) -> Any:
-        """Python would take True for 1; a list may be given as the text of its words, or as its only one."""
+        """Rejects True for a number, as Python takes it for 1; splits text that is given for a list."""
         kind = str(cls.model_fields[info.field_name].annotation)
         if isinstance(value, bool) and "bool" not in kind and "Any" not in kind:
             raise ValueError("be a number or a text, not true or false")
@@ -198,22 +198,22 @@ class Settings(Base):
     @field_validator("controls", "net_settings", "noise")
     @classmethod
     def _each_once(cls, value: Any, info: Any) -> Any:
-        pairs = [each.partition("=") for each in value if value != "all"]
+        pairs = [text.partition("=") for text in value if value != "all"]
         if len({name for name, _, _ in pairs}) < len(pairs):
             raise ValueError("name each once")
         for name, _, given in pairs if info.field_name == "net_settings" else ():
-            Settings.of({name.partition(".")[2]: given})  # by the setting's own rule
+            Settings.of({name.partition(".")[2]: given})  # checks the setting's own rule
         return value
 
     def of_net(self, net: str) -> Self:
-        """The settings that a net trains with: these, but for what `net_settings` says of it.
+        """Returns the settings with which a net trains: these, with its entries in `net_settings`.
 
         Example:
             >>> Settings(net_settings=("hybrid.learning_rate=0.5",)).of_net("hybrid").learning_rate
             0.5
         """
-        own = [each.removeprefix(f"{net}.") for each in self.net_settings if each.startswith(f"{net}.")]
-        return self.override(**dict(each.split("=", 1) for each in own)) if own else self
+        texts = [text.removeprefix(f"{net}.") for text in self.net_settings if text.startswith(f"{net}.")]
+        return self.override(**dict(text.split("=", 1) for text in texts)) if texts else self
 
     @property
     def recipe(self) -> str:
@@ -222,16 +222,15 @@ class Settings(Base):
 
     @property
     def title(self) -> str:
-        """Name of the recipe, in tables: of a file without its folder."""
+        """Name of the recipe in tables: that of a file without its folder."""
         return Path(self.recipe).stem
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Settings from plain values.
+        """Returns settings from plain values.
 
         Raises:
-            ValueError: One sentence on the first name that is unknown (the nearest is offered), or the first
-                value that breaks its rule.
+            ValueError: A name is unknown (the message suggests the nearest), or a value breaks its rule.
         """
         try:
             return cls.model_validate(values)
@@ -244,10 +243,10 @@ class Settings(Base):
         raise ValueError(checks.message(name, rule, value, f"It means: {meaning}" if meaning else SETTINGS))
 
     def override(self, **values: Any) -> Self:
-        """A copy with some settings exchanged.
+        """Returns a copy with some settings replaced.
 
         Raises:
-            ValueError: As `of`.
+            ValueError: As in `of`.
 
         Example:
             >>> Settings().override(epochs=2).epochs
@@ -256,7 +255,7 @@ class Settings(Base):
         return type(self).of({**dict(self), **values})
 
     def flat(self) -> dict[str, Any]:
-        """Every setting as JSON has it, and the recipe.
+        """Returns every setting as a JSON value, and the recipe.
 
         Example:
             >>> Settings().flat()["batch_size"]
@@ -264,31 +263,31 @@ class Settings(Base):
         """
         values = self.model_dump(mode="json", exclude={*type(self).model_computed_fields}, warnings=False)
         sets = [name for name in values if isinstance(getattr(self, name), set | frozenset)]
-        values |= {name: sorted(values[name], key=str) for name in sets}  # Python has no order of them
+        values |= {name: sorted(values[name], key=str) for name in sets}  # sets have no fixed order
         return {"recipe": self.recipe, **values}
 
     @classmethod
     def places(cls) -> list[str]:
-        """Names of the settings that say where something lies: `Place`, or annotated as a `pathlib.Path`."""
+        """Returns the names of the settings that are paths: `Place`, or annotated as a `pathlib.Path`."""
         fields = cls.model_fields.items()
-        kinds = {name: (each.annotation, *get_args(each.annotation), *each.metadata) for name, each in fields}
+        kinds = {name: (info.annotation, *get_args(info.annotation), *info.metadata) for name, info in fields}
         return [name for name in kinds if any(kind in kinds[name] for kind in ("place", Place, Path))]
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
-        """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
+        """Returns a copy with its paths changed, such as by `workspace.portable` or `workspace.located`."""
         paths = {name: path for name in self.places() if (path := getattr(self, name)) is not None}
-        for name, path in paths.items():  # `Path` drops the `./` of what lies in the workspace
+        for name, path in paths.items():  # `Path` drops the `./` of a path in the workspace
             inside = isinstance(path, Path) and not path.is_absolute()
             paths[name] = change(f"./{path}" if inside else str(path))
         return self.override(**paths)
 
     def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
-        """The settings that make another experiment, where they differ from the recipe's own."""
+        """Returns the settings that define the experiment and differ from the recipe's defaults."""
         changed = self.difference(type(self).model_construct())
         return {name: value for name, (value, _) in changed.items() if name not in without}
 
     def digest(self) -> str:
-        """SHA-256 (hex) of the recipe and every setting but placement: equal for runs of one experiment.
+        """Returns the SHA-256 (hex) of recipe and settings without placement: equal for equal experiments.
 
         Example:
             >>> Settings().digest() == Settings(device="cpu").digest()
@@ -297,7 +296,7 @@ class Settings(Base):
         return digest_of({"recipe": getattr(self.source, "digest", None), **self.chosen()})
 
     def difference(self, other: Settings) -> dict[str, tuple[Any, Any]]:
-        """Settings that make another experiment: name -> (here, there). Placement makes none."""
+        """Returns the settings that differ from `other`, without placement: name -> (here, there)."""
         here, there = self.flat(), other.flat()
         return {
             name: (here.get(name), there.get(name))
@@ -307,45 +306,45 @@ class Settings(Base):
 
 
 BOUNDS = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
-"""Bounds of success."""
+"""Bounds of the success criteria."""
 CRITERIA = (*BOUNDS, "min_difference")
-"""How a result is judged: they may be given to a finished run, whose report is then written again."""
+"""Settings that judge a result. A finished run accepts them, and its report is then written again."""
 PLACEMENT = tuple(name for name, field in Settings.model_fields.items() if LATER in field.metadata)
-"""Settings that say where and how a run computes, not what (`LATER`); the criteria are among them."""
+"""Settings that say where and how a run computes, not what (`LATER`), including the criteria."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
-"""Settings that say which sample is whose."""
+"""Settings that determine which sample is in which split."""
 
 
 class Recorded(Settings):
-    """Settings as a run folder has them, whose recipe is not at hand: they can be read, and nothing built."""
+    """Settings from a run folder whose recipe is not available: they can be read, but no net can be built."""
 
     model_config = ConfigDict(extra="allow")
 
     def of_kit(self, name: str, default: Any = None) -> Any:
-        """As recorded: nobody can tell whose it was."""
+        """Returns the recorded value, since it is unknown which class declared it."""
         return getattr(self, name, default)
 
 
 def is_kits(kind: type, name: str) -> bool:
-    """Whether a class of the kit's, not of a recipe, has a setting of this name."""
-    own = kind.__module__.startswith("qnnkit.") and not kind.__module__.startswith("qnnkit.recipes")
-    return own and name in getattr(kind, "model_fields", {})
+    """Whether a class is part of qnnkit, but not of a recipe, and has a setting of this name."""
+    shared = kind.__module__.startswith("qnnkit.") and not kind.__module__.startswith("qnnkit.recipes")
+    return shared and name in getattr(kind, "model_fields", {})
 
 
 def digest_of(values: Any) -> str:
-    """SHA-256 (hex) of plain values."""
+    """Returns the SHA-256 (hex) of plain values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:
-    """Where the first thing is that is wrong, which rule it breaks ("be ..."), and its value.
+    """Returns the place of the first error, the rule that it breaks ("be ..."), and the value.
 
-    The rule is a whole sentence where a validator has written one: "Argument ...", or of all settings.
+    The rule is a full sentence if a validator wrote one: "Argument ...", or one about all settings.
     """
     first = error.errors()[0]
-    known = {"missing": "be given", "extra_forbidden": "be a known name"}
-    said = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    rule = known.get(first["type"]) or said or "keep the rule of its own validator"
+    rules = {"missing": "be given", "extra_forbidden": "be a known name"}
+    text = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    rule = rules.get(first["type"]) or text or "keep the rule of its own validator"
     if first["loc"] and not rule.startswith("Argument `"):
         rule = (rule[0].lower() + rule[1:]).removeprefix("input should ").split(" should ")[-1]
     return first["loc"], rule, None if first["type"] == "missing" else first["input"]

@@ -1,4 +1,4 @@
-"""Sizes and times as people read them."""
+"""Text for people: sizes, times, wrapped sentences, and exceptions in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 
 def lines(sentence: str, width: int = 80) -> str:
-    """A sentence wrapped between words; a notebook wraps long lines inside words.
+    """Wraps a sentence between words, since a notebook wraps long lines inside words.
 
     Example:
         >>> lines("Take fewer circuits.", 14).splitlines()
@@ -16,18 +16,18 @@ def lines(sentence: str, width: int = 80) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, without its stop; its type if it says nothing.
+    """Returns the first line of an exception's message without its full stop; its type if it has none.
 
     Example:
         >>> first_line(ValueError("No such file.\\nAnd more.")), first_line(ValueError())
         ('No such file', 'ValueError')
     """
-    said = str(error).strip().partition("\n")[0]
-    return said.rstrip(".:! ") or type(error).__name__
+    line = str(error).strip().partition("\n")[0]
+    return line.rstrip(".:! ") or type(error).__name__
 
 
 def error_line(error: BaseException) -> str:
-    """An exception in one line, its type first.
+    """Returns an exception in one line, with its type first.
 
     Example:
         >>> error_line(ValueError("No such file.\\nAnd more.")), error_line(MemoryError())
@@ -37,7 +37,7 @@ def error_line(error: BaseException) -> str:
 
 
 def size(n_bytes: float) -> str:
-    """Bytes in GB (10^9), MB or kB.
+    """Returns a number of bytes in GB (10^9), MB or kB.
 
     Example:
         >>> size(4_234_000_000), size(53_100_000), size(1_200)
@@ -49,7 +49,7 @@ def size(n_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, from a minute on whole minutes, from an hour on hours and minutes.
+    """Returns seconds as text, with whole minutes from one minute on, hours and minutes from one hour on.
 
     Example:
         >>> [duration(seconds) for seconds in (0.0132, 8.2, 59.7, 95, 7300, 400_000)]

@@ -1,4 +1,4 @@
-"""Where things live, and how files are written there: whole or not at all."""
+"""The workspace: paths of runs and data, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from qnnkit import checks
 from qnnkit.device.machine import on_colab
 
 FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
-"""Error numbers that mean: no more fits here."""
+"""Error numbers that mean that there is no space left."""
 DRIVE = Path("/content/drive")
-"""Where Colab mounts Google Drive, if nobody has said otherwise."""
+"""Default mount point of Google Drive on Colab."""
 
 
 def home() -> Path:
-    """The folder that relative run folders are meant from: the first of these that there is.
+    """Returns the folder from which relative run folders are resolved: the first of these that is known.
 
     - `QNNKIT_HOME`.
-    - What `remember` wrote down on this machine (on Colab: a folder on Drive).
-    - On Colab, a folder on Drive, if that is mounted.
-    - The current folder; the one around it if it is a `notebooks/` with numbered notebooks in it.
+    - The folder that `remember` recorded on this machine (on Colab: a folder on Drive).
+    - On Colab, a folder on Drive, if it is mounted.
+    - The current folder; its parent if it is a `notebooks/` with numbered notebooks in it.
     """
-    here = Path.cwd()
-    notebooks = here.name == "notebooks" and any(here.glob("0[0-6]_*.ipynb"))
-    return _named("home") or (here.parent if notebooks else here)
+    current = Path.cwd()
+    notebooks = current.name == "notebooks" and any(current.glob("0[0-6]_*.ipynb"))
+    return _named("home") or (current.parent if notebooks else current)
 
 
 def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> Path:
-    """Writes down where the workspace is, for every process of this user on this machine; returns the file.
+    """Records where the workspace is, for every process of this user on this machine; returns the file.
 
     Args:
-        home: As QNNKIT_HOME, which comes before it.
-        local: As QNNKIT_LOCAL, likewise.
-        mount: Where the disk of `home` is mounted.
+        home: Used if QNNKIT_HOME is not set.
+        local: Used if QNNKIT_LOCAL is not set.
+        mount: Mount point of the disk of `home`.
     """
     file = _remembered_in()
     make_folder(file.parent)
@@ -56,48 +56,48 @@ def _remembered_in() -> Path:
     return platformdirs.user_config_path("qnnkit") / "workspace.json"
 
 
-def _known() -> dict[str, str]:
-    """Where `home`, `local` and `mount` are: as the environment says, else as this machine remembers."""
-    known = {name: os.environ.get(f"QNNKIT_{name.upper()}", "") for name in ("home", "local")}
-    if not any(known.values()):
+def _paths() -> dict[str, str]:
+    """Returns `home`, `local` and `mount`: from the environment, else as recorded on this machine."""
+    paths = {name: os.environ.get(f"QNNKIT_{name.upper()}", "") for name in ("home", "local")}
+    if not any(paths.values()):
         with contextlib.suppress(OSError, ValueError):
-            known = dict(read_json(_remembered_in()) or {})
-        if not any(known.values()) and on_colab() and DRIVE.is_mount():
-            known = {"home": str(DRIVE / "MyDrive" / "qnnkit"), "local": "/content/qnnkit-local"}
-    return {"mount": str(DRIVE)} | known
+            paths = dict(read_json(_remembered_in()) or {})
+        if not any(paths.values()) and on_colab() and DRIVE.is_mount():
+            paths = {"home": str(DRIVE / "MyDrive" / "qnnkit"), "local": "/content/qnnkit-local"}
+    return {"mount": str(DRIVE)} | paths
 
 
 def _named(name: str) -> Path | None:
-    """A path of `_known`; None where it is not known, or an empty text."""
-    value = _known().get(name)
+    """Returns a path of `_paths`; None if it is missing or empty."""
+    value = _paths().get(name)
     return expanded(value) if value else None
 
 
 def is_known() -> bool:
-    """Whether the workspace can be used: on Colab, somebody has chosen it and its disk is mounted."""
+    """Whether the workspace can be used: on Colab, it must be set and its disk mounted."""
     return not on_colab() or (_named("home") is not None and not is_away(home()))
 
 
 def is_away(path: Path) -> bool:
-    """Whether a path lies on Drive, and Drive is not mounted: a file there would bar its way back."""
-    mount = Path(_known()["mount"])
+    """Whether a path is on Drive while Drive is not mounted: a file there would prevent mounting it."""
+    mount = Path(_paths()["mount"])
     return _flat(path).is_relative_to(_flat(mount)) and on_colab() and not mount.is_mount()
 
 
 def require_mounted(path: Path) -> None:
-    """Raises OSError where `is_away`."""
+    """Raises OSError if `is_away`."""
     if is_away(path):
-        mount = _known()["mount"]
-        step = f"Mount it, by colab_setup.ipynb or `google.colab.drive.mount('{mount}')`"
-        where = f"Drive is not mounted at `{mount}`, where `{path}` would lie"
-        raise OSError(errno.ENODEV, f"{where}. {step}, and run this again")
+        mount = _paths()["mount"]
+        step = f"Mount it with colab_setup.ipynb or `google.colab.drive.mount('{mount}')`"
+        fault = f"Drive is not mounted at `{mount}`, which is to hold `{path}`"
+        raise OSError(errno.ENODEV, f"{fault}. {step}, and run this again")
 
 
 def shelf(name: str) -> Path | None:
-    """The folder `name` of the workspace, for what may be made again; None if no workspace is in use.
+    """Returns the folder `name` of the workspace, for cached files; None if no workspace is in use.
 
-    A workspace is in use if somebody has named it, or if it holds runs, and its Drive is mounted. The folder
-    is never in `QNNKIT_LOCAL`: a run that continues elsewhere must decide by the same measurements.
+    A workspace is in use if it is set, or if it holds runs, and if its Drive is mounted. The folder is never
+    in `QNNKIT_LOCAL`, so that a run that continues on another machine finds the same files.
     """
     folder = home()
     in_use = _named("home") is not None or (folder / "runs").is_dir()
@@ -105,31 +105,32 @@ def shelf(name: str) -> Path | None:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path with a person's folder in place of `~`, where the system knows one."""
+    """Returns a path with `~` replaced by the user's home folder, if the system knows it."""
     with contextlib.suppress(RuntimeError):
         return Path(path).expanduser()
     return Path(path)
 
 
 def place(path: str | Path) -> Path:
-    """`path`, made absolute: a relative one is meant from `home()`.
+    """Returns `path` made absolute; a relative path is resolved from `home()`.
 
-    A Mac writes accents apart from their letters (NFD), Linux as one (NFC): the form that is there is taken.
+    macOS may separate accents from their letters (NFD), Linux usually does not (NFC): the form that exists is
+    used.
     """
     path = home().absolute() / expanded(path)
     if str(path).isascii():
         return path
     forms = [path, *(Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))]
-    return next((each for each in forms if each.exists()), path)
+    return next((form for form in forms if form.exists()), path)
 
 
 def data_place(root: str) -> str:
-    """Where images are: a URL as it is, a path made absolute by `place`."""
+    """Returns the place of data: a URL unchanged, a path made absolute by `place`."""
     return root if "://" in root else str(place(root))
 
 
 def portable(path: str) -> str:
-    """A path inside the workspace as `./...`, which holds wherever the workspace lies; others as they are.
+    """Returns a path inside the workspace as `./...`, valid wherever that moves; other paths unchanged.
 
     Example:
         >>> portable("/elsewhere/images"), portable("gs://bucket/images"), portable(str(home() / "images"))
@@ -140,20 +141,20 @@ def portable(path: str) -> str:
 
 
 def located(path: str) -> str:
-    """What `portable` made, as a path of this workspace; other names as they are."""
+    """Returns a result of `portable` as a path of this workspace; other names unchanged."""
     return str(place(path[2:])) if path.startswith("./") else path
 
 
 def local_home() -> Path | None:
-    """The folder on fast local disk where runs are worked on; None where they are worked on in `home()`.
+    """Returns the folder on local disk in which runs are worked on; None if that is `home()`.
 
     Raises:
-        ValueError: `QNNKIT_LOCAL` is not absolute, overlaps `QNNKIT_HOME`, or stands without it.
+        ValueError: `QNNKIT_LOCAL` is not absolute, overlaps `QNNKIT_HOME`, or is set without it.
     """
     local, remote = _named("local"), _named("home")
     if local is None:
         return None
-    one, other = _flat(local), _flat(remote or local)  # by name alone: a Drive that hangs must not hang this
+    one, other = _flat(local), _flat(remote or local)  # compares names only, as Drive may hang
     if not local.is_absolute() or one.is_relative_to(other) or other.is_relative_to(one):
         rule = "be an absolute path outside QNNKIT_HOME, which must be set too"
         step = f"QNNKIT_HOME is {remote or 'not set'}. Choose a folder on local disk, or unset it."
@@ -162,11 +163,11 @@ def local_home() -> Path | None:
 
 
 def run_folder(run_dir: str | Path) -> Path:
-    """The folder that a run is written to: `place(run_dir)`, or its local copy in `QNNKIT_LOCAL`.
+    """Returns the folder to which a run is written: `place(run_dir)`, or its local copy in `QNNKIT_LOCAL`.
 
     Raises:
-        FileNotFoundError: `QNNKIT_LOCAL` is set but `QNNKIT_HOME` is not there: Drive is not mounted, and a
-            run that has begun there must not be begun again here.
+        FileNotFoundError: `QNNKIT_LOCAL` is set but `QNNKIT_HOME` does not exist: Drive is not mounted, and a
+            run that has begun there must not begin again here.
     """
     path, local = place(run_dir), local_home()
     require_mounted(path)
@@ -178,22 +179,22 @@ def run_folder(run_dir: str | Path) -> Path:
 
 
 def remote_of(local: Path) -> Path | None:
-    """Where the folder `local` is mirrored to; None where it is not. Asks nothing of `QNNKIT_HOME` itself."""
+    """Returns the folder to which `local` is mirrored, without accessing it; None if there is none."""
     root = local_home()
     inside = _inside(local, root) if root else None
     return home().absolute() / inside if inside else None
 
 
 def _inside(path: Path, folder: Path) -> Path | None:
-    """`path` as seen from `folder`, if it lies below it, by name or behind links."""
-    for here, there in ((_flat(path), _flat(folder)), (path.resolve(), folder.resolve())):
-        if there in here.parents:
-            return here.relative_to(there)
+    """Returns `path` relative to `folder`, if it is below it by name or after links are resolved."""
+    for inner, outer in ((_flat(path), _flat(folder)), (path.resolve(), folder.resolve())):
+        if outer in inner.parents:
+            return inner.relative_to(outer)
     return None
 
 
 def _flat(path: Path) -> Path:
-    """An absolute path without `..`, as it is written: no link is followed."""
+    """Returns an absolute path without `..`; follows no links."""
     return Path(os.path.normpath(path.absolute()))
 
 
@@ -202,22 +203,22 @@ def _flat(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside, an OSError says what could not be written, why, and the next step; as where Drive is away."""
+    """Adds the path, the cause and the next step to an OSError inside; raises one if Drive is not mounted."""
     require_mounted(path)
     try:
         yield
     except OSError as error:
-        if not error.errno or str(error.strerror).startswith("Cannot write"):  # has its sentence
+        if not error.errno or str(error.strerror).startswith("Cannot write"):  # has its message already
             raise
         step = "Free some space" if error.errno in FULL else "Choose a folder that you may write to"
         if error.errno in (errno.EEXIST, errno.ENOTDIR):
             step = "A file is in its place: choose another name"
-        why = f"Cannot write `{path}` ({error.strerror}). {step} and run the same command again; what was "
-        raise type(error)(error.errno, f"{why}written before is whole.") from None
+        why = f"Cannot write `{path}` ({error.strerror}). {step} and run the same command again; earlier "
+        raise type(error)(error.errno, f"{why}files are undamaged.") from None
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, made if missing; raises OSError if nothing can be written there (tested by writing)."""
+    """Returns `path`, made if missing; raises OSError if nothing can be written there (tested by writing)."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -225,12 +226,12 @@ def make_folder(path: Path) -> Path:
 
 
 def draft_of(path: Path) -> Path:
-    """Where a file is written until it is whole: next to `path`, under a name that nobody else has."""
+    """Returns the path of a file until it is complete: next to `path`, with a unique name."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces the file at `path` in one step; a kill or a full disk leaves the old one whole.
+    """Replaces the file at `path` atomically; a kill or a full disk leaves the old one intact.
 
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
@@ -246,12 +247,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """As `write_bytes`, for plain values."""
+    """Writes plain values as JSON; see `write_bytes`."""
     write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Adds one JSON line in place of half a line that a kill or a full disk has left.
+    """Appends one JSON line; removes an incomplete line that a kill or a full disk left.
 
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
@@ -260,7 +261,7 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
     with writing(path), path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
-        if end and file.read(1) != b"\n":  # which is rare
+        if end and file.read(1) != b"\n":  # rare
             file.seek(0)
             file.truncate(file.read(end).rfind(b"\n") + 1)
         if file.write(line) != len(line):
@@ -268,8 +269,8 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines that are rows, and how many are not."""
-    lines = [line for line in content.split(b"\n")[:-1] if line]  # what follows the last is not whole
+    """Returns the complete lines that are rows, and the number of complete lines that are not."""
+    lines = [line for line in content.split(b"\n")[:-1] if line]  # the last one is incomplete
     rows = []
     for line in lines:
         with contextlib.suppress(ValueError):
@@ -279,39 +280,39 @@ def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> Any:
-    """The plain values in a file; None if it is missing.
+    """Returns the plain values in a JSON file; None if it is missing.
 
     Args:
-        path: Of the file.
-        kinds: Of what kind its values are, by name, as far as it has them: with this it must hold names.
+        path: The file.
+        kinds: Types of values, by name, checked for those that the file has. With this, it must be an object.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The file is damaged.
     """
     try:
         values = json.loads(path.read_bytes())
         for name, kind in (kinds or {}).items():
             if not isinstance(values, dict) or (name in values and not isinstance(values[name], kind)):
-                raise ValueError(f"its `{name}` is of another kind")
+                raise ValueError(f"its `{name}` has a wrong type")
         return values
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise ValueError(
-            f"File `{path}` is damaged ({error}). Put it back from a copy, or delete it and run the same "
+            f"File `{path}` is damaged ({error}). Restore it from a copy, or delete it and run the same "
             "command again."
         ) from None
 
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path) -> Iterator[Path]:
-    """A hidden folder next to `folder`, which takes its place in the end; nothing is left of it otherwise.
+    """Yields a hidden folder next to `folder`, which replaces it at the end; removed after an error.
 
-    One call at a time writes a folder. What lies there from before is replaced if it has no file that the
-    new one has not. What a kill has left goes with the next call.
+    One call at a time writes a folder. An earlier folder is replaced if every file in it has a new version.
+    The next call removes what a kill has left.
 
     Raises:
-        FileExistsError: Something else is there.
+        FileExistsError: The earlier folder has other files.
         OSError: The disk is full or read-only.
     """
     from filelock import FileLock
@@ -331,10 +332,10 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         last.callback(tidy)
         draft.mkdir(parents=True)
         yield draft
-        before = [path.name for path in folder.iterdir()] if folder.exists() else []
-        if others := [name for name in before if not (draft / name).exists()]:
-            step = f"It holds {others[0]} too: choose another name."
-            rule = "be absent, empty or of an earlier save"
+        earlier = [path.name for path in folder.iterdir()] if folder.exists() else []
+        if others := [name for name in earlier if not (draft / name).exists()]:
+            step = f"It also holds {others[0]}: choose another name."
+            rule = "be absent, empty or an earlier save"
             raise FileExistsError(checks.message("folder", rule, str(folder), step))
         if folder.exists():
             folder.rename(old)

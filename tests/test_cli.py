@@ -95,8 +95,8 @@ def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit
 
 
 REFUSED = {
-    "run a --recipe digits_quanv --only quantum": "`--only` must name the run's own net, hybrid",
-    "train a --recipe digits_quanv --only reference": "must name hybrid, as its net is",
+    "run a --recipe digits_quanv --only quantum": "`--only` must name the main net, hybrid",
+    "train a --recipe digits_quanv --only reference": "must name the main net, hybrid",
     "run a --recipe digits_quanv --only hybrid,clasical": "Did you mean 'classical'?",
     "run a --recipe digits_quanv --set controls=classical --only hybrid": "`controls` must be given once",
     "run a --recipe digits_quanv --set epochs=4 --epochs 5": "`epochs` must be given once",
@@ -111,7 +111,7 @@ REFUSED = {
     "plan --recipe digits_quanv --set foo=1": "`setting` must be a known name, but is 'foo'",
     "report batch --recipe cnn": "takes neither", "report batch --verify": "takes neither",
     "report nothere": "must hold a run or a batch", "merge nothere out": "must hold a run with an adapter",
-    "predict language x --recipe cnn": "`--recipe` must be left out for a language model",
+    "predict language x --recipe cnn": "`--recipe` must be omitted for a language model",
     "new mine.py --like digit_quanv": "`--like` must be a known name", "new a.txt": "`FILE` must end in .py",
     "run a --recipe cnn --settings list.yaml": "must hold lines such as `epochs: 2`",
     "run a --recipe cnn --settings recipe.yaml": "be a setting with a value",
@@ -173,7 +173,7 @@ def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, com
 def test_a_signal_ends_any_command_with_one_sentence(qnnkit, monkeypatch, sign):
     number = getattr(signal, sign)
     monkeypatch.setattr(device, "report", lambda home: signal.raise_signal(number))
-    said = "Stopped. Run this again to go on from here.\n"
+    said = "Stopped. Run this again to continue from here.\n"
     assert qnnkit("doctor") == (128 + number, said, "")
     if sign != "SIGINT":  # which only ends the watching
 
@@ -223,7 +223,7 @@ def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
     assert qnnkit("run", "--run-dir", "run", "--set", "plateau_qubits=4", "--set", "samples=4")[0] == 0
     for other in ("plateau_qubits=5", "samples=5"):
         status, _, err = qnnkit("run", "--run-dir", "run", "--set", other)
-        assert status == 2 and "be what 02_gradient_check of this run has finished with" in err
+        assert status == 2 and "be the value with which 02_gradient_check of this run finished" in err
 
 
 def test_training_takes_epochs_and_tells_what_the_data_are(qnnkit, pictures):
@@ -252,7 +252,7 @@ def test_what_is_noticed_is_told_before_a_notebook_starts(qnnkit, pictures, tmp_
     status, out, err = qnnkit("run", "--recipe", "folder_quanv", "run", "--set", "data_dir=pictures")
     notes = [line for line in out.splitlines() if line.startswith("Note: ")]
     assert sum("1 of 13 images that cannot be read: a/text.png (" in note for note in notes) == 1
-    assert "Taken from notebooks/ of the workspace, in place of the kit's: 00_setup." in out
+    assert "Using notebooks/ of the workspace instead of the shipped 00_setup." in out
     refused((status, "", err), "Notebook 00_setup.ipynb stopped: No.")
 
 

@@ -1,4 +1,4 @@
-"""Many runs from one file: planned as a whole, run side by side, taken up again after any kill."""
+"""Many runs from one file: planned together, executed in parallel, and resumed after any kill."""
 
 from qnnkit.batch.batch_file import BatchConfig, read_config
 from qnnkit.batch.engine import batch_folder, run_batch

@@ -1,4 +1,4 @@
-"""A batch from its file to its last run: finished runs are kept, unfinished ones resume."""
+"""Executes a batch from its file to its last run: finished runs are kept, unfinished ones resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qnnkit.runs import state
 from qnnkit.runs.lock import alone
 from qnnkit.runs.state import State
 
-LOOK = 1.0  # seconds between two looks at the folders of the runs
+LOOK = 1.0  # seconds between two reads of the runs' folders
 THREADS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 PRUNED = "Stopped early: worse than other runs at the same epoch."
 
@@ -34,19 +34,17 @@ def run_batch(
     scheduler: Any = None,
     echo: Callable[[str], None] | None = None,
 ) -> list[State]:
-    """Runs what a batch file, or a dictionary of the same keys, asks for and has not finished yet.
-
-    Called again, or after a kill at any moment, it resumes.
+    """Executes the runs of a batch that have not finished yet; after a kill at any moment it resumes them.
 
     Args:
-        source: Path of a YAML file, or its content.
-        folder: The batch's own; None takes batches/<name> of the workspace.
-        scheduler: Address of a Dask scheduler, such as tls://host:port, or a Dask cluster; None runs them
-            on this machine, and opens no port.
-        echo: Called with a line per change; None prints them.
+        source: Path of a YAML file, or a dictionary with the same keys.
+        folder: The batch's folder; None: batches/<name> of the workspace.
+        scheduler: Address of a Dask scheduler, such as tls://host:port, or a Dask cluster; None executes the
+            runs on this machine and opens no port.
+        echo: Called with a line for each change; None prints it.
 
     Returns:
-        The state of each run at the end. One failure never stops the rest.
+        The final state of each run. A failed run never stops the others.
 
     Raises:
         ValueError: The batch cannot be run; nothing has been written.
@@ -73,7 +71,7 @@ def run_batch(
 
 
 def batch_folder(config: BatchConfig, folder: str | Path | None = None) -> Path:
-    """Where a batch keeps its list of runs."""
+    """Returns the folder in which a batch keeps its list of runs."""
     return workspace.place(folder) if folder else workspace.home().absolute() / "batches" / config.name
 
 
@@ -82,12 +80,12 @@ def _summary(config: BatchConfig, runs: list[Planned]) -> str:
     if config.optuna is not None:
         return f"Batch {config.name}: up to {number} runs, proposed by {config.optuna.sampler}."
     same = number - len(runs)
-    sentence = f" ({same} more are identical to others and run once)" if same else ""
+    sentence = f" (without {same} duplicate{'s' * (same != 1)})" if same else ""
     return f"Batch {config.name}: {len(runs)} run{'s' * (len(runs) != 1)}{sentence}."
 
 
 class Command:
-    """One command that works on a batch: hands its runs to workers, and notes how they ended."""
+    """One command that executes a batch: submits its runs to workers and records how they end."""
 
     def __init__(self, config: BatchConfig, batch: Path, pool: workers.Pool, shown: Shown):
         self.config, self.batch, self.pool, self.shown = config, batch, pool, shown
@@ -96,7 +94,7 @@ class Command:
         self.failures = Counter[str]()
 
     def finish(self, queue: search.Listed) -> None:
-        """Runs the runs of a queue; a failed run is tried again as often as the batch file says."""
+        """Executes the runs of a queue; retries a failed run as often as the batch file allows."""
         workspace.write_json(self.batch / state.SESSION, {"id": self.id})
         looked = -math.inf
         try:
@@ -104,28 +102,28 @@ class Command:
                 if time.monotonic() - looked >= LOOK:
                     looked, slots = time.monotonic(), max(1, self.pool.slots())
                     for run in filter(queue.hopeless, self.running.values()):
-                        state.write_failure(run.folder, "pruned", PRUNED)  # its worker sees it, and stops it
+                        state.write_failure(run.folder, "pruned", PRUNED)  # its worker then stops it
                     self.shown.update(queue.left)
                 while len(self.running) < slots and (run := queue.next()):
                     self._start(run)
                 for future in wait(self.running, LOOK / 4, FIRST_COMPLETED).done:
                     self._end(self.running.pop(future), future, queue)
         finally:
-            (self.batch / state.SESSION).unlink(missing_ok=True)  # no run is wanted any more
+            (self.batch / state.SESSION).unlink(missing_ok=True)  # workers then stop their runs
             if any(not future.done() for future in self.running):
-                self.shown.line("Stopping: checkpoints are written. Type the same command again to resume.")
+                self.shown.line("Stopping: checkpoints are written. Run the same command again to resume.")
                 wait(self.running, workers.GRACE + 10)
             with contextlib.suppress(OSError, ValueError):
                 self.shown.update(0)
 
     def _start(self, run: Planned) -> None:
-        with contextlib.suppress(OSError):  # a disk that cannot be written stops the run, not the batch
+        with contextlib.suppress(OSError):  # an unwritable disk stops the run, not the batch
             (run.folder / "failed.json").unlink(missing_ok=True)
-        asked = run.config.threads
-        # Nothing is measured while others run: a run without a number of threads takes its share.
-        threads = min(self.pool.threads, asked if isinstance(asked, int) else self.pool.threads)
-        others = [word for word in run.words if not word.startswith("threads=")]
-        settings = [word for each in (*others, f"threads={threads}") for word in ("--set", each)]
+        wanted = run.config.threads
+        # Nothing is measured while other runs compute: without a number of threads, a run takes its share.
+        threads = min(self.pool.threads, wanted if isinstance(wanted, int) else self.pool.threads)
+        words = [word for word in run.words if not word.startswith("threads=")]
+        settings = [part for word in (*words, f"threads={threads}") for part in ("--set", word)]
         variables = {f"{name}_NUM_THREADS": str(threads) for name in THREADS}
         job = workers.Job(
             folder=str(run.folder),
@@ -140,11 +138,11 @@ class Command:
     def _end(self, run: Planned, future: Future[tuple[str, str]], queue: search.Listed) -> None:
         try:
             how, error = future.result()
-        except ConnectionError:  # a worker does not see the batch
+        except ConnectionError:  # a worker cannot access the batch's folder
             raise
-        except Exception as lost:  # such as a worker that was lost several times, or lacks qnnkit
-            self.pool.slots()  # a scheduler that is gone is no fault of the run
-            how, error = "failed", f"Its worker could not run it: {lost}"
+        except Exception as fault:  # such as a worker that was lost several times, or lacks qnnkit
+            self.pool.slots()  # raises an error if the scheduler is gone, which is no fault of the run
+            how, error = "failed", f"Its worker could not run it: {fault}"
         if how in ("failed", "pruned"):
             state.write_failure(run.folder, how, error or PRUNED)
         if how == "failed" and state.look(run.folder).state == "finished":

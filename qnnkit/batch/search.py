@@ -1,4 +1,4 @@
-"""Which run comes next: those of a list in order, or those that Optuna proposes from the results so far."""
+"""Queues of a batch's runs: a list in order, or runs that Optuna proposes from the results so far."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler"}
 
 
 class Listed:
-    """The runs of a batch without a sampler, in their order."""
+    """The runs of a batch without a sampler, in order."""
 
     def __init__(self, config: BatchConfig, batch: Path, runs: Sequence[Planned], score: Score):
         self.config, self.batch, self.score = config, batch, score
         self.runs = {run.id: run for run in runs}
         self.trials: list[str] = []
-        """Of a sampler's proposals, the ids of their runs; a run may be proposed twice."""
+        """Ids of the runs that a sampler has proposed; a run may be proposed twice."""
         self.waiting = deque(run for run in runs if not self.is_done(run))
         self.write()
 
     def is_done(self, run: Planned) -> bool:
-        """Whether a run has its result, by the criteria and with the notebooks that the batch asks for."""
-        kept, words = rows.facts(run.folder, "config.json"), [word.partition("=")[0] for word in run.words]
-        holds = all(kept.get(name) == getattr(run.config, name) for name in CRITERIA if name in words)
-        notebooks = {*self.config.notebooks}
-        made = {path.stem for path in (run.folder / "notebooks").glob("*.ipynb")} or notebooks  # or without
-        return (run.folder / "result.json").exists() and holds and notebooks <= made
+        """Whether a run has its result, with the criteria and notebooks that the batch requests."""
+        config, names = rows.facts(run.folder, "config.json"), {word.split("=")[0] for word in run.words}
+        same = all(config.get(name) == getattr(run.config, name) for name in CRITERIA if name in names)
+        wanted = {*self.config.notebooks}
+        # A run that was trained without notebooks has none of them.
+        executed = {path.stem for path in (run.folder / "notebooks").glob("*.ipynb")} or wanted
+        return (run.folder / "result.json").exists() and same and wanted <= executed
 
     def write(self) -> None:
-        """Lists the runs of the batch, and the score that they are compared by, in its batch.json."""
+        """Writes the runs of the batch, and the score by which they are compared, to batch.json."""
         runs = [
             {"id": run.id, "folder": os.path.relpath(run.folder, self.batch), "settings": run.varied}
             for run in self.runs.values()
@@ -52,44 +53,44 @@ class Listed:
 
     @property
     def left(self) -> int:
-        """How many runs are still to be handed out."""
+        """Number of runs that are not started yet."""
         return len(self.waiting)
 
     def next(self) -> Planned | None:
-        """The run to begin; None if there is none."""
+        """Returns the next run to start; None if there is none."""
         return self.waiting.popleft() if self.waiting else None
 
     def hopeless(self, run: Planned) -> bool:
-        """Whether a running run is to be stopped."""
+        """Whether a running run should be stopped."""
         return False
 
     def tell(self, run: Planned, how: str) -> None:
-        """Notes how a run has ended: "finished", "failed" or "pruned"."""
+        """Records how a run has ended: "finished", "failed" or "pruned"."""
 
 
 class Study(Listed):
-    """The runs of an Optuna study in memory, which batch.json and the run folders make again."""
+    """The runs of an Optuna study in memory, which is rebuilt from batch.json and the run folders."""
 
     def __init__(self, config: BatchConfig, batch: Path, corners: Sequence[Planned], score: Score):
         import optuna
 
-        assert config.optuna is not None  # as the engine has seen
+        assert config.optuna is not None  # checked by the engine
         self.optuna, self.options = optuna, config.optuna
         self.watched = f"validation_{score.on_validation}"
-        self.open: dict[str, Any] = {}  # run id -> the trial that waits for its end
+        self.open: dict[str, Any] = {}  # run id -> its unfinished trial
         self.reported: dict[str, set[int]] = defaultdict(set)  # run id -> epochs
         self.distributions = self._distributions(corners)
         pruner = getattr(optuna.pruners, PRUNERS[self.options.pruner])
         bounds = (self.options.startup_trials, self.options.warmup_epochs)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # the batch's own table tells of each run
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # the batch itself prints each run
         self.study = optuna.create_study(
             direction="maximize" if score.larger else "minimize",
             pruner=pruner(*bounds) if self.options.pruner == "median" else pruner(),
         )
         listed = rows.facts(batch, "batch.json")
         super().__init__(config, batch, (), score)
-        settings = {each["id"]: each["settings"] for each in listed.get("runs", [])}
-        for id_ in listed.get("trials", settings):  # of earlier commands; another recipe's or space's fail
+        settings = {row["id"]: row["settings"] for row in listed.get("runs", [])}
+        for id_ in listed.get("trials", settings):  # of earlier commands, if still in the space
             try:
                 run = batch_file.planned(config, settings[id_])
                 drawn = self._values(settings[id_], json.dumps)
@@ -107,17 +108,17 @@ class Study(Listed):
         return len(self.waiting) + max(0, self.options.n_trials - len(self.trials))
 
     def next(self) -> Planned | None:
-        """The next proposal that has to be run."""
+        """Returns the next proposal whose run is not done."""
         sampler = getattr(self.optuna.samplers, SAMPLERS[self.options.sampler])
         while not self.waiting and self.left:
-            # One sampler per trial: a resumed study draws what an undisturbed one would have drawn.
+            # One sampler per trial, so that a resumed study draws the same as an uninterrupted one.
             self.study.sampler = sampler(seed=self.options.seed + len(self.trials))
             self._take()
             self.write()
         return super().next()
 
     def _take(self, run: Planned | None = None) -> None:
-        """Asks for a trial, which waits for its run; it fails if that was proposed before."""
+        """Opens a trial and queues its run; a trial whose run was proposed before fails."""
         trial = self.study.ask(self.distributions)
         run = run or batch_file.planned(self.config, self._values(trial.params, json.loads))
         self.trials.append(run.id)
@@ -127,11 +128,11 @@ class Study(Listed):
         self.runs[run.id], self.open[run.id] = run, trial
         if (pruned := state.look(run.folder).state == "pruned") or self.is_done(run):
             self.tell(run, "pruned" if pruned else "finished")
-        else:  # one that failed is tried again
+        else:  # a failed run is tried again
             self.waiting.append(run)
 
     def hopeless(self, run: Planned) -> bool:
-        """Tells the study of each new epoch of a run; whether it gives the run up."""
+        """Reports each new epoch of a run to the study; returns whether the study prunes the run."""
         trial, reported, hopeless = self.open[run.id], self.reported[run.id], False
         for row in self._rows(run, "epoch"):
             if row["seed"] == run.config.seed and row["epoch"] not in reported:
@@ -141,8 +142,8 @@ class Study(Listed):
         return hopeless
 
     def tell(self, run: Planned, how: str) -> None:
-        """The score of a run is its own net's on validation at its best epoch, as a mean over seeds."""
-        self.hopeless(run)  # what others are compared with depends on no look
+        """Reports the validation score of the run's main net at its best epoch, as a mean over seeds."""
+        self.hopeless(run)  # reports all epochs, however often they were read before
         scores = {row["seed"]: row[self.watched] for row in self._rows(run, "test")}
         trial, states = self.open.pop(run.id), self.optuna.trial.TrialState
         if how == "finished" and scores:
@@ -162,11 +163,11 @@ class Study(Listed):
         return spaces
 
     def _values(self, values: Mapping[str, Any], converted: Callable[[Any], Any]) -> dict[str, Any]:
-        """Settings as Optuna draws them, or back: choices as JSON, since it stores no list."""
+        """Converts settings to Optuna's values or back: choices are JSON, since Optuna stores no lists."""
         ranges = {name for name, space in self.options.space.items() if isinstance(space, Range)}
         return {name: value if name in ranges else converted(value) for name, value in values.items()}
 
     def _rows(self, run: Planned, event: str) -> Iterable[dict[str, Any]]:
-        """What the run's own net came to on validation."""
+        """Returns the rows of the run's main net that have its validation score."""
         logged = (row for row in rows.read(run.folder) if row["event"] == event and row["net"] in MAIN_NETS)
         return [row for row in logged if self.watched in row]

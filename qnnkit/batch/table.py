@@ -1,4 +1,4 @@
-"""The progress of a batch: a line per change."""
+"""Shows the progress of a batch, one line per change."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ class Shown:
     """Shows the runs of a batch.
 
     Args:
-        batch: Its folder, with the list of its runs.
+        batch: The batch's folder, with its batch.json.
         echo: Called with a line for each run whose state has changed; None prints it.
     """
 
     def __init__(self, batch: Path, echo: Callable[[str], None] | None):
         self.line = echo or partial(print, flush=True)
         self.batch, self.begun = batch, time.monotonic()
-        self.states = {each.id: each for each in state.of_batch(batch)}
-        self.ended = sum(each.state in ENDED for each in self.states.values())  # before this command
+        self.states = {run.id: run for run in state.of_batch(batch)}
+        self.ended = sum(run.state in ENDED for run in self.states.values())  # before this command
 
     def update(self, waiting: int) -> None:
-        """Shows the batch as it is; `waiting` more runs are still to be started or proposed."""
+        """Shows each run whose state has changed; `waiting` is the number of runs that are not started."""
         before = self.states
-        finished = {id_: each for id_, each in before.items() if each.state == "finished"}
+        finished = {id_: run for id_, run in before.items() if run.state == "finished"}
         states = state.of_batch(self.batch, finished)
-        self.states = {each.id: each for each in states}
-        left = waiting + sum(each.state == "running" for each in states)
-        ended = sum(each.state in ENDED for each in states) - self.ended
+        self.states = {run.id: run for run in states}
+        left = waiting + sum(run.state == "running" for run in states)
+        ended = sum(run.state in ENDED for run in states) - self.ended
         counts = summary(states, (time.monotonic() - self.begun) / ended * left if ended > 0 else 0)
-        for each in states:
-            if each.state != (before[each.id].state if each.id in before else "waiting"):
-                self.line(f"{run_line(each)}  [{counts}]")
+        for run in states:
+            if run.state != (before[run.id].state if run.id in before else "waiting"):
+                self.line(f"{run_line(run)}  [{counts}]")
 
 
 def run_line(run: State) -> str:
-    """A run in one line: its settings, then what `qnnkit watch` says, then its best validation score."""
+    """Returns a run as one line: its settings, its line in `qnnkit watch`, and its best validation score."""
     words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in run.settings.items()
@@ -55,7 +55,7 @@ def run_line(run: State) -> str:
 
 
 def summary(states: Collection[State], seconds_left: float) -> str:
-    """How many runs are in each state, and how long the others take."""
-    counts = Counter(each.state for each in states)
+    """Returns how many runs are in each state, and the estimated time left."""
+    counts = Counter(run.state for run in states)
     words = [f"{counts[name]} {name}" for name in STATES if counts[name] or name == "finished"]
     return ", ".join(words + ([f"about {duration(seconds_left)} left"] if seconds_left >= 1 else []))

@@ -1,4 +1,4 @@
-"""Who executes the runs of a batch, each in a process of its own: threads here, or Dask workers elsewhere."""
+"""Workers that execute the runs of a batch, each in its own process: threads here, or Dask workers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from qnnkit.runs import rows, state
 RUN_BYTES = 1.2e9
 """Memory to keep free for each run: its process and kernel took 0.9 GB (Linux, PyTorch for CPUs)."""
 TIMEOUT = 15.0
-"""Seconds that a scheduler has to answer, and then to have a worker."""
-GONE = "The scheduler is gone. Finished runs are kept. Start it, then type the same command again."
-LOOK = 0.5  # seconds between two looks at whether a run is still wanted
+"""Seconds that a scheduler has to answer, and then to provide a worker."""
+GONE = "The scheduler is gone. Finished runs are kept. Start it, then run the same command again."
+LOOK = 0.5  # seconds between two checks that a run is still wanted
 GRACE = 90.0  # seconds that a run has to write its checkpoint and end
-IN_USE = "is in use"  # what runs.lock says of a folder that is taken
-_in_use, _choosing = Counter[str](), threading.Lock()  # GPUs that runs of this process have
+IN_USE = "is in use"  # part of the message of runs.lock about a locked folder
+_in_use, _choosing = Counter[str](), threading.Lock()  # number of this process's runs on each GPU
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,34 @@ class Pool:
 
     executor: Executor
     slots: Callable[[], int]
-    """How many runs can run at once right now; raises ConnectionError if the scheduler is gone."""
+    """How many runs can be executed at once now; raises ConnectionError if the scheduler is gone."""
     threads: int
-    """CPU threads of each run, at most."""
+    """Most CPU threads of a run."""
 
 
 def need(module: str, extra: str) -> Any:
-    """`module`, imported now.
+    """Imports and returns `module`.
 
     Raises:
-        ModuleNotFoundError: The extra that brings it is not installed.
+        ModuleNotFoundError: The extra that contains it is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        sentence = f"This batch needs {module}, which is not installed. Type: pip install 'qnnkit[{extra}]'."
+        sentence = f"This batch needs {module}, which is not installed. Run: pip install 'qnnkit[{extra}]'."
         raise ModuleNotFoundError(sentence, name=error.name) from None
 
 
 def shares(config: BatchConfig, wanted: int | None, gpus: int) -> tuple[int, int]:
-    """How many runs at once, and the CPU threads of each: together no more than the cores.
+    """Returns how many runs to execute at once, and the CPU threads of each; together at most all cores.
 
     Args:
         config: The batch.
-        wanted: Threads that its runs ask for; None if they take what is there.
-        gpus: How many GPUs there are.
+        wanted: Threads that its runs request; None if they take their share.
+        gpus: Number of GPUs.
 
     Raises:
-        ValueError: There are fewer GPUs than a run, or the workers, ask for.
+        ValueError: There are fewer GPUs than a run, or the workers, need.
     """
     cores = machine.cores()
     fit = min(cores // (wanted or 1), int(machine.memory()[1] / RUN_BYTES))
@@ -76,26 +76,26 @@ def shares(config: BatchConfig, wanted: int | None, gpus: int) -> tuple[int, int
         if fit < (config.workers or 1):
             rule = f"fit the {gpus} GPUs of this machine"
             value = f"{config.gpus_per_run} for each of {config.workers or 1} workers"
-            raise ValueError(checks.message("gpus_per_run", rule, value, "Ask for fewer, or leave it out."))
+            raise ValueError(checks.message("gpus_per_run", rule, value, "Use fewer, or leave it out."))
     workers = config.workers or max(1, min(fit, count(config)))
     return workers, max(1, cores // workers)
 
 
 @contextlib.contextmanager
 def opened(config: BatchConfig, runs: Iterable[Planned], scheduler: Any = None) -> Iterator[Pool]:
-    """The workers of a batch.
+    """Opens the workers of a batch.
 
     Args:
         config: The batch.
-        runs: Some of its runs, of every recipe.
+        runs: Some of its runs, at least one of each recipe.
         scheduler: The address of a Dask scheduler, a Dask cluster, or None for threads of this process.
 
     Raises:
         ConnectionError: No scheduler answers there, or it has no workers.
-        ValueError: There are fewer GPUs than a run, or the workers, ask for.
+        ValueError: There are fewer GPUs than a run, or the workers, need.
     """
     threads = [run.config.threads for run in runs]
-    wanted = max(filter(None, threads)) if all(isinstance(each, int) for each in threads) else None
+    wanted = max(filter(None, threads)) if all(isinstance(n, int) for n in threads) else None
     if scheduler is None:
         gpus = len(visible_gpus()) if config.gpus_per_run else 0
         workers, share = shares(config, wanted, gpus)
@@ -109,7 +109,7 @@ def opened(config: BatchConfig, runs: Iterable[Planned], scheduler: Any = None) 
 
 @contextlib.contextmanager
 def _connected(scheduler: Any) -> Iterator[Any]:
-    """A client of Dask's that has workers; Python's random numbers are as before in the end."""
+    """Opens a Dask client that has workers; restores the state of Python's random numbers at the end."""
     distributed = need("distributed", "cluster")
     with contextlib.ExitStack() as opened:
         opened.callback(random.setstate, random.getstate())
@@ -118,18 +118,18 @@ def _connected(scheduler: Any) -> Iterator[Any]:
             opened.enter_context(client).wait_for_workers(1, timeout=TIMEOUT)
         except (OSError, TimeoutError, ValueError, TypeError) as error:
             where = scheduler if isinstance(scheduler, str) else scheduler.scheduler_address
-            step = f"Start them by `dask scheduler` and `dask worker {where} --nthreads 1`."
+            step = f"Start them with `dask scheduler` and `dask worker {where} --nthreads 1`."
             message = f"No scheduler with a worker answers at {where} ({words.first_line(error)}). {step}"
             raise ConnectionError(message) from None
         yield client
 
 
 def _slots(client: Any) -> int:
-    """How many runs the workers of a scheduler can take; they may come and go."""
+    """Returns how many runs the workers of a scheduler can execute at once; workers may come and go."""
     workers = client.scheduler_info(n_workers=-1).get("workers")
     if client.status != "running" or workers is None:
         raise ConnectionError(GONE)
-    return sum(each["nthreads"] for each in workers.values())
+    return sum(worker["nthreads"] for worker in workers.values())
 
 
 # --- one run, by a worker -----------------------------------------------------------------------------------
@@ -137,17 +137,17 @@ def _slots(client: Any) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs to know of a run: plain values, since it may be on another machine."""
+    """What a worker needs to execute a run: plain values, since it may be on another machine."""
 
     folder: str
-    words: tuple[str, ...]  # of `qnnkit run`
-    variables: Mapping[str, str]  # of its environment, next to the worker's own
-    gpus: int  # that it has to itself
+    words: tuple[str, ...]  # arguments of `qnnkit run`
+    variables: Mapping[str, str]  # environment variables, added to those of the worker
+    gpus: int  # number of GPUs reserved for it
     batch: str  # folder of the batch
-    command: str  # id of the command that wants it
+    command: str  # id of the command that submitted it
 
     def unwanted(self) -> bool:
-        """Whether the command has ended, or has given the run up."""
+        """Whether the command has ended or has pruned the run."""
         try:
             session = json.loads((Path(self.batch) / state.SESSION).read_bytes())
         except FileNotFoundError:
@@ -159,19 +159,19 @@ class Job:
 
 
 def execute(job: Job) -> tuple[str, str]:
-    """Runs `job` to its end: "finished", "failed" or, once it is unwanted, "pruned"; and why it failed.
+    """Executes a run; returns "finished", "failed" or, once it is unwanted, "pruned", and why it failed.
 
-    If another process holds the run folder (of a batch that was killed, or of another one), it waits until
-    that one ends, and resumes from the newest checkpoint.
+    If another process holds the run folder (of a killed batch, or of another batch), it waits until that
+    process ends, and resumes from the newest checkpoint.
 
     Raises:
-        ConnectionError: This machine does not see the folder of the batch.
+        ConnectionError: This machine cannot access the folder of the batch.
     """
     folder = Path(job.folder)
     if not Path(job.batch).is_dir():
-        step = "Set QNNKIT_HOME to a folder that all share."
+        step = "Set QNNKIT_HOME to a folder that all machines share."
         raise ConnectionError(f"A worker does not see `{job.batch}`. {step}")
-    error, result = "", folder / "result.json"  # on Drive, if a run runs elsewhere
+    error, result = "", folder / "result.json"  # on Drive, if the run is worked on elsewhere
     while not job.unwanted() and not (error and result.exists()):
         if error and IN_USE not in error:
             return "failed", error
@@ -180,12 +180,12 @@ def execute(job: Job) -> tuple[str, str]:
 
 
 def _attempt(job: Job, log: Path) -> str:
-    """Runs the process until it ends or is unwanted; returns why it ended, as its log says."""
+    """Executes a process until it ends or is unwanted; returns why it ended, as read from its log."""
     command = [sys.executable, "-m", "qnnkit", "run", "--run-dir", job.folder, *job.words]
     begin = log.stat().st_size if log.exists() else 0
     variables = os.environ | job.variables | {warm.PARENT: str(os.getpid())}
     with _gpus(job.gpus) as gpus:
-        # In a session of its own: Ctrl-C reaches the batch alone, which then asks its runs to stop.
+        # In its own session: Ctrl-C reaches only the batch, which then stops its runs.
         process = warm.start(command, variables | gpus, log)
         try:
             while process.poll() is None and not job.unwanted():
@@ -202,10 +202,10 @@ def _attempt(job: Job, log: Path) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Names by which a process can be given each GPU that this one sees."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [each.strip() for each in named.split(",") if each.strip()]
+    """Returns the name of each GPU that this process sees, as CUDA_VISIBLE_DEVICES takes it."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is not None:
+        return [name.strip() for name in names.split(",") if name.strip()]
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
@@ -213,7 +213,7 @@ def visible_gpus() -> list[str]:
 
 @contextlib.contextmanager
 def _gpus(n: int) -> Iterator[dict[str, str]]:
-    """The variable that gives a run `n` of the GPUs that this process sees, those that fewest runs have."""
+    """Yields the environment variable that gives a run the `n` least used GPUs of this process."""
     with _choosing:
         chosen = sorted(visible_gpus() if n else [], key=_in_use.__getitem__)[:n]
         _in_use.update(chosen)
@@ -225,13 +225,13 @@ def _gpus(n: int) -> Iterator[dict[str, str]]:
 
 
 def reason(log: Path, begin: int, status: int) -> str:
-    """Why an attempt ended, as its log says from byte `begin` on."""
+    """Returns why an attempt ended, as read from its log after byte `begin`."""
     with log.open("rb") as file:
         file.seek(begin)
         lines = file.read().decode(errors="replace").splitlines()
     if sentences := [line for line in lines if line.startswith("qnnkit: ")]:
         return sentences[-1].removeprefix("qnnkit: ")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    how = f"was ended from outside ({signal.Signals(-status).name})" if status < 0 else f"stopped ({status})"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing").rstrip(".")
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"stopped with status {status}"
     hint = " Memory may have run out: use fewer workers." if status == -signal.SIGKILL else ""
-    return f"The run {how}: {last}{hint} Its log is {log}."
+    return f"The run {how}: {last}.{hint} Its log is {log}."

@@ -1,6 +1,6 @@
-"""The main job: notebooks 00 to 04b, one after the other, through the run folder; and how one is launched.
+"""Runs notebooks 00 to 04b of a run one after the other, and launches single notebooks.
 
-A launch is strict: every parameter must be declared in the notebook, with that type, or nothing runs.
+A launch is strict: if a parameter is not declared in the notebook, or has another type, nothing runs.
 """
 
 from __future__ import annotations
@@ -23,70 +23,70 @@ from qnnkit.runs.lock import alone, bring, mirrored
 from qnnkit.runs.trainings import stopping
 
 ANALYZE, INSIDE = "04_analyze", "04b_inside"
-"""The notebook that writes report and result, and the one that adds to them."""
+"""The notebook that writes the report and the result, and the one that adds to the report."""
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", ANALYZE, INSIDE)
 TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list}
 START_TIMEOUT = 300
-"""Seconds that a kernel has to start; papermill's own 60 are too few where many start at once."""
+"""Seconds that a kernel has to start; papermill's default of 60 is too short when many start at once."""
 ANNOUNCED = "QNNKIT_NOTEBOOK"
-"""Environment variable of a kernel: the file to which the executed copy of its notebook is written."""
+"""Environment variable of a kernel: the path at which the executed copy of its notebook is written."""
 LOOK = 0.5
-"""Seconds between two looks at the rows that a kernel writes."""
+"""Seconds between two reads of the rows that a kernel writes."""
 STOP_TIMEOUT = 60.0
-"""Seconds that a kernel has to finish its step and save it; Jupyter's own 5 are too few."""
+"""Seconds that a kernel has to finish and save its step; Jupyter's default of 5 is too short."""
 
 
 class NotebookError(RuntimeError):
-    """A notebook stopped; the message is the sentence it stopped with."""
+    """A notebook stopped with an error; the message contains that error."""
 
 
 # --- the notebooks of a run ---------------------------------------------------------------------------------
 
 
 def chosen(names: str | None) -> tuple[str, ...]:
-    """The notebooks of a run that are named, such as "03_train,04_analyze", in their order; all of none.
+    """Returns the named notebooks of a run, such as "03_train,04_analyze", in order; all if `names` is None.
 
     Raises:
         ValueError: A name is unknown.
     """
-    asked = NOTEBOOKS if names is None else names.split(",")
-    for name in asked:
+    selected = NOTEBOOKS if names is None else names.split(",")
+    for name in selected:
         checks.choice("notebook", name, NOTEBOOKS)
-    return tuple(name for name in NOTEBOOKS if name in asked)
+    return tuple(name for name in NOTEBOOKS if name in selected)
 
 
 def of_notebooks(
     run_dir: str | Path, given: Mapping[str, Any], settings: Collection[str], names: Collection[str]
 ) -> dict[str, Any]:
-    """Those of the given values that are no settings of a run, but parameters of its notebooks.
+    """Returns the given values that are parameters of a run's notebooks, not settings of its recipe.
 
     Args:
         run_dir: The run's folder, in which some of the notebooks may have finished.
-        given: By name.
+        given: Values by name.
         settings: Names of the settings of the run's recipe.
-        names: Of the notebooks.
+        names: Names of the notebooks.
 
     Raises:
-        TypeError: A value has another type than the notebook declares.
-        ValueError: A notebook that has finished had another value, and would not be executed again.
+        TypeError: A value does not have the type that the notebook declares.
+        ValueError: A notebook that has finished had another value; it would not be executed again.
     """
-    others, parameters = {name: given[name] for name in given if name not in settings}, {}
+    candidates, parameters = {name: given[name] for name in given if name not in settings}, {}
     bring(folder := workspace.run_folder(run_dir))
-    for name in names if others else ():
-        known, used = declared(find_notebook(name)), _used(folder, name)
-        own = {each: others[each] for each in others if each in known}
-        for each in own:
-            with contextlib.suppress(ValueError, TypeError):  # 1e-3, which `--set` leaves as it is written
-                own[each] = float(own[each]) if known[each]["inferred_type_name"] == "float" else own[each]
-        check_parameters(find_notebook(name), own)
-        as_kept = json.loads(without_places(json.dumps(own)))
-        for each in own:
-            default = ast.literal_eval(known[each]["default"])
-            if used is not None and used.get(each, default) != as_kept[each]:
-                rule = f"be what {name} of this run has finished with"
-                step = "Begin another run_dir, or run that notebook alone, by papermill."
-                raise ValueError(checks.message(each, rule, own[each], step))
-        parameters |= own
+    for notebook in names if candidates else ():
+        fields, used = declared(find_notebook(notebook)), _used(folder, notebook)
+        values = {name: candidates[name] for name in candidates if name in fields}
+        for name, value in [*values.items()]:
+            with contextlib.suppress(ValueError, TypeError):  # 1e-3, which `--set` leaves as text
+                values[name] = float(value) if fields[name]["inferred_type_name"] == "float" else value
+        check_parameters(find_notebook(notebook), values)
+        recorded = json.loads(without_places(json.dumps(values)))
+        for name in values:
+            default = ast.literal_eval(fields[name]["default"])
+            if used is not None and used.get(name, default) != recorded[name]:
+                rule = f"be the value with which {notebook} of this run finished"
+                step = "Use another run_dir, or run that notebook alone with papermill."
+                raise ValueError(checks.message(name, rule, values[name], step))
+        parameters |= values
     return parameters
 
 
@@ -97,32 +97,32 @@ def run_notebooks(
     names: Sequence[str] = NOTEBOOKS,
     finish: Callable[[Run], Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Runs what has not finished yet.
+    """Runs the notebooks that have not finished yet.
 
-    Every notebook gets the run folder and reads its settings there, so that each agrees with config.json.
+    Every notebook gets the run folder and reads its settings there, so that all agree with config.json.
 
     Args:
-        run: The run, as `open_run` gives it.
+        run: The run, as `open_run` returns it.
         echo: Called with one line per notebook and per epoch.
-        parameters: Of the notebooks themselves, by name; each gets those that it declares.
-        names: Of the notebooks to run.
-        finish: Writes the result of a run whose nets are trained, where 04_analyze is not among them.
+        parameters: Parameters of the notebooks, by name; each notebook gets those that it declares.
+        names: Names of the notebooks to run.
+        finish: Writes the result of a run whose nets are trained, if 04_analyze is not among `names`.
 
     Returns:
-        The run's result; None where neither wrote it.
+        The run's result; None if nothing has written it.
 
     Raises:
         NotebookError: A notebook stopped; the ones before it stay finished.
         BlockingIOError: Another process runs the notebooks of this run.
-        Stopped: A person has stopped it (Ctrl-C); the message says where.
+        Stopped: The user stopped it (Ctrl-C); the message says where.
     """
     with alone(run.folder, "chain"), mirrored(run.folder):
-        kits = _folders()[1:]
-        if mine := [name for name in names if find_notebook(name).parent not in kits]:
-            echo(f"Taken from notebooks/ of the workspace, in place of the kit's: {', '.join(mine)}.")
+        shipped = _folders()[1:]
+        if replaced := [name for name in names if find_notebook(name).parent not in shipped]:
+            echo(f"Using notebooks/ of the workspace instead of the shipped {', '.join(replaced)}.")
         for index, name in enumerate(names, start=1):
             label = f"[{index}/{len(names)}] {name}"
-            due = name == ANALYZE and run.result is None  # it is its result that says that it has finished
+            due = name == ANALYZE and run.result is None  # only its result shows that it has finished
             if run.notebook(name).exists() and not due:
                 echo(f"{label}: finished before")
                 continue
@@ -137,44 +137,44 @@ def run_notebooks(
 
 
 def analyze(run: Run) -> Any:
-    """Executes 04_analyze of a trained run again, with the parameters it had: report, figures and result.
+    """Executes 04_analyze of a trained run again, with its earlier parameters: report, figures and result.
 
     Raises:
-        NotebookError: The notebook stopped; the earlier page stays.
+        NotebookError: The notebook stopped; the earlier report stays.
     """
     with alone(run.folder, "chain"), mirrored(run.folder):
-        _execute(run, ANALYZE, _used(run.folder, ANALYZE) or {})
+        _execute(run, ANALYZE, _used(run.folder, ANALYZE) or {}, lambda: None)
     return run.result
 
 
 def _used(folder: Path, name: str) -> Any:
-    """The parameters that a notebook of a run has finished with; None where it has not."""
+    """Returns the parameters with which a notebook of a run finished; None if it has not finished."""
     copy = workspace.read_json(folder / "notebooks" / f"{name}.ipynb")
     return copy and copy["metadata"]["papermill"]["parameters"]
 
 
-def _execute(run: Run, name: str, own: Mapping[str, Any], follow: Callable[[], None] = lambda: None) -> None:
-    """Launches a notebook with what it declares of its own parameters; settings are in config.json."""
+def _execute(run: Run, name: str, parameters: Mapping[str, Any], follow: Callable[[], None]) -> None:
+    """Launches a notebook with those of the parameters that it declares; settings are in config.json."""
     source = find_notebook(name)
-    known, values = declared(source), {**own, "recipe": run.config.recipe, "run_dir": str(run.folder)}
-    launch(source, run.notebook(name), {each: values[each] for each in values if each in known}, follow)
+    fields, values = declared(source), {**parameters, "recipe": run.config.recipe, "run_dir": str(run.folder)}
+    launch(source, run.notebook(name), {key: values[key] for key in values if key in fields}, follow)
 
 
 def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
-    """`echo`, which also adds each line, with the time, to run.log in the run folder."""
+    """Returns a version of `echo` that also adds each line, with the time, to run.log in the run folder."""
 
-    def tell(text: str = "") -> None:
+    def echo_and_log(text: str = "") -> None:
         with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
             file.writelines(f"{now()}  {line}\n" for line in without_places(text).splitlines() if line)
             if os.path.sameopenfile(file.fileno(), 1):
-                return  # a batch sends there what its runs print
+                return  # a batch redirects the output of its runs to this file
         echo(text)
 
-    return tell
+    return echo_and_log
 
 
 def finished(run: Run) -> dict[str, Any] | None:
-    """The result of a run that is done, else None; Drive gets what it lacks of it."""
+    """Returns the result of a finished run, else None; completes the copy on Drive."""
     if run.result is not None:
         with mirrored(run.folder):
             pass
@@ -182,7 +182,7 @@ def finished(run: Run) -> dict[str, Any] | None:
 
 
 def epoch_line(run: Run, row: Mapping[str, Any]) -> str:
-    """A row of metrics.jsonl for people; of the beginning, where the nets are trained."""
+    """Returns a row of metrics.jsonl as a line of text; for a "begin" row, where the nets are trained."""
     score, whose = run.score, f"{row['net']:<17} seed {row['seed']}"
     if row["event"] == "begin":
         return run.provenance.get("trained", {}).get("sentence", "")
@@ -202,7 +202,7 @@ def epoch_line(run: Run, row: Mapping[str, Any]) -> str:
 
 
 def _following(run: Run, echo: Callable[[str], None]) -> Callable[[], None]:
-    """A function that echoes what another process has trained since it was last called."""
+    """Returns a function that echoes what another process has trained since the last call."""
     echoed, seen = {""}, len(run.rows("metrics"))
 
     def follow() -> None:
@@ -221,25 +221,25 @@ def _following(run: Run, echo: Callable[[str], None]) -> Callable[[], None]:
 
 
 def declared(notebook: Path) -> dict[str, dict[str, Any]]:
-    """The parameters that a notebook's `parameters` cell declares, by name."""
+    """Returns the parameters that a notebook's `parameters` cell declares, by name."""
     import papermill
 
     return papermill.inspect_notebook(str(notebook))
 
 
 def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Refuses what papermill does not: a parameter that the notebook lacks, or declares with another type.
+    """Checks what papermill does not: the notebook must declare every parameter, with the value's type.
 
     Raises:
-        ValueError: A name is unknown; the nearest one is offered.
+        ValueError: A name is unknown; the message suggests the nearest one.
         TypeError: A value has the wrong type.
     """
-    known = declared(notebook)
+    fields = declared(notebook)
     for name, value in parameters.items():
-        checks.choice(f"parameter of {notebook.name}", name, known)
-        kind, meaning = known[name]["inferred_type_name"].strip("\"'"), known[name]["help"].strip()
-        optional = value is None and known[name]["default"] == "None"
-        optional |= value == "auto" and '"auto"' in meaning  # a word that its own line offers
+        checks.choice(f"parameter of {notebook.name}", name, fields)
+        kind, meaning = fields[name]["inferred_type_name"].strip("\"'"), fields[name]["help"].strip()
+        optional = value is None and fields[name]["default"] == "None"
+        optional |= value == "auto" and '"auto"' in meaning  # allowed by the comment on its line
         wrong_bool = isinstance(value, bool) and kind != "bool"  # True is an int to Python, not to a person
         if not optional and (wrong_bool or not isinstance(value, TYPES.get(kind, object))):
             step = f"It means: {meaning}."
@@ -252,23 +252,23 @@ def launch(
     parameters: Mapping[str, Any],
     follow: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Executes a notebook with checked parameters in a fresh kernel, and keeps the executed copy.
+    """Executes a notebook with checked parameters in a fresh kernel, and saves the executed copy.
 
-    The kernel works in the current folder. While it runs the copy is `<name>.running.ipynb`; it gets its own
-    name when every cell has finished, or is `<name>.failed.ipynb`, with the error in it.
+    The kernel works in the current folder. While it runs, the copy is called `<name>.running.ipynb`. It gets
+    its final name when every cell has finished; otherwise it becomes `<name>.failed.ipynb`, with the error.
 
     Args:
-        notebook: Source, left unchanged.
-        output: Where the executed copy goes.
+        notebook: The source, which is not changed.
+        output: Path of the executed copy.
         parameters: Values by name.
-        follow: Called twice a second meanwhile, and in the end.
+        follow: Called twice a second while the notebook runs, and once at its end.
 
     Raises:
         ValueError: A parameter is unknown.
         TypeError: A parameter has the wrong type.
         NotebookError: A cell failed, or the kernel died.
         OSError: The executed copy cannot be written.
-        KeyboardInterrupt: Ctrl-C; the kernel was given time to save what it trained.
+        KeyboardInterrupt: Ctrl-C; the kernel had time to save what it trained.
     """
     import papermill
 
@@ -280,11 +280,11 @@ def launch(
         with workspace.writing(running):
             _in_a_kernel(notebook, running, parameters, follow)
     except papermill.PapermillExecutionError as error:
-        why = f"stopped: {error.evalue} The cell and the whole trace are in {failed}."
-    except RuntimeError as error:  # of Jupyter
-        why = f"stopped: its kernel died or did not start, as where memory runs out ({error}). Free memory, "
-        why += "raise the number of open files (`ulimit -n 1024`), or use --set gradient_checkpointing=true. "
-        why += f"The cells before are in {failed}."
+        why = f"stopped: {error.evalue} The cell and the full traceback are in {failed}."
+    except RuntimeError as error:  # raised by Jupyter
+        why = f"stopped: its kernel died or did not start, perhaps out of memory ({error}). Free memory, "
+        why += "raise the limit of open files (`ulimit -n 1024`), or use --set gradient_checkpointing=true. "
+        why += f"The earlier cells are in {failed}."
     else:
         failed.unlink(missing_ok=True)
         return _share(running).replace(output)
@@ -294,7 +294,7 @@ def launch(
 
 
 def _share(notebook: Path) -> Path:
-    """An executed notebook, in which no path says where this machine's workspace is, or whose it is."""
+    """Removes the paths of this machine's workspace and home folder from an executed notebook."""
     workspace.write_bytes(notebook, without_places(notebook.read_text(encoding="utf-8")).encode())
     return notebook
 
@@ -302,10 +302,10 @@ def _share(notebook: Path) -> Path:
 def _in_a_kernel(
     notebook: Path, running: Path, parameters: Mapping[str, Any], follow: Callable[[], None]
 ) -> None:
-    """Executes a notebook in a thread, so that a signal here cuts nothing of Jupyter's; no kernel is left.
+    """Executes a notebook in a thread, so that a signal here does not interrupt Jupyter; leaves no kernel.
 
-    Kernels speak over files in a folder of their own. Of Jupyter's own choices, `kernel-ipc-1` and so on in
-    the current folder, or ports, two launches at the same moment may take the same and wait for each other.
+    A kernel communicates over files in a folder of its own. With Jupyter's defaults (`kernel-ipc-1` and so on
+    in the current folder, or ports), two simultaneous launches may choose the same and wait for each other.
     """
     import papermill
     from jupyter_core.utils import ensure_event_loop
@@ -313,7 +313,7 @@ def _in_a_kernel(
     kernels: list[Any] = []
 
     def execute(manager: type) -> None:
-        with contextlib.closing(ensure_event_loop()):  # of this thread
+        with contextlib.closing(ensure_event_loop()):  # this thread's
             papermill.execute_notebook(
                 str(notebook),
                 str(running),
@@ -321,7 +321,7 @@ def _in_a_kernel(
                 kernel_name="python3",
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
-                extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
+                extra_arguments=["--log-level=CRITICAL"],  # an interrupt ends it, which is not an error
                 kernel_manager_class=manager,
             )
 
@@ -329,19 +329,19 @@ def _in_a_kernel(
         tempfile.TemporaryDirectory(prefix="qnnkit-", ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor(1) as thread,
     ):
-        executed = thread.submit(execute, _manager(folder, running, kernels))
+        execution = thread.submit(execute, _manager(folder, running, kernels))
         try:
-            while not wait([executed], LOOK).done:
+            while not wait([execution], LOOK).done:
                 follow()
             follow()
-            executed.result()
+            execution.result()
         except (KeyboardInterrupt, SystemExit):
-            asked, end = 0, time.monotonic() + STOP_TIMEOUT
-            while not executed.done() and time.monotonic() < end:
-                for kernel in kernels[asked:]:  # one that trains saves its state, any other ends at once
+            n_ended, end = 0, time.monotonic() + STOP_TIMEOUT
+            while not execution.done() and time.monotonic() < end:
+                for kernel in kernels[n_ended:]:  # a kernel that trains saves its state, others end at once
                     kernel.terminate()
-                    asked += 1
-                wait([executed], 0.1)
+                    n_ended += 1
+                wait([execution], 0.1)
             raise
         finally:
             for kernel in kernels:
@@ -350,7 +350,7 @@ def _in_a_kernel(
 
 
 def _manager(folder: str, running: Path, kernels: list[Any]) -> type:
-    """Jupyter's manager of kernels, which are forked where that is possible; they are added to `kernels`."""
+    """Returns a Jupyter kernel manager that forks kernels if possible and adds them to `kernels`."""
     from jupyter_client.manager import AsyncKernelManager
 
     options: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
@@ -358,32 +358,32 @@ def _manager(folder: str, running: Path, kernels: list[Any]) -> type:
         options |= {"transport": "ipc", "ip": f"{folder}/kernel"}
 
     class Manager(AsyncKernelManager):
-        def __init__(self, **known: Any):
-            super().__init__(**known, **options)
+        def __init__(self, **arguments: Any):
+            super().__init__(**arguments, **options)
 
-        async def _async_launch_kernel(self, kernel_cmd: list[str], **known: Any) -> None:
-            env = {**known.pop("env"), ANNOUNCED: str(running.absolute())}
+        async def _async_launch_kernel(self, kernel_cmd: list[str], **arguments: Any) -> None:
+            env = {**arguments.pop("env"), ANNOUNCED: str(running.absolute())}
             kernel_cmd = ["qnnkit.kernel" if word == "ipykernel_launcher" else word for word in kernel_cmd]
-            there: Any = self.provisioner
+            provisioner: Any = self.provisioner
             if warm.ready(kernel_cmd):
                 inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-                alone = "--IPKernelApp.parent_handle=0"  # it ends with this process by itself
-                there.process = warm.Forked([*kernel_cmd, alone], inline | env)
-                there.pid = there.pgid = there.process.pid  # its session is its own
+                no_parent = "--IPKernelApp.parent_handle=0"  # a forked kernel watches this process itself
+                process = provisioner.process = warm.Forked([*kernel_cmd, no_parent], inline | env)
+                provisioner.pid = provisioner.pgid = process.pid  # it leads its own session
             else:
-                await super()._async_launch_kernel(kernel_cmd, env=env, **known)
-            kernels.append(there.process)
+                await super()._async_launch_kernel(kernel_cmd, env=env, **arguments)
+            kernels.append(provisioner.process)
 
     return Manager
 
 
 def find_notebook(name: str) -> Path:
-    """The numbered notebook `name`, such as "03_train".
+    """Returns the path of the notebook `name`, such as "03_train".
 
     A copy in `notebooks/` of the workspace comes first, then that of the checkout or wheel of qnnkit.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: No folder has it.
     """
     folders = _folders()
     for folder in folders:
@@ -394,7 +394,7 @@ def find_notebook(name: str) -> Path:
 
 
 def _folders() -> list[Path]:
-    """Where notebooks are looked for; the first is the workspace's."""
+    """Returns the folders that may hold notebooks, the workspace's first."""
     package = Path(qnnkit.__file__).parent
     folders = [workspace.home() / "notebooks", package.parent / "notebooks"]
     return folders + [parent / "share/qnnkit/notebooks" for parent in package.parents]

@@ -1,4 +1,4 @@
-"""A run's folder: what was asked for, on what it ran, what came out. The only channel between notebooks."""
+"""A run's folder: its settings, provenance, rows and results. The only channel between its notebooks."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Run:
 
     folder: Path
     config: Settings
-    """As config.json has them, with paths as they are here."""
+    """The settings in config.json, with paths as on this machine."""
 
     @property
     def recipe(self) -> Recipe:
-        """What the run computes.
+        """The recipe that the run executes.
 
         Raises:
-            ValueError: It is a user's, and nobody has named it in this process.
+            ValueError: It is a user's recipe that was not named in this process.
         """
         return recipes.of(self.config)
 
     def notebook(self, name: str) -> Path:
-        """Path of the executed copy of a notebook, which is there once it has finished."""
+        """Path of the executed copy of a notebook; it exists once the notebook has finished."""
         return self.folder / "notebooks" / f"{name}.ipynb"
 
     def checkpoints(self, net: str, seed: int) -> Path:
@@ -48,23 +48,23 @@ class Run:
         return self.folder / "checkpoints" / f"{net}-seed{seed}"
 
     def identity(self, net: str, seed: int) -> dict[str, Any]:
-        """Identifies the checkpoints of one net: by recipe, settings, data and seed."""
+        """Identity of the checkpoints of one net: its name, its seed, and `made_of` of the run."""
         made_of = self.provenance.get("made_of") or self.made_of()
         return {"net": net, "seed": seed, "made of": made_of}
 
     def made_of(self) -> str:
-        """Hash of the recipe and of the settings that a run begins with, but how long it trains."""
-        own = self.asked.chosen(without=("epochs",))
-        return digest_of({"recipe": self.recipe.digest, "settings": own})[:16]
+        """Hash of the recipe and of the settings with which a run begins, without `epochs`."""
+        settings = self.asked.chosen(without=("epochs",))
+        return digest_of({"recipe": self.recipe.digest, "settings": settings})[:16]
 
     @property
     def asked(self) -> Settings:
-        """The settings with paths as config.json has them: relative to the workspace inside it."""
+        """The settings with paths as in config.json: those inside the workspace are relative to it."""
         return self.config.with_paths(workspace.portable)
 
     @property
     def report(self) -> Path:
-        """Path of its report.html, which is there once 04_analyze has written it."""
+        """Path of report.html, which exists once 04_analyze has written it."""
         return self.folder / "report.html"
 
     @property
@@ -80,8 +80,8 @@ class Run:
     @cached_property
     def nets(self) -> tuple[str, ...]:
         """The net of the run ("hybrid", or "reference" without a circuit) and its controls."""
-        if known := self.provenance.get("nets"):
-            return tuple(known)
+        if recorded := self.provenance.get("nets"):
+            return tuple(recorded)
         config, seed = self.config, self.config.seed
         net = recipes.made(config, self.splits, "", seed, bare=True)
         main = MAIN_NETS[0 if layers.has_circuit(net) else 1]
@@ -90,7 +90,7 @@ class Run:
         return (main, *self.recipe.control_names(recipes.without_weights(config), self.splits, seed))
 
     def split_seed(self, seed: int) -> int:
-        """Which split of the data the nets of a seed see: one for all, but for the setting `vary_split`."""
+        """Seed of the data split for the nets of a seed: the same for all, unless `vary_split` is set."""
         return self.config.split_seed + seed * self.config.vary_split
 
     def splits_of(self, seed: int) -> Splits:
@@ -98,7 +98,7 @@ class Run:
         if not self.config.vary_split or seed == self.config.seed:
             return self.splits
         if seed not in (loaded := self.__dict__.setdefault("_varied", {})):
-            loaded.clear()  # seeds come one after the other
+            loaded.clear()  # seeds are trained one after the other
             loaded[seed] = self._load(seed)
         return loaded[seed]
 
@@ -108,34 +108,34 @@ class Run:
 
     @cached_property
     def splits(self) -> Splits:
-        """The data (of the first seed), if they are those that the run was trained on.
+        """The data (with the split of the first seed), checked against those the run was trained on.
 
         Raises:
-            ValueError, OSError: They cannot be used, or are others.
+            ValueError, OSError: The data cannot be used, or have changed.
         """
         splits, trained_on = self._load(self.config.seed), self.provenance.get("data")
         if trained_on not in (None, splits.fingerprint()):
             place = getattr(self.config, "data_dir", None) or splits.name
             raise ValueError(
-                f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have "
-                "changed, or their split. Put the files back as they were, or begin another run_dir."
+                f"Run folder `{self.folder}` was trained on other data than `{place}` holds now: the files "
+                "or their split have changed. Restore the files, or use another run_dir."
             )
         return splits
 
     @cached_property
     def task(self) -> Any:
-        """What its nets are trained for."""
+        """The task that its nets are trained for."""
         return self.recipe.task(self.config)
 
     @property
     def score(self) -> stats.Score:
-        """The number that its nets are compared by."""
-        kept = self.provenance.get("score")
-        return stats.Score(**kept) if kept else self.task.score
+        """The score by which its nets are compared."""
+        recorded = self.provenance.get("score")
+        return stats.Score(**recorded) if recorded else self.task.score
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """On what the run began and computed."""
+        """The facts in provenance.json: code, machine, data and placement."""
         return dict(content(self.folder, "provenance.json", rows.read_facts) or {})
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
@@ -148,19 +148,19 @@ class Run:
         return rows.read(self.folder, kind)
 
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""
+        """(net, seed) -> the row of its test, for nets that are trained for all epochs of the settings."""
         rows = trainings(self.rows("metrics"), "test", self.config.epochs)
         return {(row["net"], row["seed"]): row for row in rows}
 
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
-        """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
+        """Saves a Matplotlib figure as figures/<name>.png, with title and description as metadata."""
         metadata = {"Title": title, "Description": description}
         content = plots.as_png(figure, **metadata)
         workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 
     def note_provenance(self, **facts: Any) -> None:
-        """Adds facts to provenance.json; those that are there already are replaced."""
+        """Adds facts to provenance.json, replacing those of the same name."""
         text = without_places(json.dumps(self.provenance | facts, indent=2, allow_nan=False))
         workspace.write_bytes(self.folder / "provenance.json", f"{text}\n".encode())
         keep_mirrored(self.folder)
@@ -176,21 +176,21 @@ def write_config(run: Run) -> None:
 
 
 def kept_settings(run: Run) -> dict[str, Any]:
-    """Settings as config.json and `model/` have them; `settings_of` reads them."""
+    """Returns the settings as they are written to config.json and `model/`; `settings_of` reads them."""
     place = {"recipe": workspace.portable(run.recipe.reference)}
     return {"recipe_digest": run.recipe.digest, **run.asked.flat(), **place}
 
 
 def read_config(folder: Path, recipe: Recipe | None = None) -> Settings | None:
-    """The settings that the run in a folder began with; None where none has begun.
+    """Returns the settings of the run in a folder; None if no run has begun there.
 
     Args:
-        folder: Of the run.
-        recipe: The one that is named; without it, the run's own where it is shipped or known here. Settings
-            whose recipe is not at hand can be read alone.
+        folder: The run's folder.
+        recipe: The run's recipe. None takes the recorded one, if it is shipped or was named in this process;
+            otherwise the settings can only be read.
 
     Raises:
-        ValueError: config.json is damaged, of a version that had no recipes, or of another recipe.
+        ValueError: config.json is damaged, comes from a version without recipes, or has another recipe.
     """
     path = folder / "config.json"
     try:
@@ -201,17 +201,17 @@ def read_config(folder: Path, recipe: Recipe | None = None) -> Settings | None:
 
 
 def settings_of(values: Any, recipe: Recipe | None = None, folder: Path | None = None) -> Settings:
-    """Settings as config.json has them; see `read_config`. The folder has the source of their recipe."""
+    """Returns settings from the content of config.json; `folder` has their recipe.py. See `read_config`."""
     if not isinstance(values, dict) or not {"recipe_digest", "recipe"} <= set(values):
-        step = "Read its report and rows as they are, and begin another run_dir to train."
+        step = "Its report and rows can be read as they are; use another run_dir to train."
         raise ValueError(f"it was begun by an earlier version of qnnkit, or is damaged. {step}")
     digest, name = values["recipe_digest"], str(values["recipe"])
-    for found in [recipe] if recipe else [recipes.RECIPES.get(name), recipes.known(digest)]:
-        if found is not None and found.digest == digest:  # others are of earlier versions
-            known = found.Settings.model_fields
-            return found.Settings.of({name: value for name, value in values.items() if name in known})
+    for candidate in [recipe] if recipe else [recipes.RECIPES.get(name), recipes.known(digest)]:
+        if candidate is not None and candidate.digest == digest:
+            fields = candidate.Settings.model_fields  # earlier versions had others
+            return candidate.Settings.of({name: value for name, value in values.items() if name in fields})
     if recipe is not None:
-        difference = f"recipe: {name!r} there, {recipe.reference!r} now"
+        difference = f"recipe: {name!r} in the folder, {recipe.reference!r} now"
         if Path(name).name == Path(recipe.reference).name:
             before = rows.content(folder or Path(), "recipe.py") or b""
             changed = recipes.difference(before.decode(), recipe.source) or "in what it imports"
@@ -219,36 +219,36 @@ def settings_of(values: Any, recipe: Recipe | None = None, folder: Path | None =
         raise ValueError(
             f"it holds another experiment ({difference}). Name its own recipe, or a new run_dir."
         )
-    others = {name: value for name, value in values.items() if name not in ("recipe_digest", "recipe")}
-    return type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__}).of(others)
+    settings = {name: value for name, value in values.items() if name not in ("recipe_digest", "recipe")}
+    return type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__}).of(settings)
 
 
 def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | None = None) -> Settings:
-    """The settings that hold, whether words, YAML, papermill, a batch's row or a cell gave them.
+    """Returns the settings of a run from values of the command line, YAML, papermill, a batch or a cell.
 
     Args:
-        recipe: Whose settings they are; None for those of `begun`.
-        given: By name. A text for a list is split at commas; a relative path is meant from the workspace.
-        begun: What the run began with, its paths as they are here; None for a new run.
+        recipe: The recipe that has these settings; None for those of `begun`.
+        given: Values by name. Text for a list is split at commas; paths are relative to the workspace.
+        begun: The settings with which the run began, with paths as on this machine; None for a new run.
 
     Raises:
-        ValueError: A name is unknown, a value breaks its rule, or some do not go together. Its argument is a
-            `checks.Message`, which has the parts: `name`, `rule`, `value`, `next_step`.
+        ValueError: A name is unknown, a value breaks its rule, or values do not go together. The error's
+            argument is a `checks.Message` with its parts: `name`, `rule`, `value`, `next_step`.
     """
     kind: Any = recipe.Settings if begun is None and recipe is not None else type(begun)
-    asked = dict(given)
+    values = dict(given)
     for name in kind.places():
-        path = asked.get(name, kind.model_fields[name].default if begun is None else None)
+        path = values.get(name, kind.model_fields[name].default if begun is None else None)
         if isinstance(path, str | Path):
             place = workspace.data_place(str(path))
             on_hub = name in ("pretrained", "tokenizer") and not Path(place).is_dir()
-            asked[name] = str(path) if on_hub else place
+            values[name] = str(path) if on_hub else place
     if begun is None and recipe is not None:
-        config = recipe.settings(**asked)
+        config = recipe.settings(**values)
         recipe.check(config)
     else:
-        config = begun.override(**asked)  # pyright: ignore[reportOptionalMemberAccess]
-    if begun is None or not given.keys().isdisjoint(PLACEMENT):  # a run of elsewhere may be looked at
+        config = begun.override(**values)  # pyright: ignore[reportOptionalMemberAccess]
+    if begun is None or not given.keys().isdisjoint(PLACEMENT):  # a run of another machine can be read here
         checks.choice("backend", config.backend, layers.BACKENDS)
         device.choose(config.device)
         for name in config.trackers:
@@ -259,7 +259,7 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
 
 
 def without_places(text: str) -> str:
-    """A text that may be shared: the workspace in it is ".", and the person's folder "~".
+    """Returns a text that may be shared: the workspace becomes ".", the user's home folder "~".
 
     Example:
         >>> without_places(f"in {workspace.home() / 'runs' / 'mine'}")
@@ -268,11 +268,11 @@ def without_places(text: str) -> str:
     places = [(workspace.home().absolute(), "."), (workspace.local_home(), ".")]
     places.append((workspace.expanded("~"), "~"))
     for place, mark in places:
-        if place is not None and len(place.parts) > 2:  # "/content" is everybody's
+        if place is not None and len(place.parts) > 2:  # a path such as "/content" identifies nobody
             text = re.sub(rf"{re.escape(str(place))}(?![\w.-])", mark, text)
     return text
 
 
 def now() -> str:
-    """The time in UTC, as in provenance.json."""
+    """Returns the current time in UTC, as in provenance.json."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

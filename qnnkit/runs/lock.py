@@ -1,4 +1,4 @@
-"""One process at a time works on a run folder, and while it does, the folder is mirrored."""
+"""Locks of run folders, so that one process at a time works on them, and their mirroring to Drive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qnnkit import workspace
 from qnnkit.checkpoint.mirror import Mirror, restore, settle
 
 WAIT = 10.0
-"""Seconds that a newcomer waits: a killed parent's notebook needs a moment to notice."""
+"""Seconds to wait for a lock: the notebook of a killed process needs a moment to end."""
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
 
 
 def held(folder: Path, work: str) -> bool | None:
-    """Whether a living process holds the folder for that work; None where none ever has, or none can tell."""
+    """Whether a living process holds the folder for that work; None if none ever has, or if unknown."""
     path = folder / f".{work}.lock"
     if not path.exists():
         return None
@@ -45,7 +45,7 @@ def held(folder: Path, work: str) -> bool | None:
             return False
     except Timeout:
         return True
-    except OSError:  # a folder that may only be read
+    except OSError:  # a read-only folder
         return None
 
 
@@ -55,28 +55,28 @@ _MIRRORS: dict[Path, Mirror] = {}
 def keep_mirrored(folder: Path) -> None:
     """Keeps the folder's copy on Drive up to date from now on, until the process ends.
 
-    A folder without one, which is worked in itself, may be the copy of one elsewhere: then it no longer is.
+    A folder without one is worked in directly. If it was itself a copy, the mirror that writes it stops.
     """
     if folder in _MIRRORS:
         return
     if remote := workspace.remote_of(folder):
         _MIRRORS[folder] = Mirror(folder, remote).__enter__()
-        atexit.register(_end, folder, None, SystemExit(), None)  # which tells of trouble, and raises nothing
+        atexit.register(_end, folder, None, SystemExit(), None)  # an exit: faults are reported, not raised
     else:
         settle(folder)
 
 
 @contextlib.contextmanager
 def mirrored(folder: Path) -> Iterator[None]:
-    """Keeps the folder's copy on Drive up to date, and sees in the end that all of it is there.
+    """Keeps the folder's copy on Drive up to date, and checks at the end that it is complete.
 
     Raises:
-        OSError: It is not.
+        OSError: It is not complete.
     """
     keep_mirrored(folder)
     with contextlib.ExitStack() as last:
         last.push(functools.partial(_end, folder))
-        last.callback(keep_mirrored, folder)  # before it: the body may have ended one of its own
+        last.callback(keep_mirrored, folder)  # called first: the body may have ended a mirror of its own
         yield
 
 
@@ -86,7 +86,7 @@ def _end(folder: Path, *error: Any) -> None:
 
 
 def bring(folder: Path) -> None:
-    """Makes a run folder from its copy on Drive, if that is newer or the only one."""
+    """Restores a run folder from its copy on Drive, if that is newer or the only one."""
     remote = workspace.remote_of(folder)
     for note in restore(remote, folder) if remote else ():
         warnings.warn(note, stacklevel=3)

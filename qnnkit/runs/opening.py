@@ -1,4 +1,4 @@
-"""How a run begins, by settings, data and nets that go together; how it resumes and grows longer."""
+"""Opens runs: checks and begins a new one, resumes one that has begun, or extends it to more epochs."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from qnnkit.runs.using import data_of
 from qnnkit.settings import MAIN_NETS, PLACEMENT, Settings
 
 BEGIN = 120.0
-"""Seconds that a newcomer waits while another process begins the run: it may be measuring."""
+"""Seconds to wait while another process begins the run: it may be measuring."""
 
 
 def open_run(
     run_dir: str | Path, recipe: Any = None, *, among: Collection[str] | None = None, **settings: Any
 ) -> Run:
-    """The run in `run_dir`, begun there if the folder is new.
+    """Returns the run in `run_dir`; begins it if the folder is new.
 
     Args:
-        run_dir: Its folder; a relative one is meant from the workspace.
+        run_dir: The run's folder; a relative path is resolved from the workspace.
         recipe: A shipped name, the path of a recipe's file, a module, or an object: see `recipes.find`. None
-            takes the folder's own where it is shipped, or has been named in this process.
-        among: Names of which the run's own net must have one, such as those of `--only`.
-        **settings: Changed in the recipe; None leaves a setting as it is. In a folder that has begun they
-            must agree with what it began with, except for more `epochs`, data that lie elsewhere, and those
-            of `settings.PLACEMENT`, of which config.json keeps what was asked for last.
+            takes the folder's recipe, if it is shipped or was named in this process.
+        among: Names of nets, such as those of `--only`, which must include the run's main net.
+        **settings: Overridden settings of the recipe; None leaves a setting unchanged. They must agree with
+            those of a run that has begun, with three exceptions: more `epochs`, a new place of the data, and
+            `settings.PLACEMENT`, whose latest values go to config.json.
 
     Raises:
         ValueError: A name or value is wrong, or the folder holds another experiment (the message says which).
-        OSError: No run is there and no recipe is named, or the folder cannot be made or written.
+        OSError: There is no run and no recipe is named, or the folder cannot be made or written.
     """
     folder = workspace.run_folder(run_dir)
     bring(folder)
@@ -56,26 +56,26 @@ def open_run(
     if begun is None and named is None:
         rule, step = "hold a run", "Name a recipe to begin one there."
         raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
-    own = workspace.expanded("~"), workspace.home().absolute()
-    if begun is None and any(each.is_relative_to(os.path.normpath(folder)) for each in own):
+    homes = workspace.expanded("~"), workspace.home().absolute()
+    if begun is None and any(home.is_relative_to(os.path.normpath(folder)) for home in homes):
         rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
         raise ValueError(checks.message("run_dir", rule, str(folder), step))
     run = Run(folder, begun or resolve(named, given))
     if among is not None and {*among} & {*MAIN_NETS} != {run.nets[0]}:  # before anything is changed
         net, step = run.nets[0], f"Write --only {run.nets[0]}."
-        raise ValueError(checks.message("--only", f"name {net}, as its net is", ",".join(among), step))
+        raise ValueError(checks.message("--only", f"name the main net, {net}", ",".join(among), step))
     if begun is not None:
         return _resume(folder, begun.with_paths(workspace.located), given)
     if not workspace.is_known():
-        lost = "This run will vanish with this Colab machine: no folder is known that outlasts it. Run "
+        fault = "This run will be lost when this Colab machine ends, as no lasting folder is set. Run "
         step = "colab_setup.ipynb first, which mounts Drive, or set QNNKIT_HOME to a folder of your own."
-        warnings.warn(lost + step, stacklevel=2)
+        warnings.warn(fault + step, stacklevel=2)
     require_usable(run)
     workspace.make_folder(folder)
     with alone(folder, "begin", wait=BEGIN):
         if not (folder / "config.json").exists():
             facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
-            facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # for who has not the recipe
+            facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # readable without the recipe
             run.note_provenance(**origin(), **facts)
             if run.config.batch_size == "auto":
                 size = placed(run).batch_size
@@ -83,11 +83,11 @@ def open_run(
                 run = Run(folder, run.config.override(batch_size=size))
             write_config(run)  # now it is a run
             return run
-    return open_run(run_dir, recipe, among=among, **settings)  # another process has just begun it
+    return open_run(run_dir, recipe, among=among, **settings)  # another process has begun it meanwhile
 
 
 def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
-    """A run that has begun, with the placement that is asked for now, and more epochs."""
+    """Returns a run that has begun, with the given placement and, if more are given, more epochs."""
     if given.get("batch_size") == "auto" and "batch_size" in rows.facts(folder, "provenance.json"):
         del given["batch_size"]  # it was measured when the run began
     config, where = resolve(None, given, begun), set(PLACEMENT) & given.keys()
@@ -98,22 +98,22 @@ def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
     if set(difference) == {"epochs"} and config.epochs > begun.epochs:
         extend(Run(folder, begun), config.epochs)
     elif difference:
-        pairs = [f"{name}: {ours!r} there, {theirs!r} now" for name, (ours, theirs) in difference.items()]
-        told = f"Run folder `{folder}` holds another experiment ({', '.join(pairs)})."
-        raise ValueError(f"{told} Choose another run_dir, or the settings it began with.")
+        pairs = [f"{name}: {old!r} in the folder, {new!r} now" for name, (old, new) in difference.items()]
+        fault = f"Run folder `{folder}` holds another experiment ({', '.join(pairs)})."
+        raise ValueError(f"{fault} Use another run_dir, or the settings it began with.")
     workspace.make_folder(folder)
     _keep(Run(folder, config), where)
     return Run(folder, config)
 
 
 def _is_moved(name: str, begun: Settings, config: Settings) -> bool:
-    """Whether a path may be the same thing elsewhere: only the data have a fingerprint, others a name."""
+    """Whether a changed path may be the same files elsewhere: data have a fingerprint, others only a name."""
     one, other = (str(getattr(settings, name)) for settings in (begun, config))
     return one != other and (name == "data_dir" or Path(one).name == Path(other).name)
 
 
 def _keep(run: Run, names: Collection[str]) -> None:
-    """Changes settings in config.json, and the hash that SHA256SUMS has of it."""
+    """Updates settings in config.json, and the hash of that file in SHA256SUMS."""
     path, hashes = run.folder / "config.json", rows.read_hashes(run.folder)
     before, flat = workspace.read_json(path), run.asked.flat()
     if (after := before | {name: flat[name] for name in names}) != before:
@@ -124,10 +124,10 @@ def _keep(run: Run, names: Collection[str]) -> None:
 
 
 def extend(run: Run, epochs: int) -> None:
-    """Lets a run train longer: what was concluded after fewer epochs is kept under names that say so.
+    """Sets a larger number of epochs; renames the earlier results to `<name>.epochs-<number>`.
 
-    The learning rates follow a schedule over all epochs, so a run that is extended is not the one that would
-    have been asked for more from the beginning; provenance.json says so.
+    Learning rates follow a schedule over all epochs, so an extended run differs from one that began with that
+    number of epochs; provenance.json records the extension.
 
     Raises:
         BlockingIOError: Another process works on the run.
@@ -144,36 +144,36 @@ def extend(run: Run, epochs: int) -> None:
 
 
 def origin() -> dict[str, Any]:
-    """Code, machine (with versions) and time of a beginning, for provenance.json; None: it is unknown.
+    """Returns code version, machine and start time of a run, for provenance.json; an unknown commit is None.
 
-    A commit that ends in `-dirty` was changed. Nothing here names a person or a host.
+    A commit that ends in `-dirty` has uncommitted changes. No entry names a person or a host.
     """
-    root, asked = Path(qnnkit.__file__).parents[1], ("describe", "--always", "--dirty", "--abbrev=40")
-    # A git that is cut short would leave its lock behind, and nobody could write to the checkout.
-    command = ["git", "--no-optional-locks", "-C", str(root), *asked, "--exclude=*"]
-    known = (root / ".git").exists()  # else it lies in no checkout, or in another project's
+    root, describe = Path(qnnkit.__file__).parents[1], ("describe", "--always", "--dirty", "--abbrev=40")
+    # An interrupted git would leave its lock behind, which blocks every later write to the checkout.
+    command = ["git", "--no-optional-locks", "-C", str(root), *describe, "--exclude=*"]
+    is_checkout = (root / ".git").exists()  # else git would describe no project, or another one
     return {
         "begun": now(),
         "qnnkit": qnnkit.__version__,
-        "commit": (known and machine.output(*command)) or None,
+        "commit": (is_checkout and machine.output(*command)) or None,
         "machine": survey.facts(),
     }
 
 
-# --- what it may begin with ---------------------------------------------------------------------------------
+# --- checks before a run begins -----------------------------------------------------------------------------
 
 
 def require_usable(run: Run) -> None:
-    """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
+    """Checks, before a run begins, that its data load and that its nets take them."""
     config, recipe, own_controls = run.config, run.recipe, hasattr(run.recipe.code, "controls")
     if config.vary_split and run.splits_of(config.seed + 1).test.sources == run.splits.test.sources:
         rule = f"be false, as `{run.splits.name}` has a test split of its own"
         raise ValueError(checks.message("vary_split", rule, True, "Join its parts in one folder."))
-    placement.devices(config.device, config.precision)  # refused where none has it
+    placement.devices(config.device, config.precision)  # raises an error if no device has this precision
     for name in run.nets if own_controls or config.controls != "all" else run.nets[:1]:
         try:
             net = recipes.made(config, run.splits, name, config.seed, bare=True)
-        except NotImplementedError as error:  # a control that not every circuit has
+        except NotImplementedError as error:  # the circuit does not support this control
             raise ValueError(str(error)) from None
         if own_controls or name == run.nets[0]:
             _require_runs(run, net)
@@ -183,15 +183,15 @@ def require_usable(run: Run) -> None:
         try:
             recipe.build(config, data_of(run.splits), config.seed)
         except RecipeError as error:
-            lost = "`qnnkit predict` builds the trained net without its data, and will not be able to"
-            warnings.warn(f"{lost}. {error}", stacklevel=4)
+            fault = "`qnnkit predict`, which builds the net without its data, will fail for this run"
+            warnings.warn(f"{fault}: {error}", stacklevel=4)
 
 
 def _require_runs(run: Run, model: nn.Module) -> None:
-    """Refuses a net that does not take the first samples, or whose outputs its task does not take."""
+    """Checks that a net takes the first samples, and that the task takes the net's outputs."""
     recipe, task, splits, n = run.recipe, run.task, run.splits, min(2, len(run.splits.train))
     if any(weight.is_meta for weight in model.parameters()):
-        if name := run.config.of_kit("pretrained"):  # every weight is there, though none is read
+        if name := run.config.of_kit("pretrained"):  # raises an error if a weight is missing; reads none
             causal_lm(name, device="meta", **splits.sizes)
         return
     shape = (n, getattr(splits, "n_classes", None))
@@ -199,13 +199,13 @@ def _require_runs(run: Run, model: nn.Module) -> None:
         with recipe.located_errors():
             if shape[1] is not None and not isinstance(task, tasks.Own):
                 outputs: Any = layers.called(model.eval(), splits.example(n))
-                found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-                if found != shape:
-                    step = "One number for each class, for each image."
-                    raise recipe.refusal("build", f"give a net that returns shape {shape}", found, step)
+                value = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+                if value != shape:
+                    step = "Return one number per class for each image."
+                    raise recipe.refusal("build", f"give a net that returns shape {shape}", value, step)
             loss = task(model.eval(), next(iter(splits.batches("train", n, shuffle=False)))).loss
             if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
-                step = "Leave out what detaches it, such as .item()."
+                step = "Remove what detaches the loss, such as .item()."
                 raise recipe.refusal("task", "give a loss with a gradient", "without one", step)
     except tasks.Refused as error:
         raise recipe.wrong(str(error)) from None
@@ -213,7 +213,7 @@ def _require_runs(run: Run, model: nn.Module) -> None:
         if recipe.shipped or isinstance(error, RecipeError):
             raise
         sample = splits.example(1)
-        step = "See `splits.example()` for what it is given."
+        step = "See `splits.example()` for the net's input."
         if shape := tuple(getattr(sample, "shape", ()))[1:]:
             step = f"A sample has shape {shape} and dtype {sample.dtype}."
             if str(sample.dtype) == "torch.uint8":

@@ -1,4 +1,4 @@
-"""The files of a run, read wherever it is: rows of metrics.jsonl, one tidy table of many runs, hashes."""
+"""Reads the files of runs: rows of metrics.jsonl, a tidy table of many runs, and hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NUMBERS = {"epoch": ("epoch",), "step": ("time", "updates", "epoch", "epochs", "step", "steps")}
 NUMBERS |= {"test": ("quantum", "classical", "frozen")}
-"""Numbers without which a row of metrics.jsonl of that event is damaged."""
+"""Numbers that a row of metrics.jsonl must have, by event."""
 FACTS: dict[str, Any] = dict.fromkeys(("nets", "given"), list | None)
 FACTS |= dict.fromkeys(("score", "samples"), dict | None)
 FACTS |= {"trained": dict, "data": str | None, "commit": str | None}
@@ -28,13 +28,13 @@ KINDS: dict[str, Any] = {
     "result.json": {"nets": object}, "batch.json": {"runs": list}, "failed.json": {"state": str},
     "about.json": {"settings": dict, "data": dict, "seed": int},
 }  # fmt: skip
-"""Of what kind a value of a run's file is that others rely on."""
+"""Types of the values in a run's JSON files that qnnkit relies on, by file."""
 SUMS = "SHA256SUMS"
-"""The file of a finished run with the hash of each other one, as `sha256sum --check` reads it."""
+"""File with the hashes of a finished run's other files, in the format of `sha256sum --check`."""
 
 
 def work(folder: Path) -> Path:
-    """Where a run is worked on: its folder, or the copy of it on fast local disk."""
+    """Returns the folder in which a run is worked on: the given one, or its copy on local disk."""
     try:
         local = workspace.run_folder(folder)
     except (OSError, ValueError):
@@ -43,10 +43,10 @@ def work(folder: Path) -> Path:
 
 
 def content(folder: Path, name: str, read: Callable[[Path], Any] = Path.read_bytes) -> Any:
-    """A file of a run, by default its bytes, read once for each of its states; None if it is missing.
+    """Returns the content of a run's file (default: bytes), cached until the file changes; None if missing.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     path = work(folder) / name
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -61,88 +61,88 @@ def _read(read: Callable[[Path], Any], path: Path, state: tuple[int, ...]) -> An
 
 
 def facts(folder: Path, name: str) -> dict[str, Any]:
-    """What a JSON file of a run holds; nothing where it is missing, damaged or cannot be read."""
+    """Returns the content of a run's JSON file; empty if it is missing, damaged or unreadable."""
     with contextlib.suppress(OSError, ValueError):
         return dict(content(folder, name, read_facts) or {})
     return {}
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """A JSON file of a run as `workspace.read_json` gives it, if its values are of their kind."""
+    """Reads a JSON file of a run with `workspace.read_json`, which checks the types in `KINDS`."""
     return workspace.read_json(path, KINDS[path.name])
 
 
 def read(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
-    """The rows of `<kind>.jsonl`, oldest first, but for those that are damaged (see `is_whole`).
+    """Returns the undamaged rows of `<kind>.jsonl` (see `is_whole`), oldest first; none if it is unreadable.
 
-    Of a file that cannot be read there are none; of one that has grown, what is new is parsed.
+    If the file has grown since the last call, only its new lines are parsed.
     """
-    kept = _kept(work(folder) / f"{kind}.jsonl")
-    with contextlib.suppress(OSError), _LOOKING:
+    cached = _cached(work(folder) / f"{kind}.jsonl")
+    with contextlib.suppress(OSError), _READING:
         lines = content(folder, f"{kind}.jsonl") or b""
         lines = lines[: lines.rfind(b"\n") + 1]
-        if not lines.startswith(kept[0]):  # it was changed or replaced
-            kept[:] = b"", []
-        if added := lines[len(kept[0]) :]:
+        if not lines.startswith(cached[0]):  # the file was changed or replaced
+            cached[:] = b"", []
+        if added := lines[len(cached[0]) :]:
             rows, damaged = workspace.parse_lines(added)
             if damaged:
-                sentence = f"File `{folder / kind}.jsonl` has {damaged} damaged lines, which are left out."
+                sentence = f"File `{folder / kind}.jsonl` has {damaged} damaged lines, which are skipped."
                 warnings.warn(sentence, stacklevel=2)
-            whole = [row for row in rows if "event" in row and (kind != "metrics" or is_whole(row))]
-            kept[:] = lines, kept[1] + whole
-        return [*kept[1]]
+            undamaged = [row for row in rows if "event" in row and (kind != "metrics" or is_whole(row))]
+            cached[:] = lines, cached[1] + undamaged
+        return [*cached[1]]
     return []
 
 
-_LOOKING = threading.Lock()
-_kept: Callable[[Path], list[Any]] = functools.lru_cache(maxsize=256)(lambda path: [b"", []])
-"""Of a file: its lines, and their rows."""
+_READING = threading.Lock()
+_cached: Callable[[Path], list[Any]] = functools.lru_cache(maxsize=256)(lambda path: [b"", []])
+"""Path of a file -> its lines, and their rows."""
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
-    """Whether a row of metrics.jsonl has what every row has, and the numbers of its event."""
+    """Whether a row of metrics.jsonl has a net, a seed, and the numbers that its event needs."""
     named = isinstance(row.get("net"), str) and isinstance(row.get("seed"), int)
     return named and all(number(row, name) is not None for name in NUMBERS.get(str(row["event"]), ()))
 
 
 def number(row: Mapping[str, Any], name: str) -> Any:
-    """A finite number of a row; None where it has none."""
+    """Returns a finite number of a row; None if it has none of this name."""
     value: Any = row.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) else None
 
 
 def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl of one kind, each once: a kill may have left one of them twice.
+    """Returns the rows of metrics.jsonl of one event without duplicates, which a kill may leave.
 
     Args:
-        rows: Oldest first.
-        event: "epoch", or "test" of those trainings that have ended.
-        epochs: Of the run: tests after fewer, before it was extended, are left out.
+        rows: All rows, oldest first.
+        event: "epoch", or "test" for trainings that have ended.
+        epochs: Epochs of the run. Tests after another number, before it was extended, are omitted.
     """
-    found = {}
+    latest = {}
     for row in rows:
         if row.get("event") == event and (event != "test" or row.get("epochs", epochs) == epochs):
-            found[row.get("net"), row.get("seed"), row.get("epoch")] = dict(row)
-    return list(found.values())
+            latest[row.get("net"), row.get("seed"), row.get("epoch")] = dict(row)
+    return list(latest.values())
 
 
 def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.DataFrame:
-    """Trainings of one or many runs as one tidy table, for pandas and seaborn.
+    """Returns the trainings of one or many runs as one tidy table, for pandas and seaborn.
 
     Args:
-        runs: A run or its folder, or several; relative folders are meant from the workspace. One without rows
-            adds none.
-        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs.
-        settings: Names of settings that become columns, besides those that any of the runs was given.
+        runs: A run or its folder, or several; relative folders are resolved from the workspace. A run without
+            rows adds none.
+        event: "test" gives a row for each trained net and seed, "epoch" one for each of their epochs.
+        settings: Names of settings that become columns, in addition to those that any of the runs was given.
 
     Returns:
-        Columns: `folder` as it was given, `run`, its name, `recipe`, the settings as the runs have them now,
-        what metrics.jsonl has (net, seed, scores, numbers of weights, ...) and `data`, the fingerprint. A row
-        of a test also has `hours`, the time of its epochs, and `cost`, by the setting `price_per_hour`.
+        Columns: `folder` as given, `run` (its name), `recipe`, the current settings of the runs, the columns
+        of metrics.jsonl (net, seed, scores, numbers of weights, ...) and `data`, the fingerprint. Test rows
+        also have `hours`, the time of their epochs, and `cost`, from the setting `price_per_hour`.
 
     Raises:
-        ValueError: `event` is none of them.
+        ValueError: `event` is neither of the two.
 
     Example:
         >>> frame([]).empty
@@ -153,15 +153,15 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     checks.choice("event", event, ("test", "epoch"))
     if isinstance(runs, str | Path) or hasattr(runs, "folder"):
         runs = [runs]
-    places = [workspace.place(getattr(each, "folder", each)) for each in runs]
-    known = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
-    names = dict.fromkeys(name for _, provenance in known for name in provenance.get("given") or ())
+    places = [workspace.place(getattr(run, "folder", run)) for run in runs]
+    files = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
+    names = dict.fromkeys(name for _, provenance in files for name in provenance.get("given") or ())
     names |= dict.fromkeys(settings)
     names = [name for name in names if name not in ("folder", "run", "n_train")]  # columns of another meaning
     table: list[dict[str, Any]] = []
-    for each, place, (config, provenance) in zip(runs, places, known, strict=True):
-        config = each.config.flat() if hasattr(each, "config") else config
-        about = {"folder": str(getattr(each, "folder", each)), "run": place.name}
+    for run, place, (config, provenance) in zip(runs, places, files, strict=True):
+        config = run.config.flat() if hasattr(run, "config") else config
+        about = {"folder": str(getattr(run, "folder", run)), "run": place.name}
         about |= {name: config[name] for name in ("recipe", *names) if name in config}
         rows, hours, price = read(place), defaultdict[Any, float](float), number(config, "price_per_hour")
         for row in trainings(rows, "epoch", None):
@@ -176,13 +176,13 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
 
 
 def write_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Writes SHA256SUMS: the hash of each file, by its name relative to `folder`."""
+    """Writes SHA256SUMS from the hash of each file, by its path relative to `folder`."""
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
     workspace.write_bytes(folder / SUMS, lines.encode())
 
 
 def read_hashes(folder: Path) -> dict[str, str]:
-    """Hash (hex) of each file that SHA256SUMS lists; none without it."""
+    """Returns the hash (hex) of each file that SHA256SUMS lists; empty without that file."""
     lines = (content(folder, SUMS) or b"").decode(errors="replace").splitlines()
     pairs = (line.split("  ", 1) for line in lines if "  " in line)
     return {name: digest for digest, name in pairs}

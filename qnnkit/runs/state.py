@@ -1,4 +1,4 @@
-"""The state of a run, read from its files and locks alone, on this machine or on Drive; and looking on."""
+"""Reads the state of runs and batches from their files and locks, here or on Drive, and watches it."""
 
 from __future__ import annotations
 
@@ -21,61 +21,61 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STATES = ("running", "failed", "stopped", "trained", "waiting", "pruned", "finished")
-"""What a person looks for first comes first."""
+"""States of a run, in the order in which they are shown."""
 STALE = 300.0
 """Seconds without a row after which a run on another machine counts as stopped: Drive is slow."""
 EVERY = 2.0
-"""Seconds between two looks of who watches."""
-DAMAGED = "Its result.json cannot be used. Put it back, or delete it and run the same command again."
+"""Seconds between two reads in `watch`."""
+DAMAGED = "Its result.json cannot be used. Restore it, or delete it and run the same command again."
 SESSION = "session.json"
-"""In a batch's folder: the command that it belongs to now, and the runs that it has pruned."""
+"""File in a batch's folder that names the command now running it, and the runs that it has pruned."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run; what its files do not say is None."""
+    """The state of a run; None stands for what its files do not contain."""
 
     folder: Path
     state: str = "waiting"
-    """One of `STATES`. "trained": every net is tested, and the result is still to be written."""
+    """One of `STATES`. "trained": every net is tested, but the result is not written yet."""
     id: str = ""
-    """In its batch; a run alone has the name of its folder."""
+    """Id of the run in its batch; the name of its folder if it belongs to none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What sets it apart in its batch."""
+    """Settings that vary within its batch."""
     error: str | None = None
-    """Why it failed, and where."""
+    """Why and where the run failed."""
     score: Score = ACCURACY
     validation: float | None = None
-    """The best that the run's own net came to on the validation split, by `score`."""
+    """Best value of `score` that the run's main net reached on the validation split."""
     row: Mapping[str, Any] = field(default_factory=dict)
-    """Of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`, samples
-    `per_second`; nothing where none did."""
+    """Progress of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`,
+    samples `per_second`; empty if none has begun."""
     seconds_left: float | None = None
-    """Until all nets are trained, each as long as this one, if none stops early."""
+    """Seconds until all nets are trained, if each takes as long as this one and none stops early."""
 
 
 def of_run(run_dir: str | Path) -> State:
-    """The state of the run in a folder; of one that another machine trains, as of its mirror.
+    """Returns the state of the run in a folder; if another machine trains it, the state of its mirror.
 
     Raises:
         FileNotFoundError: There is no run.
     """
     folder = workspace.place(run_dir)
     if content(folder, "config.json") is None:
-        step = "Name a folder that `qnnkit run` or `qnnkit batch` was given."
+        step = "Give the folder of a `qnnkit run` or `qnnkit batch`."
         raise FileNotFoundError(checks.message("run_dir", "hold a run or a batch", str(folder), step))
     return look(folder)
 
 
 def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> list[State]:
-    """The states of the runs of a batch.
+    """Returns the states of the runs of a batch.
 
     Args:
-        folder: The batch's; a relative one is meant from the workspace.
-        known: Runs that need no second look, by id.
+        folder: The batch's folder; a relative path is resolved from the workspace.
+        known: States that need not be read again, by the id of the run.
 
     Raises:
-        FileNotFoundError: No batch is there.
+        FileNotFoundError: There is no batch.
         ValueError: Its batch.json is damaged.
     """
     batch, states = workspace.place(folder), []
@@ -84,13 +84,13 @@ def of_batch(folder: str | Path, known: Mapping[str, State] | None = None) -> li
         if known and row["id"] in known:
             states.append(known[row["id"]])
         else:
-            there = Path(os.path.normpath(batch / row["folder"]))
-            states.append(replace(look(there, score), id=row["id"], settings=row["settings"]))
+            run_dir = Path(os.path.normpath(batch / row["folder"]))
+            states.append(replace(look(run_dir, score), id=row["id"], settings=row["settings"]))
     return states
 
 
 def batch_file(batch: Path) -> dict[str, Any]:
-    """What batch.json of a batch's folder holds; errors are those of `of_batch`."""
+    """Returns the content of batch.json in a batch's folder; raises the errors of `of_batch`."""
     listed = content(batch, "batch.json", read_facts)
     if listed is None:
         step = "Begin one: qnnkit batch FILE.yaml."
@@ -98,99 +98,98 @@ def batch_file(batch: Path) -> dict[str, Any]:
     try:
         _ = [(row["id"], Path(row["folder"]), {**row["settings"]}) for row in listed["runs"]]
     except (KeyError, TypeError):
-        step = "Run the same qnnkit batch again; it writes it again."
-        raise ValueError(checks.message("folder", "hold a whole batch.json", str(batch), step)) from None
+        step = "Run the same qnnkit batch again, which writes the file again."
+        raise ValueError(checks.message("folder", "hold an undamaged batch.json", str(batch), step)) from None
     return listed
 
 
 def score_of(listed: Mapping[str, Any]) -> Score:
-    """What nets are compared by, from what a batch.json or a provenance.json says."""
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # damaged, or of a version that kept none
+    """Returns the score by which nets are compared, from the content of batch.json or provenance.json."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # damaged, or written by an earlier version
         return Score(**listed["score"])
     return ACCURACY
 
 
 def look(folder: Path, score: Score | None = None) -> State:
-    """The state of the run in a folder; "waiting" if nothing is there yet."""
+    """Returns the state of the run in a folder; "waiting" if it has not begun."""
     files = ("provenance.json", "config.json", "failed.json")
     provenance, settings, failure = (facts(folder, name) for name in files)
     score, rows, first = score or score_of(provenance), read(folder), settings.get("seed", 0)
     seeds = range(first, first + settings.get("n_seeds", 1))
     wanted = {(net, seed) for seed in seeds for net in provenance.get("nets") or ()}
     tested = {(row["net"], row["seed"]) for row in trainings(rows, "test", settings.get("epochs"))}
-    own = [number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS]
-    best = (max if score.larger else min)((each for each in own if each is not None), default=None)
-    known: dict[str, Any] = {"id": folder.name, "score": score, "validation": best}
-    locks = [held(work(folder), each) for each in ("begin", "chain", "train")]
+    values = [number(row, f"validation_{score.on_validation}") for row in rows if row["net"] in MAIN_NETS]
+    best = (max if score.larger else min)((value for value in values if value is not None), default=None)
+    fields: dict[str, Any] = {"id": folder.name, "score": score, "validation": best}
+    locks = [held(work(folder), name) for name in ("begin", "chain", "train")]
     if (work(folder) / "result.json").is_file():
-        state, known["error"] = ("finished", None) if facts(folder, "result.json") else ("failed", DAMAGED)
+        state, fields["error"] = ("finished", None) if facts(folder, "result.json") else ("failed", DAMAGED)
     elif any(locks):
         state = "running"
     elif failure:
-        state, known["error"] = str(failure.get("state", "failed")), failure.get("error")
+        state, fields["error"] = str(failure.get("state", "failed")), failure.get("error")
     elif wanted and wanted <= tested:
         state = "trained"
     elif locks[-1] is None and any((number(row, "time") or 0) > time.time() - STALE for row in rows):
-        state = "running"  # a mirror, a folder that was brought from one, or one that may only be read
+        state = "running"  # on another machine: this is a mirror, or restored from one, or read-only
     else:
         state = "stopped" if rows else "waiting"
-    return State(folder, state, **known, **_latest(rows, wanted - tested))
+    return State(folder, state, **fields, **_latest(rows, wanted - tested))
 
 
 def write_failure(folder: Path, how: str, error: str) -> None:
-    """Notes in a run folder that it failed or was pruned."""
-    with contextlib.suppress(OSError):  # where not even that can be written, the other runs continue
+    """Records in a run folder that the run failed or was pruned."""
+    with contextlib.suppress(OSError):  # even if this cannot be written, the other runs continue
         workspace.write_json(workspace.make_folder(folder) / "failed.json", {"state": how, "error": error})
 
 
 def frame(states: Iterable[State]) -> pd.DataFrame:
-    """One row per run: what varies, its state, and its best score on the validation split, as it is kept."""
+    """Returns a row per run: the settings that vary, its state, and its best validation score as recorded."""
     import pandas as pd
 
     table = [
-        {"run": each.id, **each.settings, "state": each.state}
-        | {f"best {each.score.validation_word} of a seed": each.validation}
-        | ({"error": each.error} if each.error else {})
-        for each in states
+        {"run": run.id, **run.settings, "state": run.state}
+        | {f"best {run.score.validation_word} of a seed": run.validation}
+        | ({"error": run.error} if run.error else {})
+        for run in states
     ]
     return pd.DataFrame(table).set_index("run") if table else pd.DataFrame()
 
 
 def _latest(rows: Sequence[Mapping[str, Any]], left: Collection[Any]) -> dict[str, Any]:
-    """`row` and `seconds_left` of a `State`.
+    """Returns `row` and `seconds_left` of a `State`.
 
     Args:
-        rows: Of metrics.jsonl, oldest first.
-        left: (net, seed) of the trainings that have not ended.
+        rows: Rows of metrics.jsonl, oldest first.
+        left: (net, seed) of each training that has not ended.
     """
-    row, steps = dict[str, Any](), list[Mapping[str, Any]]()
-    for each in rows:
-        if each["event"] in ("begin", "step"):
-            row, steps = dict(each), [] if each["event"] == "begin" else [*steps[:1], each]
-        elif each["event"] == "epoch" and row:
-            row |= {"epoch": each["epoch"], "step": row.get("steps"), "loss": each.get("train_loss")}
+    latest, steps = dict[str, Any](), list[Mapping[str, Any]]()
+    for row in rows:
+        if row["event"] in ("begin", "step"):
+            latest, steps = dict(row), [] if row["event"] == "begin" else [*steps[:1], row]
+        elif row["event"] == "epoch" and latest:
+            latest |= {"epoch": row["epoch"], "step": latest.get("steps"), "loss": row.get("train_loss")}
     if len(steps) < 2:
-        return {"row": row}
-    first, last = steps  # validation and checkpoints are part of their time
-    each = (last["time"] - first["time"]) / max(1, last["updates"] - first["updates"])
-    others = len({*left} - {(row["net"], row["seed"])})
-    updates = (1 + others) * last["epochs"] * last["steps"] - last["updates"]
-    return {"row": row, "seconds_left": each * updates}
+        return {"row": latest}
+    first, last = steps  # the time between them includes validation and checkpoints
+    seconds = (last["time"] - first["time"]) / max(1, last["updates"] - first["updates"])
+    n_others = len({*left} - {(latest["net"], latest["seed"])})
+    updates = (1 + n_others) * last["epochs"] * last["steps"] - last["updates"]
+    return {"row": latest, "seconds_left": seconds * updates}
 
 
-# --- looking on ---------------------------------------------------------------------------------------------
+# --- watching -----------------------------------------------------------------------------------------------
 
 
 def watch(run_dir: str | Path, echo: Callable[[str], None] = print, *, once: bool = False) -> list[State]:
     """Shows the state of a run, or of every run of a batch, until none is running; returns the last states.
 
-    Only files are read and the system asked, so nothing that is watched is slowed down or can be harmed;
-    Ctrl-C ends the watching alone.
+    Watching only reads files and tests locks, so it does not disturb the runs. Ctrl-C ends only `watch`.
 
     Args:
         run_dir: Folder of a run or of a batch.
-        echo: Called with each line once, whenever it has changed.
-        once: Looks once.
+        echo: Called with each line that has changed.
+        once: Whether to show the state once and return.
 
     Raises:
         FileNotFoundError: There is no run and no batch.
@@ -201,7 +200,7 @@ def watch(run_dir: str | Path, echo: Callable[[str], None] = print, *, once: boo
         while True:
             runs = of_batch(folder) if (folder / "batch.json").exists() else [of_run(run_dir)]
             begun = [run for run in runs if run.state != "waiting"] or runs
-            # Of a batch another run may be proposed, or one tried again.
+            # A batch may still propose another run, or retry one.
             going_on = any(run.state == "running" for run in runs) or (folder / SESSION).exists()
             for text in [text for text in map(line, begun) if text not in echoed]:
                 echoed.add(text)
@@ -213,7 +212,7 @@ def watch(run_dir: str | Path, echo: Callable[[str], None] = print, *, once: boo
 
 
 def line(run: State) -> str:
-    """A run in one line of words; of one that has finished not where its last control ended."""
+    """Returns the state of a run as one line; the progress of nets is omitted if the run has finished."""
     row = {} if run.state == "finished" else run.row
     words = [run.folder.name, run.state + (f": {run.error}" if run.error else "")]
     if row:

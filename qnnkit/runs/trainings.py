@@ -1,4 +1,4 @@
-"""How the nets of a run are trained: what `train.fit` is given, and the rows and sentences it leaves."""
+"""Trains the nets of a run with `train.fit`; writes its rows, and sends them to trackers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from qnnkit.train.evaluation import not_finite
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
 EVERY = 5.0
-"""Seconds between two rows of a training, at least."""
+"""Least number of seconds between two "step" rows of a training."""
 END = 10.0
-"""Seconds that the end of a training waits, at most, for its trackers."""
+"""Most seconds that the end of a training waits for its trackers."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A person has stopped a training: a notebook shows the sentence, and nothing of where it was stopped."""
+    """The user stopped a training. A notebook shows its message without a traceback."""
 
     def _render_traceback_(self) -> list[str]:  # which IPython asks for
         return [str(self)]
 
 
 class Training:
-    """The training of one net of a run from one seed; `training` gives these.
+    """The training of one net of a run from one seed; `training` yields these.
 
     Example:
         ::
@@ -53,12 +53,13 @@ class Training:
             with runs.training(run) as untrained:
                 for one in untrained:
                     model = runs.build(run, one.net, one.seed)
-                    loaders, kept = one.prepare(model)
-                    progress = train.fit(model, run.task, loaders, one.config, **kept)
+                    loaders, options = one.prepare(model)
+                    progress = train.fit(model, run.task, loaders, one.config, **options)
                     one.test(model, progress)
 
-    Rows of metrics.jsonl are "begin", "step" every few seconds, "epoch", "warning" and "test", the last; of
-    several processes, the first writes them. A disk that fails "begin", "step" or "warning" stops nothing.
+    The rows of metrics.jsonl are "begin", "step" every few seconds, "epoch", "warning" and, last, "test"; of
+    several processes, the first writes them. If "begin", "step" or "warning" cannot be written, the training
+    continues.
     """
 
     def __init__(self, run: Run, net: str, seed: int, place: torch.device, on_row: Any = None):
@@ -66,24 +67,24 @@ class Training:
         self.run, self.net, self.seed, self.place, self.main = run, net, seed, place, is_main()
         self.config, self.whose = run.config.of_net(net), {"net": net, "seed": seed}
         self.on_row, self.warned = on_row or (lambda row: None), set[str]()
-        rows, mine = run.rows("metrics") if self.main else [], {**self.whose, "device": str(place)}.items()
-        self.peak = max((row["peak_memory"] for row in rows if mine <= row.items()), default=0)
+        rows, same = run.rows("metrics") if self.main else [], {**self.whose, "device": str(place)}.items()
+        self.peak = max((row["peak_memory"] for row in rows if same <= row.items()), default=0)
         self.samples, self.since = 0, -math.inf
-        self._timed("begin")  # at once: the first update may be a minute away
+        self._timed("begin")  # at once, because the first update may take a minute
 
     def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `train.fit` is given to train `model`, an untrained net, such that the run keeps it all.
+        """Returns arguments of `train.fit` for `model`, an untrained net; the run's folder gets the records.
 
         Returns:
-            Loaders "train", "validation" and "test"; keyword arguments: where to compute, folder and
-            identity of the checkpoints, groups of parameters, and what is called with rows and warnings.
+            Loaders "train", "validation" and "test"; keyword arguments: device, folder and identity of the
+            checkpoints, parameter groups, and callbacks for rows and gradients.
         """
         run, config, net, seed = self.run, self.config, self.net, self.seed
         folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
-        with warnings.catch_warnings(action="ignore"):  # `fit` says what is damaged
+        with warnings.catch_warnings(action="ignore"):  # `fit` warns of damaged checkpoints
             begun = Store(folder, identity).restore()
         if begun is not None:
-            weights.load(model, begun["model"])  # frozen weights count from here on
+            weights.load(model, begun["model"])  # features below are computed by its frozen weights
         self.splits: Splits = seen_by(run, model, self.place, seed)
         self.loaders = {
             split: self.splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
@@ -108,15 +109,15 @@ class Training:
         run, splits = self.run, self.run.splits_of(self.seed)
         loader, size = self.loaders["test"], run.config.micro_batch
         with own_generators():
-            seed_all(self.seed, "test")  # of circuits with shots, whatever ran before
-            found = tested(model, run.task, loader, self.splits, self.place, size)
+            seed_all(self.seed, "test")  # the same shots, whatever ran before
+            values = tested(model, run.task, loader, self.splits, self.place, size)
         [best] = [row for row in progress.rows if row["epoch"] == progress.best_epoch]
         watched = f"validation_{run.task.score.on_validation}"
         final = {
             **{"event": "test", **self.whose, "epochs": run.config.epochs, watched: best[watched]},
             "epochs_trained": progress.epoch,
             "best_epoch": progress.best_epoch,
-            **{f"test_{name}": value for name, value in found.items()},
+            **{f"test_{name}": value for name, value in values.items()},
             "n_test": len(splits.test),
             **layers.count_parameters(model),
             "circuits_per_image": layers.circuits_per_image(model, splits.example()),
@@ -133,7 +134,7 @@ class Training:
     # --- called by `train.fit` ----------------------------------------------------------------------------
 
     def _update(self, row: dict[str, Any]) -> None:
-        """Called after every update; most calls write nothing."""
+        """Adds a "step" row, if the last one is `EVERY` seconds old; called after every update."""
         row = dict(row)
         self.samples += row.pop("samples")
         now = time.monotonic()
@@ -145,11 +146,11 @@ class Training:
         self._timed("step", **row, per_second=per_second or None)
 
     def _epoch(self, row: dict[str, Any]) -> None:
-        """Adds what an epoch came to."""
+        """Adds an "epoch" row."""
         self._add({"event": "epoch", **self.whose, **row})
 
     def _gradients(self, row: dict[str, Any]) -> None:
-        """Adds the gradients of an epoch, and warns of each kind of fault when it is first seen."""
+        """Adds the gradients of an epoch, and a warning for each kind of fault when it first occurs."""
         self.run.log("gradients", {"event": "epoch", **self.whose, **row})
         for sentence in row["warnings"]:
             if (fault := sentence.split(":")[0]) not in self.warned:
@@ -157,7 +158,7 @@ class Training:
                 self._timed("warning", of="gradients", epoch=row["epoch"], sentence=sentence)
 
     def _timed(self, event: str, **facts: Any) -> None:
-        """Adds a row that has the time and what memory is used."""
+        """Adds a row with the time and the peak memory."""
         self.peak = max(self.peak, measure.peak_on(self.place))
         row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
         with contextlib.suppress(OSError):
@@ -174,23 +175,23 @@ class Training:
 def training(
     run: Run, on_row: Callable[[dict[str, Any]], None] | None = None
 ) -> Iterator[Iterator[Training]]:
-    """Holds a run's folder while its nets are trained, on its device and threads; gives the untrained ones.
+    """Locks a run's folder, sets its device and threads, and yields a `Training` for each untrained net.
 
     Under `accelerate launch` every process enters it; the first one writes.
 
     Args:
-        run: The run; its metrics.jsonl gets the rows, its folder the checkpoints.
+        run: The run; its folder gets the rows and checkpoints.
         on_row: Called with each row: "step" every 5 s of training, "epoch", and "warning" as soon as
-            gradients say that a circuit will not learn, once for each kind of fault of a net and seed
-            (gradients.jsonl holds the warnings of every epoch). `epoch_line` has words for them.
+            gradients show that a circuit will not learn, once for each kind of fault of a net and seed
+            (gradients.jsonl holds the warnings of every epoch). `epoch_line` makes text of a row.
 
     Raises:
         BlockingIOError: Another process is training this run.
-        Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
+        Stopped: The user stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
         OutOfMemory: Memory ran out in an epoch; the message names the next remedy.
     """
     finished = run.tested()
-    wait_for_all()  # nobody writes before all have read
+    wait_for_all()  # no process writes before all have read
     with contextlib.ExitStack() as work:
         if is_main():
             work.enter_context(alone(run.folder, "train"))
@@ -210,24 +211,24 @@ def training(
 
 
 def train_all(run: Run, on_row: Callable[[dict[str, Any]], None] | None = None) -> list[dict[str, Any]]:
-    """Trains what is not trained yet; the final row of each net and seed, those finished before first.
+    """Trains all nets that are not trained yet; returns the final row of each net and seed, old ones first.
 
-    The loop that 03_train shows, as a function; arguments and errors are those of `training`, but that
-    `on_row` gets each final row, "test", too.
+    This is the loop of 03_train as a function. Arguments and errors are those of `training`; `on_row` also
+    gets each final row, "test".
     """
     with training(run, on_row) as untrained:
         finals = list(run.tested().values())
         for one in untrained:
             model = build(run, one.net, one.seed)
-            loaders, kept = one.prepare(model)
-            finals.append(one.test(model, train.fit(model, run.task, loaders, one.config, **kept)))
+            loaders, options = one.prepare(model)
+            finals.append(one.test(model, train.fit(model, run.task, loaders, one.config, **options)))
             if on_row and is_main():
                 on_row(finals[-1])
     return finals
 
 
 def _note(run: Run, where: Placement) -> None:
-    """What the run's provenance says of data and machine."""
+    """Records data, device and placement of a training in the run's provenance."""
     config, splits, notes = run.config, run.splits, list(run.splits.notes)
     if config.of_kit("four_bit", False):
         notes.append(in_four_bits(str(config.of_kit("pretrained")), where.device)[1])
@@ -239,14 +240,14 @@ def _note(run: Run, where: Placement) -> None:
 
 @contextlib.contextmanager
 def stopping(run: Run, work: str) -> Iterator[None]:
-    """Says where a person has stopped the work on a run, as `Stopped`."""
+    """Turns a KeyboardInterrupt into a `Stopped` whose message says where the work on a run stopped."""
     try:
         yield
     except KeyboardInterrupt:
         where, row = work, look(run.folder).row
         if work == "03_train" and row:
             where = f"net {row['net']}, seed {row['seed']}, epoch {row.get('epoch')} of {run.config.epochs}"
-        step = "Run this again to go on from here: nothing is trained twice."
+        step = "Run this again to continue from here: nothing is trained twice."
         raise Stopped(f"Stopped in {where}. {step}") from None
 
 
@@ -258,12 +259,13 @@ def tested(
     place: torch.device,
     micro_batch: int | None,
 ) -> dict[str, float]:
-    """The task's numbers on the test split; `judge` is given what the same pass gave.
+    """Returns the task's numbers on the test split; its `judge` gets the outputs and means of the same pass.
 
-    What `judge` gives may be of NumPy or torch: numbers, or lists of them. One that is not finite is None.
+    `judge` may return numbers, or lists of them, of Python, NumPy or torch. A number that is not finite
+    becomes None.
 
     Raises:
-        FloatingPointError: The number that nets are compared by is not finite.
+        FloatingPointError: The score by which nets are compared is not finite.
     """
     judge, seen = getattr(task, "judge", lambda: {}), []
     with contextlib.ExitStack() as stack:
@@ -271,16 +273,16 @@ def tested(
             hook = model.register_forward_hook(lambda *call: seen.append(call[2].detach().cpu()))
             stack.enter_context(hook)
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
-    offered = {"outputs": torch.cat(seen)} if seen else {}
-    judged = tasks.asked(judge, **offered, splits=splits, net=model, means=means) or {}
+    outputs = {"outputs": torch.cat(seen)} if seen else {}
+    judged = tasks.asked(judge, **outputs, splits=splits, net=model, means=means) or {}
     plain = {
-        name: each.tolist() if hasattr(each, "tolist") else each for name, each in judged.items()
+        name: value.tolist() if hasattr(value, "tolist") else value for name, value in judged.items()
     } | means
-    unknown = [name for name, each in plain.items() if isinstance(each, float) and not math.isfinite(each)]
-    found: dict[str, Any] = plain | dict.fromkeys(unknown)
-    if found.get(task.score.name, 0) is None:
+    unknown = [name for name, value in plain.items() if isinstance(value, float) and not math.isfinite(value)]
+    values: dict[str, Any] = plain | dict.fromkeys(unknown)
+    if values.get(task.score.name, 0) is None:
         raise not_finite(f"test {task.score.name}")
-    return found
+    return values
 
 
 # --- trackers -----------------------------------------------------------------------------------------------
@@ -288,14 +290,14 @@ def tested(
 
 @contextlib.contextmanager
 def tracked(run: Run) -> Iterator[None]:
-    """Sends the finite numbers of the rows that are added to metrics.jsonl to the run's trackers.
+    """Sends the finite numbers of new rows in metrics.jsonl to the run's trackers.
 
-    Each tracker has a thread, which reads the file: one that is not installed, fails or hangs is left out,
-    with one sentence on stderr.
+    Each tracker has a thread, which reads the file. A tracker that is not installed, fails or hangs is
+    disabled, with one sentence on stderr.
     """
     over, names = threading.Event(), run.config.trackers
-    given = run, len(run.rows("metrics")), over
-    threads = [threading.Thread(target=_send, args=(each, *given), name=each, daemon=True) for each in names]
+    shared = run, len(run.rows("metrics")), over
+    threads = [threading.Thread(target=_send, args=(name, *shared), name=name, daemon=True) for name in names]
     for thread in threads:
         thread.start()
     try:
@@ -306,25 +308,25 @@ def tracked(run: Run) -> Iterator[None]:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
-                _leave_out(thread.name, f"it had not finished {END:.0f} s after the training")
+                _disabled(thread.name, f"it had not finished {END:.0f} s after the training")
 
 
 def _send(name: str, run: Run, seen: int, over: threading.Event) -> None:
-    """Starts one of Accelerate's trackers, and sends it all rows but the first `seen` until it is over."""
+    """Starts one of Accelerate's trackers; until `over` is set, sends it the rows after the first `seen`."""
     try:
         from accelerate import tracking
 
-        # Accelerate's logger asks for the state of an Accelerator, which is not there between two nets.
+        # Accelerate's logger needs the state of an Accelerator, which does not exist between two nets.
         tracking.logger = logging.getLogger(tracking.__name__)  # pyright: ignore[reportAttributeAccessIssue]
         home, kind = workspace.home().absolute(), tracking.LOGGER_TYPE_TO_CLASS[name]
         title = f"{run.folder.name}-{run.provenance.get('begun')}".replace(":", "-")
-        named = {"mlflow": {"run_name": title}, "wandb": {"name": title}, "trackio": {"name": title}}
-        place = [title, home / name] if kind.requires_logging_directory else [run.config.title]
-        tracker = kind(*place, **named.get(name, {}))
-        tracker.main_process_only = False  # asking who is the first asks for the same state
+        titles = {"mlflow": {"run_name": title}, "wandb": {"name": title}, "trackio": {"name": title}}
+        arguments = [title, home / name] if kind.requires_logging_directory else [run.config.title]
+        tracker = kind(*arguments, **titles.get(name, {}))
+        tracker.main_process_only = False  # to find the main process needs the same state
         tracker.start()
         settings = run.config.flat().items()
-        plain = {key: each if isinstance(each, int | float) else str(each) for key, each in settings}
+        plain = {key: value if isinstance(value, int | float) else str(value) for key, value in settings}
         tracker.store_init_configuration(plain)
         last = False
         while not last:
@@ -332,14 +334,14 @@ def _send(name: str, run: Run, seen: int, over: threading.Event) -> None:
             for row in rows[seen:]:
                 values = {f"{row['net']}/seed{row['seed']}/{key}": number(row, key) for key in row}
                 finite = {key: value for key, value in values.items() if value is not None}
-                # W&B takes no step twice, and each net counts its own.
+                # W&B rejects a step that occurs twice, and each net counts from 0.
                 tracker.log(finite, step=None if name == "wandb" else row.get("updates"))
             seen = len(rows)
         tracker.finish()
     except BaseException as error:  # W&B is known to raise SystemExit
-        _leave_out(name, f"{type(error).__name__}: {words.first_line(error)}")
+        _disabled(name, f"{type(error).__name__}: {words.first_line(error)}")
 
 
-def _leave_out(name: str, why: str) -> None:
-    step = "Training goes on, and metrics.jsonl has every row. Mend it, or leave it out of `trackers`."
-    print(f"Tracker `{name}` is left out from here on: {why}. {step}", file=sys.stderr, flush=True)
+def _disabled(name: str, why: str) -> None:
+    step = "Training continues, and metrics.jsonl has every row. Repair it, or remove it from `trackers`."
+    print(f"Tracker `{name}` is disabled: {why}. {step}", file=sys.stderr, flush=True)

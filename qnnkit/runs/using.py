@@ -1,4 +1,4 @@
-"""A trained net for others: what a run leaves in `model/` or `adapter/`, and what it says of new inputs."""
+"""Trained nets: writes them to `model/` or `adapter/`, loads them, and applies them to new data."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from qnnkit.runs.trainings import tested
 
 ABOUT, SETTINGS, CONFIG = "about.json", "training_config.json", "adapter_config.json"
 FILES = (ABOUT, CONFIG, "generation_config.json")
-"""One is in every trained net; the last two in language models, as transformers and PEFT write them."""
+"""Files of which every trained net has one; transformers and PEFT write the last two, of language models."""
 LENGTH, BATCH = 256, 32
-"""Tokens of a block where a net's files name no number, and samples of a batch that is evaluated."""
+"""Tokens of a block if a net's files give no number, and samples of a batch in `evaluate`."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a net must know of its training data; a recipe's `build` gets it in place of the splits."""
+    """What a net needs to know about its training data; a recipe's `build` gets it instead of the splits."""
 
     name: str
     sizes: dict[str, Any]
     shapes: dict[str, list[Any]] = field(default_factory=dict)
-    """Of what a net takes: name -> dtype and shape without the batch; "" for one tensor."""
+    """Inputs of the net: name -> dtype and shape without the batch; the name is "" for a single tensor."""
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    """Of the table that the net was trained on."""
+    """Columns of the table on which the net was trained."""
 
     def __getattr__(self, name: str) -> Any:
         sizes = self.__dict__.get("sizes", {})
         if name in sizes:
             return sizes[name]
-        step = f"It knows {', '.join(sizes)}, and `example(n)`."
-        raise AttributeError(f"A trained net is built without its data, which `{name}` is part of. {step}")
+        step = f"Use {', '.join(sizes)}, or `example(n)`."
+        raise AttributeError(f"A trained net is built without its data, so it has no `{name}`. {step}")
 
     def example(self, n: int = 1) -> Any:
-        """Zeros in the shape of what the net takes."""
-        made = {
+        """Returns zeros in the shapes of the net's inputs, for `n` samples."""
+        tensors = {
             name: torch.zeros(n, *shape, dtype=getattr(torch, dtype))
             for name, (dtype, *shape) in self.shapes.items()
         }
-        return made.get("", made)
+        return tensors.get("", tensors)
 
 
 def data_of(splits: Any) -> Data:
-    """What a net must know of these data."""
+    """Returns what a net needs to know about these data."""
     example = splits.example(1)
     tensors = example if isinstance(example, Mapping) else {"": example}
     return Data(
@@ -75,7 +75,7 @@ def data_of(splits: Any) -> Data:
 
 
 def write_model(run: Run, net: nn.Module) -> Path:
-    """Writes a net of the run to its `model/`: weights, settings, recipe, and what `Data` holds."""
+    """Writes a net of the run to `model/` of its folder: weights, settings, recipe, and its `Data`."""
     folder, data = workspace.make_folder(run.folder / "model"), dict(vars(data_of(run.splits)))
     data["sizes"] = dict(data["sizes"])
     if "tokenizer" in data["sizes"]:
@@ -86,28 +86,28 @@ def write_model(run: Run, net: nn.Module) -> Path:
     workspace.write_bytes(folder / "model.safetensors", save(state))
     workspace.write_bytes(folder / "recipe.py", run.recipe.source.encode())
     about = {"net": run.nets[0], "seed": run.config.seed, "settings": kept_settings(run), "data": data}
-    workspace.write_json(folder / ABOUT, about)  # last: now it is a model
+    workspace.write_json(folder / ABOUT, about)  # last, because it marks a complete model
     return folder
 
 
 def merge(run: Run | str | Path, folder: str | Path) -> Path:
-    """Writes the run's own net, first seed, its adapter worked into its base, for plain transformers.
+    """Merges the adapter of the run's main net (first seed) into its base, and saves it for transformers.
 
-    Only the adapter's files and its base are read, in the precision in which the base was trained on (of 4
-    bits: float32).
+    Only the adapter's files and its base are read, in the precision that the base had in training (float32
+    for a 4-bit base).
 
     Args:
-        run: A finished run, or its folder, or its `adapter/`, wherever that is now.
-        folder: Where to; an earlier save there is replaced.
+        run: A finished run, its folder, its `adapter/`, or a copy of that folder.
+        folder: The folder to write; an earlier save there is replaced.
 
     Raises:
         ValueError: There is no adapter.
-        NotImplementedError: It cannot be merged.
+        NotImplementedError: The adapter cannot be merged.
         OSError: The base is not found, or the folder cannot be written.
     """
     place = _folder(run.folder if isinstance(run, Run) else run)
     if not (place / CONFIG).exists():
-        step = "A run whose recipe has an adapter writes adapter/ when it is trained."
+        step = "A run with an adapter writes adapter/ once it is trained."
         raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(place.parent), step))
     model, about, _ = load_language(place)
     settings = workspace.read_json(place / SETTINGS)
@@ -115,10 +115,10 @@ def merge(run: Run | str | Path, folder: str | Path) -> Path:
 
 
 def export(run: Run) -> Path:
-    """Writes the run's own net, first seed, to `model/` or `adapter/` of the run folder.
+    """Writes the run's main net (first seed) to `model/` or `adapter/` of the run folder.
 
-    Language models go with their tokenizer: plain transformers and PEFT load that folder. An adapter's folder
-    also has the circuits that gave its weights. Other nets are read by `runs.load_model`.
+    Language models are saved with their tokenizer, so that transformers and PEFT can load the folder. An
+    adapter's folder also has the circuits that produced its weights. `runs.load_model` loads other nets.
     """
     net: Any = trained(run)
     splits: Any = run.splits
@@ -136,16 +136,19 @@ def export(run: Run) -> Path:
 
 
 def load_language(folder: Path) -> tuple[Any, Data, Any]:
-    """A language model, or an adapter on its base, as transformers and PEFT write them, and its task.
+    """Loads a language model, or an adapter on its base, from a folder of transformers or PEFT.
+
+    Returns:
+        The model, what it knows of its data, and its task.
 
     Raises:
-        FileNotFoundError: The adapter's base is not there.
+        FileNotFoundError: The adapter's base is missing.
     """
     settings = workspace.read_json(folder / SETTINGS) or {}
     if (folder / CONFIG).exists():
         base, dtype = adapters.base_of(folder), settings.get("base_precision", "float32")
         if base.startswith((".", "/")) and not Path(base).is_dir():
-            rule, step = "hold an adapter whose base is there", f"Put the base model at {base}."
+            rule, step = "hold an adapter whose base exists", f"Put the base model at {base}."
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
         model: Any = causal_lm(base, dtype="float32" if settings.get("four_bit") else dtype)
         model = adapters.load(model, folder)
@@ -159,37 +162,37 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
 
 
 def _loaded(run_dir: str | Path, recipe: Any) -> tuple[Any, Data, Any, Any]:
-    """The trained net of a run, what it knows of its data, its task, and its settings where it has any."""
+    """Returns the trained net of a run, what it knows of its data, its task, and its settings, if any."""
     folder = _folder(run_dir)
     if any((folder / name).exists() for name in FILES[1:]):
         if recipe is not None:
-            step = "It is read from its own files."
-            raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
-        with _whole(folder):
+            step = "Such a model is loaded from its own files."
+            raise ValueError(checks.message("recipe", "be omitted for a language model", recipe, step))
+        with _undamaged(folder):
             return *load_language(folder), None
     about = read_facts(folder / ABOUT)
     if not about or not KINDS[ABOUT].keys() <= about.keys():
-        step = f"It is {look(folder.parent).state}. Finish the run: its 04_analyze writes model/."
-        step = step if folder.parent.is_dir() else "Nothing is there: check the path."
+        step = f"The run is {look(folder.parent).state}. Finish it: its 04_analyze writes model/."
+        step = step if folder.parent.is_dir() else "There is no such folder: check the path."
         raise FileNotFoundError(checks.message("folder", "hold a trained net", str(folder), step))
     config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe), folder)
-    used, kept = recipes.of(config), about["data"]  # lists; earlier versions say more, or less
-    sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in kept["sizes"].items()}
+    used, fields = recipes.of(config), about["data"]  # fields differ between versions
+    sizes = {name: tuple(size) if isinstance(size, list) else size for name, size in fields["sizes"].items()}
     if (folder / "tokenizer").is_dir():
         sizes["tokenizer"] = tokenizers.of_captions(folder / "tokenizer", ())
-    texts = (tuple(kept.get(name, ())) for name in ("classes", "columns"))
-    data = Data(kept["name"], sizes, kept.get("shapes", {}), *texts)
+    texts = (tuple(fields.get(name, ())) for name in ("classes", "columns"))
+    data = Data(fields["name"], sizes, fields.get("shapes", {}), *texts)
     net = used.build(config.with_paths(workspace.located).override(backend="auto"), data, about["seed"])
     from safetensors.torch import load
 
-    with _whole(folder):
+    with _undamaged(folder):
         net.load_state_dict(load((folder / "model.safetensors").read_bytes()))
     return net.eval(), data, used.task(config), config
 
 
 @contextlib.contextmanager
-def _whole(folder: Path) -> Iterator[None]:
-    """Weights that are damaged, or of another net, are told."""
+def _undamaged(folder: Path) -> Iterator[None]:
+    """Raises a ValueError with the next step if the weights are damaged or belong to another net."""
     from safetensors import SafetensorError
 
     try:
@@ -197,19 +200,19 @@ def _whole(folder: Path) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (SafetensorError, RuntimeError) as error:
-        step = f"Move `{folder}` away; qnnkit train with the run's folder writes it again, or copy it again."
+        step = f"Copy `{folder}` again, or move it away and run qnnkit train with the run's folder."
         fault = words.first_line(error)
-        raise ValueError(checks.message("run_dir", "hold a whole net", fault, step)) from None
+        raise ValueError(checks.message("run_dir", "hold an undamaged net", fault, step)) from None
 
 
 def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data, Recipe | None]:
-    """A trained net in evaluation mode on the CPU, what it knows of its data, and its recipe.
+    """Loads a trained net in evaluation mode on the CPU; returns it, its `Data` and its recipe.
 
-    No training data are read. A language model has its own files and no recipe.
+    No training data are read. A language model is loaded from its own files and has no recipe.
 
     Args:
-        folder: A finished run, its `model/` or `adapter/`, or a copy of that anywhere.
-        recipe: The run's, where it is a user's own: its code runs only where it is named.
+        folder: A finished run, its `model/` or `adapter/`, or a copy of that folder.
+        recipe: The run's recipe, if it is your own file: its code runs only if you name it.
 
     Raises:
         ValueError, OSError: The folder holds no model, or one of another recipe.
@@ -221,29 +224,29 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
 def predict(
     run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None, classical: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """What a trained net says of new inputs, a row for each: as the run's task does it.
+    """Applies a trained net to new inputs, as the run's task does; returns a row for each.
 
     Args:
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
-        inputs: Of images files, or arrays of pixels; for CLIP images and texts to hold them against; a text
-            to go on with, or of a model with a chat template a user's message to answer; a MIDI file to go on
-            with; of a recipe's own data arrays, DataFrames, .npy files, or tables (.csv, .tsv) with the same
-            columns. A task with `predict(net, inputs)` is given them as they are.
-        recipe: The run's, where it is a user's own.
-        classical: Whether each circuit is replaced by the classical function that it is, see
+        inputs: Images as files or arrays of pixels; for CLIP, images and the texts to match with them; text
+            to continue, or, for a model with a chat template, a user's message to answer; a MIDI file to
+            continue; for a recipe with its own data, arrays, DataFrames, .npy files, or tables (.csv, .tsv)
+            with the same columns. A task with `predict(net, inputs)` gets them unchanged.
+        recipe: The run's recipe, if it is your own file.
+        classical: Whether to replace each circuit by its equivalent classical function, see
             `layers.as_classical`.
 
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
-        NotImplementedError: A circuit is no classical function of this kind.
+        NotImplementedError: A circuit has no such classical function.
     """
     if isinstance(inputs, str | Path | np.ndarray) or hasattr(inputs, "columns"):
         inputs = [inputs]
     if not len(inputs):
-        raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
+        raise ValueError(checks.message("inputs", "not be empty", [], "Give a file or a text."))
     net, about, task, _ = _loaded(run_dir, recipe)
     if classical:
-        layers.called(net, about.example())  # once, so that shapes are known
+        layers.called(net, about.example())  # so that its shapes are known
         net = layers.as_classical(net)[0]
     with torch.no_grad():
         rows = tasks.asked(task.predict, net, inputs, about=about)
@@ -251,24 +254,25 @@ def predict(
 
 
 def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> dict[str, Any]:
-    """What a trained net is worth on other data, all of them, as its task judges a test split.
+    """Evaluates a trained net on all of other data, as its task judges a test split.
 
     No training data are read.
 
     Args:
         run_dir: Folder of a finished run, or its `model/` or `adapter/`.
-        data: Of a language model text, chats or music, as the recipe's `data_dir`; of a classifier a folder
-            or archive of images in class folders (or with the label in their names, if it was trained so).
-        recipe: The run's, where it is a user's own.
+        data: For a language model, text, chats or music in the form of the recipe's `data_dir`; for a
+            classifier, a folder or archive of images in class folders (or with the label in their names, if
+            it was trained on such).
+        recipe: The run's recipe, if it is your own file.
 
     Returns:
         `data`; `samples` or `tokens`, their number; the task's numbers, such as `loss` and `perplexity`, or
-        `accuracy`; `score`, the name of the one that nets are compared by; of a share its 95 % `interval`
-        (Clopper and Pearson's); `notes` on what was left out.
+        `accuracy`; `score`, the name of the one by which nets are compared; `interval`, for a share, at 95 %
+        (Clopper and Pearson); `notes` on omitted data.
 
     Raises:
-        ValueError, OSError: There is no trained net, a class is none of the net's, or data cannot be read.
-        NotImplementedError: The net is of another kind, such as CLIP or one of arrays.
+        ValueError, OSError: There is no trained net, the net lacks a class, or data cannot be read.
+        NotImplementedError: The net is of another kind, such as CLIP or a net of arrays.
     """
     net, about, task, settings = _loaded(run_dir, recipe)
     root = str(data) if Path(data).exists() else workspace.data_place(str(data))
@@ -277,7 +281,7 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
             splits: Any = unsplit.tokens(root, about.tokenizer, about.length)
         elif "tokenizer" in about.sizes or not about.classes or "image_size" not in about.sizes:
             step = "Use qnnkit predict, or the report of a run on these data."
-            rule = "be of labelled images or tokens"
+            rule = "hold a net of labelled images or tokens"
             raise NotImplementedError(checks.message("run_dir", rule, str(run_dir), step))
         else:
             flat = LAST_NUMBER if settings.of_kit("dataset") == "flat_folder" else None
@@ -295,13 +299,13 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row of `predict` or `evaluate` for people, in four digits."""
+    """Returns a row of `predict` or `evaluate` as text, with four digits."""
     shown = json.loads(json.dumps(row), parse_float=lambda text: float(f"{float(text):.4g}"))
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
 
 
 def _folder(run_dir: str | Path) -> Path:
-    """The folder that holds the trained net: the one that is named, or one in it."""
-    place = work(workspace.place(run_dir))
-    places = (place, place / "model", place / "adapter")
-    return next((each for each in places if any((each / name).exists() for name in FILES)), places[1])
+    """Returns the folder of the trained net: the given one, or `model/` or `adapter/` in it."""
+    run = work(workspace.place(run_dir))
+    folders = (run, run / "model", run / "adapter")
+    return next((folder for folder in folders if any((folder / name).exists() for name in FILES)), folders[1])

@@ -1,4 +1,4 @@
-"""Intervals over seeds, and what may be said of a difference: rows of numbers, and one sentence of each."""
+"""Intervals over seeds, and comparisons of nets: rows of numbers, with one sentence for each."""
 
 from qnnkit.stats.intervals import clopper_pearson, mean_interval
 from qnnkit.stats.score import ACCURACY, LOSS, RECALL, SCORES, Score, direction

@@ -14,7 +14,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean with the ends of its confidence interval, which are NaN where nothing is known of the spread."""
+    """A mean with the ends of its confidence interval, which are NaN if the spread is unknown."""
 
     mean: float
     low: float = math.nan
@@ -22,14 +22,14 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], ratio: float = 0.0) -> Interval:
-    """Mean of one number per seed with its 95 % t-interval, mean -+ t s sqrt(1 / n + ratio).
+    """Returns the mean of one number per seed with its 95 % t-interval, mean -+ t s sqrt(1 / n + ratio).
 
-    The ends are unknown for one seed, and for values that are all the same: these say nothing of the spread.
+    The ends are unknown for a single seed, and for equal values, which tell nothing about the spread.
 
     Args:
         values: One number per seed.
-        ratio: Test samples by training samples, where each seed has a split of its own. Such splits share
-            most samples, so that values spread less than those of fresh data; 0 where all share one split.
+        ratio: Test samples divided by training samples, if each seed has its own split: such splits share
+            most samples, so values spread less than with fresh data. 0 if all seeds share one split.
 
     Raises:
         ValueError: There is no value, or one is not finite.
@@ -47,18 +47,18 @@ def mean_interval(values: Sequence[float], ratio: float = 0.0) -> Interval:
         raise ValueError(checks.message("values", "be finite", list(values), "Repeat the failed runs."))
     mean, n = statistics.fmean(values), len(values)
     spread = statistics.stdev(values) if n > 1 else 0.0
-    if spread <= 1e-12 * max(map(abs, values)):  # nothing but rounding
+    if spread <= 1e-12 * max(map(abs, values)):  # equal up to rounding
         return Interval(mean)
     half = quantile(n) * spread * math.sqrt(1 / n + ratio)
     return Interval(mean, mean - half, mean + half)
 
 
 def share_interval(values: Sequence[float], samples: int, ratio: float = 0.0) -> Interval:
-    """Mean of shares of `samples` test samples; the interval covers seeds and the choice of the samples.
+    """Returns the mean of shares of `samples` test samples; its interval covers seeds and test samples.
 
-    The distances of its ends from the mean are the roots of the summed squares of the t-interval's and of
-    Clopper and Pearson's, and it stays within 0 and 1. It has a width for equal values as well. As the seeds
-    share their test samples this is rather too wide than too narrow.
+    The distance of each end from the mean is the root of the summed squares of those of the t-interval and
+    of Clopper and Pearson's interval; the ends stay within 0 and 1. Equal values have an interval, too. The
+    seeds share their test samples, so the interval is rather too wide than too narrow.
 
     Example:
         >>> mean, low, high = share_interval([0.9, 0.9, 0.9], samples=100)
@@ -78,10 +78,11 @@ def share_interval(values: Sequence[float], samples: int, ratio: float = 0.0) ->
 
 
 def loss_interval(values: Sequence[float], ratio: float = 0.0) -> Interval:
-    """Mean of positive values that spread by a factor, with Cox's interval for a log-normal variable.
+    """Returns the mean of positive values that vary by a factor, with Cox's interval for log-normal values.
 
-    exp(m + s^2 / 2 -+ t sqrt(s^2 / n + s^4 / (n - 1))) with m and s those of the logarithms. Its last term is
-    twice the usual one, which is too short for few seeds. `ratio` as in `mean_interval`.
+    It is exp(m + s^2 / 2 -+ t sqrt(s^2 / n + s^4 / (n - 1))), with mean m and standard deviation s of the
+    logarithms. Its last term is twice the usual one, which is too small for few seeds.
+    `ratio` is that of `mean_interval`.
 
     Reference:
         Olsson 2005, doi:10.1080/10691898.2005.11910638.
@@ -98,7 +99,7 @@ def loss_interval(values: Sequence[float], ratio: float = 0.0) -> Interval:
 
 
 def clopper_pearson(right: float, n: int) -> tuple[float, float]:
-    """Ends of the exact 95 % interval of a share, when `right` of `n` were; `right` need not be whole.
+    """Returns the exact 95 % interval of a share of `right` out of `n`; `right` need not be an integer.
 
     Example:
         >>> low, high = clopper_pearson(9, 10)
@@ -117,7 +118,7 @@ def clopper_pearson(right: float, n: int) -> tuple[float, float]:
 
 
 def quantile(n: int, level: float = LEVEL) -> float:
-    """How many standard errors a two-sided t-interval of `n` values reaches to each side."""
+    """Returns the half-width, in standard errors, of a two-sided t-interval of `n` values."""
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, (1 + level) / 2))

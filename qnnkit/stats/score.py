@@ -1,4 +1,4 @@
-"""The number that nets are compared by: its direction, its unit, its intervals, and how people read it."""
+"""The score by which nets are compared: its direction, unit, intervals and text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NEGATION = r"^(?:1|one) |\b(?:minus|neg|negative|inverse|inv|anti)\b"
 
 
 def direction(name: str) -> bool:
-    """Whether a larger number of this name is better, by the last of its words that says what it is.
+    """Whether a larger number of this name is better, as its last known word shows.
 
-    A name such as `minus_mse`, of a number that is negated, is that of a number to be raised, unless the
-    number itself is (`minus_accuracy`).
+    A negated number, such as `minus_mse`, is better if larger, unless that holds for the number itself
+    (`minus_accuracy`).
 
     Raises:
-        ValueError: The name does not tell.
+        ValueError: The name does not show it.
 
     Example:
         >>> direction("top_5_accuracy"), direction("word_error_rate"), direction("minus_loss")
@@ -43,32 +43,32 @@ def direction(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Score:
-    """The number that nets of one kind of work are compared by, and how people read it.
+    """The score by which the nets of a task are compared, and its form in text.
 
     Raises:
-        ValueError: `larger` is None, and the name does not say whether more is better.
+        ValueError: `larger` is None, and the name does not show whether larger is better.
     """
 
     name: str
-    """As metrics.jsonl has it, behind `test_` and `validation_`."""
+    """Name in metrics.jsonl, after `test_` and `validation_`."""
     word: str
-    """As people call it."""
+    """Name in text and tables."""
     per: str = "%"
-    """Unit in which it is reported; "%" is that of a share, between 0 and 1."""
+    """Unit in which it is reported; "%" for a share, between 0 and 1."""
     factor: float = 100.0
-    """Reported value over the stored one: 100 for a share that is reported in percent."""
+    """Reported value divided by the stored one: 100 for a share that is reported in percent."""
     unit: str = "points"
-    """Of a difference."""
+    """Unit of a difference."""
     digits: int = 1
-    """After the point."""
+    """Digits after the decimal point."""
     larger: bool | None = None
-    """Whether a larger one is better; None reads it from the name, which is refused if it does not tell."""
+    """Whether larger is better; None infers it from the name, or raises an error if it cannot."""
     watched: str = ""
-    """What of the validation split stands for it while it trains, where that is another number."""
+    """Name of the number that replaces it on the validation split during training, if that is another."""
     criterion: str = "min_accuracy"
-    """The setting that bounds it: what a run must reach to be a success."""
+    """Name of the setting that bounds it as a success criterion."""
     least: float = 0.0
-    """The best that a loss can be."""
+    """Smallest possible loss."""
 
     def __post_init__(self) -> None:
         if self.larger is None:
@@ -76,17 +76,17 @@ class Score:
 
     @property
     def column(self) -> str:
-        """With its unit, as it heads a column."""
+        """Heading of its column, with its unit."""
         return f"test {self.word} ({self.per})" if self.per else f"test {self.word}"
 
     @property
     def on_validation(self) -> str:
-        """The name that stands behind `validation_` in metrics.jsonl."""
+        """Name in metrics.jsonl after `validation_`."""
         return self.watched or self.name
 
     @property
     def validation_word(self) -> str:
-        """What it is called on the validation split.
+        """Name in text on the validation split.
 
         Example:
             >>> RECALL.validation_word, LOSS.validation_word
@@ -95,7 +95,7 @@ class Score:
         return f"validation {self.watched or self.word}"
 
     def tell(self, value: float, beside: float | None = None) -> str:
-        """A value without its unit; with as many digits as distinguish it from the value `beside`.
+        """Returns a value without its unit, with as many digits as distinguish it from the value `beside`.
 
         Example:
             >>> ACCURACY.tell(0.9741), ACCURACY.tell(0.89996, beside=0.9)
@@ -109,7 +109,7 @@ class Score:
         return text
 
     def with_unit(self, value: float, beside: float | None = None) -> str:
-        """As `tell`, with its unit.
+        """Returns a value as `tell` does, with its unit.
 
         Example:
             >>> LOSS.with_unit(3.2146)
@@ -118,7 +118,7 @@ class Score:
         return f"{self.tell(value, beside)} {self.per}".rstrip()
 
     def signed(self, difference: float, beside: float | None = None) -> str:
-        """A difference with its sign, without its unit; with as many digits as `tell` gives it.
+        """Returns a difference with its sign, without its unit, with as many digits as in `tell`.
 
         Example:
             >>> ACCURACY.signed(0.0152), ACCURACY.signed(-0.0001), ACCURACY.signed(0.1, beside=0.1001)
@@ -128,7 +128,7 @@ class Score:
         return text if text.startswith("-") else f"+{text}"
 
     def with_interval(self, mean: float, low: float | None, high: float | None) -> str:
-        """A mean with the ends of its interval, where they are known, without its unit.
+        """Returns a mean with the ends of its interval, if they are known, without its unit.
 
         Example:
             >>> ACCURACY.with_interval(0.989, 0.962, 0.997), LOSS.with_interval(0.5, 0.5, 0.5000001)
@@ -139,11 +139,11 @@ class Score:
         return f"{self.tell(mean)} ({self.tell(low, high)} to {self.tell(high, low)})"
 
     def margin(self, min_difference: float | None, others: Sequence[float]) -> float:
-        """The least difference that matters, in the unit that scores are kept in.
+        """Returns the least difference that matters, in the unit in which scores are stored.
 
         Args:
-            min_difference: In the unit of a difference: points, nats per token and so on. None takes one
-                point of a share, and one percent of the other net's mean of any other score.
+            min_difference: The value in the unit of a difference: points, nats per token and so on. None:
+                one point for a share, one percent of the other net's mean for any other score.
             others: The other net's values.
 
         Example:
@@ -157,17 +157,17 @@ class Score:
     def interval(
         self, values: Sequence[float], n_test: Iterable[float | None] = (), ratio: float = 0.0
     ) -> Interval:
-        """The 95 % interval of values over seeds, for this kind of number.
+        """Returns the 95 % interval of values over seeds, for this kind of number.
 
-        That of shares stays within 0 and 1, and covers the test samples too, if they are known. That of a
-        loss is of log-normal values, if all are positive, and stays above `least`.
+        For shares, it stays within 0 and 1, and covers the test samples too, if their number is known. For a
+        loss, it assumes log-normal values, if all are positive, and stays above `least`.
 
         Args:
             values: One number per seed.
-            n_test: Samples of the test split, by seed; None or NaN where a run did not record them.
-            ratio: As `mean_interval` has it.
+            n_test: Number of test samples, by seed; None or NaN if a run did not record it.
+            ratio: As in `mean_interval`.
         """
-        sizes = [int(n) for n in n_test if n is not None and n > 0]  # NaN is not
+        sizes = [int(n) for n in n_test if n is not None and n > 0]  # without NaN
         mean, low, high = mean_interval(values, ratio=ratio)
         if self.per == "%" and 0 <= min(values) <= max(values) <= 1:
             if sizes and len(sizes) == len(values):
@@ -186,4 +186,4 @@ LOSS = Score(
     "loss", "loss", "nats / token", 1, "nats per token", digits=3, larger=False, criterion="max_loss"
 )
 SCORES = {score.name: score for score in (ACCURACY, RECALL, LOSS)}
-"""By name, as results and batches keep it."""
+"""Scores by name, as results and batches store them."""

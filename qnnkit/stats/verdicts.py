@@ -1,4 +1,4 @@
-"""What may be said of nets that share their seeds: a row of numbers and a verdict each, and one sentence."""
+"""Paired comparisons of nets over shared seeds: a row of numbers, a verdict and a sentence for each."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from qnnkit.stats.intervals import mean_interval, quantile
 from qnnkit.stats.score import Score
 
 ALPHA = 0.05
-"""A difference, or an equivalence, is shown where its corrected p is below this."""
+"""Significance level: a difference, or an equivalence, is significant if its corrected p is below it."""
 POWER = 0.8
-"""How often seeds must find a difference that is there, to be called enough for it."""
+"""How often seeds must detect a true difference to count as enough for it."""
 MOST_SEEDS = 10_000
 ROW = (
     *("seeds", "unit", "difference", "low", "high", "effect_size", "p", "p_holm"),
     *("min_difference", "p_equivalent", "detectable", "seeds_needed", "family"),
 )
-"""A comparison: how many seeds, or splits; the mean difference with its 95 % t-interval; `effect_size`; the
-two-sided p, alone and corrected; the margin, and the larger p of the two one-sided t-tests that the
-difference lies within it; the smallest true difference that as many seeds of this spread find in 80 of 100
-studies; how many find one of the margin as often, infinite where 10,000 are not enough (with splits of their
-own no number finds every difference); and how many comparisons are made at once."""
+"""Columns of a comparison: number of seeds, or splits; mean difference with its 95 % t-interval;
+`effect_size`; two-sided p, uncorrected and corrected; the margin, and the larger p of the two one-sided
+t-tests that the difference is within it; the smallest true difference that this number of seeds, with this
+spread, detects in 80 of 100 studies; the number of seeds that detects the margin as often, infinite if 10,000
+are not enough (if each seed has its own split, no number detects every difference); and the number of
+comparisons."""
 
 
 def compare(
     values: Sequence[float], others: Sequence[float], ratio: float = 0.0, margin: float = 0.0, family: int = 1
 ) -> dict[str, Any]:
-    """First minus second, seed by seed: a paired t-test, equivalence within a margin, and power.
+    """Compares first minus second, seed by seed: a paired t-test, equivalence within a margin, and power.
 
-    Where every seed has a split of its own, the splits share most of their samples, so that the differences
-    spread less than fresh data would make them. Nadeau and Bengio's corrected t-test takes
-    s sqrt(1 / n + n_test / n_train) for the standard error in place of s / sqrt(n). Where all differences are
-    the same number, as happens with a handful of test images, nothing is known of how seeds differ (p is 1,
-    and the effect 0, if that number is zero).
+    If each seed has its own split, the splits share most of their samples, so the differences spread less
+    than with fresh data. Nadeau and Bengio's corrected t-test then uses s sqrt(1 / n + n_test / n_train) as
+    the standard error instead of s / sqrt(n). If all differences are the same number, as happens with few
+    test images, the spread over seeds is unknown (if that number is zero, p is 1 and the effect 0).
 
     Args:
         values: One number per seed.
-        others: Those of the other net, by the same seeds in the same order.
-        ratio: Test samples by training samples of a split; 0 where all seeds share one split.
+        others: Values of the other net, for the same seeds in the same order.
+        ratio: Test samples divided by training samples of a split; 0 if all seeds share one split.
         margin: The least difference that matters, in the unit of the scores.
-        family: How many comparisons are made: a corrected p must pass `ALPHA / family` to be sure to count.
+        family: Number of comparisons. An uncorrected p below `ALPHA / family` is significant in any case.
 
     Returns:
-        The columns of `ROW`. What is not known is NaN, as is `p_holm`, which `decide` adds.
+        The columns of `ROW`. Unknown values are NaN, as is `p_holm`, which `decide` adds.
 
     Raises:
-        ValueError: The two have different numbers of values, or none, or one is not finite.
+        ValueError: The nets have different numbers of values, or none, or one is not finite.
 
     Example:
         >>> row = compare([0.93, 0.95, 0.97], [0.90, 0.91, 0.92], margin=0.01)
@@ -73,12 +73,12 @@ def compare(
     row: dict[str, Any] = dict.fromkeys(ROW, math.nan)
     row |= {"seeds": n, "unit": unit, "difference": mean, "min_difference": margin, "family": family}
     spread = statistics.stdev(differences) if n > 1 else 0.0
-    if spread <= 1e-12 * max(map(abs, [*values, *others])):  # nothing but rounding, or one seed
+    if spread <= 1e-12 * max(map(abs, [*values, *others])):  # equal up to rounding, or a single seed
         return row | ({"effect_size": 0.0, "p": 1.0} if n > 1 and abs(mean) <= spread else {})
     from scipy.special import stdtr
 
     def findable(n: int) -> float:
-        """The difference that `n` seeds find."""
+        """Returns the difference that `n` seeds detect."""
         return spread * math.sqrt(1 / n + ratio) * least_shift(n, ALPHA / family)
 
     error, numbers = spread * math.sqrt(1 / n + ratio), range(2, MOST_SEEDS + 1)
@@ -90,9 +90,9 @@ def compare(
 
 
 def effect_size(ratio: float, n: int) -> float:
-    """Hedges' g_z = J d_z of `n` differences whose mean is `ratio` (d_z) times their standard deviation.
+    """Returns Hedges' g_z = J d_z for `n` differences whose mean is `ratio` (d_z) standard deviations.
 
-    J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1: d_z is too large for few seeds. NaN for two.
+    J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1, as d_z is too large for few seeds. NaN for n = 2.
 
     Reference:
         Hedges 1981; Lakens 2013, doi:10.3389/fpsyg.2013.00863.
@@ -104,9 +104,9 @@ def effect_size(ratio: float, n: int) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def least_shift(n: int, alpha: float = ALPHA) -> float:
-    """The true mean, in its standard errors, that `n` seeds find in 80 of 100 studies by a paired t-test.
+    """Returns the true mean, in standard errors, that `n` seeds detect in 80 of 100 paired t-tests.
 
-    The noncentral t-distribution, as a mean over 128 quantiles of the spread that is measured.
+    The noncentral t-distribution is computed as a mean over 128 quantiles of the measured spread.
 
     Example:
         >>> round(least_shift(10) / math.sqrt(10), 2)  # tables of Cohen (1988): 1.0 standard deviations
@@ -119,15 +119,15 @@ def least_shift(n: int, alpha: float = ALPHA) -> float:
     half = (n - 1) / 2
     spreads = np.sqrt(gammaincinv(half, (np.arange(128) + 0.5) / 128) / half)
     bounds, most = quantile(n, 1 - alpha) * spreads, 4 * (quantile(n, 1 - alpha) + 1)
-    found: Any = brentq(lambda at: (ndtr(at - bounds) + ndtr(-bounds - at)).mean() - POWER, 0, most)
-    return found
+    shift: Any = brentq(lambda at: (ndtr(at - bounds) + ndtr(-bounds - at)).mean() - POWER, 0, most)
+    return shift
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values of a family, corrected so that none is called shown by chance in 19 of 20 families.
+    """Returns the p-values of a family, corrected so that 19 of 20 families have no false positive.
 
-    The k-th smallest of m is multiplied by m - k + 1, and is no smaller than those before it. A NaN, of a
-    comparison that could not be tested, stays NaN and still counts in m: it was asked as well.
+    The k-th smallest of m is multiplied by m - k + 1, and is no smaller than those before it. The NaN of a
+    comparison that could not be tested stays NaN, but counts in m.
 
     Example:
         >>> holm([0.01, 0.04, 0.03])
@@ -139,7 +139,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     import numpy as np
 
     p = np.array(p_values, dtype=float)
-    order = np.argsort(p)  # NaN comes last
+    order = np.argsort(p)  # sorts NaN last
     p[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
     return p.tolist()
 
@@ -147,20 +147,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def decide(
     rows: Sequence[Mapping[str, Any]], score: Score, min_difference: float | None = None
 ) -> list[dict[str, Any]]:
-    """The verdicts of a family of comparisons, corrected for how many they are (Holm 1979).
+    """Returns the verdicts of a family of comparisons, corrected for their number (Holm 1979).
 
-    A verdict is `better` or `worse` where the corrected p of the paired t-test shows a difference; else
-    `equivalent` where the corrected p of the two one-sided tests shows that it lies within the margin; else
-    `undecided`.
+    A verdict is `better` or `worse` if the corrected p of the paired t-test shows a difference; else
+    `equivalent` if the corrected p of the two one-sided tests shows that the difference is within the margin;
+    else `undecided`.
 
     Args:
-        rows: Whatever names the nets, with `values` and `others`, their scores by the same seeds, and `ratio`
-            where each seed has a split of its own: see `compare`.
-        score: What is compared.
+        rows: Any names of the nets, with `values` and `others`, their scores for the same seeds, and `ratio`
+            if each seed has its own split: see `compare`.
+        score: The score that is compared.
         min_difference: The least difference that matters; see `Score.margin`.
 
     Returns:
-        The rows, with those of `compare` in place of the scores; p_holm and p_equivalent are corrected.
+        The rows, with the columns of `compare` instead of the scores; p_holm and p_equivalent are corrected.
 
     Raises:
         ValueError: Two nets have different numbers of values, or none, or one is not finite.
@@ -192,7 +192,7 @@ def decide(
 
 
 def sentence(row: Mapping[str, Any], score: Score) -> str:
-    """One row of `decide` in words, with `net` and `other_net` as the names of the two.
+    """Returns a row of `decide` as one sentence, with `net` and `other_net` as the names of the two nets.
 
     Example:
         >>> from qnnkit.stats import ACCURACY
@@ -211,7 +211,7 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         return f"{name} and {other} differ by {gap} on each of {many}, {why}"
     alone, corrected = ("uncorrected ", " after Holm's correction") if row["family"] > 1 else ("", "")
     low, high = row["low"], row["high"]
-    ends = f"{score.signed(low, high)} to {score.signed(high, low)}"  # never of width zero
+    ends = f"{score.signed(low, high)} to {score.signed(high, low)}"  # with digits that differ
     p = format_p(row["p_holm"]) + corrected
     numbers = f"{gap} ({alone}95 % interval {ends}, {p}, {many})."
     margin = _margin(row, score)
@@ -226,9 +226,9 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
 
 
 def detectable(row: Mapping[str, Any], score: Score) -> str:
-    """What the seeds of a comparison could have shown, and how many show the margin; "" if unknown.
+    """Returns what the seeds of a comparison could detect, and how many detect the margin; "" if unknown.
 
-    No two shares differ by more than 100 points, so that two seeds that spread far can show nothing.
+    Two shares differ by at most 100 points, so two seeds with a large spread may detect no difference.
 
     Example:
         >>> row = {"detectable": 0.034, "seeds": 10, "unit": "seeds", "min_difference": 0.01}
@@ -251,7 +251,7 @@ def _margin(row: Mapping[str, Any], score: Score) -> str:
 
 
 def format_p(p: float) -> str:
-    """A p-value as papers write it.
+    """Returns a p-value as papers write it.
 
     Example:
         >>> format_p(0.0213), format_p(0.00004), format_p(float("nan"))

@@ -259,7 +259,7 @@ TEXTS = {
         *(place.format(each) for place in ("{}", "name: b\ngrid: {{epochs: [{}]}}") for each in ATTACKS),
     ],
     "line 1, column 8": ["name: ["], "`name` is given twice": ["name: a\nname: b"],
-    "found unhashable key": ["name: a\n? [1, 2]\n: b"], "it links with `*`": ["a: &a [1, 2]\nb: *a"],
+    "found unhashable key": ["name: a\n? [1, 2]\n: b"], "it uses an alias `*`": ["a: &a [1, 2]\nb: *a"],
     "`recipe` must be given": ["name: a"], "in UTF-8": ["\udcffname"],
     "must be a number, a text": ["name: a\nrecipe: digits_quanv\nsettings: {data_dir: 2024-01-01}"],
 }  # fmt: skip
@@ -384,7 +384,7 @@ def test_a_failure_stops_no_other_and_is_tried_as_told(acted, monkeypatch, capfd
 def test_what_has_finished_is_not_run_again_whichever_batch_asks(acted):
     first, _ = quietly(batch_of(grid={"hidden": [3, 4]}))
     other, told = quietly(batch_of(name="c", runs=[{"hidden": 4}, {"hidden": 5}, {"hidden": 5}]))
-    assert told[0] == "Batch c: 2 runs (1 more are identical to others and run once)."
+    assert told[0] == "Batch c: 2 runs (without 1 duplicate)."
     changed, _ = quietly(batch_of(grid={"hidden": [4, 5]}))
     assert changed[0] == first[1] and {*states(other), *states(changed)} == {"finished"}
     assert [len(calls(each)) for each in (*first, *other)] == [1] * 4
@@ -455,7 +455,7 @@ def test_a_batch_that_was_ended_goes_on(how):
             process.send_signal(ENDS[how])
         if ENDS[how] != signal.SIGKILL:
             assert process.wait(60) == 128 + ENDS[how] and processes() == []
-            assert "Stopping: checkpoints are written. Type the same command again to resume." in printed()
+            assert "Stopping: checkpoints are written. Run the same command again to resume." in printed()
             assert "Traceback" not in printed() and "Error" not in printed()
         elif how == "long killed":
             until(lambda: processes() == [])
@@ -542,8 +542,8 @@ def test_why_a_run_ended(tmp_path):
     log, lines = tmp_path / "log.txt", ("qnnkit: It broke.\n", "Trace\nRuntimeError: odd\n")
     log.write_text("".join(lines))
     for at, status, told in (
-        (len(lines[0]), 1, "stopped (1): RuntimeError: odd Its log is"),
-        (len("".join(lines)), -9, "ended from outside (SIGKILL): it printed nothing Memory may have run out"),
+        (len(lines[0]), 1, "stopped with status 1: RuntimeError: odd. Its log is"),
+        (len("".join(lines)), -9, "was ended by SIGKILL: it printed nothing. Memory may have run out"),
     ):
         assert told in workers.reason(log, at, status)
 

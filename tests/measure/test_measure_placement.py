@@ -229,7 +229,7 @@ def test_a_size_of_batch_is_kept_and_another_machine_or_setting_decides_the_rest
     for damaged in ({"batch_size": 1}, [], None):  # whatever becomes of the note
         run.note_provenance(placement=damaged)
         assert runs.open_run(run.folder).config == run.config and runs.placed(run).batch_size == 4
-    with pytest.raises(ValueError, match="batch_size: 4 there, 2 now"):
+    with pytest.raises(ValueError, match="batch_size: 4 in the folder, 2 now"):
         tiny(batch_size=2)
     raced.clear()
     monkeypatch.setattr(survey, "facts", lambda: {"name": "another"})

@@ -57,10 +57,10 @@ def files(folder):
 
 
 DIFFERENCES = {
-    "epochs: 2 there, 1 now": {"epochs": 1},
-    "learning_rate: 0.01 there, 0.5 now": {"epochs": 5, "learning_rate": 0.5},
-    "seed: 0 there, 1 now, hidden: 2 there, 8 now": {"seed": 1, "hidden": 8},
-    "recipe: 'folder_quanv' there, 'digits_quanv' now": {"recipe": "digits_quanv"},
+    "epochs: 2 in the folder, 1 now": {"epochs": 1},
+    "learning_rate: 0.01 in the folder, 0.5 now": {"epochs": 5, "learning_rate": 0.5},
+    "seed: 0 in the folder, 1 now, hidden: 2 in the folder, 8 now": {"seed": 1, "hidden": 8},
+    "recipe: 'folder_quanv' in the folder, 'digits_quanv' now": {"recipe": "digits_quanv"},
 }
 
 
@@ -187,7 +187,7 @@ def test_every_net_is_trained_once(tiny):
 def test_a_notebook_that_is_stopped_shows_one_sentence(capsys):
     from IPython.core.interactiveshell import InteractiveShell
 
-    sentence = "Stopped in net hybrid, seed 0, epoch 2 of 3. Run this again to go on from here."
+    sentence = "Stopped in net hybrid, seed 0, epoch 2 of 3. Run this again to continue from here."
     done = InteractiveShell().run_cell(f"from qnnkit import runs\nraise runs.Stopped({sentence!r})")
     assert isinstance(done.error_in_exec, KeyboardInterrupt)
     shown = capsys.readouterr()
@@ -254,7 +254,7 @@ def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
             tiny(learning_rate=0.5)  # another process is quicker
 
     monkeypatch.setattr(opening, "require_usable", slow)
-    with pytest.raises(ValueError, match=r"learning_rate: 0\.5 there, 0\.1 now"):
+    with pytest.raises(ValueError, match=r"learning_rate: 0\.5 in the folder, 0\.1 now"):
         tiny(learning_rate=0.1)
 
 
@@ -342,7 +342,7 @@ def test_a_notebook_that_stops_and_what_is_shared_names_no_folder_of_this_machin
     monkeypatch.setenv("HOME", str(tmp_path / "person"))
     places = f"print({str(home / 'runs' / 'a')!r}, {str(tmp_path / 'person' / 'data')!r})"
     source, failed = notebook(places, 'raise ValueError("It is wrong.")', "print(1)"), home / "a.failed.ipynb"
-    told = f"Notebook source.ipynb stopped: It is wrong. The cell and the whole trace are in {failed}."
+    told = f"Notebook source.ipynb stopped: It is wrong. The cell and the full traceback are in {failed}."
     with pytest.raises(runs.NotebookError, match=f"^{re.escape(told)}$"):
         runs.launch(source, home / "a.ipynb", {"name": str(home / "images")})
     assert list(home.iterdir()) == [failed]

@@ -75,4 +75,4 @@ def test_a_tracker_that_is_down_is_one_sentence_and_harms_nobody(begin, monkeypa
     over.set()  # a thread that hangs ends
     over.clear()
     [said] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Tracker")]
-    assert re.match(rf"Tracker `own` is left out from here on: .*{why}.*\. Training goes on, and ", said)
+    assert re.match(rf"Tracker `own` is disabled: .*{why}.*\. Training continues, and ", said)

@@ -233,7 +233,7 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
         with refused("inputs"):
             runs.predict("runs/one", given)
     (pictured.folder.parent / "other").mkdir()
-    for run, step in (("runs/other", "It is waiting. Finish the run"), ("runs/nowhere", "check the path")):
+    for run, step in (("runs/other", "The run is waiting. Finish it"), ("runs/nowhere", "check the path")):
         with pytest.raises(FileNotFoundError, match=step):
             runs.predict(run, ["a.png"])
 
@@ -328,5 +328,5 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
 
 
 def test_memory_that_runs_out_is_no_damage(tmp_path):
-    with pytest.raises(torch.OutOfMemoryError), using._whole(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError), using._undamaged(tmp_path):
         raise torch.OutOfMemoryError("no memory")
