@@ -1,4 +1,4 @@
-"""Widgets over gradients: which gates learn, what an image becomes, what one weight does."""
+"""Widgets for gradients: which gates learn, how a net sees an image, what one weight does."""
 
 from qnnkit.inspector.panel import Inspector
 from qnnkit.inspector.views import Choice
