@@ -16,7 +16,7 @@ CGROUP = Path("/sys/fs/cgroup")  # inside a container (version 2) this is the co
 
 
 def on_colab() -> bool:
-    """Whether this is Colab, whose kernels have a package of their own, also if papermill starts them."""
+    """Whether this is Colab, whose kernels have its own package, also if papermill starts them."""
     try:
         return util.find_spec("google.colab") is not None
     except (ImportError, ValueError):

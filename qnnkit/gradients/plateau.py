@@ -69,8 +69,7 @@ def scan(
         mean over the weights; 0 if all weights are dead;
         low, high: its 95 % percentile bootstrap interval over initialisations, which is too narrow if few
         initialisations carry the variance (a global observable of a shallow circuit);
-        n_weights, n_dead: number of weights, and of those whose derivative is always zero, which the variance
-        omits;
+        n_weights, n_dead: numbers of weights, and of weights with zero derivative, which the variance omits;
         resampled: the variance of each bootstrap sample, an array.
 
     Raises:

@@ -105,9 +105,8 @@ def predict(
     """Predicts memory and time of a training on this machine.
 
     Memory is traced, not used (see `trace`). What this process already holds is added, so call it in a
-    process like the one that will train. Time comes from a few updates of the training loop itself, at the
-    full batch size if that takes less than half of the free memory and at most MOST_WORK operations,
-    otherwise at a smaller one and scaled up.
+    process like the one that will train. Time comes from a few updates of the training loop itself. They use
+    the full batch if it takes less than half of the free memory and at most MOST_WORK operations.
 
     Args:
         workload: Training to predict.

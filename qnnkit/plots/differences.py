@@ -20,7 +20,7 @@ def forest(
     """A forest plot of differences from zero, each with its interval and a note above it.
 
     Args:
-        names: Names of what is compared with.
+        names: Names of what the differences are from.
         differences: Differences in the unit of `label`.
         ends: Low and high end of each interval; NaN if it is unknown.
         notes: Texts after the names, such as the numbers.

@@ -1,4 +1,4 @@
-"""Drawings of a circuit whose gates are coloured by numbers of their weights."""
+"""Drawings of a circuit whose gates are coloured by their weights, such as by gradients."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     again = runs.open_run(run.folder)
     assert [row["bound"] for row in again.result["criteria"]] == [4, 1], "judged anew"
     assert report.finish(again)["criteria"] == again.result["criteria"], "a report keeps to them"
-    assert "at least 100.0 % wanted" in run.report.read_text()
+    assert "limit: at least 100.0 %" in run.report.read_text()
     assert "FAILED" not in str(verify(again)), "its hashes go with the settings"
     workspace.make_folder(run.folder / "model")
     typing(monkeypatch, capfd)("train", *command[1:-1], "min_accuracy=0.99")

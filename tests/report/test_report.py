@@ -88,7 +88,7 @@ def test_three_seeds_by_hand(three):
 
 def test_what_is_not_trained_yet(begin):
     run = begin({}, n_seeds=2)
-    with pytest.raises(FileNotFoundError, match="must have trained a net, but has not. Run 03_train"):
+    with pytest.raises(FileNotFoundError, match=r"must have trained a net, but has not. Run 03_train"):
         report.summary(run)
     for seed, lacking in ((0, "hybrid, classical|classical, hybrid"), (1, "classical")):
         log_final(run, "hybrid", seed, 0.9)
