@@ -232,4 +232,4 @@ def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(pictur
     assert one["test_loss"] == other["test_loss"]
     report.finish(straight)
     page = re.sub(r"\s+", " ", straight.report.read_text())
-    assert "measured 20 times, in training and in the test: 80 measurements a sample" in page
+    assert "measured 20 times in training and in the test: 80 measurements per sample" in page

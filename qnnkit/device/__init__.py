@@ -1,7 +1,7 @@
-"""Where am I, what can compute here, what is missing and how to install it.
+"""Reports on this machine: what computes here, what is missing and how to install it.
 
-Everything here reports; nothing sets a seed, a thread count, a default device or an environment variable.
-torch, PennyLane and psutil load when first used, so launch code may ask `launch_environment` before them.
+Nothing here sets a seed, a thread count, a default device or an environment variable. torch, PennyLane and
+psutil are imported when first used, so launch code can call `launch_environment` before that.
 """
 
 from qnnkit.device.accelerators import choose, usable_devices

@@ -1,4 +1,4 @@
-"""The devices that torch can compute on, tried rather than believed."""
+"""Devices that torch can compute on, each tested by a small matrix product."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DEVICES = ("auto", "cpu", "cuda", "cuda:0", "mps")
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device other than the CPU; memory in bytes."""
+    """A device other than the CPU. Memory is in bytes."""
 
     device: str  # "cuda:0", "mps"
-    name: str | None  # None: no such device is seen
+    name: str | None  # None: there is no such device
     error: str | None  # None: a small matrix product gave the right numbers
     memory_total: int | None = None
     memory_free: int | None = None
@@ -29,13 +29,13 @@ class Accelerator:
 
 
 def choose(requested: str = "auto") -> torch.device:
-    """The torch device "auto", "cpu", "cuda", "cuda:N" or "mps", once a small matrix product has run there.
+    """The torch device "auto", "cpu", "cuda", "cuda:N" or "mps", after a small matrix product has run on it.
 
-    "auto" takes CUDA when it really computes, otherwise the CPU; it is for whoever has no net to time, as
-    `measure.place` does. It never takes MPS, which lacks float64; ask for "mps" by name.
+    "auto" is CUDA if it really computes, otherwise the CPU. If you have a net to time, use `measure.place`
+    instead. "auto" is never MPS, which lacks float64; request "mps" by name.
 
     Raises:
-        ValueError: The name is unknown, or that device cannot compute here.
+        ValueError: The name is unknown, or the device cannot compute here.
     """
     import torch
 
@@ -57,28 +57,28 @@ def usable_devices() -> list[torch.device]:
 
 
 def obstacle(device: str) -> str | None:
-    """Why torch cannot compute on `device`, such as "cuda:0", or None when it can."""
+    """The reason why torch cannot compute on `device` (such as "cuda:0"), or None if it can."""
     import torch
 
     if device == "mps" and not torch.backends.mps.is_available():
-        return "torch sees no MPS device"  # its own error is a page long
+        return "torch sees no MPS device"  # torch's own error is a page long
     try:
-        with warnings.catch_warnings(action="ignore"):  # what matters also comes as an error
+        with warnings.catch_warnings(action="ignore"):  # real problems also raise an error
             ones = torch.ones(8, 8, device=device)
             total = (ones @ ones).sum().item()
-    except Exception as error:  # drivers and libraries raise what they like
+    except Exception as error:  # drivers and libraries raise errors of any type
         return words.error_line(error)
     return None if total == 512 else f"a matrix product summed to {total} instead of 512"
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """MPS, and every GPU that torch or the NVIDIA driver lists, whether it computes or not."""
+    """MPS and every GPU that torch or the NVIDIA driver lists, whether they compute or not."""
     import torch
 
     with warnings.catch_warnings(action="ignore"):
         count = torch.cuda.device_count()
     cuda = [_cuda_device(index) for index in range(count)]
-    if not cuda:  # what the driver lists, or one row that says why there is none
+    if not cuda:  # the driver's list, or one row with the reason for none
         names = [name for name, _ in nvidia_smi()] or [None]
         cuda = [Accelerator(f"cuda:{index}", name, obstacle("cuda")) for index, name in enumerate(names)]
     chip = machine.processor() if torch.backends.mps.is_available() else None
@@ -97,11 +97,11 @@ def _cuda_device(index: int) -> Accelerator:
 
 
 def nvidia_smi() -> list[tuple[str, str]]:
-    """Name and driver version of each NVIDIA GPU that the driver lists, whether or not torch sees it."""
+    """Name and driver version of each NVIDIA GPU that the driver lists, even if torch does not see it."""
     output = machine.output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     return re.findall(r"^(.+), ([\d.]+)$", output, re.MULTILINE)
 
 
 def driver() -> str | None:
-    """The version of the NVIDIA driver; None where there is none."""
+    """The version of the NVIDIA driver; None if there is none."""
     return next((version for _, version in nvidia_smi()), None)

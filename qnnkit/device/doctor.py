@@ -1,4 +1,4 @@
-"""The whole report, and the table that `qnnkit doctor` prints."""
+"""The report on this machine, and the table that `qnnkit doctor` prints."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from qnnkit.device.simulators import Simulator
 
 LIBRARIES = ("transformers", "peft", "accelerate", "datasets", "scipy", "scikit-learn")
 PACKAGES = ("qnnkit", "torch", "numpy", *simulators.PACKAGES.values(), *LIBRARIES)
-WIDTH, LABEL = 100, 20  # columns of the table, and of the labels before its text
+WIDTH, LABEL = 100, 20  # columns of the table, and of its labels
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Report:
-    """What this machine is and what computes on it."""
+    """Facts about this machine, and what computes on it."""
 
-    machine: dict[str, Any]  # one entry for each fact that `report` gathers
+    machine: dict[str, Any]  # one entry for each fact in `report`
     accelerators: tuple[Accelerator, ...]
     simulators: tuple[Simulator, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report in dictionaries, lists, strings and numbers, ready for JSON."""
+        """The report as dictionaries, lists, strings and numbers, for JSON."""
         return json.loads(json.dumps(asdict(self)))
 
 
 def report(place: Path) -> Report:
-    """What this machine is, what computes on it and what is missing; takes a few seconds.
+    """Reports on this machine, what computes on it and what is missing. This takes a few seconds.
 
     Args:
-        place: The workspace.
+        place: Folder of the workspace.
     """
     import psutil
     import torch
@@ -52,10 +52,10 @@ def report(place: Path) -> Report:
         "colab": machine.on_colab(),
         "processor": machine.processor(),
         "apple_silicon": platform.system() == "Darwin" and "Apple" in machine.processor(),
-        "cores": machine.cores(),  # logical ones that affinity and a container's quota leave to this process
+        "cores": machine.cores(),  # logical cores that affinity and a container's quota leave
         "physical_cores": psutil.cpu_count(logical=False),  # of the whole machine, None if unknown
         "torch_threads": torch.get_num_threads(),
-        "ram_total": ram_total,  # bytes, as all sizes here
+        "ram_total": ram_total,  # bytes, like all sizes here
         "ram_available": ram_available,
         "workspace": str(place),
         "disk_free": shutil.disk_usage(existing).free,
@@ -66,12 +66,12 @@ def report(place: Path) -> Report:
 
 
 def versions() -> dict[str, str]:
-    """Package -> its version, of those that numbers depend on."""
+    """Versions of the packages that numbers depend on, by name."""
     return {name: version for name in PACKAGES if (version := machine.version(name))}
 
 
 def table(report: Report) -> str:
-    """The report as text of at most 100 columns; what is missing comes last, with what to type."""
+    """The report as text of at most 100 columns. What is missing comes last, with the command to type."""
     it, gpu = report.machine, next((one.name for one in report.accelerators if one.device != "mps"), None)
     ram = f"{it['ram_available'] / GIB:.1f} of {it['ram_total'] / GIB:.1f} GiB available"
     cores = f"{it['cores']} for this process, {it['physical_cores'] or 'unknown'} physical in the machine"
@@ -90,7 +90,7 @@ def table(report: Report) -> str:
             ("NVIDIA driver", it["nvidia_driver"] or "absent"),
             ("Colab", None if gpu or not it["colab"] else "gave no GPU: see Runtime > Change runtime type"),
         ],
-        "PennyLane's simulators, each tried on one circuit": [
+        "PennyLane's simulators, each tested with one circuit": [
             (one.name, _simulator(one)) for one in report.simulators
         ],
         "What does not run": [(one.name, simulators.remedy(one, gpu)) for one in report.simulators],
@@ -111,7 +111,7 @@ def _accelerator(one: Accelerator) -> str:
 
 
 def _simulator(one: Simulator) -> str:
-    outcome = one.error or f"value and gradient right in {one.seconds or 0:.3f} s"
+    outcome = one.error or f"value and gradient correct in {one.seconds or 0:.3f} s"
     return f"{one.state:9} {outcome}"
 
 

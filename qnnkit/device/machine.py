@@ -16,7 +16,7 @@ CGROUP = Path("/sys/fs/cgroup")  # inside a container (version 2) this is the co
 
 
 def on_colab() -> bool:
-    """Whether Colab's own package is here; its kernels have it, also those that papermill starts."""
+    """Whether this is Colab, whose kernels have its own package, also if papermill starts them."""
     try:
         return util.find_spec("google.colab") is not None
     except (ImportError, ValueError):
@@ -24,7 +24,7 @@ def on_colab() -> bool:
 
 
 def launch_environment(system: str | None = None) -> dict[str, str]:
-    """Variables to set before torch is imported: on macOS, what MPS lacks then runs on the CPU.
+    """Environment variables to set before torch is imported. On macOS, the CPU then runs what MPS lacks.
 
     Example:
         >>> launch_environment("Darwin")
@@ -58,7 +58,7 @@ def memory() -> tuple[int, int]:
 
 
 def _granted(file: str) -> float:
-    """What the container grants in `file`: cores in "cpu.max", bytes in "memory.max"; else infinity."""
+    """Limit of the container in `file`: cores in "cpu.max", bytes in "memory.max"; otherwise infinity."""
     amount, _, period = read(CGROUP / file).partition(" ")
     return int(amount) / int(period or 1) if amount.isdigit() else math.inf
 
@@ -66,10 +66,10 @@ def _granted(file: str) -> float:
 def apart(
     code: str, *arguments: str, timeout: float, given: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs Python code in a fresh process that finds what this one does, so that a crash ends only that.
+    """Runs Python code in a new process with the same import path, so that a crash ends only that process.
 
     Raises:
-        subprocess.TimeoutExpired: It took longer than `timeout` seconds, and was stopped.
+        subprocess.TimeoutExpired: The process took longer than `timeout` seconds and was stopped.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-P", "-c", code, *arguments]
@@ -90,7 +90,7 @@ def version(package: str) -> str | None:
 
 
 def read(path: Path) -> str:
-    """The text of a small system file, or nothing where it cannot be read."""
+    """The text of a small system file, or "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -98,7 +98,7 @@ def read(path: Path) -> str:
 
 
 def output(*command: str) -> str:
-    """What `command` prints, or nothing when it is absent, fails or takes over ten seconds."""
+    """The output of `command`, or "" if it is missing, fails or takes over ten seconds."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

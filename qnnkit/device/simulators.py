@@ -1,4 +1,4 @@
-"""PennyLane's devices: each tried on one circuit, and for one that does not run why."""
+"""PennyLane's devices: each is tested with one circuit, with the reason if it does not run."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ PACKAGES = {
     "lightning.gpu": "pennylane-lightning-gpu",
 }
 ANGLE = 0.7  # radians
-TOLERANCE = 1e-6  # float64 comes within 1e-15, float32 within 1e-7
+TOLERANCE = 1e-6  # float64 is accurate to 1e-15, float32 to 1e-7
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """One PennyLane device, and whether its first circuit gave the right value and gradient."""
+    """A PennyLane device, and whether a first circuit gave the correct value and gradient."""
 
     name: str
     state: str  # "runs" | "fails" | "missing"
-    seconds: float | None = None  # making the device, one circuit and its gradient; packages already loaded
+    seconds: float | None = None  # of device, circuit and gradient, with packages already loaded
     error: str | None = None  # why it does not run
 
 
 def probe(name: str, timeout: float = 120.0) -> Simulator:
-    """Tries <Z> after RX(t) and its gradient, cos t and -sin t, on the PennyLane device `name`.
+    """Tests the PennyLane device `name` with <Z> after RX(t) and its gradient, cos t and -sin t.
 
-    A device that loads and then raises, crashes, hangs or errs in a number "fails". As a broken GPU library
-    can kill its process, lightning.gpu is tried in one of its own, stopped after `timeout` seconds.
+    A device "fails" if it loads but then raises an error, crashes, hangs or gives a wrong number. A broken
+    GPU library can kill its process, so lightning.gpu is tested in another one for at most `timeout` seconds.
     """
     if not metadata.entry_points(group="pennylane.plugins", name=name):
         return Simulator(name, "missing", error="not installed")
@@ -45,20 +45,20 @@ def probe(name: str, timeout: float = 120.0) -> Simulator:
 
 
 def try_here(name: str) -> Simulator:
-    """The outcome of the first circuit on the device `name`, in this process."""
-    with warnings.catch_warnings(record=True) as heard:
+    """Runs the first circuit on the device `name` in this process."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             seconds, wrong = _first_circuit(name)
-        except Exception as error:  # plugins raise what they like
-            # Lightning warns of the library that did not load, then raises something vaguer.
-            said = [str(one.message).splitlines()[0] for one in heard if one.category is UserWarning]
-            return Simulator(name, "fails", None, "; ".join([words.error_line(error), *said]))
+        except Exception as error:  # plugins raise errors of any type
+            # Lightning warns about the library that did not load, then raises a vaguer error.
+            texts = [str(one.message).splitlines()[0] for one in caught if one.category is UserWarning]
+            return Simulator(name, "fails", None, "; ".join([words.error_line(error), *texts]))
     return Simulator(name, "fails" if wrong else "runs", seconds, wrong)
 
 
 def try_apart(name: str, timeout: float) -> Simulator:
-    """The outcome of the first circuit on the device `name`, in a process that a crash may kill."""
+    """Runs the first circuit on the device `name` in another process, which a crash may kill."""
     code = (
         "import dataclasses, json, sys; from qnnkit.device import simulators; "
         "print(json.dumps(dataclasses.asdict(simulators.try_here(sys.argv[1]))))"
@@ -75,9 +75,9 @@ def try_apart(name: str, timeout: float) -> Simulator:
 
 
 def _first_circuit(name: str) -> tuple[float, str | None]:
-    """Seconds that the first circuit and its gradient took, and which number is wrong, if one is."""
+    """Seconds of the first circuit and its gradient, and a sentence if a number is wrong."""
     (entry,) = metadata.entry_points(group="pennylane.plugins", name=name)
-    entry.load()  # a broken plugin says why here; qp.device only says that it is unknown
+    entry.load()  # raises the reason if a plugin is broken; qp.device only says that it is unknown
 
     import pennylane as qp
     import torch
@@ -94,22 +94,22 @@ def _first_circuit(name: str) -> tuple[float, str | None]:
     value = circuit(angle)
     (gradient,) = torch.autograd.grad(value, angle)
     seconds = time.perf_counter() - start
-    computed, right = (value.item(), gradient.item()), (math.cos(ANGLE), -math.sin(ANGLE))
-    if all(abs(one - other) < TOLERANCE for one, other in zip(computed, right, strict=True)):
+    computed, expected = (value.item(), gradient.item()), (math.cos(ANGLE), -math.sin(ANGLE))
+    if all(abs(one - other) < TOLERANCE for one, other in zip(computed, expected, strict=True)):
         return seconds, None
-    wrong = "<Z> after RX at {} and its gradient came out as {:.6g} and {:.6g} instead of {:.6g} and {:.6g}"
-    return seconds, wrong.format(ANGLE, *computed, *right)
+    wrong = "<Z> after RX({}) and its gradient are {:.6g} and {:.6g} instead of {:.6g} and {:.6g}"
+    return seconds, wrong.format(ANGLE, *computed, *expected)
 
 
 def remedy(tried: Simulator, gpu: str | None) -> str | None:
-    """Why a device does not run and what to type, on a machine with this GPU; None where it runs."""
+    """Why a device does not run and what to type, on a machine with this GPU; None if it runs."""
     if tried.state == "runs":
         return None
     if tried.name != "lightning.gpu":
         return f"Type: pip install --upgrade {PACKAGES.get(tried.name, tried.name)}"
     if platform.system() != "Linux" or not gpu:
-        return f"It needs Linux with an NVIDIA GPU: this is {platform.system()}, with {gpu or 'none'}."
+        return f"It needs Linux with an NVIDIA GPU; this is {platform.system()} with {gpu or 'no GPU'}."
     return (
-        "It needs compute capability 7.0, a driver for CUDA 12, and its CUDA 12 libraries also where torch "
-        "has CUDA 13. Type: pip install 'qnnkit[gpu]'; see https://pennylane.ai/install"
+        "It needs compute capability 7.0, a driver for CUDA 12, and CUDA 12 libraries even if torch has "
+        "CUDA 13. Type: pip install 'qnnkit[gpu]'; see https://pennylane.ai/install"
     )

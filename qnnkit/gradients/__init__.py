@@ -1,4 +1,4 @@
-"""Are gradients right and large enough, and what becomes of them in training."""
+"""Gradients: are they correct and large enough, and how do they change in training?"""
 
 from qnnkit.gradients import plateau
 from qnnkit.gradients.capacity import alignment, effective_dimension, pauli_weights, tangent_kernel

@@ -1,4 +1,4 @@
-"""Are the gradients right: asked before hours are spent on training."""
+"""Are the gradients correct? A check before hours of training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "adjoint": {},
     # Central differences: the error falls with the square of the step, and 1e-4 leaves it near 1e-9.
     "finite-diff": {"h": 1e-4, "strategy": "center", "approx_order": 2},
-    "fused": {},  # the kit's own program, where the others are PennyLane's
+    "fused": {},  # qnnkit's program; the others are PennyLane's
 }
-"""Method -> settings of PennyLane's `diff_method`. All run in float64, PennyLane's on `default.qubit`."""
+"""Methods, with options of PennyLane's `diff_method`. All run in float64, PennyLane's on `default.qubit`."""
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-7}
-"""Largest error allowed by the precision of the layer. `default.qubit` reaches 1e-15 in float64, finite
-differences 1e-9; through `lightning.qubit` a float64 gradient was seen to come back good to 2e-8 only."""
+"""Largest error that is allowed, by precision of the layer. In float64, `default.qubit` reaches 1e-15 and
+finite differences 1e-9, but a gradient of `lightning.qubit` was seen to be accurate to 2e-8 only."""
 
 
 COLUMNS = (
@@ -43,24 +43,24 @@ class GradientError(ArithmeticError):
 
 
 def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> pd.DataFrame:
-    """Compares every circuit's gradient by autograd with the fused program's and PennyLane's four methods.
+    """Compares every circuit's autograd gradient with the fused program and PennyLane's four methods.
 
     The gradient is that of a fixed random combination of all outputs, at random inputs in [0, pi], with
     respect to every weight of the layer. Finite shots are ignored: the gradient with shots is an estimate of
     the exact one.
 
     Args:
-        model: Holds `QuantumLayer`s that have run once (so that the number of features is known).
+        model: Model with `QuantumLayer`s that have run once, so that the number of features is known.
         samples: Number of random inputs.
-        seed: Fixes inputs and combination.
+        seed: Seed of the inputs and of the combination.
 
     Returns:
-        One row per layer and method, none for a circuit without weights, with the columns
+        One row per layer and method (a circuit without weights has none), with the columns
         layer, method, n_weights;
         error: the largest difference over the weights, relative to the largest gradient if that is above 1;
         worst: the weight with that difference, such as "weights[0, 2, 1]";
         tolerance, passed: the largest error allowed, and whether the method agrees or is unavailable;
-        seconds, autograd_seconds: of the independent method and of training's own, for the same samples;
+        seconds, autograd_seconds: of the independent method and of autograd, for the same samples;
         unavailable: why the method cannot differentiate this circuit ("" if it can);
         weights, gradient, autograd: names of the weights, and both gradients.
 
@@ -75,23 +75,23 @@ def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> pd.DataFrame:
 
 
 def require(comparisons: pd.DataFrame) -> None:
-    """Raises GradientError, in one sentence, at the first comparison of a table from `check` that failed.
+    """Raises GradientError for the first failed comparison in a table from `check`.
 
-    It also raises for a layer that no method could be compared with.
+    It also raises one for a layer that could not be compared with any of PennyLane's methods.
     """
     for row in comparisons.to_dict("records"):
         if not row["passed"]:
             raise GradientError(
                 f"The gradient of `{row['layer']}` by autograd must agree with {row['method']} to "
                 f"{row['tolerance']:g}, but differs by {row['error']:.3g} at {row['worst']}. Do not train "
-                "this net: change its circuit or its backend."
+                "this net; change its circuit or its backend."
             )
-    witnesses = comparisons[comparisons["method"] != "fused"]  # which may be what is on trial
+    witnesses = comparisons[comparisons["method"] != "fused"]  # autograd may use the same program
     for layer, reasons in witnesses.groupby("layer", sort=False)["unavailable"]:
         if all(reasons):
             raise GradientError(
-                f"The gradient of `{layer}` must be compared with another method's, but none of PennyLane's "
-                f"differentiates its circuit (backprop: {reasons.iloc[0]}). Change what it measures."
+                f"The gradient of `{layer}` must be compared with another method, but no method of PennyLane "
+                f"can differentiate its circuit (backprop: {reasons.iloc[0]}). Change what it measures."
             )
 
 
@@ -100,9 +100,9 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> Ite
     inputs = torch.pi * torch.rand(samples, n_features(layer, name), generator=generator, dtype=torch.float64)
     weight, names = next(layer.parameters()), weight_names(layer)
     qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
-    # A fresh copy: its weights need gradients even where the layer is frozen, and nothing is left behind.
+    # A copy, in which frozen weights can have gradients too, and which leaves the layer unchanged.
     trainable = layer.with_qnode(qnode).requires_grad_(True)
-    outputs = trainable(inputs.to(weight))  # traced in the first call, which is not timed
+    outputs = trainable(inputs.to(weight))  # the first call traces the circuit and is not timed
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) - 0.5
     ours, autograd_seconds = _gradient(trainable, [(inputs.to(weight), mixture)])
     tolerance = TOLERANCE[torch.promote_types(weight.dtype, torch.float32)]
@@ -114,21 +114,21 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> Ite
             if method != "fused":  # parameter shifts and finite differences take no batches
                 batches = list(zip(inputs, mixture, strict=True))
             theirs, seconds = _gradient(witness, batches)
-        except Exception as error:  # whatever PennyLane raises where a method does not suit a circuit
+        except Exception as error:  # any error that PennyLane raises if a method does not suit a circuit
             unavailable = words.error_line(error)
         errors = (ours - theirs).abs() / theirs.abs().max().clamp(min=1)
         error, worst = float(errors.max()), names[int(errors.argmax())]
         passed = bool(unavailable) or error <= tolerance  # false for NaN too
         compared = (name, method, len(names), error, worst, tolerance, passed, seconds, autograd_seconds)
-        each = (unavailable, names, theirs.tolist(), ours.tolist())
-        yield dict(zip(COLUMNS, (*compared, *each), strict=True))
+        gradient = (unavailable, names, theirs.tolist(), ours.tolist())
+        yield dict(zip(COLUMNS, (*compared, *gradient), strict=True))
 
 
 def _witness(method: str, layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> QuantumLayer:
-    """A copy of the layer in float64 that computes its gradient in its own way, and has run once."""
+    """A copy of the layer in float64 that computes its gradient by `method` and has run once."""
     backend = "batched"
     if method != "fused":
-        # On default.qubit wherever it knows the circuit: noise it does not, nor what only another device has.
+        # On default.qubit if it can run the circuit: it has no noise, and no operations of other devices.
         device, backend = circuits.make_device("default.qubit", qnode.device.wires), "default.qubit"
         if qnode.device.name not in EXACT_DEVICES and not _runs(layer, qnode.update(device=device), row):
             device, backend = qnode.device, "auto"
@@ -150,11 +150,11 @@ def _runs(layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> bool:
 
 
 def _gradient(layer: QuantumLayer, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
-    """Flat gradient of sum(outputs * mixture) by the layer's weights, in float64 on the CPU; and the seconds.
+    """Flat gradient of sum(outputs * mixture) by the layer's weights, in float64 on the CPU, and the seconds.
 
     Args:
-        layer: Whose weights all need gradients.
-        batches: Inputs and mixtures, whose sums are added.
+        layer: Layer whose weights all require gradients.
+        batches: Pairs of inputs and mixture; their sums are added.
     """
     start, weights, total = time.perf_counter(), list(layer.parameters()), torch.zeros(())
     for inputs, mixture in batches:

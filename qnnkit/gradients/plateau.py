@@ -1,4 +1,4 @@
-"""Do gradients vanish as a circuit grows: their variance by qubits, depth, observable and initialisation."""
+"""Do gradients vanish as a circuit grows? Their variance by qubits, depth, observable, initialisation."""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 OBSERVABLES = ("local", "global")
 RESAMPLES, INTERVAL = 1000, (0.025, 0.975)
 MOST_QUBITS = 20
-"""A state takes 16 MiB then, and a gradient keeps hundreds."""
+"""Most qubits of a scan. A state then takes 16 MiB, and a gradient keeps hundreds of them."""
 WIDE = 10
-"""Wires from which on torch's own number of threads is used."""
+"""Number of wires from which on torch's own number of threads is used."""
 DEAD = 1e-13
-"""In float64: a weight whose derivative never exceeds this moves nothing that is measured."""
+"""Derivative in float64 below which a weight, if it never exceeds this, affects no measured value."""
 AS_RANDOM = 0.1
-"""Relative difference of two decay rates that are called equal: some qubits fix a slope no better."""
+"""Relative difference up to which two decay rates are called equal: a few qubits fix a slope no better."""
 BYTES = 2**27
-"""Of states: so many initialisations are computed at once that the way back finds what it needs."""
+"""Bytes of states for which initialisations are computed at once, as the backward pass keeps these states."""
 
 
 def scan(
@@ -44,32 +44,32 @@ def scan(
     embedding: str | None = "angle",
     seed: int = 0,
 ) -> pd.DataFrame:
-    """The variance of the gradient against qubits and depth; all initialisations are one batch, in float64.
+    """The variance of the gradient by qubits and depth, in float64, with all initialisations in one batch.
 
-    Every initialisation has weights of its own and, where data is embedded, an input of its own, uniform in
-    [0, pi) like pixels. So the variance is over both.
+    Every initialisation has its own weights and, if data are embedded, its own input, uniform in [0, pi) like
+    pixels. The variance is over both.
 
     Args:
         circuit: Name of an ansatz in `CIRCUITS`.
         qubits: Numbers of wires.
-        depths: Numbers of layers; "10n" is ten for every qubit.
-        initialisations: Names in `circuits.INITIALISATIONS`. identity_block has another circuit, the mirrored
-            one; the spread of gaussian is that for an observable of one wire, whatever is measured.
+        depths: Numbers of layers; "10n" means ten per qubit.
+        initialisations: Names in `circuits.INITIALISATIONS`. identity_block uses the mirrored circuit. The
+            spread of gaussian is that for an observable of one wire, whatever is measured.
         n: Number of initialisations, at least 2.
-        embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>, as the literature does
-            (then identity blocks have no gradient: |0...0> is an eigenstate of both observables).
-        seed: Fixes weights, inputs, resampling and the structure of `random`.
+        embedding: Embedding for an ansatz that embeds nothing itself. None starts from |0...0>, as in the
+            literature (identity blocks then have no gradient: |0...0> is an eigenstate of both observables).
+        seed: Seed of weights, inputs, resampling and the structure of `random`.
 
     Returns:
         One row per size, observable and initialisation, with the columns
-        n_qubits, depth (as it was given, such as "10n"), n_layers, initialisation, n;
+        n_qubits, depth (as passed, such as "10n"), n_layers, initialisation, n;
         observable: "local" is Z on the middle wire, "global" the projector on |0...0>; the local and the
         global cost of Cerezo et al. (eqs. 10 and 11) are sums of these, up to a sign and a constant;
-        variance: of the derivative of the expectation value by an angle, per radian squared, mean over the
-        weights; 0 if all are dead;
-        low, high: its 95 % percentile bootstrap over initialisations. Where few initialisations carry the
-        variance (a global observable of a shallow circuit), it is too narrow;
-        n_weights, n_dead: weights, and those whose derivative is always zero, which the variance omits;
+        variance: variance of the derivative of the expectation value by an angle, per radian squared, as a
+        mean over the weights; 0 if all weights are dead;
+        low, high: its 95 % percentile bootstrap interval over initialisations, which is too narrow if few
+        initialisations carry the variance (a global observable of a shallow circuit);
+        n_weights, n_dead: numbers of weights, and of weights with zero derivative, which the variance omits;
         resampled: the variance of each bootstrap sample, an array.
 
     Raises:
@@ -85,10 +85,10 @@ def scan(
     import pandas as pd
 
     checks.choice("circuit", circuit, circuits.ANSAETZE)
-    for each in initialisations:
-        checks.choice("initialisations", each, circuits.INITIALISATIONS)
+    for initialisation in initialisations:
+        checks.choice("initialisations", initialisation, circuits.INITIALISATIONS)
     if n < 2:
-        raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; take 200."))
+        raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; use 200."))
     sizes = [*itertools.product(qubits, depths)]
     for size in sizes:
         _require_size(*size, paired=bool(set(initialisations) & set(circuits.MIRRORED)))
@@ -106,15 +106,15 @@ def n_layers(depth: int | str, n_qubits: int) -> int:
     text = str(depth)
     digits = text.removesuffix("n")
     if not digits.isdecimal() or int(digits) < 1:
-        step = 'Use 4 for four layers, "10n" for ten for every qubit.'
+        step = 'Use 4 for four layers, or "10n" for ten layers per qubit.'
         raise ValueError(checks.message("depths", "hold numbers of layers", depth, step))
     return int(digits) * (n_qubits if text.endswith("n") else 1)
 
 
 def _require_size(n_qubits: int, depth: int | str, paired: bool) -> None:
-    """Raises where a state would not fit, or layers that come in pairs would be odd."""
+    """Raises an error if a state would not fit, or if layers that come in pairs are odd in number."""
     if not isinstance(n_qubits, int) or not 1 <= n_qubits <= MOST_QUBITS:
-        step = "Each further qubit doubles memory and time."
+        step = "Each added qubit doubles memory and time."
         raise ValueError(checks.message("qubits", f"lie in 1..{MOST_QUBITS}", n_qubits, step))
     layers = n_layers(depth, n_qubits)
     if layers % 2 and paired:
@@ -123,9 +123,9 @@ def _require_size(n_qubits: int, depth: int | str, paired: bool) -> None:
 
 
 def random_circuit(n_qubits: int, observable: str) -> float:
-    """The variance of a derivative in a circuit that is random on both sides of the gate.
+    """The variance of a derivative in a circuit that is random before and after the gate.
 
-    Both sides are 2-designs, the gate is exp(-i t P / 2) with a Pauli word P, and d = 2**n_qubits. From the
+    Both parts are 2-designs, the gate is exp(-i t P / 2) with a Pauli word P, and d = 2**n_qubits. From the
     second moments of the Haar measure: d^2 / (2 (d^2 - 1) (d + 1)) for a Pauli word, 1 / (2 (d + 1)^2) for a
     projector on one state.
 
@@ -137,19 +137,20 @@ def random_circuit(n_qubits: int, observable: str) -> float:
 
 
 def fit(table: pd.DataFrame) -> pd.DataFrame:
-    """How fast each line of a scan decays, by least squares through log2 of the variances.
+    """How fast each line of a scan decays, by least squares on log2 of the variances.
 
     Args:
-        table: From `scan`. Lines with fewer than two numbers of qubits (dead ones aside) have no row.
+        table: Return value of `scan`. A line with fewer than two numbers of qubits (without those where all
+            weights are dead) has no row.
 
     Returns:
         One row per depth, observable and initialisation, with the columns
-        rate: factors of 2 that each further qubit takes from the variance; 0 or less does not vanish;
-        low, high: its 95 % percentile bootstrap over initialisations;
-        qubits: the numbers that were fitted;
+        rate: each added qubit divides the variance by 2^rate; at 0 or less it does not vanish;
+        low, high: its 95 % percentile bootstrap interval over initialisations;
+        qubits: the numbers of qubits that were fitted;
         reference: the same line through the values of random circuits, `random_circuit`, at these qubits;
-        verdict: "does not vanish", or "as", "slower than" or "faster than in random circuits". It is "as"
-        where the reference is within the interval or within 10 % of the rate.
+        verdict: "does not vanish", or "as", "slower than" or "faster than in random circuits". It is "as" if
+        the reference is within the interval or within 10 % of the rate.
     """
     import pandas as pd
 
@@ -187,7 +188,7 @@ def _rates(qubits: Sequence[int], variances: Any) -> np.ndarray:
     return -(centred @ np.log2(variances)) / (centred @ centred)
 
 
-# --- one size -------------------------------------------------------------------------------------
+# --- one size -----------------------------------------------------------------------------------------------
 
 
 def _of_size(circuit, n_qubits, depth, initialisations, n, embedding, seed) -> Iterator[dict]:
@@ -199,16 +200,16 @@ def _of_size(circuit, n_qubits, depth, initialisations, n, embedding, seed) -> I
         mirrored = initialisation in circuits.MIRRORED
         if mirrored not in programs:
             programs[mirrored] = _program(circuit, measure, n_qubits, layers, embedding, seed, mirrored)
-        own: OverWeights = programs[mirrored]
+        program: OverWeights = programs[mirrored]
         generator = torch.Generator().manual_seed(seed)
-        empty = torch.zeros(own.weight_shapes["weights"]).double()
+        empty = torch.zeros(program.weight_shapes["weights"]).double()
         draw = circuits.INITIALISATIONS[initialisation]
         weights = torch.stack([draw(empty.clone(), generator) for _ in range(n)])
-        inputs = math.pi * torch.rand(n, own.n_features, generator=generator, dtype=torch.float64)
+        inputs = math.pi * torch.rand(n, program.n_features, generator=generator, dtype=torch.float64)
         before = torch.get_num_threads()
-        torch.set_num_threads(1 if n_qubits < WIDE else before)  # small states gain nothing from more
+        torch.set_num_threads(1 if n_qubits < WIDE else before)  # small states gain nothing from more threads
         try:
-            gradients = _gradients(own, inputs, weights)
+            gradients = _gradients(program, inputs, weights)
         finally:
             torch.set_num_threads(before)
         rng = np.random.default_rng((seed, n_qubits, layers))
@@ -219,15 +220,15 @@ def _of_size(circuit, n_qubits, depth, initialisations, n, embedding, seed) -> I
 
 
 def _program(circuit, measure, n_qubits, n_layers, embedding=None, seed=0, mirrored=False) -> OverWeights:
-    """A circuit of `CIRCUITS` in which each row has its own weights, and its own inputs where it embeds any.
+    """A circuit of `CIRCUITS` in which each row has its own weights, and its own inputs if it embeds any.
 
     Args:
         circuit: Name of an ansatz.
-        measure: Gives what is measured.
+        measure: Returns the measurements.
         n_qubits: Number of wires.
-        n_layers: Depth.
-        embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>.
-        seed: Fixes the structure of `random`.
+        n_layers: Number of layers.
+        embedding: Embedding for an ansatz that embeds nothing itself; None starts from |0...0>.
+        seed: Seed of the structure of `random`.
         mirrored: Whether each layer of an ansatz is followed by its inverse.
     """
     sizes = {"n_qubits": n_qubits, "n_layers": n_layers}
@@ -251,8 +252,8 @@ def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf = part.detach().requires_grad_()
             sums = program(features, {"weights": leaf}).sum(0)
-            each = [torch.autograd.grad(value, leaf, retain_graph=True)[0].flatten(1) for value in sums]
-        derivatives.append(torch.stack(each))
+            parts = [torch.autograd.grad(value, leaf, retain_graph=True)[0].flatten(1) for value in sums]
+        derivatives.append(torch.stack(parts))
     return torch.cat(derivatives, dim=1)
 
 
@@ -264,9 +265,9 @@ def _summed_up(gradients: np.ndarray, rng: np.random.Generator) -> dict[str, Any
     if not live.shape[1]:
         return counted | {"variance": 0.0, "low": 0.0, "high": 0.0, "resampled": np.zeros(RESAMPLES)}
     variance = live.var(axis=0, ddof=1).mean()
-    live = live - live.mean(axis=0)  # what is constant would only cost digits below
+    live = live - live.mean(axis=0)  # a constant would only cost digits below
     counts = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
-    # The variance of a bootstrap sample is too small twice over, each time by (n - 1) / n.
+    # The variance of a bootstrap sample is too small by the factor (n - 1) / n, twice.
     resampled = (counts @ live**2 - (counts @ live) ** 2).mean(axis=1) * (n / (n - 1)) ** 2
     low, high = np.quantile(resampled, INTERVAL)
     ends = {"low": float(low), "high": float(high)}

@@ -1,4 +1,4 @@
-"""A circuit's weights by name: which gate each turns, and how strongly it moves what is measured."""
+"""A circuit's weights by name: the gates that each turns, and how strongly it affects the outputs."""
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
 # pyright: reportAttributeAccessIssue=false
@@ -18,23 +18,23 @@ from qnnkit.layers import QuantumLayer
 from qnnkit.simulator import is_elementary
 
 MOST_ROWS = 1024
-"""Of a sample, evenly spaced, on which a circuit's weights are looked at."""
+"""Most rows of a sample, evenly spaced, on which a circuit's weights are examined."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate of a circuit, taken apart until it has one angle at most."""
+    """A gate of a circuit that is decomposed into gates of at most one angle."""
 
     name: str
     wires: tuple[int, ...]
     """Positions of its wires, controls first."""
     n_controls: int
     weights: tuple[int, ...]
-    """Weights that its angle depends on: places in `weight_names`."""
+    """Weights that its angle depends on, as indices in `weight_names`."""
     features: tuple[int, ...]
     """Inputs that its angle depends on, counted from 0."""
     reaches: bool
-    """Whether a measured wire is in its light cone: whether gates after it lead from its wires to one."""
+    """Whether it is in the light cone of a measured wire: gates after it lead from its wires to one."""
 
     def __str__(self) -> str:
         where = " and ".join(map(str, self.wires)) if len(self.wires) < 3 else ", ".join(map(str, self.wires))
@@ -42,24 +42,24 @@ class Gate:
 
 
 def circuits_of(model: nn.Module) -> dict[str, QuantumLayer]:
-    """Name -> circuit; "layer" is the model itself, where it is one."""
-    return {name or "layer": each for name, each in model.named_modules() if isinstance(each, QuantumLayer)}
+    """Circuits of a model by name. If the model itself is a circuit, its name is "layer"."""
+    return {name or "layer": part for name, part in model.named_modules() if isinstance(part, QuantumLayer)}
 
 
 def n_features(layer: QuantumLayer, name: str = "layer") -> int:
-    """Length of a layer's inputs, which it knows once it has run.
+    """Number of a layer's input features, which is known once it has run.
 
     Raises:
-        ValueError: It has not.
+        ValueError: The layer has not run yet.
     """
     if layer.n_features is None:
         step = "Call the model on one batch, then ask again."
-        raise ValueError(checks.message(name, "have run once", "a layer that has not", step))
+        raise ValueError(checks.message(name, "have run once", "a layer that has not run", step))
     return layer.n_features
 
 
 def weight_names(layer: QuantumLayer) -> list[str]:
-    """Names of a layer's single weights, as its circuit takes them, each tensor row by row.
+    """Names of a layer's single weights, in the order of its circuit's arguments, each tensor row by row.
 
     Example:
         >>> from qnnkit import circuits
@@ -74,16 +74,16 @@ def weight_names(layer: QuantumLayer) -> list[str]:
 
 
 def gates(layer: QuantumLayer) -> list[Gate]:
-    """The circuit's gates in the order of time, with the weights that turn each.
+    """The circuit's gates in order of time, with the weights that turn each of them.
 
-    Autograd says what an angle depends on, at random weights and one random row of inputs in float64: a
+    Autograd shows what an angle depends on, at random weights and one random row of inputs in float64. A
     weight that is multiplied by zero turns nothing.
 
     Args:
-        layer: That has run once, so that the number of features is known.
+        layer: A layer that has run once, so that the number of features is known.
 
     Raises:
-        ValueError: It has not.
+        ValueError: The layer has not run yet.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -91,7 +91,7 @@ def gates(layer: QuantumLayer) -> list[Gate]:
         return torch.rand(tuple(shape), generator=generator, dtype=torch.float64).add_(0.1).requires_grad_()
 
     weights = {name: draw(weight.shape) for name, weight in layer._weights().items()}
-    inputs = draw((1, n_features(layer))).detach()  # of norm 1, as amplitudes have to be
+    inputs = draw((1, n_features(layer))).detach()  # of norm 1, as amplitudes must be
     inputs = (inputs / inputs.norm()).requires_grad_()
     with torch.enable_grad():
         tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: inputs}, **weights)
@@ -100,9 +100,9 @@ def gates(layer: QuantumLayer) -> list[Gate]:
         place = {wire: i for i, wire in enumerate(labels)}
         live: set[int] = set()
         for measurement in tape.measurements:
-            live |= {place[wire] for wire in measurement.wires or labels}  # of a state: every wire
+            live |= {place[wire] for wire in measurement.wires or labels}  # a state measures every wire
         gates = []
-        for operation in reversed(tape.operations):  # back through the light cone of what is measured
+        for operation in reversed(tape.operations):  # back through the light cone of the measurements
             gates.append(_gate(operation, place, inputs, list(weights.values()), live))
             live |= set(gates[-1].wires) if gates[-1].reaches else set()
     return gates[::-1]
@@ -116,11 +116,11 @@ def _gate(
     live: set[int],
 ) -> Gate:
     if isinstance(operation, qp.ops.op_math.Adjoint) and operation.base.has_adjoint:
-        operation = operation.base.adjoint()  # RY(-t), not Adjoint(RY(t)); CNOT is its own
+        operation = operation.base.adjoint()  # RY(-t), not Adjoint(RY(t)); CNOT is its own adjoint
     controls = list(getattr(operation, "control_wires", ()))
     others = [wire for wire in operation.wires if wire not in controls]
-    if isinstance(operation, qp.ops.Conditional):  # what was measured before controls it
-        measured = [wire for each in operation.meas_val.measurements for wire in each.wires]
+    if isinstance(operation, qp.ops.Conditional):  # controlled by earlier measurements
+        measured = [wire for earlier in operation.meas_val.measurements for wire in earlier.wires]
         controls = measured + controls
     wires, leaves = tuple(place[wire] for wire in (*controls, *others)), [inputs, *weights]
     turned = torch.zeros(sum(leaf.numel() for leaf in leaves), dtype=torch.bool)
@@ -137,19 +137,19 @@ def _gate(
 
 
 def slopes(layer: QuantumLayer, rows: Tensor, *, elsewhere: bool = False, mixtures: int = 1) -> Tensor:
-    """Derivative of an output by each weight, root mean square over rows and outputs, without shots.
+    """Derivative of the outputs by each weight, root mean square over rows and outputs, without shots.
 
-    Estimated from random mixtures of all outputs: each takes one pass backwards. It is zero exactly where no
-    output of any row depends on the weight.
+    It is estimated from random mixtures of all outputs, each of which takes one backward pass. It is zero if
+    and only if no output of any row depends on the weight.
 
     Args:
-        layer: Its frozen weights count as well.
-        rows: Of shape (n_rows, n_features).
-        elsewhere: At random angles, and not at the weights as they are.
-        mixtures: Over so many the squares are averaged.
+        layer: Layer whose frozen weights count too.
+        rows: Inputs of shape (n_rows, n_features).
+        elsewhere: Whether to use random angles in place of the present weights.
+        mixtures: Number of mixtures over which squares are averaged.
 
     Returns:
-        Of shape (n_weights,), in the order of `weight_names`.
+        A tensor of shape (n_weights,), in the order of `weight_names`.
     """
     copy = exact_copy(layer, elsewhere=elsewhere).requires_grad_(True)
     weights, generator = list(copy.parameters()), torch.Generator().manual_seed(0)
@@ -167,7 +167,7 @@ def slopes(layer: QuantumLayer, rows: Tensor, *, elsewhere: bool = False, mixtur
 
 
 def exact_copy(layer: QuantumLayer, *, elsewhere: bool = False) -> QuantumLayer:
-    """A copy in float64 on the CPU, without shots; elsewhere: with random angles as weights."""
+    """A copy in float64 on the CPU, without shots; with random angles as weights if `elsewhere`."""
     qnode = layer.qnode
     if qnode.shots.total_shots is not None:
         qnode = qp.set_shots(qnode.update(diff_method="best"), None)

@@ -1,4 +1,4 @@
-"""The gradient of a loss by weight: of one batch, and as training has recorded it in `gradients.jsonl`."""
+"""Gradients of the loss by weight: of one batch, and as training records them in `gradients.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ NONE_HERE = {
     "next_step": "Run 03_train with gradient_samples above 0; runs of earlier versions recorded none.",
 }
 OF_EPOCH = ("snr", "snr_low", "snr_high", "clip_norm")
-"""One value an epoch: the signal-to-noise ratio, the ends of its 95 % interval, and the largest norm that
-clipping lets through."""
+"""Columns with one value per epoch: the signal-to-noise ratio, the ends of its 95 % interval, and the largest
+norm that clipping allows."""
 OF_STEP = ("norm", "mean", "share", "ratio")
-"""One value an update: Euclidean norm of the gradient, unscaled and before clipping; mean absolute gradient
-of a single weight; part of the squared norm of all weights; norm of the update by norm of the weights."""
+"""Columns with one value per update: Euclidean norm of the gradient, unscaled and before clipping; mean
+absolute gradient of a weight; share of the squared norm of all weights; norm of the update divided by the
+norm of the weights."""
 COLUMNS = ("net", "seed", "epoch", "step", "layer", "group", "n_weights", *OF_EPOCH, *OF_STEP)
-"""Of a frame; `clipped` (1 where an update was shortened) is added."""
+"""Columns of a frame, without `clipped` (1 if an update was clipped), which is added."""
 
 
 def of_batch(model: nn.Module, task: Task, batch: Any) -> dict[str, Tensor]:
     """The gradient of the task's loss on one batch, by parameter; frozen ones are omitted.
 
-    What a pass in training mode changes is put back: running means of a normalisation, generators.
+    A pass in training mode changes running means of normalisation layers and random generators. These are
+    restored.
 
     Args:
-        model: In training mode or not, as it is given; it is left as it was.
-        task: Gives the loss.
-        batch: As the task takes it, on the model's device.
+        model: A model in training or evaluation mode. It does not change.
+        task: Computes the loss.
+        batch: Batch in the form that the task takes, on the model's device.
 
     Returns:
-        Name of the parameter -> its gradient in float64 on the CPU; zeros where the loss does not
-        depend on it.
+        Gradients by parameter name, in float64 on the CPU; zeros if the loss does not depend on a parameter.
     """
     named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -70,7 +71,7 @@ class Training:
     net: str
     seed: int
     rows: Sequence[Mapping[str, Any]]
-    """One per epoch, in order, as `Watch` writes them."""
+    """Rows of the epochs, in order, as `Watch` writes them."""
 
     @property
     def epochs(self) -> list[int]:
@@ -79,16 +80,16 @@ class Training:
 
     @property
     def quantum_layers(self) -> list[str]:
-        """Circuits, whose gradients are recorded weight by weight."""
-        every = (each for row in self.rows for each in row["layers"])
-        return list(dict.fromkeys(each["layer"] for each in every if "gradient" in each))
+        """Names of the circuits, whose gradients are recorded weight by weight."""
+        layers = (layer for row in self.rows for layer in row["layers"])
+        return list(dict.fromkeys(layer["layer"] for layer in layers if "gradient" in layer))
 
     def frame(self, layer: str | None = None) -> pd.DataFrame:
         """The rows of `History.frame` of this training, or of one of its layers."""
         return _frame([self], layer)
 
     def steps(self, epoch: int) -> list[int]:
-        """The observed updates of an epoch, counted from 1 over the whole training."""
+        """Numbers of an epoch's observed updates, counted from 1 over the whole training."""
         return list(self._row(epoch)["steps"])
 
     def gradient(self, layer: str, epoch: int, names: Sequence[str]) -> pd.DataFrame:
@@ -96,12 +97,12 @@ class Training:
 
         Args:
             layer: Name of the circuit.
-            epoch: Counted from 1.
-            names: Of all weights of the circuit, as `gradients.weight_names` gives them.
+            epoch: Number of the epoch, counted from 1.
+            names: Names of all weights of the circuit, from `gradients.weight_names`.
 
         Returns:
-            One row per observed update, one column per weight; NaN for frozen weights, and for those that are
-            not kept: of a large circuit 512 are, evenly spaced.
+            One row per observed update, one column per weight. Frozen weights are NaN, and so are weights
+            that are not recorded: of a large circuit, 512 are recorded, evenly spaced.
 
         Raises:
             ValueError: There is no such circuit or epoch, or it has more weights than names.
@@ -109,22 +110,22 @@ class Training:
         import pandas as pd
 
         checks.choice("layer", layer, self.quantum_layers)
-        row = next((each for each in self._row(epoch)["layers"] if each["layer"] == layer), {})
-        kept = np.array(row.get("gradient") or np.zeros((0, 0)), dtype=float)
-        places = row.get("places") or [*range(kept.shape[1])]
+        row = next((row for row in self._row(epoch)["layers"] if row["layer"] == layer), {})
+        recorded = np.array(row.get("gradient") or np.zeros((0, 0)), dtype=float)
+        places = row.get("places") or [*range(recorded.shape[1])]
         if places and max(places) >= len(names):
             step = f"Weight {max(places)} of {layer} has a gradient."
-            raise ValueError(checks.message("names", "be all of the circuit's", len(names), step))
-        every = np.full((len(kept), len(names)), np.nan)
-        every[:, places] = kept
-        return pd.DataFrame(every, columns=list(names))
+            raise ValueError(checks.message("names", "name all weights of the circuit", len(names), step))
+        values = np.full((len(recorded), len(names)), np.nan)
+        values[:, places] = recorded
+        return pd.DataFrame(values, columns=list(names))
 
     def _row(self, epoch: int) -> Mapping[str, Any]:
         for row in self.rows:
             if row["epoch"] == epoch:
                 return row
         rule = f"be recorded for {self.net} of seed {self.seed}"
-        raise ValueError(checks.message("epoch", rule, epoch, f"The epochs are {self.epochs}."))
+        raise ValueError(checks.message("epoch", rule, epoch, f"Recorded epochs: {self.epochs}."))
 
 
 @dataclass(frozen=True)
@@ -133,18 +134,18 @@ class History:
 
     trainings: Mapping[tuple[str, int], Training]
     damaged: int = 0
-    """Lines of the file that could not be read, the last included where it is half written."""
+    """Number of lines of the file that could not be read, including a last line that is incomplete."""
 
     def __getitem__(self, key: tuple[str, int]) -> Training:
         if key not in self.trainings:
-            rule, step = "be a net and a seed that are recorded", f"There are {[*self.trainings]}."
+            rule, step = "be a recorded net and seed", f"Recorded: {[*self.trainings]}."
             raise ValueError(checks.message("key", rule, key, step))
         return self.trainings[key]
 
     def frame(self) -> pd.DataFrame:
         """One row per net, seed, observed update and layer, or group of layers (its `layer` is "all").
 
-        Unknown values are NaN; the columns are explained at `COLUMNS`.
+        Unknown values are NaN. `COLUMNS`, `OF_EPOCH` and `OF_STEP` explain the columns.
         """
         return _frame(self.trainings.values())
 
@@ -163,12 +164,12 @@ class History:
 
 
 def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
-    """The epochs in `rows`, net by net; one that was computed twice, after a kill, counts once.
+    """The epochs in `rows` by net and seed. An epoch that was computed twice, after a kill, counts once.
 
     Args:
-        rows: Of `gradients.jsonl`, as `run.rows("gradients")` gives them, or of a `Watch`. Rows of another
-            event are ignored.
-        damaged: How many more could not be read.
+        rows: Rows of `gradients.jsonl`, from `run.rows("gradients")`, or of a `Watch`. Rows of other events
+            are ignored.
+        damaged: Number of further rows that could not be read.
 
     Raises:
         ValueError: There are no epochs.
@@ -183,7 +184,7 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
             damaged += 1
             continue
         key = row.get("net", "net"), row.get("seed", 0)
-        epochs_of.setdefault(key, {})[row["epoch"]] = {"warnings": [], **row}  # the last one wins
+        epochs_of.setdefault(key, {})[row["epoch"]] = {"warnings": [], **row}  # the last one counts
     if not epochs_of:
         raise ValueError(checks.message("rows", value="without any epoch", **NONE_HERE))
     trainings = {
@@ -193,14 +194,14 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
 
 
 def read(path: str | Path) -> History:
-    """The gradients in a run's folder, or in a file; damaged lines are skipped and counted.
+    """Reads the gradients of a run's folder, or of a file. Damaged lines are skipped and counted.
 
     Args:
         path: A run's folder, or its `gradients.jsonl`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It holds no epoch.
+        ValueError: It has no epoch.
     """
     path = Path(path)
     path = path / "gradients.jsonl" if path.is_dir() else path
@@ -208,19 +209,19 @@ def read(path: str | Path) -> History:
         raise FileNotFoundError(checks.message("path", value=str(path), **NONE_HERE))
     content = path.read_bytes()
     rows, damaged = workspace.parse_lines(content)
-    half = bool(content.rpartition(b"\n")[2])
-    return history(rows, damaged + half)
+    incomplete = bool(content.rpartition(b"\n")[2])
+    return history(rows, damaged + incomplete)
 
 
 def _frame(trainings: Iterable[Training], layer: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
     rows = [
-        {"net": training.net, "seed": training.seed, **each}
+        {"net": training.net, "seed": training.seed, **part}
         for training in trainings
         for row in training.rows
-        for each in _tidy(row)
-        if layer in (None, each["layer"])
+        for part in _tidy(row)
+        if layer in (None, part["layer"])
     ]
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys((*OF_EPOCH, *OF_STEP), float))
     clip = frame["clip_norm"]
@@ -229,7 +230,7 @@ def _frame(trainings: Iterable[Training], layer: str | None = None) -> pd.DataFr
 
 
 def _tidy(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """An epoch's row as one per observed update and layer, or group of layers."""
+    """Splits an epoch's row into one per observed update and layer, or group of layers."""
     for part in [*row["layers"], *({"layer": "all", **group} for group in row["groups"])]:
         about = {name: part[name] for name in ("layer", "group", "n_weights")} | {"epoch": row["epoch"]}
         about |= {name: part.get(name) for name in OF_EPOCH}

@@ -1,7 +1,7 @@
-"""Statistics of the gradient while a net trains: taken at a few updates of every epoch, for little time.
+"""Statistics of the gradient while a net trains, from a few updates of every epoch.
 
-An observed update costs a norm of every gradient and the copy of a few hundred numbers of each layer,
-which stay on the device. The statistics are computed from them once an epoch.
+An observed update costs a norm of every gradient and a copy of a few hundred numbers of each layer, which
+stay on the device. The statistics are computed from them once per epoch.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from qnnkit.layers import QuantumLayer
 from qnnkit.tasks import Task
 
 SKETCH = 128
-"""Most entries of a classical parameter that are looked at one by one, evenly spaced."""
+"""Most entries of a classical parameter that are recorded one by one, evenly spaced."""
 QUANTUM_SKETCH = 512
-"""Most weights of a circuit, likewise."""
+"""Most weights of a circuit that are recorded, evenly spaced."""
 FEWEST = 8
-"""Observed updates below which no noise is reported."""
+"""Number of observed updates below which no noise is reported."""
 BEGINNING = 2
-"""First updates of a training, always looked at: a rate that is far too high does its damage in these."""
+"""First updates of a training that are always observed: a rate that is far too high does its damage there."""
 RESAMPLES = 400
-"""Of the bootstrap: an end of its interval is then known to a tenth of the interval's width."""
+"""Resamples of the bootstrap. With these, an end of its interval is known to a tenth of its width."""
 
 
 Owner = tuple[dict[str, Any], nn.Module | None, list[int]]
-"""A layer or a group: the head of its row, the module of a layer, and the places of its parameters."""
+"""A layer or a group: first entries of its row, the layer's module, and the indices of its parameters."""
 
 
 class Watch:
-    """Looks at gradients and updates for `train.fit(..., watch=...)`; one row of plain numbers per epoch.
+    """Observes gradients and updates for `train.fit(..., watch=...)`: one row of plain numbers per epoch.
 
     Norms are exact. The mean size, the ratio of update and weights and the signal-to-noise ratio come from up
     to 128 evenly spaced entries of each classical parameter, and 512 of a circuit's.
 
     Args:
         model: The net that is trained.
-        groups: Its weights by training group, as `train.Group`s; frozen ones are ignored.
-        per_epoch: Updates of an epoch that are looked at, evenly spaced, besides the first two of the first
-            epoch; which ones follows from their place alone.
+        groups: Its weights by training group, as `train.Group`s. Frozen weights are ignored.
+        per_epoch: Updates that are observed in an epoch, evenly spaced, in addition to the first two of the
+            first epoch. Which ones depends only on their position.
         log: Called after every epoch with its row, which `gradients.history` reads.
     """
 
@@ -61,28 +61,28 @@ class Watch:
         per_epoch: int = 16,
         log: Callable[[dict[str, Any]], None] | None = None,
     ):
-        checks.positive("per_epoch", per_epoch, "Leave the watch away where nothing is to be recorded.")
+        checks.positive("per_epoch", per_epoch, "To record nothing, leave out the watch.")
         self.per_epoch, self.log = per_epoch, log or (lambda row: None)
         self.rows: list[dict[str, Any]] = []
-        """The epochs that this object has seen."""
+        """Rows of the epochs that this object has observed."""
         self._name_parts(model, groups)
         self.steps: list[int] = []
         self.values: list[Tensor] = []
-        """One vector per observed update: norms of the parameters' gradients; then, of the entries that are
-        looked at, the gradients, the weights before and the weights after."""
+        """One vector per observed update: norms of the parameters' gradients; then, for the recorded entries,
+        the gradients, the weights before and the weights after."""
         self._pending = torch.empty(0)
 
     def _name_parts(self, model: nn.Module, groups: Sequence[Any]) -> None:
-        """Which parameters belong to which layer and group, and which of their entries are looked at."""
+        """Assigns parameters to layers and groups, and chooses which of their entries are recorded."""
         named = {
             id(weight): (name or ("layer" if isinstance(module, QuantumLayer) else "model"), module)
-            for name, module in reversed([*model.named_modules()])  # of a shared weight the first one counts
+            for name, module in reversed([*model.named_modules()])  # a shared weight belongs to the first
             for weight in module.parameters(recurse=False)
         }
         self.parameters: list[nn.Parameter] = []
         self.strides: list[int] = []
         layers: dict[str, Owner] = {}
-        whole: list[Owner] = []
+        totals: list[Owner] = []
         for group in groups:
             weights = [weight for weight in group.parameters if weight.requires_grad and weight.numel()]
             places = range(len(self.parameters), len(self.parameters) + len(weights))
@@ -94,12 +94,12 @@ class Watch:
                 layers.setdefault(layer, (head, module, []))[2].append(place)
                 n, most = weight.numel(), SKETCH
                 if isinstance(module, QuantumLayer):
-                    n, most = sum(each.numel() for each in module.parameters()), QUANTUM_SKETCH
+                    n, most = sum(other.numel() for other in module.parameters()), QUANTUM_SKETCH
                 self.strides.append(math.ceil(n / most))
             self.parameters += weights
             if weights:
-                whole.append(({"group": group.name, "clip_norm": group.clip_norm}, None, [*places]))
-        self.owners, self.n_layers = [*layers.values(), *whole], len(layers)
+                totals.append(({"group": group.name, "clip_norm": group.clip_norm}, None, [*places]))
+        self.owners, self.n_layers = [*layers.values(), *totals], len(layers)
         self.sizes = np.array([weight.numel() for weight in self.parameters], dtype=int)
         self.entries = -(-self.sizes // np.array(self.strides, dtype=int))
         self.width = len(self.sizes) + 3 * int(self.entries.sum())
@@ -107,25 +107,25 @@ class Watch:
     # --- while it trains ---------------------------------------------------------------------------------
 
     def wants(self, epoch: int, update: int, updates: int) -> bool:
-        """Whether to look at an update, counted from 0, of the `updates` of an epoch, counted from 0."""
+        """Whether to observe `update` of the `updates` of `epoch`, both counted from 0."""
         if epoch == 0 and update < BEGINNING:
             return True
         most = min(self.per_epoch, updates)
         return (update + 1) * most // updates > update * most // updates
 
     def before(self, gradients: Sequence[Tensor] | None = None) -> None:
-        """Looks at the gradients: unscaled, not yet clipped; by default those that the weights hold."""
+        """Records gradients, unscaled and before clipping; default: those that the weights hold."""
         with torch.no_grad():
             if gradients is None:
                 gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in self.parameters]
-            # Of a precision in which squares neither overflow nor vanish.
-            gradients = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in gradients]
+            # In a precision in which squares neither overflow nor vanish.
+            gradients = [part.to(torch.promote_types(part.dtype, torch.float32)) for part in gradients]
             norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
-            # In one piece, which is a copy: clipping and the step are about to change what is looked at.
+            # In one tensor, which is a copy, as clipping and the step will change gradients and weights.
             self._pending = torch.cat([norms, *self._entries(gradients), *self._entries(self.parameters)])
 
     def after(self, step: int) -> None:
-        """Looks at the weights again, once `step` (counted from 1 over the training) has moved them."""
+        """Records the weights again, after `step` (counted from 1 over the training) has moved them."""
         with torch.no_grad():
             self.values.append(torch.cat([self._pending, *self._entries(self.parameters)]))
             self.steps.append(step)
@@ -135,18 +135,18 @@ class Watch:
         return [tensor if k == 1 else tensor[::k] for tensor, k in zip(flat, self.strides, strict=True)]
 
     def state(self) -> dict[str, Any] | None:
-        """What an unfinished epoch has shown, for a checkpoint."""
+        """Observations of an unfinished epoch, for a checkpoint."""
         return {"steps": list(self.steps), "values": torch.stack(self.values)} if self.values else None
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Takes up what `state` gave; None, or that of other weights, begins the epoch without any."""
+        """Restores what `state` returned. With None, or a state of other weights, the epoch begins empty."""
         self.steps, self.values = [], []
         if state is not None and state["values"].shape[1] == self.width:
             values = state["values"].to(self.parameters[0].device)
             self.steps, self.values = list(state["steps"]), list(values)
 
     def end(self, epoch: int, updates: int) -> dict[str, Any]:
-        """The row of an epoch, counted from 1, of so many updates; the next one begins with nothing."""
+        """Ends an epoch (counted from 1) of `updates` updates, and returns its row. The next begins empty."""
         values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, self.width))
         row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._row(values)}
         row["warnings"] = [str(fault) for fault in faults.of_epoch(row)]
@@ -158,18 +158,18 @@ class Watch:
     # --- once an epoch -------------------------------------------------------------------------------------
 
     def _row(self, values: np.ndarray) -> dict[str, Any]:
-        """Layers and groups, from observations of shape (steps, width)."""
+        """Rows of layers and groups, from observations of shape (steps, width)."""
         members = np.zeros((len(self.owners), len(self.sizes)))
         for i, (*_, places) in enumerate(self.owners):
             members[i, places] = 1
         squares = values[:, : len(self.sizes)] ** 2
         gradient, start, end = np.split(values[:, len(self.sizes) :], 3, axis=1)
-        ends, scale = np.cumsum(self.entries), self.sizes / self.entries  # of a sum, to that over all weights
+        ends, scale = np.cumsum(self.entries), self.sizes / self.entries  # scales a sum to all weights
         blocks = np.split(gradient, ends[:-1], axis=1)  # by parameter
-        products = [k * each @ each.T for each, k in zip(blocks, scale, strict=True)]
+        products = [k * block @ block.T for block, k in zip(blocks, scale, strict=True)]
 
-        def total(each: np.ndarray) -> np.ndarray:  # (steps, entries) -> (steps, owners)
-            return np.add.reduceat(each, ends - self.entries, axis=1) * scale @ members.T
+        def total(values: np.ndarray) -> np.ndarray:  # (steps, entries) -> (steps, owners)
+            return np.add.reduceat(values, ends - self.entries, axis=1) * scale @ members.T
 
         sizes, square, update = members @ self.sizes, squares @ members.T, total((end - start) ** 2)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -182,7 +182,7 @@ class Watch:
         noise, rows = signal_to_noise(np.tensordot(members, products, 1)), []
         for i, (head, module, places) in enumerate(self.owners):
             row = head | {"n_weights": int(sizes[i])}
-            row |= {name: _short(each[:, i]) for name, each in of_step.items()}
+            row |= {name: _short(column[:, i]) for name, column in of_step.items()}
             row |= dict(zip(("snr", "snr_low", "snr_high"), _short(noise[i]), strict=True))
             if isinstance(module, QuantumLayer):
                 row["step"] = _short(np.sqrt(update[:, i] / sizes[i]))
@@ -192,15 +192,15 @@ class Watch:
         return {"layers": rows[: self.n_layers], "groups": rows[self.n_layers :]}
 
     def _about(self, circuit: QuantumLayer, members: list[int]) -> dict[str, Any]:
-        """Places of a circuit's entries in `gradients.weight_names`, where not all count; half precision."""
-        weights, about, seen = list(circuit.parameters()), {}, []
-        starts = itertools.accumulate((each.numel() for each in weights), initial=0)
+        """Indices of the recorded entries in `gradients.weight_names`, if not all are; half precision."""
+        weights, about, places = list(circuit.parameters()), {}, []
+        starts = itertools.accumulate((weight.numel() for weight in weights), initial=0)
         first = dict(zip(map(id, weights), starts, strict=False))
         for i in members:
             start = first[id(self.parameters[i])]
-            seen += range(start, start + int(self.sizes[i]), self.strides[i])
-        if seen != [*range(len(seen))]:
-            about["places"] = seen
+            places += range(start, start + int(self.sizes[i]), self.strides[i])
+        if places != [*range(len(places))]:
+            about["places"] = places
         for name, dtype in (("dtype", weights[0].dtype), ("input_dtype", circuit.input_dtype)):
             if dtype in faults.HALF_STEP:
                 about[name] = str(dtype).removeprefix("torch.")
@@ -208,17 +208,17 @@ class Watch:
 
 
 def on_batch(model: nn.Module, task: Task, batch: Any) -> Training:
-    """What training would record of one batch, for the net as it is: one update, as epoch 0.
+    """The record that training would make of one batch with the present weights: one update, as epoch 0.
 
     Args:
-        model: In training mode or not, as it is given; it is left as it was.
-        task: Gives the loss.
-        batch: As the task takes it, on the model's device.
+        model: A model in training or evaluation mode. It does not change.
+        task: Computes the loss.
+        batch: Batch in the form that the task takes, on the model's device.
     """
     named = of_batch(model, task, batch)
     weights = [model.get_parameter(name) for name in named]
     watch = Watch(model, [SimpleNamespace(name="", clip_norm=None, parameters=weights)])
-    watch.before([each.to(weight) for each, weight in zip(named.values(), weights, strict=True)])
+    watch.before([part.to(weight) for part, weight in zip(named.values(), weights, strict=True)])
     watch.after(0)
     return Training("", 0, [watch.end(0, 1) | {"warnings": []}])
 
@@ -226,40 +226,40 @@ def on_batch(model: nn.Module, task: Task, batch: Any) -> Training:
 def signal_to_noise(products: np.ndarray) -> np.ndarray:
     """How far the mean gradient is above the scatter of single steps, with a 95 % interval.
 
-    |E g| / sqrt(tr Cov g): its square without the bias that the mean of B noisy gradients has (1 / B), and at
-    least 0. The interval is a bootstrap over the B steps, its squares moved by the 1 / B more by which means
-    of resamples are too long. What changes because the weights move on counts as scatter.
+    The ratio is |E g| / sqrt(tr Cov g). The bias 1 / B of the mean of B noisy gradients is subtracted from
+    its square, which is then at least 0. The interval is a bootstrap over the B steps, in which another
+    1 / B is subtracted, as resampling makes means longer. Changes because the weights move count as scatter.
 
-    Simulated with normal noise at ratios of 0 to 3, the interval holds the true ratio in 90 to 100 % of cases
-    from 24 dimensions on; with one or two dimensions in 88 to 100 % for 16 steps, in 82 to 99 % for 8, and in
-    73 to 78 % for 4, which are not reported.
+    In simulations with normal noise at ratios of 0 to 3, the interval contains the true ratio in 90 to 100 %
+    of cases from 24 dimensions on. With one or two dimensions it does in 88 to 100 % for 16 steps, in 82 to
+    99 % for 8, and in 73 to 78 % for 4, for which no ratio is reported.
 
     Args:
-        products: Scalar products of the B gradients with each other, of shape (..., B, B).
+        products: Scalar products between the B gradients, of shape (..., B, B).
 
     Returns:
-        Ratio, low and high, of shape (..., 3); NaN where there are fewer than 8 steps, or no scatter.
+        Ratio, low and high, of shape (..., 3); NaN if there are fewer than 8 steps or no scatter.
     """
     b = products.shape[-1]
     if b < FEWEST:
         return np.full((*products.shape[:-2], 3), np.nan)
     squared = _ratio(products, np.ones((1, b)))[..., 0] - 1 / b
     resampled = _ratio(products, _draws(b)) * (1 - 1 / b) - 2 / b
-    known = np.isfinite(squared)
+    finite = np.isfinite(squared)
     resampled = np.where(np.isnan(resampled), np.inf, resampled)  # the same step B times: no scatter at all
     low, high = np.quantile(resampled, [0.025, 0.975], axis=-1, method="nearest")
     estimates = np.stack([squared, low, high], axis=-1)
-    return np.sqrt(np.where(known[..., None] & np.isfinite(estimates), np.maximum(estimates, 0), np.nan))
+    return np.sqrt(np.where(finite[..., None] & np.isfinite(estimates), np.maximum(estimates, 0), np.nan))
 
 
 def _ratio(products: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """|mean|^2 / tr Cov where step i counts counts[r, i] times: of shape (..., R)."""
+    """|mean|^2 / tr Cov if step i counts counts[r, i] times, of shape (..., R)."""
     b = products.shape[-1]
     mean = ((counts @ products) * counts).sum(-1) / b**2
     squares = np.diagonal(products, axis1=-2, axis2=-1) @ counts.T
     with np.errstate(divide="ignore", invalid="ignore"):
         scatter = np.maximum(squares - b * mean, 0) / (b - 1)
-        rounding = 1e-12 * squares / b  # equal gradients differ by this
+        rounding = 1e-12 * squares / b  # difference of equal gradients
         return np.where(scatter > rounding, mean / scatter, np.nan)
 
 
@@ -270,6 +270,6 @@ def _draws(b: int) -> np.ndarray:
 
 
 def _short(values: np.ndarray) -> list[float | None]:
-    """Each with four digits; None for what is no number."""
+    """Values with four digits; None for NaN and infinity."""
     words = ("%.4g " * values.size % tuple(values.tolist())).split()
     return [None if word[-1] in "nf" else float(word) for word in words]  # nan, inf

@@ -1,4 +1,4 @@
-"""The inspector itself: widgets, and the pictures of what they are set to."""
+"""The inspector: widgets, and pictures of what they are set to."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from qnnkit.runs import Run
 
 
 class Inspector:
-    """Shows a run, whether finished or not: gradients, circuit, images, and what one weight does.
+    """Shows a run, finished or not: gradients, circuit, images, and what one weight does.
 
-    A notebook shows it as widgets, and the same figures as a picture where nobody can move a slider. The
-    run's folder is only read. A program may set the single widgets (`net`, `weight`, `shift`, ...) as a
-    person does.
+    A notebook shows it as widgets; without a front end, it shows the same figures as a picture. The run's
+    folder is only read. A program can set the widgets (`net`, `weight`, `shift`, ...) as a person does.
 
-    Everything is computed and drawn on the thread that made it, a kernel's own: calls on another thread
-    (JupyterLab's subshells) go to that thread's event loop. The widgets are read there, so the newest value
-    counts.
+    Everything is computed and drawn on the thread that created the inspector, which is the kernel's own.
+    Calls on another thread (JupyterLab's subshells) go to the event loop of this thread. It reads the widgets
+    then, so that the newest value counts.
 
     Args:
-        run: Whose gradients and nets.
-        net: Begins with this one; the run's own by default.
-        seed: Begins with this one; the run's first by default.
-        layer: Begins with this one; the first circuit by default.
+        run: Run to show.
+        net: Net to begin with; default: the run's main net.
+        seed: Seed to begin with; default: the run's first.
+        layer: Layer to begin with; default: the first circuit.
 
     Raises:
         ValueError: The run has no such net, seed or layer, or no labelled images.
@@ -47,20 +46,20 @@ class Inspector:
         checks.choice("net", net, run.nets)
         checks.choice("seed", str(seed), [*map(str, run.seeds)])
         if not isinstance(run.splits, ImageSplits):
-            step = "Its gradients are in gradients.read(run.folder).frame()."
-            raise ValueError(checks.message("run", "be of labelled images", run.splits.name, step))
+            step = "Read its gradients by gradients.read(run.folder).frame()."
+            raise ValueError(checks.message("run", "have labelled images", run.splits.name, step))
         self.run, self.showing = run, False
         self.thread, self.loop = threading.get_ident(), None
-        with contextlib.suppress(RuntimeError):  # a program without a loop
+        with contextlib.suppress(RuntimeError):  # a program without an event loop
             self.loop = asyncio.get_running_loop()
         views = Views(run, net, seed, layer)
         self._make(views)
         self._show(views, views.first)
-        for each in self.inputs.values():
-            each.observe(lambda event: self._follow(), names="value")
+        for widget in self.inputs.values():
+            widget.observe(lambda event: self._follow(), names="value")
 
     def _make(self, views: Views) -> None:
-        """The widgets; of layers, weights and epochs the options follow from what is chosen."""
+        """Makes the widgets. The options of layers, weights and epochs follow from what is chosen."""
         import ipywidgets as widgets
 
         style: dict[str, Any] = {"description_width": "100px"}
@@ -80,8 +79,8 @@ class Inspector:
         )
         self.inputs = {name: getattr(self, name) for name in asdict(views.first)}
         self.message, self.moved = widgets.HTML(), widgets.HTML()
-        # Below their least width nobody can read them: they scroll instead. The circuit is lower, so that a
-        # weight, its gate and its move are on one screen of 900 pixels.
+        # Narrower pictures would be unreadable, so they scroll instead. The circuit is lower, so that a
+        # weight, its gate and its move fit on one screen of 900 pixels.
         fit = {"max_width": "98%", "height": "auto", "align_self": "flex-start", "min_width": "620px"}
         low = fit | {"min_width": "auto", "max_height": "420px", "width": "auto"}
         looks = {"circuit": low, "what_if": fit, "image": fit, "gradients": fit}
@@ -96,11 +95,11 @@ class Inspector:
         self.widget = widgets.VBox([top, self.message, self.moving, *below], layout={"overflow": "auto"})
 
     def sentences(self) -> list[str]:
-        """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""
+        """Sentences: which net is shown, what is missing, warnings of training, weights that cannot learn."""
         return self.views.sentences(self.choice.epoch)
 
     def pictures(self) -> list[bytes]:
-        """PNGs of what is shown, from top to bottom."""
+        """PNGs of the visible pictures, from top to bottom."""
         return [image.value for image in self.pngs.values() if image.layout.display != "none"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -114,7 +113,7 @@ class Inspector:
         }
 
     def _follow(self) -> None:
-        """Shows what the widgets are set to; another layer with its newest epoch and largest gradient."""
+        """Shows what the widgets are set to. A new layer starts at its newest epoch and largest gradient."""
         if self.loop and threading.get_ident() != self.thread:
             self.loop.call_soon_threadsafe(self._follow)
             return
@@ -122,23 +121,23 @@ class Inspector:
             return
         self.showing, views, old = True, self.views, self.choice
         try:
-            asked = new = Choice(**{name: each.value for name, each in self.inputs.items()})
+            wanted = new = Choice(**{name: widget.value for name, widget in self.inputs.items()})
             if (new.net, new.seed, new.layer) != (old.net, old.seed, old.layer):
                 layer = new.layer if (new.net, new.seed) == (old.net, old.seed) else None
                 views = Views(self.run, new.net, new.seed, layer)
                 new = replace(views.first, image=new.image, shift=new.shift)
-            self._show(views, new, asked)
-        except Exception as error:  # whatever becomes of a folder while someone looks at it
+            self._show(views, new, wanted)
+        except Exception as error:  # a folder may change while it is shown
             self._set(old)
             why = " ".join(str(error).split()) or type(error).__name__
-            self._say([f"The pictures are as they were, because this could not be drawn: {why}"])
+            self._say([f"The pictures have not changed, because the new ones could not be drawn: {why}"])
         finally:
             self.showing = False
 
-    def _show(self, views: Views, choice: Choice, asked: Choice | None = None) -> None:
-        """Draws a choice; widgets are left alone where they ask for it: a person may have moved on."""
+    def _show(self, views: Views, choice: Choice, wanted: Choice | None = None) -> None:
+        """Draws a choice. Widgets that ask for it are not set, as a person may already have moved them."""
         pngs, moved = views.redraw(choice)
-        self.views, self.choice = views, choice  # all that may fail has gone well
+        self.views, self.choice = views, choice  # nothing below can fail
         for part, widget in self.pngs.items():
             widget.layout.display = None if part in pngs else "none"
             widget.value = pngs.get(part, b"")
@@ -146,11 +145,11 @@ class Inspector:
         for widget, options in (
             (self.layer, views.layers),
             (self.weight, [(name, i) for i, name in enumerate(views.names)] or [("none", 0)]),
-            (self.epoch, [(str(epoch) if epoch else "as it is", epoch) for epoch in views.training.epochs]),
+            (self.epoch, [(str(epoch) if epoch else "now", epoch) for epoch in views.training.epochs]),
         ):
             if list(widget.options) != options:
-                widget.options, asked = options, None
-        if choice != asked:
+                widget.options, wanted = options, None
+        if choice != wanted:
             self._set(choice)
         self.moved.value = moved
         self._say(self.sentences())

@@ -1,4 +1,4 @@
-"""What is chosen, and the pictures of it: what widgets and the static form both show."""
+"""A choice, and its pictures, which the widgets and the static form both show."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_CHOICES = 12
-"""Test images that can be chosen."""
+"""Most test images that can be chosen."""
 ON_BATCH = 64
-"""Training images on which a gradient is computed where none was recorded, and weights may be dead."""
+"""Training images for dead weights, and for a gradient if none was recorded."""
 MOST_MAPS = 8
 last = functools.lru_cache(maxsize=1)
-"""What was made last is kept: what the next choice has in common with it is not made again."""
+"""Caches the last result, so that what two choices share is computed once."""
 image_figure, what_if_figure = last(plots.ImageSeen), last(plots.WhatIfFigure)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is shown."""
+    """A choice of what is shown."""
 
     net: str
     seed: int
     layer: str
     weight: int = 0
-    """Place among the layer's weights, as in `gradients.weight_names`."""
+    """Index among the layer's weights, as in `gradients.weight_names`."""
     epoch: int = 0
     image: int = 0
-    """Place among `Views.images`."""
+    """Index in `Views.images`."""
     shift: float = 0.0
-    """By which the weight is moved, in radians."""
+    """Radians by which the weight is moved."""
 
 
 class Views:
-    """The pictures of a layer of a net, which is at its best epoch so far, or as it starts without one.
+    """Pictures of a layer of a net at its best epoch so far, or with initial weights before its first epoch.
 
     Args:
-        run: Finished, under way or only begun; its folder is only read, now.
+        run: A run in any state. Its folder is only read, when this object is made.
         net: Name of the net.
-        seed: One of the run's.
-        layer: The first circuit by default.
+        seed: One of the run's seeds.
+        layer: Name of the layer; default: the first circuit.
 
     Raises:
         ValueError: The net has no such layer.
@@ -58,44 +58,44 @@ class Views:
     """
 
     def __init__(self, run: runs.Run, net: str, seed: int, layer: str | None = None):
-        # Whatever trained it: the same numbers come from the fused programs, where moves are quick.
+        # Fused programs give the same numbers as the backend that trained, and moves are quick with them.
         self.run = replace(run, config=run.config.override(backend="auto"))
-        splits: Any = self.run.splits  # of images
+        splits: Any = self.run.splits  # splits of images
         sample = splits.train.images[:ON_BATCH]
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a checkpoint that is being written is no news here
+                warnings.simplefilter("ignore")  # a checkpoint that is being written needs no warning
                 self.model, epoch = runs.best(self.run, net, seed)
             weights = f"at its best epoch ({epoch})" if epoch else "at a checkpoint of its first epoch"
         except FileNotFoundError:
             self.model = runs.build(self.run, net, seed).eval()
-            weights = "as it starts: it has no checkpoint yet (run 03_train, then this cell again)"
+            weights = "with initial weights: it has no checkpoint yet (run 03_train, then this cell again)"
         self.notes = [f"Net {net}, seed {seed}, {weights}."]
         try:
             self.training = gradients.read(run.folder)[net, seed]
         except (FileNotFoundError, ValueError):
             batch = sample, splits.train.labels[:ON_BATCH]
             self.training = gradients.on_batch(self.model, self.run.task, batch)
-            self.notes.append(f"No gradients were recorded: shown are those of {ON_BATCH} training images.")
-        with torch.no_grad():  # a circuit is known once it has run
+            self.notes.append(f"No gradients were recorded; those of {ON_BATCH} training images are shown.")
+        with torch.no_grad():  # circuits are traced when they first run
             self.model(sample[:1])
-        every = gradients.circuits_of(self.model).items()
-        circuits = {name: each for name, each in every if each.n_features and each.qnode_weights}
+        named = gradients.circuits_of(self.model).items()
+        circuits = {name: layer for name, layer in named if layer.n_features and layer.qnode_weights}
         if not circuits:
-            self.notes.append(f"Net {net} has no circuit: shown are the gradients of its classical layers.")
+            self.notes.append(f"Net {net} has no circuit; the gradients of its classical layers are shown.")
         trained = self.training.frame().query("layer != 'all'")["layer"]
         self.layers = list(dict.fromkeys([*circuits, *trained]))
-        """Circuits first, then the other layers that are trained."""
+        """Names of circuits, then of the other trained layers."""
         if not self.layers:
-            raise ValueError(checks.message("net", "have weights", net, "There is nothing to look at."))
+            raise ValueError(checks.message("net", "have weights", net, "Choose another net."))
         self.layer = checks.choice("layer", layer or self.layers[0], self.layers)
         self.rows = self.training.frame(self.layer)
         if self.rows.empty:
-            self.notes.append(f"Layer {self.layer} is not trained: it has no gradient.")
+            self.notes.append(f"Layer {self.layer} is not trained, so it has no gradient.")
         self.circuit = circuits.get(self.layer)
         self.names = gradients.weight_names(self.circuit) if self.circuit else []
         self.gates = gradients.gates(self.circuit) if self.circuit else []
-        self.dead = [each for each in gradients.dead(self.model, sample) if each.layer == self.layer]
+        self.dead = [fault for fault in gradients.dead(self.model, sample) if fault.layer == self.layer]
         _, first = np.unique(splits.test.labels.numpy(), return_index=True)
         first = first[:MOST_CHOICES]
         self.images, self.labels = splits.test.images[first], splits.test.labels[first]
@@ -104,20 +104,20 @@ class Views:
         epoch = self.training.epochs[-1]
         largest = self.recorded(epoch).abs().mean().fillna(0)
         self.first = Choice(net, seed, self.layer, int(largest.argmax()) if len(largest) else 0, epoch)
-        """Its last epoch, and the weight of its largest gradient there."""
+        """The first choice: the last epoch, and the weight with the largest gradient there."""
 
     def sentences(self, epoch: int) -> list[str]:
-        """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""
-        warned = [each for row in self.training.rows if row["epoch"] == epoch for each in row["warnings"]]
+        """Sentences: which net is shown, what is missing, warnings of training, weights that cannot learn."""
+        warned = [text for row in self.training.rows if row["epoch"] == epoch for text in row["warnings"]]
         return [*self.notes, *warned, *map(str, self.dead)]
 
     def redraw(self, choice: Choice) -> tuple[dict[str, bytes], str]:
-        """A PNG of each part that the layer has, and what becomes of the net with the weight moved.
+        """PNGs of the parts that the layer has, and sentences on the net with the weight moved.
 
         Raises:
-            ValueError: What was recorded does not belong to the net.
+            ValueError: The recorded gradients do not belong to the net.
         """
-        parts, said = {"image": self._image(choice.image)}, ""
+        parts, text = {"image": self._image(choice.image)}, ""
         if not self.rows.empty:
             parts["gradients"] = self._gradients(choice.epoch)
         if self.circuit:
@@ -126,25 +126,25 @@ class Views:
             there = moves.at(choice.shift)
             parts["what_if"] = drawn.moved(choice.shift, there.values, there.loss)
             mean = self.recorded(choice.epoch).iloc[:, choice.weight].mean()
-            known = f"mean gradient {mean:+.2g} per radian in this epoch. " if np.isfinite(mean) else ""
+            gradient = f"mean gradient {mean:+.2g} per radian in this epoch. " if np.isfinite(mean) else ""
             before, after = (
                 html.escape(
-                    f"{self.classes[each.class_probs.argmax()]} ({100 * each.class_probs.max():.0f} %)"
+                    f"{self.classes[moved.class_probs.argmax()]} ({100 * moved.class_probs.max():.0f} %)"
                 )
-                for each in (moves.before, there)
+                for moved in (moves.before, there)
             )
-            said = (
-                f"{html.escape(self.names[choice.weight])}: {known}Loss on {moves.n_images} validation "
+            text = (
+                f"{html.escape(self.names[choice.weight])}: {gradient}Loss on {moves.n_images} validation "
                 f"images: {moves.before.loss:.4f}, and <b>{there.loss:.4f}</b> with the weight moved by "
-                f"{choice.shift:+.2f} rad. The net says of the image: {before}, and then {after}."
+                f"{choice.shift:+.2f} rad. Predicted class: {before}, and then {after}."
             )
-        return parts, said
+        return parts, text
 
     @last
     def recorded(self, epoch: int) -> pd.DataFrame:
-        """Gradients of the layer's weights in an epoch, a row per update; none of a classical layer.
+        """Gradients of the layer's weights in an epoch, one row per update; none for a classical layer.
 
-        Weights that are frozen, and of a large circuit those that training does not record, are NaN.
+        Frozen weights are NaN, and so are weights of a large circuit that training does not record.
         """
         import pandas as pd
 
@@ -154,7 +154,7 @@ class Views:
 
     @last
     def _coloured(self, epoch: int) -> plots.Redrawn:
-        """The circuit, each gate coloured by its gradient."""
+        """The circuit, with each gate coloured by its gradient."""
         sizes, label = self.recorded(epoch).abs().mean().to_numpy(float), "mean |gradient| (loss per radian)"
         n_wires = 1 + max((wire for gate in self.gates for wire in gate.wires), default=0)
         dead = {i for fault in self.dead for i in fault.weights}
@@ -162,28 +162,28 @@ class Views:
 
     @last
     def _outlined(self, epoch: int, weight: int) -> bytes:
-        """The same, with the gates that the chosen weight turns outlined."""
+        """The coloured circuit, with outlines of the gates that the chosen weight turns."""
         drawn = self._coloured(epoch)
         return drawn.png(plots.outlines(drawn.figure, weight))
 
     @last
     def _gradients(self, epoch: int) -> bytes:
-        """Histogram, norm and signal to noise of the layer."""
-        steps, each = self.training.steps(epoch) or [0], self.recorded(epoch).to_numpy(float)
-        return plots.as_png(plots.layer_gradients(self.rows, (steps[0], steps[-1]), each, epoch))
+        """Histogram, norm and signal to noise of the layer's gradients."""
+        steps, values = self.training.steps(epoch) or [0], self.recorded(epoch).to_numpy(float)
+        return plots.as_png(plots.layer_gradients(self.rows, (steps[0], steps[-1]), values, epoch))
 
     @last
     def _image(self, image: int) -> bytes:
-        """The image, and its quanvolved channels if there are any."""
+        """The image, and the feature maps of its quanvolution if there is one."""
         maps = layers.feature_maps_of(self.model, self.images[image, None])
-        seen = [self.images[image].numpy(), *([] if maps is None else maps[0, :MOST_MAPS].double().numpy())]
-        return image_figure(tuple(each.shape for each in seen)).seen(seen)
+        images = [self.images[image].numpy(), *([] if maps is None else maps[0, :MOST_MAPS].double().numpy())]
+        return image_figure(tuple(part.shape for part in images)).seen(images)
 
     @last
     def _begun(self, weight: int, image: int) -> tuple[WhatIf, plots.WhatIfFigure]:
-        """A weight, ready to be moved, and the figure of it as it is."""
-        assert self.circuit is not None  # only of a circuit is a weight moved
+        """A weight that can be moved, and its figure before it is."""
+        assert self.circuit is not None  # only weights of a circuit are moved
         moves = WhatIf(self.run, self.model, self.circuit, weight, self.images[image])
-        title = f"Measured by circuit {moves.shown + 1} of the image's {moves.n_circuits}"
+        title = f"Measured by circuit {moves.shown + 1} of {moves.n_circuits} for this image"
         drawn = what_if_figure(len(moves.before.values), moves.n_images)
         return moves, drawn.begin(title, moves.before.values, moves.curve)

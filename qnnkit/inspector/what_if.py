@@ -1,4 +1,4 @@
-"""One weight of one circuit, moved: what the circuit measures then, and what becomes of the loss."""
+"""A circuit with one weight moved: the values that it measures, and the loss of the net."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from qnnkit.runs import Run
 
 MOST_IMAGES, FEWEST_IMAGES = 32, 8
 MOST_AMPLITUDES = 2**17
-"""Of all states of one pass: with more images a move would take more than a tenth of a second."""
+"""Most amplitudes of all states in one pass. With more, a move would take over a tenth of a second."""
 POINTS = 13
-"""Of the loss curve along a weight, from -pi to pi."""
+"""Points of the loss curve along a weight, from -pi to pi."""
 
 
 class Moved(NamedTuple):
-    """What a net gives with one weight moved."""
+    """Outputs of a net with one weight moved."""
 
     values: np.ndarray
-    """Expectation values of one circuit of the chosen image, of shape (n_outputs,)."""
+    """Expectation values of one circuit for the chosen image, of shape (n_outputs,)."""
     class_probs: np.ndarray
-    """Of the chosen image, of shape (n_classes,)."""
+    """Class probabilities of the chosen image, of shape (n_classes,)."""
     loss: float
-    """Mean over the sample of validation images, without label smoothing."""
+    """Mean loss over the sample of validation images, without label smoothing."""
 
 
 class WhatIf:
-    """A net with one weight of a circuit moved; the net itself is left as it is.
+    """A net with one weight of a circuit moved. The net itself does not change.
 
-    Of the circuits that the chosen image takes, the one with the largest inputs is shown: there the image is
-    not empty. The sample is the first validation images, from 8 to 32, the fewer the larger the circuits.
+    Of the circuits that run for the chosen image, the one with the largest inputs is shown, because the image
+    is not empty there. The sample is the first 8 to 32 validation images; larger circuits get fewer.
 
     Args:
-        run: Gives the validation images.
-        model: In evaluation mode, on the CPU.
+        run: Run with the validation images.
+        model: Model in evaluation mode, on the CPU.
         circuit: A layer of the model, with weights.
-        weight: Place of the weight among the layer's parameters.
-        image: The chosen one, uint8, of shape (channels, height, width).
+        weight: Index of the weight among the layer's parameters.
+        image: The chosen image, uint8, of shape (channels, height, width).
     """
 
     def __init__(self, run: Run, model: nn.Module, circuit: layers.QuantumLayer, weight: int, image: Tensor):
@@ -57,15 +57,15 @@ class WhatIf:
         self.images, self.labels = images, validation.labels[:most]
         self.n_images = len(self.labels)
         steady = getattr(model, "steady_part", nn.Module)()
-        if circuit not in steady.modules():  # what a frozen part makes of the images is computed once
+        if circuit not in steady.modules():  # features of a frozen part are computed once
             self.images, _ = features.training_batch(model, (images, self.labels), run.config, len(images))
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        every = [(*named, i) for named in circuit.named_parameters() for i in range(named[1].numel())]
-        name, parameter, self.place = every[weight]
+        entries = [(*named, i) for named in circuit.named_parameters() for i in range(named[1].numel())]
+        name, parameter, self.place = entries[weight]
         self.weight, self.names = parameter.detach(), (name, names[id(parameter)])
 
     def at(self, shift: float) -> Moved:
-        """What the net gives with the weight moved by `shift`, in radians."""
+        """Outputs of the net with the weight moved by `shift`, in radians."""
         moved = self.weight.clone()
         moved.view(-1)[self.place] += shift
         in_circuit, in_model = self.names
@@ -77,7 +77,7 @@ class WhatIf:
 
     @cached_property
     def before(self) -> Moved:
-        """What it gives with the weight as it is."""
+        """Outputs of the net before the weight is moved."""
         return self.at(0.0)
 
     @cached_property

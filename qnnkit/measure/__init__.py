@@ -1,4 +1,4 @@
-"""What a training takes, measured here and predicted. No measurement is stored."""
+"""Time and memory of a training, measured here and predicted. No measurement is stored."""
 
 from qnnkit.measure import survey
 from qnnkit.measure.clock import Lap, Step, load, note, now, race, repeated, threads, winner

@@ -1,4 +1,4 @@
-"""Time as measured: one clock, one race, and how busy the machine is. No measurement is stored."""
+"""Timing: a clock, a race between steps, and the load of the machine. No measurement is stored."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from qnnkit.train.out_of_memory import ran_out
 QUIET = 0.1
 """Share of the cores that other programs may use without a note: a browser and a desktop at rest."""
 TIE = 0.05
-"""A step has to be faster by this share to count as faster, whatever the noise."""
+"""A step must be faster by this share to count as faster, however small the noise."""
 CLEAR = 0.1
 """A step that is faster by this share counts as faster, however noisy the machine."""
 FAR_SLOWER = 3.0
-"""A step that takes so many times as long as the fastest is not measured further."""
+"""A step that takes this many times as long as the fastest is not measured further."""
 PATIENCE = 5.0
-"""Seconds; a call that takes longer, and as long as the whole race should, is not repeated to warm up."""
+"""Seconds. A first call is not repeated if it takes longer than this, and longer than the race should."""
 FEWEST, MOST = 3, 15
-"""Rounds of a race."""
+"""Fewest and most rounds of a race."""
 TURN = 0.02
-"""Shortest turn in seconds: shorter steps are repeated within one."""
+"""Shortest turn, in seconds. Shorter steps are repeated within a turn."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What takes part in a race."""
+    """A step that takes part in a race."""
 
     run: Callable[[], Any]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     threads: int | str | None = None
     samples: float = 1
-    """Samples of one call: steps are compared by their seconds per sample."""
+    """Samples of one call. Steps are compared by their seconds per sample."""
 
 
 @dataclass(frozen=True)
 class Lap:
-    """How long a step took."""
+    """Time that a step took in a race."""
 
     seconds: float | None
-    """Per sample: the median of the faster half of the rounds, because other processes ran in the others;
-    None where it could not be measured."""
+    """Seconds per sample: the median of the faster half of the rounds, because other processes may have
+    slowed down the slower half. None if it could not be measured."""
     error: float | None = None
-    """Standard error of its ratio to the fastest, round by round; None where it was measured once."""
+    """Standard error of the ratio to the fastest step, over the rounds; None if it was measured once."""
     rounds: int = 1
     why: str = ""
     """Why it was not measured, in a sentence."""
     spread: float | None = None
-    """The slowest round over the median one."""
+    """Time of the slowest round, divided by the median."""
 
 
 def now(device: torch.device) -> float:
-    """The clock, in seconds, once the device has finished its work."""
+    """Returns the clock in seconds, once the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
@@ -71,7 +71,7 @@ def now(device: torch.device) -> float:
 def threads(number: int | str | None) -> Iterator[None]:
     """Sets the number of CPU threads, and restores it afterwards; None and "auto" change nothing.
 
-    This includes NumPy's matrix products: small circuits run on NumPy arrays, and BLAS has its own threads.
+    This includes the threads of BLAS for NumPy's matrix products, because small circuits run on NumPy arrays.
     """
     if not isinstance(number, int):
         yield
@@ -88,12 +88,12 @@ def threads(number: int | str | None) -> Iterator[None]:
 
 
 def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0) -> float:
-    """Seconds of one call: the median of turns, after two calls that warm up.
+    """Seconds of one call: the median of several turns, after two warm-up calls.
 
     Args:
-        run: What is timed; short calls are repeated within a turn.
-        device: Where it computes.
-        seconds: How long to measure, about; at least one turn is timed.
+        run: Function to time. Short calls are repeated within a turn.
+        device: Device on which it computes.
+        seconds: About how long to measure. At least one turn is timed.
     """
     step, end = Step(run, device), time.perf_counter() + seconds
     once = min(_turn(step, 1), _turn(step, 1))
@@ -109,25 +109,25 @@ def repeated(run: Callable[[], Any], device: torch.device, seconds: float = 0.0)
 def race(
     steps: Mapping[Any, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
 ) -> dict[Any, Lap]:
-    """Times steps in turns, in changing order, so that a busy minute of the machine affects all alike.
+    """Times steps in turns, in random order, so that a busy minute affects all of them alike.
 
-    Each is called once to warm up and once to see how long it takes. Steps that are far slower than the
+    Each step is called once to warm up and once to see how long it takes. Steps that are far slower than the
     fastest, and would take long, are not measured further.
 
     Args:
-        steps: By name, in the order in which they are warmed up.
-        seconds: For warming up, about, and as much again for the rounds.
-        longest: Seconds of a call; a step that by the best time per sample would take longer is not tried,
-            nor is any but the first once the time for warming up is over.
-        rounds: At most.
+        steps: Steps by name, in the order in which they are warmed up.
+        seconds: About how long to warm up; the rounds take as long again.
+        longest: Longest call in seconds. A step that would take longer, at the best time per sample so far,
+            is not tried. Once the time for warming up is over, no step is tried, unless none has run yet.
+        rounds: Maximum number of rounds.
 
     Raises:
-        Exception: Every step failed, and not for lack of memory: what the first one raised.
+        Exception: The first step's error, if every step failed and not all of them for lack of memory.
     """
     begin, laps = time.perf_counter(), _first_laps(steps, seconds, longest)
     first = {name: lap.seconds for name, lap in laps.items() if lap.seconds is not None}
     best = min(first.values(), default=math.inf)
-    share = seconds / (FEWEST * max(1, len(first)))  # a short step may only have had a hiccup
+    share = seconds / (FEWEST * max(1, len(first)))  # the first call of a short step may have been delayed
     calls = {name: first[name] * steps[name].samples for name in first}
     near = [name for name in first if first[name] <= FAR_SLOWER * best or calls[name] < share]
     taken: dict[Any, list[float]] = {name: [] for name in near}
@@ -138,7 +138,7 @@ def race(
         for name in order.sample(near, len(near)):
             once = _turn(steps[name], max(1, math.ceil(TURN / calls[name])))
             taken[name].append(once / steps[name].samples)
-            calls[name] = min(calls[name], once)  # the first calls are slow, and would make for short turns
+            calls[name] = min(calls[name], once)  # the first calls are slow, and would make turns short
     if near and taken[near[0]]:
         fastest = taken[min(near, key=lambda name: _typical(taken[name]))]
         for name in near:
@@ -150,7 +150,7 @@ def race(
 
 
 def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> dict[Any, Lap]:
-    """Each step called once to warm up, and once or twice more to see how long it takes; see `race`."""
+    """Calls each step once to warm up, and once or twice more to see how long it takes; see `race`."""
     from accelerate.utils.memory import clear_device_cache
 
     begin, best, laps, errors = time.perf_counter(), math.inf, {}, []
@@ -162,9 +162,9 @@ def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> di
         try:
             first = _turn(step, 1)
             again = first if first > max(PATIENCE, 2 * seconds) else _turn(step, 1)
-            if again < 1 and again > FAR_SLOWER * best * step.samples:  # once may be a hiccup
+            if again < 1 and again > FAR_SLOWER * best * step.samples:  # one slow call may be chance
                 again = min(again, _turn(step, 1))
-        except Exception as error:  # what cannot run here does not win
+        except Exception as error:  # a step that cannot run here cannot win
             errors.append(error)
             laps[name] = Lap(None, why=f"{words.first_line(error)}.")
             clear_device_cache(garbage_collection=True)
@@ -176,11 +176,11 @@ def _first_laps(steps: Mapping[Any, Step], seconds: float, longest: float) -> di
     return laps
 
 
-def winner(laps: Mapping[str, Lap]) -> str | None:
-    """The first step that is not clearly slower than any other: a tie goes to the earlier one.
+def winner(laps: Mapping[Any, Lap]) -> Any:
+    """Name of the first step that is not clearly slower than any other: a tie goes to the earlier one.
 
-    A tie is a difference within 5 %, or within two standard errors, but never beyond 10 %. None where nothing
-    was measured.
+    A tie is a difference within 5 %, or within two standard errors, but never beyond 10 %. Returns None if
+    nothing was measured.
 
     Example:
         >>> winner({"simple": Lap(1.04), "fast": Lap(1.0)}), winner({"simple": Lap(1.5), "fast": Lap(1.0)})
@@ -188,17 +188,17 @@ def winner(laps: Mapping[str, Lap]) -> str | None:
         >>> [winner({"simple": Lap(seconds, error=0.3), "fast": Lap(1.0)}) for seconds in (1.08, 1.2)]
         ['simple', 'fast']
     """
-    known = {name: (lap.seconds, lap.error or 0.0) for name, lap in laps.items() if lap.seconds is not None}
-    least = min((seconds for seconds, _ in known.values()), default=0.0)
-    near = {name for name, (t, error) in known.items() if t <= (1 + max(TIE, min(2 * error, CLEAR))) * least}
-    return next((name for name in known if name in near), None)
+    timed = {name: (lap.seconds, lap.error or 0.0) for name, lap in laps.items() if lap.seconds is not None}
+    least = min((seconds for seconds, _ in timed.values()), default=0.0)
+    near = {name for name, (t, error) in timed.items() if t <= (1 + max(TIE, min(2 * error, CLEAR))) * least}
+    return next((name for name in timed if name in near), None)
 
 
 def _turn(step: Step, repeats: int) -> float:
-    """Seconds of one call; before short ones, a call wakes this number of threads up.
+    """Seconds of one call. If calls are short, one more call wakes the threads up first.
 
-    Not torch's Timer: it calls the step twice more before each turn, three times as long for a step of
-    seconds, and its import fails on Python 3.11 where pip was imported before.
+    torch's Timer is not used: it calls the step twice more before each turn, which triples the time of a
+    step of seconds, and its import fails on Python 3.11 if pip was imported before.
     """
     with threads(step.threads):
         if repeats > 1:
@@ -214,7 +214,7 @@ def _typical(times: Sequence[float]) -> float:
 
 
 def _error_of_median(values: Sequence[float]) -> float:
-    """Standard error, 1.253 sigma / sqrt(n), with sigma from the quartiles: wild values hardly count."""
+    """Standard error, 1.253 sigma / sqrt(n). Sigma comes from the quartiles, so outliers hardly count."""
     if len(values) < 2:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4)
@@ -225,30 +225,30 @@ def _error_of_median(values: Sequence[float]) -> float:
 
 
 def load(seconds: float = 0.3) -> float:
-    """Cores' worth of work that other programs do on the cores of this process, while this one waits.
+    """Number of this process's cores that other programs keep busy while this process waits.
 
-    Other programs may use the cores that this process was not granted: where a container has 2 cores of 64,
-    they may use 62. Child processes count as other programs.
+    Cores that this process was not granted do not count: if a container has 2 of 64 cores, other programs
+    may use 62. Child processes count as other programs.
 
     Args:
-        seconds: How long to look.
+        seconds: How long to measure.
     """
     import psutil
 
     this = psutil.Process()
     cores = this.cpu_affinity() if hasattr(this, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
     granted = min(machine.cores(), len(cores))
-    this.cpu_percent()  # from here on
+    this.cpu_percent()  # starts the interval
     busy = psutil.cpu_percent(seconds, percpu=True)
     elsewhere = (sum(busy[core] for core in cores) - this.cpu_percent()) / 100
     return min(max(elsewhere - (len(cores) - granted), 0.0), float(granted))
 
 
 def note(load: float) -> str | None:
-    """What a load means for times measured meanwhile, in a sentence; None where it means little.
+    """A warning about times measured under this load, as a sentence; None if the load is small.
 
     Args:
-        load: As `load` gives it.
+        load: Return value of `load`.
 
     Example:
         >>> note(0.0) is None

@@ -1,4 +1,4 @@
-"""What a device reaches, whatever it is used for: bandwidth, matrix products, launches."""
+"""Speed of a device: memory bandwidth, matrix products and launches of operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAUNCHES = 100
 ARRAY = 2**28
 """Bytes of each of three arrays: more than most processors and GPUs keep in their caches."""
 LONG_ENOUGH, LARGEST = 1e-2, 8192
-"""Seconds of a matrix product whose throughput counts, and the largest size that is tried."""
+"""Shortest matrix product, in seconds, whose throughput counts, and the largest size that is tried."""
 
 
 def figures(
@@ -25,18 +25,18 @@ def figures(
     number: int | None = None,
     seconds: float = 1.0,
 ) -> dict[str, Any]:
-    """What an estimate of time needs of a device of this machine, measured now.
+    """Measures the speed of a device of this machine, as needed for an estimate of time.
 
     Args:
-        device: Which.
-        precisions: Of the matrix products.
+        device: Device to measure.
+        precisions: Precisions of the matrix products.
         number: CPU threads; None leaves torch's own number.
-        seconds: For all of it, about.
+        seconds: About how long all of it takes.
 
     Returns:
-        `device`; `bandwidth_gb_s` in 10^9 bytes per second; `overhead_us`, the microseconds that launching a
-        small operation takes; and `tflops`, 10^12 operations per second by precision, without the precisions
-        in which the device does not compute.
+        A dictionary of `device`; `bandwidth_gb_s`, in 10^9 bytes per second; `overhead_us`, the microseconds
+        that launching a small operation takes; and `tflops`, 10^12 operations per second by precision. A
+        precision in which the device does not compute is omitted.
     """
     share, tflops = seconds / (2 + len(precisions)), dict[str, float]()
     with threads(number):
@@ -59,7 +59,7 @@ def _bandwidth(device: torch.device, share: float) -> float:
 
 
 def _flops(device: torch.device, share: float, precision: str) -> float:
-    """Operations per second of the smallest product of a power of two that takes long enough."""
+    """Operations per second of a matrix product: the smallest power of two that takes long enough."""
     dtype, generator = getattr(torch, precision), torch.Generator().manual_seed(0)
 
     def product(size: int, seconds: float = 0.0) -> float:

@@ -1,4 +1,4 @@
-"""Memory as measured: what this process holds, and the most that it has held."""
+"""Measured memory: what this process holds now, and the most that it has held."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def resident() -> int:
 
 
 def free(device: torch.device) -> int:
-    """Bytes that could still be taken of the memory that `device` computes in."""
+    """Bytes that are still free in the memory that `device` computes in."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory()[1]
 
 
 def reset_peak(device: torch.device) -> None:
-    """Restarts the peak that `peak` and `peak_on` report, on Linux and of a CUDA GPU.
+    """Resets the peak that `peak` and `peak_on` report, on Linux and on a CUDA GPU.
 
-    Other systems keep the peak of the whole process.
+    On other systems, the peak remains that of the whole process.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -51,8 +51,8 @@ def peak() -> int:
 def peak_on(device: torch.device) -> int:
     """The most bytes held since `reset_peak` in the memory that `device` computes in.
 
-    Of a GPU: what torch has reserved of it, without the driver's own share. Of MPS, which keeps no peak: what
-    the driver holds for this process now, and it gives little back. Of the CPU: the process's RAM.
+    On a CUDA GPU, this is what torch has reserved, without the driver's own share. MPS keeps no peak: there
+    it is what the driver holds for this process now, of which it gives little back. On the CPU, it is RAM.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)

@@ -1,12 +1,12 @@
-"""Memory of a training step before it is run, by part, and the step's work.
+"""Memory of a training step by part, and its work, traced without running the step.
 
-Every operation of forward, backward and optimizer runs in torch's FakeTensorMode, which knows shapes and
-dtypes alone; a ledger notes which tensors are alive at the same time. So a net of any size is traced in
+Every operation of forward, backward and optimizer runs in torch's FakeTensorMode, which knows only shapes and
+dtypes; a ledger records which tensors are alive at the same time. A net of any size is therefore traced in
 seconds, at any batch size, on any machine.
 
-The ledger replaces torch.distributed._tools.mem_tracker.MemTracker, whose peak it reproduces: that one
-raises an error where weights are frozen, and took 24 s for a step of a Llama of 3 billion weights that took
-3 s here (two x86 cores, 2026-11-26).
+The ledger replaces torch.distributed._tools.mem_tracker.MemTracker, whose peak it reproduces. MemTracker
+raises an error if weights are frozen, and took 24 s for a step of a Llama of 3 billion weights; the ledger
+took 3 s (two x86 cores, 2026-11-26).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from qnnkit.measure.parts import hooked
 from qnnkit.measure.workload import Workload
 
 NEARLY = 1.02
-"""Garbage is collected where the living tensors exceed those of the last collection by this factor."""
+"""Garbage is collected when the living tensors exceed those of the last collection by this factor."""
 FIRST = 2
-"""Samples of the first step, which makes the optimizer's moments; normalisation wants more than one."""
-COUNTS: dict[Any, Any] = {  # torch's counters, and those of operations of CPUs that it does not know
+"""Samples of the first step, which creates the optimizer's moments; normalisation needs more than one."""
+COUNTS: dict[Any, Any] = {  # torch's counters, and two of CPU operations that torch does not count
     **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda *args, **_: sdpa_flop_count(*(each.shape for each in args[:3]))
+        lambda *args, **_: sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
     ),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda *args, **_: sdpa_backward_flop_count(*(each.shape for each in args[:4]))
+        lambda *args, **_: sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
     ),
 }
 
@@ -56,33 +56,33 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "quantum states")
 
 @dataclass
 class Work:
-    """What one update asks of any machine."""
+    """Work of one update, the same on every machine."""
 
     flops: float = 0
     """Floating point operations of its matrix products and convolutions."""
     bytes: float = 0
-    """Bytes that its operations read and write, each by itself."""
+    """Bytes that its operations read and write, summed over the operations."""
     operations: int = 0
-    """Operations that it launches."""
+    """Number of operations that it launches."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What one training step would hold and do."""
+    """Memory and work of one training step, as traced."""
 
     memory: dict[str, int]
-    """Part -> bytes at the peak."""
+    """Bytes at the peak, by part."""
     work: Work
-    """Of one update."""
+    """Work of one update."""
     n_weights: int
     n_trained: int
     kept: int
     """Bytes of weights in a checkpoint, without the frozen base under a PEFT adapter."""
     linear: int
-    """Frozen numbers in linear layers without the one that gives the logits: what 4 bits would hold."""
+    """Number of frozen weights that 4 bits can hold: those of linear layers, except the output layer."""
     at_update: int
-    """Bytes held in the update of a GPU, which takes all weights at once, with one copy of each trained
-    weight under SGD and two under Adam."""
+    """Bytes held during the optimizer's update on a GPU, which takes all weights at once, with one copy of
+    each trained weight for SGD and two for Adam."""
 
     @property
     def held(self) -> int:
@@ -96,8 +96,8 @@ class Traced:
 
     @property
     def copied(self) -> int:
-        """Bytes of its copy that are held in addition, while it is written and training goes on: it is made
-        where gradients have just been, and are again at the end of the next backward pass."""
+        """Additional bytes for the copy of a checkpoint that is written while training continues. It first
+        fills the memory of the gradients, which they need again at the end of the next backward pass."""
         return max(0, self.checkpoint - self.memory.get("gradients", 0))
 
 
@@ -105,15 +105,15 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
     """Memory at the peak of a training step, by part, and the step's work.
 
     Args:
-        workload: What is trained.
-        foreach: Whether the optimizer takes all weights at once, as it does on GPUs: in fewer operations, for
-            one or two copies of the trained weights at a time.
+        workload: Training to trace.
+        foreach: Whether the optimizer takes all weights at once, as on GPUs. This needs fewer operations, but
+            also one or two copies of the trained weights.
 
     Raises:
-        ValueError: The net or its task asks for values of tensors, whose shapes alone are known.
+        ValueError: The net or its task reads values of tensors, while only their shapes are known.
     """
-    frozen = gc.get_freeze_count()  # by the caller, for whom it stays so
-    gc.freeze()  # the collector looks only at what is made here
+    frozen = gc.get_freeze_count()  # objects that the caller has frozen stay frozen
+    gc.freeze()  # the collector visits only objects made from here on
     try:
         with own_generators():
             with torch.device("meta") if workload.example is None else contextlib.nullcontext():
@@ -122,13 +122,13 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
                 with layers.evaluating(model):
                     layers.called(model, workload.example)
             with FakeTensorMode(allow_non_fake_inputs=True):
-                if workload.example is None:  # a batch from the CPU could not meet the meta device
+                if workload.example is None:  # a net on the meta device takes no batch of the CPU
                     model.to_empty(device="cpu")
-                    getattr(model, "tie_weights", lambda: None)()  # which that has parted
+                    getattr(model, "tie_weights", lambda: None)()  # to_empty has untied them
                 return _traced(workload, model, foreach)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        step = "Leave out what selects by value, such as x[mask] or nonzero."
-        rule = "have shapes that follow from shapes to be planned"
+        step = "Avoid operations that select by value, such as x[mask] or nonzero."
+        rule = "compute shapes from shapes alone to be planned"
         raise ValueError(checks.message("task", rule, str(error), step)) from None
     finally:
         if not frozen:
@@ -136,17 +136,17 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
 
 
 def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
-    """Traces one step to make the optimizer's moments, and then the step that counts."""
+    """Traces one step to create the optimizer's moments, and then the step that counts."""
     config, weights = workload.training, list(model.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
     copies = (1 if config.optimizer == "sgd" else 2) * sum(weight.nbytes for weight in trained)
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    dense = (each for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
-    linear = (each.weight for each in dense if not is_parametrized(each))  # by circuits, which would run
+    dense = (part for part in model.modules() if isinstance(part, nn.Linear) and part is not head)
+    linear = (part.weight for part in dense if not is_parametrized(part))  # else its circuits would run
     gc.freeze()
     ledger, stepper = Ledger(config.gradient_checkpointing), workload.stepper(model=model)
     for group in stepper.optimizer.param_groups if stepper.optimizer else ():
-        group["foreach"] = True  # moments are made by fewer operations
+        group["foreach"] = True  # fewer operations to create the moments
     for tensor in (*weights, *model.buffers()):
         ledger.add(tensor, "weights")
     with contextlib.ExitStack() as hooks:
@@ -179,9 +179,9 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
 
 
 def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> None:
-    """One update by a single one of its pieces, whose work counts as often as there are pieces.
+    """Runs one piece of an update, and multiplies its work by the number of pieces.
 
-    Gradients are there from the start where a piece comes after others.
+    If there are several, gradients exist from the start, as they do for the last piece.
     """
     ledger.doing = "activations"
     passes = stepper.passes(workload.batch(size))
@@ -201,33 +201,33 @@ def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: in
 
 
 class Ledger(TorchDispatchMode):
-    """Which storages are alive, which part each belongs to, and the work of the operations that made them.
+    """Records which storages are alive, which part each belongs to, and the work of all operations.
 
     Args:
-        collects: Whether to collect garbage on the way to a peak. Where gradients are checkpointed, fake
-            tensors wait for it in cycles; real ones are freed at once.
+        collects: Whether to collect garbage on the way to a peak. With gradient checkpointing, fake tensors
+            stay in reference cycles until then; real ones are freed at once.
     """
 
     def __init__(self, collects: bool = False) -> None:
         super().__init__()
         self.collects = collects
         self.live: Counter[str] = Counter()
-        self.known: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
+        self.owners: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
         self.doing = "activations"
-        """The part that tensors belong to which are made now."""
+        """Part that new tensors belong to."""
         self.begin()
 
     def begin(self) -> None:
-        """Forgets the peak and the work so far, not what is alive."""
+        """Resets the peak and the work. Living tensors stay recorded."""
         gc.collect()
         self.peak, self.work, self.looked = Counter(self.live), Work(), self.live.total()
 
     def add(self, tensor: Any, part: str) -> None:
-        """Notes that a tensor's storage belongs to a part, whether it is new or was another part's."""
+        """Assigns a tensor's storage to a part, whether it is new or belonged to another part."""
         storage = tensor.untyped_storage()
-        size, owner = storage.nbytes(), self.known.get(storage)
+        size, owner = storage.nbytes(), self.owners.get(storage)
         if owner is None:
-            owner = self.known[storage] = [part]
+            owner = self.owners[storage] = [part]
             weakref.finalize(storage, self._remove, owner, size)
         else:
             self.live[owner[0]] -= size
@@ -248,10 +248,10 @@ class Ledger(TorchDispatchMode):
         except DataDependentOutputException:
             if function is not torch.ops.aten._local_scalar_dense.default:
                 raise
-            return 1.0 if args[0].dtype.is_floating_point else 1  # a task may count: any number will do
+            return 1.0 if args[0].dtype.is_floating_point else 1  # a task may count, and any number will do
         returned = function._schema.returns
-        if returned and all(each.alias_info and not each.alias_info.is_write for each in returned):
-            return result  # a view makes nothing and moves nothing
+        if returned and all(value.alias_info and not value.alias_info.is_write for value in returned):
+            return result  # a view allocates nothing and moves nothing
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
         self.work.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.work.operations += 1
@@ -259,10 +259,10 @@ class Ledger(TorchDispatchMode):
             self.work.flops += count(*args, **(kwargs or {}), out_val=result)
         if not function._schema.is_mutable:
             for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self.known:
+                if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self.owners:
                     self.add(leaf, self.doing)
         return result
 
     def change(self, part: str) -> None:
-        """What circuits make, forward and backward, belongs to "quantum states"; see `parts.hooked`."""
+        """Assigns what circuits allocate, forward and backward, to "quantum states"; see `parts.hooked`."""
         self.doing = "quantum states" if part.startswith("quantum") else "activations"

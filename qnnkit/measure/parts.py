@@ -1,4 +1,4 @@
-"""Where a training step's time goes, and what it would take by other strategies: both measured here."""
+"""Measured time of a training step, by part and with other settings."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PARTS = (
     "loading", "transfer", "classical forward", "quantum forward", "classical backward", "quantum backward",
     "optimizer", "rest",
 )  # fmt: skip
-"""Of a step, in the order in which they come."""
+"""Parts of a training step, in order."""
 CIRCUITS = 256
-"""Circuits of a step that runs them one by one, about: it has fewer samples."""
+"""About how many circuits a step runs if they run one by one; its batch is reduced to fit."""
 
 
 def step_parts(
@@ -45,26 +45,26 @@ def step_parts(
     warmup: int = 3,
     threads: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Where the time of one training step goes, in the order in which it is spent.
+    """Measures the time of each part of one training step.
 
-    A quantum part is all that a `QuantumLayer` does from its inputs to its outputs. The device is waited for
-    at each border, so a GPU is a little slower than in training, where work overlaps. Clipping, schedules and
-    a float16 scaler are left out.
+    A quantum part is everything that a `QuantumLayer` does between its inputs and its outputs. The clock
+    waits for the device between two parts, so a GPU is a little slower than in training, where work
+    overlaps. Clipping, schedules and a float16 scaler are omitted.
 
     Args:
-        model: Left as it was; a copy is trained.
-        task: Gives the loss.
-        loader: Batches for the task; started again where it ends.
-        config: Optimizer, learning rate, micro_batch and precision; the defaults without one.
-        device: Where to compute.
-        steps: Steps that are timed, at least.
-        seconds: For how long steps are timed, at least. The fastest quarter counts: in the others, on a
-            machine that is busy, other processes had their turn.
-        warmup: Steps before them that are not.
-        threads: CPU threads that train; None leaves torch's choice.
+        model: Model to time. A copy of it is trained, so it does not change.
+        task: Computes the loss.
+        loader: Batches for the task, repeated if there are too few.
+        config: Optimizer, learning rate, micro_batch and precision; default: those of `Settings()`.
+        device: Device to compute on.
+        steps: Minimum number of timed steps.
+        seconds: Minimum time for which steps are timed. Only the fastest quarter of the steps counts, because
+            other processes may have slowed down the others.
+        warmup: Steps before them that are not timed.
+        threads: Number of CPU threads; None leaves torch's own number.
 
     Returns:
-        Rows of `name`, `kind` ("quantum", "classical" or "other") and `seconds`, the median.
+        A row for each part: `name`, `kind` ("quantum", "classical" or "other") and median `seconds`.
     """
     config, device = config or Settings(), torch.device(device)
     model, batches = copy.deepcopy(model), itertools.chain.from_iterable(itertools.repeat(loader))
@@ -83,7 +83,7 @@ def step_parts(
 
 
 class _Stopwatch:
-    """Adds up the seconds of each part of a step: always of the one that it was changed to last."""
+    """Adds up the seconds of each part of a step. `change` ends a part and starts the next."""
 
     def __init__(self, device: torch.device):
         self.device, self.part, self.spent = device, "rest", Counter[str]()
@@ -118,31 +118,31 @@ def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Stopwatc
 
 @contextlib.contextmanager
 def hooked(model: nn.Module, change: Callable[[str], None]) -> Iterator[None]:
-    """Tells where a model's `QuantumLayer`s begin and end, forward by hooks, backward by the graph's.
+    """Reports where a model's `QuantumLayer`s begin and end, by hooks of modules and of the graph.
 
-    A module's own backward hooks would not do: where no gradient by the inputs is wanted, as of a circuit
-    that reads the images, torch calls them before the work.
+    A module's backward hooks come too early if its inputs need no gradient, as in a circuit that reads the
+    images: torch calls them before the work.
 
     Args:
-        model: The model.
-        change: Called with the part of PARTS that follows, such as "quantum forward".
+        model: Model with the layers.
+        change: Called with the next part of PARTS, such as "quantum forward".
     """
 
-    def left(part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
+    def finish(part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
         change("classical forward")
         for node in nodes_between(inputs, outputs):
             node.register_prehook(lambda *_: change("quantum backward"))
             node.register_hook(lambda *_: change("classical backward"))
 
     with contextlib.ExitStack() as hooks:
-        for part in (each for each in model.modules() if isinstance(each, QuantumLayer)):
+        for part in (module for module in model.modules() if isinstance(module, QuantumLayer)):
             hooks.callback(part.register_forward_pre_hook(lambda *_: change("quantum forward")).remove)
-            hooks.callback(part.register_forward_hook(left).remove)
+            hooks.callback(part.register_forward_hook(finish).remove)
         yield
 
 
 def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
-    """The graph's nodes that lead from the inputs, or from weights, to the outputs."""
+    """Nodes of the autograd graph that lead from the inputs, or from weights, to the outputs."""
     borders = {part.grad_fn for part in inputs if isinstance(part, Tensor) and part.grad_fn}
     waiting, nodes = [outputs.grad_fn], {}
     while waiting:
@@ -164,17 +164,17 @@ def changed_step(
     device: torch.device | str = "cpu",
     threads: int | None = None,
 ) -> Step:
-    """A step for `race`: a full training step of a recipe's net with changed settings.
+    """A full training step of a recipe's net with changed settings, as a step for `race`.
 
-    The net is built when the step is first taken, which fails where the recipe has no such setting.
-    Simulators that run one circuit after another take fewer samples.
+    The first call builds the net, and raises an error if the recipe has no such setting. The batch is smaller
+    for simulators that run one circuit after another.
 
     Args:
-        config: The recipe.
+        config: Settings of the recipe.
         splits: Its data.
-        settings: What is changed; {} is the step that training takes.
-        device: Where to compute, where the settings name no `device`.
-        threads: CPU threads; None leaves torch's own number.
+        settings: Settings to change; {} gives the step that training takes.
+        device: Device to compute on, if the settings name no `device`.
+        threads: Number of CPU threads; None leaves torch's own number.
     """
     place = torch.device(settings.get("device", device))
     size = min(settings.get("batch_size", config.batch_size), len(splits.train))
@@ -184,12 +184,12 @@ def changed_step(
             size = min(size, max(2, CIRCUITS // max(1, circuits_per_image(model, splits.example()))))
 
     @cache
-    def made() -> Callable[[], Any]:
+    def build() -> Callable[[], Any]:
         workload = of_recipe(config.override(**settings), splits)
         return partial(workload.stepper(place), workload.batch(size))
 
     def run() -> None:
         with own_generators():
-            made()()
+            build()()
 
     return Step(run, place, threads, size)

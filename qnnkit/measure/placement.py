@@ -1,4 +1,4 @@
-"""On which device, on how many threads and in which batches a net trains fastest here: by measurement."""
+"""Measures which device, number of threads and batch size train a net fastest on this machine."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from qnnkit.settings import Settings
 NEAR = 0.1
 """Share of the best rate that the smallest batch may lose."""
 SMALLEST, LARGEST = 16, 1024
-"""Of the batches that are tried."""
+"""Smallest and largest batch size that is tried."""
 UPDATES = 20
-"""Fewest updates of an epoch: with fewer, no optimizer gets far."""
+"""Fewest updates of an epoch. With fewer, no optimizer gets far."""
 PROBE = 8
-"""Samples of the first batch, which shows how heavy the net is."""
+"""Samples of the first batch, which shows how long the net takes."""
 ROOM = 0.8
 """Share of the available memory that a larger batch may take."""
 SHARE = 0.05
 """A race takes at most this share of the time of all trainings."""
 BRIEFEST, STARTING = 1.0, 3.0
-"""Shortest races in seconds: on the CPU, and with an accelerator, which has to be started."""
+"""Shortest races, in seconds: on the CPU, and with an accelerator, which takes time to start."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a net is trained, in which batches, and why."""
+    """Device, threads and batch size with which a net is trained, and why."""
 
     device: str
     """A torch device."""
     backend: str
-    """What runs the circuits, or "auto"."""
+    """Simulator that runs the circuits, or "auto"."""
     threads: int | None
     """CPU threads; None leaves torch's own number."""
     batch_size: int
     """Samples per update."""
     sentence: str
-    """The choice, and how fast the others are."""
+    """The choice, and the speed of the others, as a sentence."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The table of candidates, fastest first: `candidate`, `threads`, `samples_per_second`, `standard_error`
-    and `why` it was not timed; empty where there was nothing to choose."""
+    and `why` it was not timed. Empty if there was nothing to choose."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def place(self) -> str:
-        """Where it computes, in words.
+        """Device and threads in words.
 
         Example:
             >>> Candidate("cpu", 1, 64).place, Candidate("mps", None, 64).place
@@ -86,23 +86,23 @@ def place(
     trainings: int | None = None,
     seconds: float = 10.0,
 ) -> Placement:
-    """The placement on which a net trains fastest on this machine, by training steps that are timed.
+    """Times training steps, and returns the placement with which a net trains fastest on this machine.
 
     A tie within 5 %, or within the noise, goes to the simpler choice: the CPU, fewer threads. A batch size of
-    "auto" becomes the smallest power of two whose rate is within 10 % of the best. Where the settings leave
+    "auto" becomes the smallest power of two whose rate is within 10 % of the best. If the settings leave only
     one choice, nothing is measured.
 
     Args:
-        workload: The training; a new net is built for each device.
-        device: A torch device, or "auto" for all that compute here.
-        threads: Number of CPU threads, "auto" for 1, half and all physical cores, None for torch's own.
-        trainings: How many such trainings follow: measuring takes about 5 % of their time at most, and where
-            that is under a second (3 with an accelerator), the simplest choice is taken. None sets no such
-            bound, nor does a batch size of "auto".
-        seconds: For measuring, about; tracing circuits comes on top.
+        workload: The training. A new net is built for each device.
+        device: A torch device, or "auto" for all devices that compute here.
+        threads: Number of CPU threads; "auto" for 1, half and all physical cores; None for torch's own.
+        trainings: How many such trainings follow. Measuring takes at most about 5 % of their time; if that is
+            under a second (3 with an accelerator), the simplest choice is taken. With None, or a batch size
+            of "auto", there is no such limit.
+        seconds: About how long to measure, without the time to trace circuits.
 
     Raises:
-        ValueError: The device is not here, or has not the precision.
+        ValueError: The device is not available, or does not support the precision.
         Exception: The model cannot be trained on these samples anywhere.
 
     Example:
@@ -110,8 +110,8 @@ def place(
         >>> from qnnkit.tasks import Classification
         >>> net, batch = torch.nn.Linear(4, 2), (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
         >>> config = Settings(batch_size=8)
-        >>> own = Workload("", config, 8, lambda *_: net, lambda config: batch, Classification())
-        >>> place(own, device="cpu", threads=1).sentence
+        >>> workload = Workload("", config, 8, lambda *_: net, lambda config: batch, Classification())
+        >>> place(workload, device="cpu", threads=1).sentence
         'cpu on 1 thread: the only choice here, so nothing was timed.'
     """
     config = workload.training
@@ -136,24 +136,23 @@ def place(
 def _sentence(chosen: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
     """Such as "cpu on 1 thread, batch 32: 15,300 samples/s; cpu on 2 threads, batch 32: 0.50 times that."."""
     rates = {row["candidate"]: row["samples_per_second"] for row in rows}
-    own = rates.pop(chosen.name, None)
-    if not own:
+    speed = rates.pop(chosen.name, None)
+    if not speed:
         return f"{chosen.name}: nothing could be measured, so this is the simplest choice, not the fastest."
     if len(rows) == 1:
-        return f"{chosen.name}: {own:,.0f} samples/s; all training is too short to compare other places."
-    shares = {name: f"{rate / own:.2f} times that" if rate else "not timed" for name, rate in rates.items()}
+        return f"{chosen.name}: {speed:,.0f} samples/s; training is too short to time other choices."
+    shares = {name: f"{rate / speed:.2f} times that" if rate else "not timed" for name, rate in rates.items()}
     others = [f"{name}: {share}" for name, share in shares.items()]
-    return "; ".join([f"{chosen.name}: {own:,.0f} samples/s", *others[:3]]) + "."
+    return "; ".join([f"{chosen.name}: {speed:,.0f} samples/s", *others[:3]]) + "."
 
 
 # --- what there is to choose from ---------------------------------------------------------------------------
 
 
 def candidates(device: str, threads: int | str | None, config: Settings, n_samples: int) -> list[Candidate]:
-    """Every way to train that the settings leave open: the CPU first, then few threads, small batches.
+    """Every candidate that the settings allow. The CPU, few threads and small batches come first.
 
-    An accelerator is tried with torch's own number of threads, or the one that is asked for: threads hardly
-    matter there.
+    For an accelerator, "auto" threads are torch's own number, because threads hardly matter there.
     """
     batches = sizes(n_samples) if config.batch_size == "auto" else [config.batch_size]
     ways = []
@@ -164,14 +163,14 @@ def candidates(device: str, threads: int | str | None, config: Settings, n_sampl
 
 
 def devices(requested: str, precision: str = "float32") -> list[str]:
-    """The torch devices to choose from; of several CUDA devices the first, as training takes no other.
+    """Torch devices to choose from. Of several CUDA devices, training only uses the first.
 
     Raises:
-        ValueError: The name is unknown, that device cannot compute here, or none has this precision.
+        ValueError: The name is unknown, the device cannot compute here, or no device supports the precision.
     """
     usable = [one for one in device.usable_devices() if one.index in (None, 0)] if requested == "auto" else []
     names = [str(one) for one in usable or [device.choose(requested)]]
-    if precision == "float16":  # the CPU has no such arithmetic worth the name
+    if precision == "float16":  # training in float16 on a CPU is not supported
         names = [one for one in names if one != "cpu"]
         if not names:
             step = "Use bfloat16 or float32."
@@ -180,7 +179,7 @@ def devices(requested: str, precision: str = "float32") -> list[str]:
 
 
 def thread_counts() -> list[int]:
-    """1, half and all of the physical cores that this process may use; never more than torch would take."""
+    """Thread counts to try: 1, half and all physical cores of this process, at most torch's own number."""
     import psutil
 
     physical = psutil.cpu_count(logical=False) or machine.cores()
@@ -189,10 +188,10 @@ def thread_counts() -> list[int]:
 
 
 def sizes(n_samples: int) -> list[int]:
-    """Powers of two that leave an epoch enough updates; the smallest in any case.
+    """Batch sizes to try: powers of two that leave an epoch enough updates, and always the smallest.
 
-    A size that would leave a last batch of one sample is left out, because normalisation over a batch may
-    refuse it.
+    A size that would leave a last batch of one sample is omitted, because batch normalisation may raise an
+    error for it.
 
     Example:
         >>> sizes(1078), sizes(33)
@@ -210,14 +209,14 @@ def sizes(n_samples: int) -> list[int]:
 def timed(
     workload: Workload, ways: Sequence[Candidate], seconds: float, trainings: int | None = None
 ) -> tuple[dict[str, Lap], int | None, str | None]:
-    """Training steps of every candidate, the smallest batches first.
+    """Times training steps of every candidate, the smallest batches first.
 
-    Costs a copy of the model with its optimizer per device; every random generator stays as it was.
+    This takes a copy of the model with its optimizer per device. Random generators keep their states.
 
     Returns:
-        The laps by name of the candidate, of the first alone where the trainings are too short for a race;
-        the batch size that stood for the one asked for, where its step would take long; and a sentence where
-        the machine is busy.
+        The laps by name of the candidate (only the first one's, if the trainings are too short for a race);
+        the batch size that was timed, if a step of the requested one would take long; and a sentence, if the
+        machine is busy.
     """
     first, one_size = ways[0], len({way.batch_size for way in ways}) == 1
     with own_generators():
@@ -228,7 +227,7 @@ def timed(
             allowed = SHARE * took * workload.n_samples * workload.training.epochs * trainings
             if allowed < (BRIEFEST if {way.device for way in ways} == {"cpu"} else STARTING):
                 return {first.name: Lap(took)}, None, None
-            seconds = min(seconds, allowed / 2)  # which a race may take twice
+            seconds = min(seconds, allowed / 2)  # a race may take twice as long
         share = seconds / (len({way.place for way in ways}) * (clock.FEWEST + 2))
         with contextlib.suppress(Exception):  # as above
             while took and tried < size and 8 * took * tried <= share:  # a small batch takes long per sample
@@ -243,9 +242,9 @@ def timed(
 
 
 def _steps(workload: Workload) -> Callable[[Candidate, int], Step]:
-    """Gives training steps, by candidate and size of batch, of copies of one net, one copy per device.
+    """Returns a function from candidate and batch size to a training step. Each device has a copy of the net.
 
-    On the CPU a batch that would not fit is refused: the system would end the process.
+    On the CPU, a batch that would not fit into memory raises an error; the system would end the process.
     """
     stepper, grown = cache(workload.stepper), dict[str, float]()  # bytes of a step per sample, by device
 
@@ -257,7 +256,7 @@ def _steps(workload: Workload) -> Callable[[Candidate, int], Step]:
                 stepper(way.device)(batch[0])
                 return
             if place.type == "cpu" and grown.get("cpu", 0) * size > ROOM * machine.memory()[1]:
-                raise MemoryError("It would not fit into the memory.")
+                raise MemoryError("It would not fit into memory.")
             stepper(way.device)
             held.reset_peak(place)
             first, before = workload.batch(size), held.peak_on(place)
@@ -271,15 +270,14 @@ def _steps(workload: Workload) -> Callable[[Candidate, int], Step]:
 
 
 def decide(ways: Sequence[Candidate], laps: Mapping[str, Lap]) -> Candidate:
-    """The candidate to take: the simplest that is not clearly slower, in the smallest good batches.
+    """The candidate to use: the simplest that is not clearly slower, with the smallest good batch size.
 
     Args:
         ways: The candidates, the simplest first.
-        laps: By their names, as `clock.race` returns them.
+        laps: Laps by name of the candidate, as `clock.race` returns them.
     """
     times = {way: taken for way in ways if way.name in laps and (taken := laps[way.name].seconds)}
     if not times:
         return ways[0]
     size = min(way.batch_size for way in times if times[way] <= (1 + NEAR) * min(times.values()))
-    known = {way.name: way for way in times if way.batch_size == size}
-    return known[clock.winner({name: laps[name] for name in known}) or ""]
+    return clock.winner({way: laps[way.name] for way in times if way.batch_size == size})

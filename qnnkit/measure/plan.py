@@ -1,4 +1,4 @@
-"""The whole of a plan: what a training needs, how it goes here and elsewhere, and what would help."""
+"""A plan: what a training needs, how long it takes here and elsewhere, and what would save memory."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ from qnnkit.measure.workload import Workload
 from qnnkit.settings import Settings
 
 COMFORTABLE, FULL = 0.70, 0.95
-"""Shares of the usable memory: below the first there is room for what a plan does not know (fragments, other
-programs); above the second a training is expected to fail. Chosen, not fitted."""
+"""Shares of the usable memory. Below the first, there is room for what a plan does not count (fragments,
+other programs); above the second, a training is expected to fail. Chosen, not fitted."""
 SMALLEST = 2
-"""No remedy takes fewer samples at a time, as some layers normalise over them."""
+"""Fewest samples that a remedy computes at a time, because some layers normalise over them."""
 ASSUMED = "Times are of training alone, without validation or tests; controls count as the hybrid net."
 WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training will take, and where to run it."""
+    """Memory, time and cost of a training, and where to run it."""
 
     prediction: Prediction
-    """Of one net on this machine."""
+    """Prediction for one net on this machine."""
     nets: int
-    """The hybrid net and its controls, each taken to cost as much as the hybrid net."""
+    """Number of nets: the hybrid net and its controls, each assumed to cost as much as the hybrid net."""
     seeds: int
     places: list[dict[str, Any]]
-    """A row for this machine, then one for each of the table. It has `machine`, the bytes that it `needs` of
-    those `usable`, seconds of an `epoch` of one net and `in_all`, and the US dollars that all `cost`. Both
-    may be off by `factor`, both ways; `basis` and `device` say where they come from. The `verdict` is
-    "comfortable", "marginal" or "not here", and `why`. None is what is not known."""
+    """A row for this machine, then one for each machine of the table. It has the name of the `machine`; the
+    bytes that are needed (`needs`) and `usable`; the seconds of one net's `epoch` and of everything
+    (`in_all`); and the `cost` of everything in US dollars. Times and cost may be off by `factor`, both ways;
+    `basis` and `device` say where they come from. The `verdict` is "comfortable", "marginal" or "not here",
+    and `why` has its reasons. An unknown value is None."""
     answer: str
-    """Where to run it, in a sentence."""
+    """Where to run it, as a sentence."""
     remedies: list[dict[str, Any]]
-    """What would save memory, in the order in which to try it: the `command`, bytes that it then `needs`,
-    whether it `fits` here, `slow` (times as long; None: unknown) and its `effect`. Empty where it fits
-    comfortably."""
+    """Changes that save memory, in the order in which to try them: the `command`, the bytes that the training
+    then `needs`, whether it `fits` here, the factor `slow` on its time (None: unknown) and the `effect`.
+    Empty if the training fits comfortably."""
     notes: list[str]
 
     def brief(self) -> dict[str, Any]:
-        """What provenance.json records of it, to be compared with the measured training."""
+        """The part that provenance.json records, to compare it with the measured training."""
         return {
             "device": self.prediction.device,
             "peak_bytes": self.prediction.peak,
@@ -63,11 +64,11 @@ class Plan:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in plain values, for JSON."""
+        """The plan as plain values, for JSON."""
         return {**vars(self), "prediction": self.prediction.as_dict()}
 
     def __str__(self) -> str:
-        """Memory by part, the machines, the answer, remedies and notes, in at most 100 columns."""
+        """Text of at most 100 columns: memory by part, machines, the answer, remedies and notes."""
         predicted, config = self.prediction, self.prediction.training
         length = config.of_kit("sequence_length")
         tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * predicted.disk
@@ -81,12 +82,12 @@ class Plan:
             where = " in RAM" if part in HOST and predicted.device != "cpu" else ""
             parts.append((f"  {part}", words.size(n), f"{n / predicted.in_all:.0%}{where}"))
         machines = [("machine", "memory", "epoch", "in all", "cost", "within", "verdict")]
-        machines += [_row(each) for each in self.places]
-        rows = [("to need less", "memory", "fits here", "time", "")]
-        for each in self.remedies:
-            slow, fits = each["slow"], "yes" if each["fits"] else "no"
+        machines += [_row(place) for place in self.places]
+        rows = [("to save memory", "memory", "fits here", "time", "")]
+        for remedy in self.remedies:
+            slow, fits = remedy["slow"], "yes" if remedy["fits"] else "no"
             time = "?" if slow is None else f"x {slow:.2f}"
-            rows.append((each["command"], words.size(each["needs"]), fits, time, each["effect"]))
+            rows.append((remedy["command"], words.size(remedy["needs"]), fits, time, remedy["effect"]))
         blocks = [head, _aligned(parts), _aligned(machines), textwrap.wrap(self.answer, WIDTH)]
         blocks.append(_aligned(rows) if self.remedies else [])
         blocks.append([line for note in self.notes for line in textwrap.wrap(f"- {note}", WIDTH)])
@@ -107,21 +108,21 @@ def plan(
     measure: bool = True,
     seconds: float = 3.0,
 ) -> Plan:
-    """Plans a training: nothing large is run, whatever it would need.
+    """Plans a training without running anything large, whatever the training needs.
 
     Args:
-        workload: What is to be trained.
-        device: Where, on this machine.
-        n_threads: CPU threads that train; None leaves torch's choice.
-        nets: How many are trained, controls included.
-        seeds: How often each.
-        price_per_hour: Of this machine, in US dollars.
-        deadline: Hours for all of it.
-        budget: US dollars for all of it; 0 asks for machines that cost nothing.
-        prices: A table of machines of your own, see `platforms.load`.
-        measure: Whether updates are timed here, if they are small enough (see `predict`); without, there are
-            no times for this machine, and wider ranges for the others.
-        seconds: How long updates are timed, about.
+        workload: Training to plan.
+        device: Device of this machine.
+        n_threads: Number of CPU threads; None leaves torch's own number.
+        nets: Number of nets, controls included.
+        seeds: Number of seeds of each net.
+        price_per_hour: Price of this machine in US dollars.
+        deadline: Hours available for everything.
+        budget: US dollars available for everything; 0 asks for machines that cost nothing.
+        prices: Your own table of machines, see `platforms.load`.
+        measure: Whether to time updates here, if they are small enough (see `predict`). If not, there are no
+            times for this machine, and wider ranges for the others.
+        seconds: About how long to time updates.
 
     Raises:
         ValueError: The device cannot compute here, or `deadline` is not above 0.
@@ -133,23 +134,23 @@ def plan(
     if measure and (busy := note(load())):
         notes.append(busy)
     if workload.training.batch_size > workload.n_samples:
-        asked = workload.training.batch_size
-        notes.append(f"A batch of {asked:,} is more than the samples: it holds all of them.")
+        size = workload.training.batch_size
+        notes.append(f"The batch size {size:,} exceeds the number of samples: a batch holds all of them.")
         workload = workload.change(batch_size=workload.n_samples)
     prediction = predict(workload, place, measured=measure, seconds=seconds, n_threads=n_threads)
     precision = workload.training.precision
     notes += prediction.notes
     computes = measure and (place.type, precision) != ("cpu", "float16")
-    known = figures(place, sorted({"float32", precision}), n_threads) if computes else None
+    speed = figures(place, sorted({"float32", precision}), n_threads) if computes else None
     this = platforms.this_machine(place, price_per_hour)
-    if known is not None and prediction.seconds is None:  # too large to be tried
-        this = replace(this, basis="estimated", figures=[known])
-        notes.append("A step was too large to be timed here: its time is estimated, as for other machines.")
-    calibrated = platforms.calibration(prediction.work, precision, prediction.seconds, known)
+    if speed is not None and prediction.seconds is None:  # too large to be timed
+        this = replace(this, basis="estimated", figures=[speed])
+        notes.append("A step was too large to time here, so its time is estimated, as for other machines.")
+    calibrated = platforms.calibration(prediction.work, precision, prediction.seconds, speed)
     spots = [this, *platforms.spots(table)]
     places = [place_of(spot, prediction, calibrated, nets * seeds, limits) for spot in spots]
     tight = places[0]["needs"] > COMFORTABLE * this.usable
-    remedies = list(remedies_of(workload, this, places[0]["needs"], prediction, known)) if tight else []
+    remedies = list(remedies_of(workload, this, places[0]["needs"], prediction, speed)) if tight else []
     notes += [ASSUMED, table.note()]
     return Plan(prediction, nets, seeds, places, answer(places), remedies, notes)
 
@@ -157,7 +158,7 @@ def plan(
 def place_of(
     spot: Spot, prediction: Prediction, calibrated: float | None, trainings: int, limits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row of a machine, see `Plan.places`; limits of "time" in seconds and "price" in US dollars."""
+    """A row of `Plan.places`. `limits` has the "time" in seconds and the "price" in US dollars."""
     config, price = prediction.training, spot.price_per_hour
     needs = prediction.on_accelerator if spot.kind == "cuda" else prediction.in_all
     update, factor, device = prediction.seconds, prediction.spread, prediction.device
@@ -166,10 +167,10 @@ def place_of(
     epoch = update and update * prediction.n_samples / config.batch_size
     total = epoch and epoch * config.epochs * trainings
     cost = price and total and total / 3600 * price
-    known = [("memory", needs / spot.usable, COMFORTABLE, FULL)]
+    bounds = [("memory", needs / spot.usable, COMFORTABLE, FULL)]
     values = {"time": total, "price": cost}
-    known += [(name, values[name], most / factor, most) for name, most in limits.items() if most is not None]
-    verdict, why = judge(known)
+    bounds += [(name, values[name], most / factor, most) for name, most in limits.items() if most is not None]
+    verdict, why = judge(bounds)
     return {
         "machine": spot.name,
         "needs": needs,
@@ -186,10 +187,10 @@ def place_of(
 
 
 def judge(limits: Sequence[tuple[str, float | None, float, float]]) -> tuple[str, list[str]]:
-    """The verdict on a machine, and why.
+    """The verdict on a machine, and its reasons.
 
     Args:
-        limits: Name, value (None: unknown), the most that is comfortable, and the most that is possible.
+        limits: For each limit its name, the value (None: unknown), the comfortable maximum and the maximum.
     """
     against = [name for name, value, _, most in limits if value is not None and value > most]
     unknown = [f"{name} unknown" for name, value, *_ in limits if value is None]
@@ -200,9 +201,9 @@ def judge(limits: Sequence[tuple[str, float | None, float, float]]) -> tuple[str
 
 
 def answer(places: Sequence[Mapping[str, Any]]) -> str:
-    """Where to run it, in a sentence; where nothing does it, what comes nearest.
+    """A sentence on where to run the training, or on the machine that comes nearest if none can run it.
 
-    The cheapest machine is first; of equals the comfortable one, this machine, then the quickest.
+    The cheapest machine wins; ties go to a comfortable one, then to this machine, then to the fastest.
     """
 
     def worth(place: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -212,7 +213,7 @@ def answer(places: Sequence[Mapping[str, Any]]) -> str:
 
     best = min(places, key=worth)
     _, memory, _, total, cost, within, verdict = _row(best)
-    begin = "No machine does it; nearest is" if best["verdict"] == "not here" else "Run it on"
+    begin = "No machine fits; the nearest is" if best["verdict"] == "not here" else "Run it on"
     return f"{begin} {best['machine']}: {total} ({within}), {cost}, {memory}; {verdict}."
 
 
@@ -223,9 +224,9 @@ def changes(training: Settings) -> Iterator[tuple[dict[str, Any], str]]:
     """Settings that need less memory, and their effect on the training, in the order in which to try them."""
     micro = min(training.micro_batch or training.batch_size, training.batch_size)
     if micro > SMALLEST:
-        yield {"micro_batch": max(SMALLEST, micro // 4)}, "a batch in pieces; batch norm sees them"
+        yield {"micro_batch": max(SMALLEST, micro // 4)}, "batches run in pieces; batch norm sees the pieces"
     if not training.gradient_checkpointing:
-        yield {"gradient_checkpointing": True}, "activations computed again; same results"
+        yield {"gradient_checkpointing": True}, "activations are recomputed; same results"
     if training.precision == "float32":
         yield {"precision": "bfloat16"}, "classical layers compute in bfloat16"
     if training.batch_size > SMALLEST and training.micro_batch is None:
@@ -233,18 +234,18 @@ def changes(training: Settings) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def remedies_of(
-    workload: Workload, spot: Spot, before: int, prediction: Prediction, known: Mapping[str, Any] | None
+    workload: Workload, spot: Spot, before: int, prediction: Prediction, speed: Mapping[str, Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """A row for each change that needs less than `before`, from one more trace, see `Plan.remedies`.
+    """Traces each change, and yields a row of `Plan.remedies` if it needs fewer bytes than `before`.
 
-    What the task refuses is left out.
+    A change for which the task raises an error is omitted.
     """
 
     def held(traced: Traced) -> int:
         return traced.held + (0 if spot.kind == "cuda" else traced.copied)  # a GPU does not hold the copy
 
     def seconds(traced: Traced, config: Settings) -> float:
-        return platforms.roofline(traced.work, known or {}, config.precision) / config.batch_size
+        return platforms.roofline(traced.work, speed or {}, config.precision) / config.batch_size
 
     for settings, effect in changes(workload.training):
         changed = workload.change(**settings)
@@ -253,7 +254,7 @@ def remedies_of(
         except ValueError:
             continue
         needs = before + held(traced) - held(prediction)
-        slow = known and seconds(traced, changed.training) / seconds(prediction, workload.training)
+        slow = speed and seconds(traced, changed.training) / seconds(prediction, workload.training)
         [(name, value)] = settings.items()
         row = {"command": f"--set {name}={str(value).lower()}", "needs": needs, "slow": slow}
         if needs < before:
@@ -278,6 +279,6 @@ def _row(place: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns as wide as they need to be."""
+    """Lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

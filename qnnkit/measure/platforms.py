@@ -1,7 +1,7 @@
-"""Other machines: a table that anyone can edit, and how long an update takes there.
+"""Other machines: a table that anyone can edit, and estimates of the time of an update on them.
 
-A roofline over the whole update gives the shortest time on a processor. How far the step that was measured
-here is above the same line for this machine is carried over. The result is an estimate with a range.
+A roofline over the whole update gives the shortest time on a processor. It is multiplied by the ratio of the
+measured time to the roofline of this machine. The result is an estimate with a range.
 
 Reference: Williams, Waterman and Patterson (2009), Roofline, doi:10.1145/1498765.1498785.
 """
@@ -30,8 +30,8 @@ OF_MAC = 2 / 3
 FACTORS = {"published": 2.0, "estimated": 3.0}
 """Basis of an estimate -> the factor by which it may be off, both ways. Chosen, not fitted."""
 FARTHEST = 4.0
-"""How far above or below its roofline a step may be for that to be carried over: a larger distance is a
-property of the processor it was measured on."""
+"""Largest ratio of a step's time to its roofline, or of the roofline to the time, that is applied to other
+machines. A larger one is a property of the processor on which it was measured."""
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -50,7 +50,7 @@ class Processor(settings.Base):
 
 
 class Machine(settings.Base):
-    """A row; the head of machines.yaml says what each figure means."""
+    """A row of the table. The head of machines.yaml explains each figure."""
 
     kind: Literal["cuda", "mac", "cpu"]
     usable_gb: Positive
@@ -67,20 +67,20 @@ class Table(settings.Base):
     machines: dict[str, Machine]
 
     def note(self) -> str:
-        """Where figures and prices come from."""
+        """Sentences on the sources of figures and prices."""
         rows = ((name, self.machines[name]) for name in self.shown)
         dates = ", ".join(f"{name} {row.as_of}" for name, row in rows if row.price_per_hour)
         return (
-            "Figures of other machines are published ones or estimates, not measured by qnnkit; Macs of the "
-            f"table are taken to be yours. Prices as of: {dates or 'none'}; see machines.yaml."
+            "Figures of other machines are published or estimated, not measured by qnnkit; Macs in the table "
+            f"are assumed to be yours. Prices as of: {dates or 'none'}; see machines.yaml."
         )
 
 
 def load(prices: str | Path | None = None) -> Table:
-    """qnnkit's own table, with a table of the user's laid over it, figure by figure.
+    """qnnkit's table of machines, in which figures of the user's table replace qnnkit's.
 
     Args:
-        prices: The user's table; default: `machines.yaml` of the workspace, if it is there.
+        prices: Path of the user's table; default: `machines.yaml` of the workspace, if it exists.
 
     Raises:
         ValueError: The table is not plain YAML, lacks a row or a figure, or a figure breaks its rule.
@@ -114,31 +114,32 @@ def _over(below: Any, above: Any) -> Any:
 
 @dataclass(frozen=True)
 class Spot:
-    """A machine, before a training is planned for it."""
+    """A machine for which a training can be planned."""
 
     name: str
     kind: str
-    """ "cuda", "mac" or "cpu": a GPU only has to hold what it computes on, the others everything."""
+    """ "cuda", "mac" or "cpu". A CUDA GPU only holds what it computes with, the others hold everything."""
     usable: int
     """Bytes that a training may use."""
     price_per_hour: float | None = None
-    """US dollars."""
+    """Price in US dollars; None: unknown."""
     basis: str = "measured here"
-    """Where its times come from: that, or a key of FACTORS."""
+    """Source of its times: "measured here", or a key of FACTORS."""
     figures: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    """Of each processor, as `measure.figures` returns them."""
+    """Figures of each processor, as `measure.figures` returns them."""
 
 
 def this_machine(device: torch.device, price_per_hour: float | None = None) -> Spot:
-    """This machine: its free memory, of a Mac's GPU at most two thirds of the memory.
+    """This machine, with its free memory; for a Mac's GPU, at most two thirds of all memory.
 
     Args:
-        device: Where it computes.
-        price_per_hour: Of this machine; None counts as free, except on Colab, where it is unknown.
+        device: Device that computes.
+        price_per_hour: Price of this machine in US dollars. None counts as free, except on Colab, where it is
+            unknown.
     """
     kind = {"cuda": "cuda", "mps": "mac"}.get(device.type, "cpu")
     total, available = machine.memory()
-    usable = available + resident()  # a prediction counts this process as well
+    usable = available + resident()  # a prediction counts this process too
     if kind == "mac":
         usable = min(usable, OF_MAC * total)
     if kind == "cuda":
@@ -152,7 +153,7 @@ def spots(table: Table) -> list[Spot]:
     """The machines of a table: its `shown` rows, in this order."""
     listed = []
     for name, row in ((name, table.machines[name]) for name in table.shown):
-        figures = [{"device": device, **each.model_dump()} for device, each in row.processors.items()]
+        figures = [{"device": device, **speed.model_dump()} for device, speed in row.processors.items()]
         usable = round(1e9 * row.usable_gb)
         listed.append(Spot(name, row.kind, usable, row.price_per_hour, "published", figures))
     return listed
@@ -164,9 +165,9 @@ def spots(table: Table) -> list[Spot]:
 def roofline(work: Work, figures: Mapping[str, Any], precision: str = "float32") -> float:
     """The shortest time of an update, in seconds.
 
-    Arithmetic and traffic are added, since each operation of a training step is bound by one or the other. A
-    CPU launches its operations itself, so that comes on top; a GPU computes while the next are launched. A
-    precision without figures counts as float32.
+    The times of arithmetic and of memory traffic are added, because each operation of a training step is
+    bound by one or the other. A CPU launches its operations itself, so that this time is added; a GPU
+    computes while the next operations are launched. A precision without figures counts as float32.
     """
     rate = 1e12 * (figures["tflops"].get(precision) or figures["tflops"]["float32"])
     busy = work.flops / rate + work.bytes / (1e9 * figures["bandwidth_gb_s"])
@@ -177,21 +178,21 @@ def roofline(work: Work, figures: Mapping[str, Any], precision: str = "float32")
 def calibration(
     work: Work, precision: str, seconds: float | None, figures: Mapping[str, Any] | None
 ) -> float | None:
-    """How many times as long as its roofline a step took here; None where that is not known."""
+    """Ratio of a step's time to its roofline on this machine, within FARTHEST; None if it is unknown."""
     if seconds is None or figures is None:
         return None
     return min(max(seconds / roofline(work, figures, precision), 1 / FARTHEST), FARTHEST)
 
 
 def estimate(work: Work, precision: str, spot: Spot, calibrated: float | None) -> tuple[float, float, str]:
-    """Seconds of one update on a machine, the factor by which they may be off, and the quickest processor.
+    """Seconds of one update on a machine, the factor by which they may be off, and the fastest processor.
 
     Args:
-        work: Of one update.
-        precision: That it computes in.
+        work: Work of one update.
+        precision: Precision in which it computes.
         spot: The machine, with figures.
-        calibrated: As `calibration` returns it.
+        calibrated: Return value of `calibration`.
     """
-    quickest = min(spot.figures, key=lambda each: roofline(work, each, precision))
-    seconds = (calibrated or 1.0) * roofline(work, quickest, precision)
-    return seconds, FACTORS["estimated" if calibrated is None else spot.basis], quickest["device"]
+    fastest = min(spot.figures, key=lambda speed: roofline(work, speed, precision))
+    seconds = (calibrated or 1.0) * roofline(work, fastest, precision)
+    return seconds, FACTORS["estimated" if calibrated is None else spot.basis], fastest["device"]

@@ -1,4 +1,4 @@
-"""Memory and time of a training on this machine, before it is begun."""
+"""Predicted memory and time of a training on this machine."""
 
 from __future__ import annotations
 
@@ -27,54 +27,54 @@ from qnnkit.tasks import Classification
 HOST = ("checkpoint", "data", "framework")
 """Parts of the memory that stay in RAM when a GPU computes."""
 SHARE = 0.5
-"""Of the free memory: what would take more is only traced, or tried with fewer samples."""
+"""Share of the free memory that a timed update may take. Larger ones get fewer samples or are only traced."""
 MOST_WORK = {"cpu": 1e12, "cuda": 1e14}
-"""Floating point operations of an update, by kind of device: one of more, which takes about half a minute
-on a slow one, is timed with fewer samples."""
+"""Most floating point operations of a timed update, by kind of device: about half a minute on a slow one. A
+larger update is timed with fewer samples."""
 FOUR_BITS = 0.516
-"""Bytes of a weight in 4 bits: the half, and what its blocks of 64 share (Dettmers et al. 2023,
-arXiv:2305.14314, section 3: 0.127 bits with double quantisation)."""
+"""Bytes of a weight in 4 bits: one half, and its part of what a block of 64 weights shares (Dettmers et al.
+2023, arXiv:2305.14314, section 3: 0.127 bits with double quantisation)."""
 LONGEST = 50
-"""Updates that are timed, at most."""
+"""Most updates that are timed."""
 
 
 @dataclass(frozen=True)
 class Prediction(Traced):
-    """One net's training, as predicted.
+    """Predicted memory and time of one net's training.
 
-    To the parts of memory that are traced it adds "workspace", which libraries take where updates were timed;
-    "checkpoint", a copy of weights and moments while it is written; "data"; and "framework", Python and its
-    libraries.
+    In addition to the traced parts, its memory has "workspace", which libraries take (known if updates were
+    timed); "checkpoint", a copy of weights and moments while it is written; "data"; and "framework", Python
+    and its libraries.
     """
 
     name: str
     training: Settings
     n_samples: int
-    """In an epoch."""
+    """Samples in an epoch."""
     device: str
-    """What it was predicted for: "cpu", "cuda:0", "mps"."""
+    """Device of the prediction: "cpu", "cuda:0", "mps"."""
     seconds: float | None
-    """Of one update, measured on that device; None where nothing was measured."""
+    """Seconds of one update, measured on that device; None if nothing was timed."""
     spread: float
-    """The slowest of the updates that were timed over the median one."""
+    """Time of the slowest timed update, divided by the median."""
     less_on_cuda: int
-    """Bytes of frozen weights that a machine with CUDA does not hold, where they are kept in 4 bits."""
+    """Bytes of frozen weights that a machine with CUDA saves by keeping them in 4 bits."""
     notes: tuple[str, ...]
 
     @property
     def peak(self) -> int:
-        """Bytes that have to be held where it computes: on a GPU without what stays in RAM."""
+        """Bytes that the device's memory has to hold: on a GPU, without what stays in RAM."""
         return self.on_accelerator if self.device.startswith("cuda") else self.in_all
 
     @property
     def on_accelerator(self) -> int:
-        """Bytes that a GPU would have to hold; what a CPU's libraries take says nothing of it."""
+        """Bytes that a GPU would have to hold. The workspace of a CPU's libraries does not count."""
         workspace = 0 if self.device == "cpu" else self.memory.get("workspace", 0)
         return max(self.at_update, self.held + workspace) - self.less_on_cuda
 
     @property
     def in_all(self) -> int:
-        """Bytes of all parts: what a CPU, or a Mac with its one memory, has to hold."""
+        """Bytes of all parts, which a CPU, or a Mac with its shared memory, has to hold."""
         return sum(self.memory.values())
 
     @property
@@ -84,11 +84,11 @@ class Prediction(Traced):
 
     @property
     def seconds_per_epoch(self) -> float | None:
-        """Of training, without validation and writing."""
+        """Seconds of training in an epoch, without validation and writing."""
         return self.seconds and self.seconds * self.n_samples / self.training.batch_size
 
     def as_dict(self) -> dict[str, Any]:
-        """In plain values, for JSON."""
+        """The prediction as plain values, for JSON."""
         derived = ("peak", "checkpoint", "disk", "seconds_per_epoch")
         values = {**vars(self), "training": self.training.model_dump(mode="json"), "work": vars(self.work)}
         return values | {name: getattr(self, name) for name in derived}
@@ -102,21 +102,21 @@ def predict(
     seconds: float = 3.0,
     n_threads: int | None = None,
 ) -> Prediction:
-    """What a training will take on this machine.
+    """Predicts memory and time of a training on this machine.
 
-    Memory is traced, not used (see `trace`); what this process holds already is added: call it in a process
-    like the one that will train. Time is that of a few updates by the training loop itself, at the full batch
-    where that takes less than half of the free memory and MOST_WORK operations at most, else scaled up.
+    Memory is traced, not used (see `trace`). What this process already holds is added, so call it in a
+    process like the one that will train. Time comes from a few updates of the training loop itself. They use
+    the full batch if it takes less than half of the free memory and at most MOST_WORK operations.
 
     Args:
-        workload: What is to be trained.
-        device: Where.
+        workload: Training to predict.
+        device: Device to compute on.
         measured: Whether to time updates; otherwise nothing is run, and the prediction has no time.
-        seconds: About how long updates are timed.
-        n_threads: CPU threads that train; None leaves torch's choice.
+        seconds: About how long to time updates.
+        n_threads: Number of CPU threads; None leaves torch's own number.
 
     Raises:
-        Exception: What building or training the net raises.
+        Exception: Any error of building or training the net.
     """
     device, config = torch.device(device), workload.training
     notes, times, size = list(workload.notes), list[float](), config.batch_size
@@ -128,20 +128,20 @@ def predict(
         memory = {name: n for name, n in traced.memory.items() if n > 0}
         memory |= {"checkpoint": traced.copied, "data": workload.data_bytes, "framework": framework}
         if measured and (device.type, config.precision) == ("cpu", "float16"):
-            notes.append("A CPU does not train in float16: nothing was timed.")
+            notes.append("A CPU does not train in float16, so nothing was timed.")
         elif measured:
             reset_peak(device)
             before = peak_on(device) if device.type != "cpu" else resident()
-            times, size, kept = _timed(workload, device, traced, seconds)
+            times, size, extra = _timed(workload, device, traced, seconds)
             if times and size == config.batch_size:
-                memory["workspace"] = max(0, peak_on(device) - before - traced.held - kept)
+                memory["workspace"] = max(0, peak_on(device) - before - traced.held - extra)
         if times:
-            at = "" if size == config.batch_size else f" with {size} samples at a time, and scaled up"
-            notes.append(f"Timed on {device}, CPU threads: {torch.get_num_threads()}{at}.")
+            at = "" if size == config.batch_size else f" with {size} samples at a time and scaled up"
+            notes.append(f"Timed on {device}{at}; CPU threads: {torch.get_num_threads()}.")
     saved, possible = 0, device.type != "cuda" or in_four_bits(workload.name, device)[0] is not None
-    if possible and config.of_kit("four_bit", False):  # what is not packed is then kept in float32
-        others, kept = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes
-        saved = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
+    if possible and config.of_kit("four_bit", False):  # other frozen weights are then in float32
+        others, stored = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes
+        saved = round(traced.linear * (stored - FOUR_BITS) - others * (4 - stored))
         notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
     return Prediction(
         **{**vars(traced), "memory": memory},  # pyright: ignore[reportArgumentType]
@@ -159,63 +159,63 @@ def predict(
 def _timed(
     workload: Workload, device: torch.device, traced: Traced, seconds: float
 ) -> tuple[list[float], int, int]:
-    """Times of one update, the batch size that was run for them, and the bytes that were held in addition.
+    """Times of one update, the batch size at which they were measured, and additional bytes held meanwhile.
 
-    No times where not even one sample may be tried. Activations are taken to grow with the batch. What is
-    held in addition is a checkpoint's copy, which the prediction counts by itself, or the weights of the best
-    epoch, which a training without a folder keeps in memory.
+    There are no times if not even one sample fits. Activations are assumed to grow with the batch. The
+    additional bytes are a checkpoint's copy, which the prediction counts separately, or the weights of the
+    best epoch, which a training without a folder keeps in memory.
     """
-    size = whole = workload.training.batch_size
+    size = full = workload.training.batch_size
     growing = sum(traced.memory.get(part, 0) for part in ("activations", "quantum states"))
-    fits = (SHARE * free(device) - (traced.held - growing)) * whole / max(growing, 1)
-    fits = min(fits, MOST_WORK.get(device.type, MOST_WORK["cuda"]) * whole / max(traced.work.flops, 1))
+    fits = (SHARE * free(device) - (traced.held - growing)) * full / max(growing, 1)
+    fits = min(fits, MOST_WORK.get(device.type, MOST_WORK["cuda"]) * full / max(traced.work.flops, 1))
     if fits < 1:
-        return [], whole, 0
+        return [], full, 0
     while size > fits:
         size //= 2
     workload = workload.change(batch_size=size)
     times, saved = _updates(workload, device, seconds)
-    kept = traced.kept if not saved else traced.copied if device.type == "cpu" else 0
-    return [each * whole / size for each in times], size, kept
+    extra = traced.kept if not saved else traced.copied if device.type == "cpu" else 0
+    return [update * full / size for update in times], size, extra
 
 
 def _updates(workload: Workload, device: torch.device, seconds: float) -> tuple[list[float], bool]:
-    """Seconds of an update, from short epochs of the training loop, after two updates that warm up.
+    """Seconds of an update, from short epochs of the training loop after two warm-up updates; and whether it
+    wrote checkpoints.
 
-    Also whether it wrote checkpoints. Memory is asked of the system in the first update, and in the second
-    still: the optimizer has come in between. An epoch that is short itself is run whole, with its last batch
-    as small as it is, and its checkpoints.
+    The second update still allocates memory, because the optimizer's moments come after the first. If a full
+    epoch is short, it is run completely, with its smaller last batch and its checkpoints.
     """
     config, model = workload.training, workload.build(workload.training, False)
-    whole, groups = math.ceil(workload.n_samples / config.batch_size), workload.groups(model, config)
+    n_updates, groups = math.ceil(workload.n_samples / config.batch_size), workload.groups(model, config)
 
     def epochs(updates: int, n: int) -> list[float]:
-        asked = config.model_copy(update={"epochs": n, "patience": 0})
-        looked = math.ceil(config.gradient_samples * updates / whole)
+        short = config.model_copy(update={"epochs": n, "patience": 0})
+        looks = math.ceil(config.gradient_samples * updates / n_updates)
         with tempfile.TemporaryDirectory() as folder:
             return train.fit(
                 model,
                 workload.task,
                 {"train": workload.loader(updates), "validation": workload.loader(1)},
-                asked,
+                short,
                 groups=groups,
                 device=device,
-                folder=Path(folder) if updates == whole else None,
+                folder=Path(folder) if updates == n_updates else None,
                 identity={},
-                watch=gradients.Watch(model, groups, per_epoch=looked) if groups and looked else None,
+                watch=gradients.Watch(model, groups, per_epoch=looks) if groups and looks else None,
             ).seconds
 
     first = epochs(1, 3)[-1]
     if first > 2 * seconds:
-        return [first], whole == 1
-    n = max(1, min(LONGEST, int(seconds / 3 / first), whole))
-    samples = workload.n_samples if n == whole else n * config.batch_size
-    return [each * config.batch_size / samples for each in epochs(n, 4)[1:]], n == whole
+        return [first], n_updates == 1
+    n = max(1, min(LONGEST, int(seconds / 3 / first), n_updates))
+    samples = workload.n_samples if n == n_updates else n * config.batch_size
+    return [epoch * config.batch_size / samples for epoch in epochs(n, 4)[1:]], n == n_updates
 
 
 @functools.cache
 def _warm_up(device: torch.device) -> None:
-    """Loads what the first step of any training loads: libraries, and kernels made when first used."""
+    """Loads what the first step of any training loads: libraries, and kernels created at first use."""
     with seeded(0):
         layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 2)
     batch = torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.long)

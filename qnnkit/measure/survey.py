@@ -1,4 +1,4 @@
-"""What this machine reaches, and what a recipe's net takes on it: a file of flat rows."""
+"""Survey of a machine: its speed, and time and memory of a recipe's net on it, as a file of flat rows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from qnnkit.settings import Settings
 from qnnkit.train import PRECISIONS
 
 SECONDS, QUICK = 60.0, 2.0
-"""Default duration of a survey; what was begun before it was over comes on top."""
+"""Default duration of a survey, and of a quick one, in seconds. A measurement that has begun is finished."""
 Way = tuple[torch.device, str]
 Row = dict[str, Any]
-"""One measurement: `what`, `device`, its settings by name, `value` (None where there is none), `unit`, and
+"""One measurement: `what`, `device`, its settings by name, `value` (None if there is none), `unit`, and
 `why` there is no value."""
 
 
@@ -36,17 +36,17 @@ def take(
     quick: bool = False,
     echo: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
-    """What this machine reaches, and what a recipe's own net takes on it.
+    """Measures the speed of this machine, and time and memory of a recipe's net on it.
 
     Args:
-        config: The recipe; its `price_per_hour` is that of this machine.
+        config: Settings of the recipe; their `price_per_hour` is that of this machine.
         splits: Its data.
-        seconds: For all of it, about.
-        quick: Only float32, as briefly as possible.
-        echo: Receives what comes next, and a sentence where the machine is busy.
+        seconds: About how long all of it takes.
+        quick: Whether to measure only float32, as briefly as possible.
+        echo: Called with the name of each stage, and with a sentence if the machine is busy.
 
     Returns:
-        What the machine's file holds: `machine`, `busy`, `net` and `rows`.
+        Content of the machine's file: `machine`, `busy`, `net` and `rows`.
     """
     seconds, usable, rows = QUICK if quick else seconds, device.usable_devices(), list[Row]()
     precisions, load = PRECISIONS[: 1 if quick else None], clock.load()
@@ -74,19 +74,18 @@ def take(
 
 
 def row(what: str, device: Any, value: float | None, unit: str, **settings: Any) -> Row:
-    """A measurement."""
+    """A row with one measurement."""
     return {"what": what, "device": str(device), **settings, "value": value, "unit": unit}
 
 
 def net_rows(config: Settings, splits: Any, ways: Sequence[Way], seconds: float) -> Iterator[Row]:
-    """Seconds of an update and of an epoch and the peak of memory, each way.
+    """Yields seconds of an update, seconds of an epoch and peak memory, for each device and precision.
 
     Args:
-        config: The recipe.
+        config: Settings of the recipe.
         splits: Its data.
-        ways: Devices where to train, and the precisions in which; float16 on the CPU, which training refuses,
-            is left out.
-        seconds: For warming up, about, and as much again for timing.
+        ways: Pairs of device and precision. float16 on the CPU is omitted, as training raises an error.
+        seconds: About how long to warm up; timing takes as long again.
     """
     threads, peaks = config.threads if isinstance(config.threads, int) else None, dict[Way, int]()
     steps = {
@@ -112,7 +111,7 @@ def net_rows(config: Settings, splits: Any, ways: Sequence[Way], seconds: float)
 
 
 def facts() -> dict[str, Any]:
-    """The kind of this machine: what its figures depend on, and nothing that identifies its owner."""
+    """Facts about this machine that its figures depend on, and nothing that identifies its owner."""
     present = [one.name or one.device for one in accelerators.accelerators() if not one.error]
     processor, cores, colab = machine.processor(), machine.cores(), device.on_colab()
     chips = [name for name in present if name != processor] or [processor]  # MPS is a part of the processor
@@ -127,7 +126,7 @@ def facts() -> dict[str, Any]:
 
 
 def default_place(machine: Mapping[str, Any]) -> Path:
-    """`machines/<kind>.json` of the workspace, for a machine's facts."""
+    """Path of a machine's file, `machines/<kind>.json` of the workspace, from its facts."""
     slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", machine["name"].lower())).strip("-")
     return workspace.home() / "machines" / f"{slug}.json"
 
@@ -145,7 +144,7 @@ def table(machine: Mapping[str, Any]) -> str:
 
 
 def fastest(machine: Mapping[str, Any]) -> str | None:
-    """Seconds of an epoch of the net, by device and precision, the fastest first."""
+    """A sentence with the time of an epoch of the net on each device and precision, fastest first."""
     epochs = (row for row in machine.get("rows") or () if row["what"] == "net epoch" and row["value"])
     rows = sorted(epochs, key=lambda row: row["value"])
     parts = (f"{words.duration(row['value'])} on {row['device']} in {row['precision']}" for row in rows)

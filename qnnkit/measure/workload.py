@@ -17,7 +17,7 @@ from qnnkit.models import features
 from qnnkit.settings import Settings
 
 SOME = 64
-"""Samples that stand for the whole dataset, where only shapes count."""
+"""Number of samples that stand for the whole dataset when only shapes count."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +27,13 @@ class Workload:
     Example:
         >>> from qnnkit import tasks
         >>> samples = (torch.rand(64, 4), torch.arange(64) % 2)
-        >>> own = Workload(
+        >>> workload = Workload(
         ...     "mine", Settings(batch_size=32), 1000, lambda config, traced: nn.Linear(4, 2),
         ...     lambda config: samples, tasks.Classification(), example=samples[0],
         ... )
-        >>> [tuple(part.shape) for part in own.batch(3)]
+        >>> [tuple(part.shape) for part in workload.batch(3)]
         [(3, 4), (3,)]
-        >>> own.batch(67)[1][-3:]
+        >>> workload.batch(67)[1][-3:]
         tensor([0, 1, 0])
     """
 
@@ -49,16 +49,16 @@ class Workload:
     groups: Callable[[nn.Module, Settings], Sequence[train.Group] | None] = lambda model, config: None
     """Parameters by learning rate."""
     example: Any = None
-    """What the net takes: it runs once on this before it is traced, so that its circuits are known. None: the
-    net is built on the meta device and never holds memory of its own."""
+    """Input on which the net runs once before it is traced, so that its circuits are known. If it is None,
+    the net is built on the meta device and never holds memory of its own."""
     base_bytes: int = 4
     """Bytes of a frozen weight that is not stored in 4 bits."""
     data_bytes: int = 0
     """RAM that the samples take in training."""
     loaded_bytes: int = 0
-    """The part of `data_bytes` that this process holds already."""
+    """The part of `data_bytes` that this process already holds."""
     notes: tuple[str, ...] = ()
-    """Sentences that belong to its predictions."""
+    """Sentences to show with its predictions."""
 
     def change(self, **settings: Any) -> Workload:
         """A copy with some settings changed.
@@ -69,46 +69,46 @@ class Workload:
         return replace(self, training=self.training.override(**settings))
 
     def of_samples(self, n: int) -> Workload:
-        """A copy with `n` samples in an epoch, and data that take as much more or less RAM."""
+        """A copy with `n` samples in an epoch. The RAM of the data is scaled in proportion."""
         checks.positive("samples", n)
         return replace(self, n_samples=n, data_bytes=round(self.data_bytes * n / self.n_samples))
 
     def batch(self, n: int | None = None) -> Any:
-        """`n` samples, as the task takes a batch, from the front again where there are fewer than that.
+        """A batch of `n` samples in the form that the task takes, repeated if there are fewer.
 
-        By default as many as an update has.
+        Default: as many samples as an update has.
         """
         n = n or min(self.training.batch_size, self.n_samples)
         samples = self.samples(self.training)
         return tree_map_only(Tensor, lambda one: one[torch.arange(n, device=one.device) % len(one)], samples)
 
     def loader(self, n_batches: int) -> DictBatches:
-        """This many batches; no more samples than an epoch has."""
+        """A loader of `n_batches` batches, but of no more samples than an epoch has."""
         size = self.training.batch_size
         rows = self.batch(min(n_batches * size, self.n_samples))
         return DictBatches(lambda epoch: rows, size, shuffle=True)
 
     def stepper(self, device: torch.device | str = "cpu", model: nn.Module | None = None) -> train.Stepper:
-        """What takes its training steps: of `model`, or of a new net."""
+        """A stepper that takes training steps of `model`, or of a new net."""
         model = self.build(self.training, False) if model is None else model
         return train.Stepper(model, self.task, self.training, self.groups(model, self.training), device)
 
 
 def of_recipe(config: Settings, splits: Any) -> Workload:
-    """The net of a recipe on its own data, as `qnnkit run` trains it.
+    """Workload of a recipe's net on its own data, as `qnnkit run` trains it.
 
     A frozen part whose values are computed once before the first epoch is not part of the steps; the images
     that it reads stay in RAM next to its values.
 
     Args:
         config: Settings of the recipe.
-        splits: Its data, of any kind; the first samples stand for all, as time and memory depend on no more.
+        splits: Its data, of any kind. The first samples stand for all, as time and memory depend on no more.
     """
 
     def build(config: Settings, traced: bool) -> nn.Module:
-        # PennyLane's devices need numbers; of a language model only the configuration is read.
-        own = config.model_copy(update={"backend": "batched"}) if traced else config
-        return recipes.made(own, splits, "", config.seed, bare=traced)
+        # PennyLane's devices need numbers; for a language model only the configuration is read.
+        config = config.model_copy(update={"backend": "batched"}) if traced else config
+        return recipes.made(config, splits, "", config.seed, bare=traced)
 
     net, parts, notes = build(config, True), [splits.split(name) for name in SPLITS], []
     tensors = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
@@ -118,7 +118,7 @@ def of_recipe(config: Settings, splits: Any) -> Workload:
     some, data_bytes = features.training_batch(net, batch, config, n_all), loaded_bytes
     if some is not batch:
         data_bytes += n_all * some[0][0].nbytes
-        notes.append("The frozen part is computed once, before the first epoch: not part of this time.")
+        notes.append("The frozen part is computed once before the first epoch, and is not part of this time.")
     if config.backend not in ("auto", "batched"):
         notes.append(f"Memory is that of the fused program, not of {config.backend}.")
     return Workload(

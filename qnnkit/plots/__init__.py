@@ -1,4 +1,4 @@
-"""Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
+"""Figures from plain arrays. Only this package imports matplotlib. Every figure names its axes and units."""
 
 from qnnkit.plots.differences import forest
 from qnnkit.plots.gates_by_colour import coloured_circuit, outlines

@@ -1,4 +1,4 @@
-"""A forest plot: differences with their intervals, one below the other."""
+"""Forest plots: differences with their intervals, one below the other."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def forest(
     margin: float,
     label: str,
 ) -> Picture:
-    """Differences from zero, each with its interval and a note in words above it.
+    """A forest plot of differences from zero, each with its interval and a note above it.
 
     Args:
-        names: What each is a difference from.
-        differences: In the unit of `label`.
-        ends: Of each interval; NaN where it is not known.
-        notes: Text after each name, such as the numbers.
-        margin: Half the width of the grey band around zero, in which no difference matters.
-        label: Of the axis.
+        names: Names of what the differences are from.
+        differences: Differences in the unit of `label`.
+        ends: Low and high end of each interval; NaN if it is unknown.
+        notes: Texts after the names, such as the numbers.
+        margin: Half the width of the grey band around zero, in which differences do not matter.
+        label: Label of the axis.
     """
     n = len(names)
     figure = Picture(figsize=(6, 0.62 * n + 0.9), layout="constrained", dpi=150)
@@ -39,7 +39,7 @@ def forest(
             axis.plot([low, high], [place, place], color=COLOURS[0], linewidth=2.5, solid_capstyle="butt")
         axis.plot(middle, place, "o", color=COLOURS[0], markersize=8)
         where = {"xy": (0, place - 0.38), "xycoords": ("axes fraction", "data"), "va": "center"}
-        over = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # the band and the line of zero
+        over = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # covers the band and the line at zero
         axis.annotate(f"{name}   {note}", **where, bbox=over, fontsize=11, parse_math=False)
     axis.set_ylim(n - 0.6, -0.75)
     axis.set_yticks([])

@@ -1,4 +1,4 @@
-"""A circuit with each gate coloured by a number of its weights."""
+"""Drawings of a circuit whose gates are coloured by their weights, such as by gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from matplotlib.ticker import LogLocator
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
 ACROSS = 14
-"""Columns of gates in a row of the drawing, at most; a longer circuit goes on below."""
+"""Most columns of gates in a row of the drawing. A longer circuit continues below."""
 INCHES = 0.62
-"""Of a column, and between wires."""
-MAP = "cividis"  # Nunez et al. (2018), arXiv:1712.01662: read alike by every kind of colour vision
+"""Width of a column, and distance between wires."""
+MAP = "cividis"  # Nunez et al. (2018), arXiv:1712.01662: readable with every kind of colour vision
 DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
 
@@ -31,17 +31,17 @@ def coloured_circuit(
     *,
     dead: Collection[int] = (),
 ) -> Picture:
-    """A circuit whose gates are coloured by their weights, from left to right, wire 0 on top.
+    """A circuit from left to right, with wire 0 on top, whose gates are coloured by their weights.
 
-    PennyLane's `MPLDrawer` draws it.
+    It is drawn by PennyLane's `MPLDrawer`.
 
     Args:
-        gates: In the order of time; each has what `gradients.Gate` has.
+        gates: Gates in order of time, with the attributes of `gradients.Gate`.
         n_wires: Number of wires.
-        values: A number above zero per weight, such as the size of its gradient, of shape (n_weights,); zero
-            and NaN have no colour. Of a gate with several weights the largest counts.
-        label: What the numbers are, with their unit.
-        dead: Weights that cannot learn: their gates are hatched.
+        values: A number above zero for each weight, such as the size of its gradient, of shape (n_weights,).
+            Zero and NaN have no colour. If a gate has several weights, the largest number counts.
+        label: Name and unit of the numbers.
+        dead: Weights that cannot learn. Their gates are hatched.
     """
     from pennylane.drawer import MPLDrawer
 
@@ -50,9 +50,9 @@ def coloured_circuit(
     columns = _columns(gates, n_wires)
     n_columns = max(columns, default=0) + 1
     n_rows = -(-n_columns // ACROSS)
-    across, lines = -(-n_columns // n_rows), (n_wires + 1) * n_rows - 1  # a line is left free between rows
+    across, lines = -(-n_columns // n_rows), (n_wires + 1) * n_rows - 1  # a free line between rows
     figure, size = picture(1, 1), (INCHES * across + 2.4, INCHES * lines + 0.5)
-    FigureCanvasAgg(figure)  # by which long names are fitted into their boxes
+    FigureCanvasAgg(figure)  # fits long names into their boxes
     places = {line: line for line in range(lines) if line % (n_wires + 1) < n_wires}
     look = {"color": "black", "linewidth": 0.8}
     drawer = MPLDrawer(across, places, wire_options=look, figsize=size, fig=figure)
@@ -61,7 +61,7 @@ def coloured_circuit(
     for line in places:
         drawer.ax.text(-1.1, line, str(line % (n_wires + 1)), ha="right", va="center")
     high = np.nanmax(values, initial=0) or 1.0
-    low = min(np.nanmin(values, initial=high), high / 10)  # a decade at least: noise is no structure
+    low = min(np.nanmin(values, initial=high), high / 10)  # at least a decade, as noise is no structure
     paint = ScalarMappable(LogNorm(low, high), MAP)
     for gate, column in zip(gates, columns, strict=True):
         of_gate, top = values[list(gate.weights)], column // across * (n_wires + 1)
@@ -72,7 +72,7 @@ def coloured_circuit(
         wires = [top + wire for wire in gate.wires or (0,)]
         _draw(drawer, gate, column % across, wires, face, is_dead)
     if np.isfinite(values).any():
-        bar_label = label.replace(" (", "\n(")  # few wires make a low picture
+        bar_label = label.replace(" (", "\n(")  # with few wires, the picture is low
         about: Any = {"ticks": LogLocator(subs=(1, 3)), "shrink": 0.9, "aspect": 15, "pad": 0.02}
         figure.colorbar(paint, ax=drawer.ax, label=bar_label, **about).minorticks_off()
     data = any(gate.features and not gate.weights for gate in gates)
@@ -84,34 +84,34 @@ def coloured_circuit(
 
 
 def outlines(figure: Picture, weight: int) -> list[Patch]:
-    """Outlines of the gates of a coloured circuit that one weight turns, to be drawn over it."""
-    turned: Any = {box: box.get_gid() or () for box in figure.axes[0].patches}
-    boxes = [copy.copy(box) for box in turned if weight in turned[box]]
+    """Outlines of the gates that one weight turns, to be drawn over a coloured circuit."""
+    weights: Any = {box: box.get_gid() or () for box in figure.axes[0].patches}
+    boxes = [copy.copy(box) for box in weights if weight in weights[box]]
     for box in boxes:
         box.set(fill=False, edgecolor=COLOURS[3], linewidth=2.6, hatch=None)
     return boxes
 
 
 def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
-    """The column of each gate: the first that is free on every wire from its first to its last."""
+    """The column of each gate: the first one that is free on all wires from its first to its last."""
     from pennylane import Barrier
     from pennylane.drawer.drawable_layers import drawable_layers
 
-    every = [Barrier(gate.wires or range(n_wires)) for gate in gates]
-    layers = drawable_layers(every, {wire: wire for wire in range(n_wires)})
-    column_of = {id(each): column for column, layer in enumerate(layers) for each in layer}
-    return [column_of[id(each)] for each in every]
+    barriers = [Barrier(gate.wires or range(n_wires)) for gate in gates]
+    layers = drawable_layers(barriers, {wire: wire for wire in range(n_wires)})
+    column_of = {id(barrier): column for column, layer in enumerate(layers) for barrier in layer}
+    return [column_of[id(barrier)] for barrier in barriers]
 
 
 def _draw(drawer: Any, gate: Any, column: int, wires: list[int], face: Any, is_dead: bool) -> None:
-    """Draws a gate: a box for each wire that it turns, whose gid are its weights."""
+    """Draws a gate as a box on each wire that it turns. The boxes' gid holds its weights."""
     black = {"color": "black", "linewidth": 1.2}
     if gate.name == "CNOT":
         drawer.CNOT(column, wires, options=black)
         return
     if len(wires) > 1:
         drawer.ctrl(column, wires, options=black)
-    name = gate.name.removeprefix("C" * gate.n_controls)[:8]  # a longer one would be too small to read
+    name = gate.name.removeprefix("C" * gate.n_controls)[:8]  # a longer name would be too small to read
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
     font = {"fontsize": 12, "color": "black" if light else "white", "zorder": 5}
     look = {"facecolor": face, "edgecolor": DEAD if is_dead else "black", "zorder": 4}

@@ -1,4 +1,4 @@
-"""What the inspector draws: a layer's gradients, one image through the net, and one weight moved."""
+"""Figures of the inspector: a layer's gradients, an image in the net, and a weight that is moved."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from matplotlib.ticker import MaxNLocator
 from qnnkit.plots.picture import COLOURS, Picture, picture, show
 
 WIDTH = 9.0
-"""In inches, of every figure here: they are stacked vertically."""
+"""Width of every figure here, in inches. They are stacked vertically."""
 DPI = 110
 
 
 class Redrawn:
-    """A figure that is laid out and drawn once; what changes is drawn over it in some milliseconds.
+    """A figure that is laid out and drawn once. What changes is drawn over it in some milliseconds.
 
     Args:
-        figure: Laid out with its first data.
-        moving: The artists that change.
+        figure: Figure, laid out with its first data.
+        moving: Artists that change.
     """
 
     def __init__(self, figure: Picture, moving: Sequence[Any] = ()):
         figure.set_dpi(DPI)
         self.figure, self.canvas, self.moving = figure, FigureCanvasAgg(figure), moving
         for artist in moving:
-            artist.set_animated(True)  # not drawn with the rest
+            artist.set_animated(True)  # not drawn with the figure
         self.canvas.draw()
         self.still = self.canvas.copy_from_bbox(figure.bbox)
 
     def png(self, more: Sequence[Any] = ()) -> bytes:
-        """The figure with what changes as it is now, and more artists drawn last."""
+        """The figure as a PNG, with the present state of what changes, and more artists on top."""
         from PIL import Image
 
         self.canvas.restore_region(self.still)
@@ -47,26 +47,26 @@ class Redrawn:
 
 
 def layer_gradients(rows: Any, shown: tuple[int, int], gradients: np.ndarray, epoch: int) -> Picture:
-    """One layer: its gradient's norm over training, its weights' gradients in an epoch, signal to noise.
+    """Gradients of a layer: the norm over training, the weights' gradients in an epoch, signal to noise.
 
     Args:
-        rows: Of the layer, as in `gradients.History.frame`: an observed update each.
-        shown: First and last step of what the histogram shows.
-        gradients: Of each weight at each step shown, of shape (n_steps, n_weights); without weights, or NaN,
-            where only norms were kept. Then there is no histogram.
-        epoch: The chosen one.
+        rows: Rows of the layer from `gradients.History.frame`, one per observed update.
+        shown: First and last step in the histogram.
+        gradients: Gradients of each weight at these steps, of shape (n_steps, n_weights). If only norms were
+            recorded, it has no weights or is NaN, and there is no histogram.
+        epoch: The chosen epoch.
     """
-    known, noisy = rows[rows["norm"] > 0], rows.drop_duplicates("epoch").dropna(subset="snr")
-    each, figure = gradients[np.isfinite(gradients)], picture(WIDTH, 3.0)
-    axis, *others = figure.subplots(1, 1 + bool(len(each)) + bool(len(noisy)), squeeze=False)[0]
+    positive, noisy = rows[rows["norm"] > 0], rows.drop_duplicates("epoch").dropna(subset="snr")
+    recorded, figure = gradients[np.isfinite(gradients)], picture(WIDTH, 3.0)
+    axis, *others = figure.subplots(1, 1 + bool(len(recorded)) + bool(len(noisy)), squeeze=False)[0]
     axis.axvspan(shown[0] - 0.5, shown[1] + 0.5, color=COLOURS[4], alpha=0.25, lw=0)
-    axis.plot(known["step"], known["norm"], "-o", ms=2.5, lw=1, color=COLOURS[0])
+    axis.plot(positive["step"], positive["norm"], "-o", ms=2.5, lw=1, color=COLOURS[0])
     axis.locator_params(axis="x", nbins=4, integer=True)
-    axis.set(xlabel="update (shaded: chosen)", ylabel="norm", yscale="log" if len(known) else "linear")
+    axis.set(xlabel="update (shaded: chosen)", ylabel="norm", yscale="log" if len(positive) else "linear")
     axis.set_title("Norm of the layer's gradient", fontsize=10)
-    if len(each):
+    if len(recorded):
         axis, *others = others
-        axis.hist(each, 31, color=COLOURS[5])
+        axis.hist(recorded, 31, color=COLOURS[5])
         axis.locator_params(axis="x", nbins=3)
         axis.set(xlabel="gradient (loss per radian)", ylabel="weights × updates")
         axis.set_title("Gradients of its weights", fontsize=10)
@@ -82,10 +82,10 @@ def layer_gradients(rows: Any, shown: tuple[int, int], gradients: np.ndarray, ep
 
 
 class ImageSeen(Redrawn):
-    """An image, and what the first quanvolution makes of it.
+    """An image, and the feature maps of the first quanvolution.
 
     Args:
-        shapes: Of the image, (channels, height, width), and of each map, (rows, columns).
+        shapes: Shape of the image, (channels, height, width), and of each map, (rows, columns).
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
@@ -108,18 +108,18 @@ class ImageSeen(Redrawn):
         super().__init__(figure, [*self.images, *(one for axis in axes for one in axis.spines.values())])
 
     def seen(self, images: Sequence[np.ndarray]) -> bytes:
-        """A PNG of an image, uint8, and its expectation values."""
+        """A PNG of an image (uint8) and its expectation values."""
         for drawn, values in zip(self.images, images, strict=True):
             drawn.set_data(values if values.ndim == 2 else np.moveaxis(values, 0, -1))
         return self.png()
 
 
 class WhatIfFigure(Redrawn):
-    """What a circuit measures with a weight as it is and moved, and the loss along it.
+    """Values that a circuit measures before and after a weight is moved, and the loss along that weight.
 
     Args:
-        n_outputs: Values that the circuit measures.
-        n_images: How many images the loss is a mean of.
+        n_outputs: Number of values that the circuit measures.
+        n_images: Number of images over which the loss is averaged.
     """
 
     def __init__(self, n_outputs: int, n_images: int):
@@ -134,7 +134,7 @@ class WhatIfFigure(Redrawn):
         )
         left.locator_params(nbins=5)
         left.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-        self.title = left.set_title("Measured by circuit 1 of the image's 1", fontsize=10)
+        self.title = left.set_title("Measured by circuit 1 of 1 for this image", fontsize=10)
         [self.curve] = right.plot([-np.pi, np.pi], [1.0005, 1.0045], lw=1.2, color=now)
         [self.dot] = right.plot([0], [1.0005], "D", ms=7, color=then)
         right.axvline(0, color="#999", lw=0.8)
@@ -147,11 +147,11 @@ class WhatIfFigure(Redrawn):
         super().__init__(figure, changing)
 
     def begin(self, title: str, values: np.ndarray, curve: tuple[np.ndarray, np.ndarray]) -> WhatIfFigure:
-        """Takes up a weight as it is.
+        """Shows a weight before it is moved.
 
         Args:
-            title: Which circuit's values are shown.
-            values: Of this circuit, of shape (n_outputs,).
+            title: Text that names the circuit whose values are shown.
+            values: Values of this circuit, of shape (n_outputs,).
             curve: Shifts in radians, and the loss at each.
         """
         self.title.set_text(title)
@@ -163,21 +163,21 @@ class WhatIfFigure(Redrawn):
         return self
 
     def moved(self, shift: float, values: np.ndarray, loss: float) -> bytes:
-        """A PNG of it moved by a shift in radians: the circuit's values and the loss there."""
+        """A PNG with the weight moved by `shift` radians: the circuit's values and the loss there."""
         self.there.set_xdata(values)
         self.dot.set_data([shift], [loss])
         return self.png()
 
 
 def stacked(pictures: Sequence[bytes]) -> bytes:
-    """Pictures below each other, all of them PNGs, as one."""
+    """Joins PNGs, one below the other, into one PNG."""
     from PIL import Image
 
     images = [Image.open(io.BytesIO(png)).convert("RGB") for png in pictures]
     heights = [image.height for image in images]
-    whole = Image.new("RGB", (max(image.width for image in images), sum(heights)), "white")
+    joined = Image.new("RGB", (max(image.width for image in images), sum(heights)), "white")
     for i, image in enumerate(images):
-        whole.paste(image, (0, sum(heights[:i])))
+        joined.paste(image, (0, sum(heights[:i])))
     buffer = io.BytesIO()
-    whole.save(buffer, format="PNG", optimize=True)
+    joined.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from qnnkit.plots.picture import COLOURS, Picture, picture
 
-STEPS_PER_BAR = 16  # of four quarters
+STEPS_PER_BAR = 16  # a bar of four quarters
 
 
 def piano_roll(
@@ -19,12 +19,12 @@ def piano_roll(
     *,
     n_steps: int | None = None,
 ) -> Picture:
-    """Music as bars over time, a panel for each piece, all over the same bars and pitches.
+    """Music as bars over time, in one panel per piece, with the same range of bars and pitches.
 
     Args:
-        rolls: Piece -> part ("given", "generated", a voice) -> notes as (start, pitch, duration) in 16ths and
-            MIDI pitches. A part has one colour in all panels.
-        n_steps: 16ths that are shown; all by default.
+        rolls: For each piece, its parts ("given", "generated", a voice), each with notes as (start, pitch,
+            duration) in 16ths and MIDI pitches. A part has the same colour in all panels.
+        n_steps: Number of 16ths that are shown; default: all.
     """
     parts = list(dict.fromkeys(part for roll in rolls.values() for part in roll))
     colours = {part: COLOURS[i % len(COLOURS)] for i, part in enumerate(parts)}
@@ -37,8 +37,8 @@ def piano_roll(
     figure = picture(max(6.0, min(13.0, 2.6 + n_steps / 20)), (height + 0.35) * len(rolls) + 0.8)
     axes = figure.subplots(len(rolls), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axis, (name, roll) in zip(axes, rolls.items(), strict=True):
-        for part, each in roll.items():
-            shown = np.array([note for note in each if note[0] < n_steps]).reshape(-1, 3)
+        for part, of_part in roll.items():
+            shown = np.array([note for note in of_part if note[0] < n_steps]).reshape(-1, 3)
             bar, thick = 1 + shown[:, 0] / STEPS_PER_BAR, 60 * height / (high - low)  # thick: in points
             end = bar + 0.9 * shown[:, 2] / STEPS_PER_BAR  # a gap between notes
             axis.hlines(shown[:, 1], bar, end, colours[part], linewidth=thick, zorder=2)

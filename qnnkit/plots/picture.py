@@ -1,6 +1,6 @@
-"""The figure itself, and what every drawing of it shares: colours, names on axes, legends.
+"""The figure class, and what all figures share: colours, names on axes, legends.
 
-Figures are made without pyplot, so nothing global is kept; a notebook shows one that a cell ends in.
+Figures are made without pyplot, so there is no global state. A notebook shows a figure that a cell ends with.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from matplotlib.text import Text
 
 # Okabe and Ito (2008): distinct for every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LONGEST_NAME = 32  # letters of a class name that are shown
+LONGEST_NAME = 32  # most letters of a class name that are shown
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself."""
+    """A figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
         return as_png(self)
 
 
 def as_png(figure: Figure, **metadata: str) -> bytes:
-    """A figure as a PNG, with metadata such as Title and Description in it."""
+    """A figure as a PNG, with metadata such as Title and Description."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
     return buffer.getvalue()
 
 
 def as_pdf(figure: Figure, **metadata: str) -> bytes:
-    """A figure as a PDF for a paper: its text stays text. Title, Subject and Keywords may be given."""
+    """A figure as a PDF for a paper, in which text stays text. `metadata`: Title, Subject, Keywords."""
     from matplotlib import rc_context
 
-    buffer, always = io.BytesIO(), {"Creator": "qnnkit", "CreationDate": None}  # no date: always the same
+    buffer, always = io.BytesIO(), {"Creator": "qnnkit", "CreationDate": None}  # no date
     with rc_context({"pdf.fonttype": 42}):  # TrueType: what most publishers ask for
         figure.savefig(buffer, format="pdf", metadata=always | metadata)
     return buffer.getvalue()
 
 
 class Live:
-    """A figure that is redrawn in place while a person watches, and costs at most a twentieth of the time.
+    """A figure that is redrawn in place during a computation, and costs at most a twentieth of the time.
 
-    As a context it is drawn at the beginning, and again at the end, also of what was stopped.
+    As a context manager, it draws at the beginning and at the end, also if the computation was stopped.
 
     Args:
-        draw: Makes the figure.
+        draw: Function that makes the figure.
     """
 
     def __init__(self, draw: Callable[[], Picture]):
@@ -59,14 +59,14 @@ class Live:
 
     def __enter__(self) -> Live:
         self.update(final=True)
-        self.cost = 0.0  # the first time, much is imported
+        self.cost = 0.0  # the first drawing imports much
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.update(final=True)
 
     def update(self, *, final: bool = False) -> None:
-        """Redraws, unless that would come too soon after the last time."""
+        """Redraws, unless the last drawing is too recent."""
         start = time.perf_counter()
         if not final and start - self.last < max(1.0, 20 * self.cost):
             return
@@ -82,13 +82,13 @@ class Live:
 
 
 def picture(width: float, height: float) -> Picture:
-    # A margin of 1 %: where images keep their shape, the layout is a few pixels off.
+    # A margin of 1 %, because the layout is a few pixels off if images keep their shape.
     layout = ConstrainedLayoutEngine(rect=(0.01, 0.01, 0.98, 0.98))
     return Picture(figsize=(width, height), layout=layout)
 
 
 def show(axis: Any, image: np.ndarray) -> None:
-    """An image of shape (channels, height, width), grey or colour."""
+    """Shows an image of shape (channels, height, width), grey or colour."""
     axis.imshow(np.moveaxis(image, 0, -1), cmap="gray", vmin=0, vmax=255)
 
 
@@ -97,23 +97,23 @@ def short(name: str) -> str:
 
 
 def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
-    # A folder may well be called "$5 to $10": no name is mathematics.
+    # A folder may be called "$5 to $10", which is not mathematics.
     axis.set_ticks(range(len(names)), [short(name) for name in names], rotation=rotation, parse_math=False)
 
 
 def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
-    """Draws a `seaborn.objects.Plot`, with the stamp in small letters below it.
+    """Draws a `seaborn.objects.Plot`, with a stamp in small letters below it.
 
     Args:
-        plot: The plot; names in it are never read as mathematics.
-        stamp: What tells the runs behind it.
-        width: In inches, with the legend on the right.
-        height: In inches.
+        plot: The plot. Names in it are never read as mathematics.
+        stamp: Text that identifies the runs behind the plot.
+        width: Width in inches, with the legend on the right.
+        height: Height in inches.
     """
     figure = Picture(figsize=(width, height), layout=ConstrainedLayoutEngine())
     plot.on(figure).plot()
     for axis in figure.axes:
-        axis.margins(0.08)  # what ends where a score does stays clear of the frame
+        axis.margins(0.08)  # keeps marks at the ends of the scale away from the frame
     for legend in figure.legends:
         legend.set_bbox_to_anchor(None)
         legend.set_loc("outside right center")

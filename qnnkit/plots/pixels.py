@@ -1,4 +1,4 @@
-"""Images and what circuits make of them."""
+"""Images in a grid, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from qnnkit.plots.picture import Picture, name_ticks, picture, short, show
 
 LETTERS, ACROSS = 20, 6
-"""In a line above an image; and images in a row."""
+"""Letters in a line above an image, and images in a row."""
 
 
 def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
@@ -18,7 +18,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
 
     Args:
         images: uint8, of shape (n, channels, height, width).
-        titles: One per image; may have several lines, and a long line is wrapped.
+        titles: A title for each image, with one or more lines. Long lines are wrapped.
     """
     rows = max(1, -(-len(images) // ACROSS))
     wrapped = ["\n".join(textwrap.fill(line, LETTERS) for line in title.splitlines()) for title in titles]
@@ -33,7 +33,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
 
 
 def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
-    """Counts of (true class, predicted class); rows are the truth."""
+    """A confusion matrix of counts by true class (rows) and predicted class (columns)."""
     upright, names = max(map(len, classes)) > 3, 0.1 * max(len(short(name)) for name in classes)
     side = min(9.2, 0.42 * max(4, len(classes)) + 0.8)
     figure = picture(side + 1.4 + names, side + 0.6 + (names if upright else 0.2))

@@ -1,6 +1,6 @@
-"""Figures of a study by seaborn: its scores, and what they are by epoch or by share of the training data."""
+"""Figures of a study by seaborn: scores, and scores by epoch or by share of the training data."""
 
-# seaborn's interface of objects declares no types of its arguments.
+# seaborn's objects interface does not declare the types of its arguments.
 # pyright: reportArgumentType=false
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def study_scores(rows: Any, score: Score) -> Any:
-    """A dot for every seed, the mean of each net and its interval, a panel for each share of the data."""
+    """A dot for every seed, the mean and interval of each net, and a panel for each share of the data."""
     import seaborn.objects as so
 
     name = score.name
@@ -29,23 +29,23 @@ def study_scores(rows: Any, score: Score) -> Any:
 
 
 def study_lines(rows: Any, x: str, y: str, panels: Mapping[str, Any], labels: Mapping[str, str]) -> Any:
-    """A line for each net: the mean of `y` over its seeds along `x`, and their range.
+    """A line for each net: the mean of `y` over its seeds by `x`, with their range.
 
     Args:
-        rows: One per net, seed and place.
-        x: Column of the places.
+        rows: One row per net, seed and value of `x`.
+        x: Column of the horizontal axis.
         y: Column of the scores.
-        panels: Which columns have panels of their own, as `seaborn.objects.Plot.facet` takes them.
-        labels: Of both axes.
+        panels: Columns that are split into panels, as arguments of `seaborn.objects.Plot.facet`.
+        labels: Labels of both axes.
     """
     import seaborn.objects as so
 
-    places = sorted(rows[x].unique())
+    ticks = sorted(rows[x].unique())
     return (
         so.Plot(rows, x=x, y=y, color="net")
         .facet(**panels)
         .add(so.Line(marker="."), so.Agg(), linestyle="net")
         .add(so.Band(), so.Est(errorbar=("pi", 100)))
-        .scale(color=so.Nominal("colorblind"), x=so.Continuous().tick(at=places[:: 1 + len(places) // 6]))
+        .scale(color=so.Nominal("colorblind"), x=so.Continuous().tick(at=ticks[:: 1 + len(ticks) // 6]))
         .label(row="", col="", **labels)
     )

@@ -1,4 +1,4 @@
-"""The page of a batch: a table of its runs, then the executed 06_study."""
+"""The page of a batch: a table of its runs, and the executed 06_study."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ NOTEBOOK = "06_study"
 
 
 def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
-    """Executes 06_study on what has finished of a batch: its page, and the files in `study/`.
+    """Executes 06_study on the finished runs of a batch, which writes its page and the files in `study/`.
 
-    A batch without a finished run gets a page with its table alone.
+    If no run has finished, the page has only the table.
 
     Args:
-        folder: The batch's; a relative one is meant from the workspace.
-        again: Also where it has been executed for what the runs have come to.
+        folder: Folder of the batch; a relative path starts at the workspace.
+        again: Whether to execute it again if it has been executed for the same state of the runs.
 
     Returns:
         Path of the page.
 
     Raises:
-        FileNotFoundError: No batch is there.
+        FileNotFoundError: There is no batch in the folder.
         ValueError: Its batch.json is damaged, or the notebook has no parameter `train`.
-        NotebookError: The notebook stopped; the page has the table, and what an earlier one drew.
-        BlockingIOError: Another process makes the page.
+        NotebookError: The notebook stopped. The page has the table, and figures of an earlier execution.
+        BlockingIOError: Another process is making the page.
         OSError: A file cannot be written.
     """
     folder = workspace.place(folder)
@@ -56,16 +56,16 @@ def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
 
 
 def write_batch_page(folder: str | Path) -> Path:
-    """Writes report.html into the folder of a batch, whatever its runs have come to; returns its path.
+    """Writes report.html into the folder of a batch, whatever the state of its runs; returns its path.
 
-    Below the table it shows 06_study as it has been executed so far, if `runs.launch` is executing it for
-    this folder; else the last executed copy, if it shows the same runs.
+    Below the table, the page shows 06_study: what has been executed so far, if `runs.launch` is executing it
+    for this folder; otherwise the last executed copy, if it shows the same runs.
 
     Args:
-        folder: The batch's; a relative one is meant from the workspace.
+        folder: Folder of the batch; a relative path starts at the workspace.
 
     Raises:
-        FileNotFoundError: No batch is there.
+        FileNotFoundError: There is no batch in the folder.
         ValueError: Its batch.json is damaged.
         OSError: The page cannot be written.
     """
@@ -76,7 +76,7 @@ def write_batch_page(folder: str | Path) -> Path:
     content = page.render(
         "batch.html",
         title=f"{study.name}: {study.planned} run{'s' * (study.planned != 1)}",
-        counts=", ".join(f"{n} {each}" for each, n in Counter(table["state"]).items()),
+        counts=", ".join(f"{n} {state}" for state, n in Counter(table["state"]).items()),
         table=table,
         links=_links(study),
         verdict="No run has finished yet." if compared is None else verdict(compared),
@@ -91,22 +91,22 @@ def write_batch_page(folder: str | Path) -> Path:
 
 
 def runs_table(study: Study) -> pd.DataFrame:
-    """One row per run of a batch: its settings as they are now, state, test scores, costs, errors."""
+    """One row per run of a batch: its present settings, state, test scores, costs and errors."""
     import pandas as pd
 
     rows, score = [], study.score
-    for each in state.of_batch(study.folder):
-        config, why = files.facts(each.folder, "config.json"), study.left_out.get(each.id)
-        finished = each.state == "finished"
+    for run in state.of_batch(study.folder):
+        config, why = files.facts(run.folder, "config.json"), study.left_out.get(run.id)
+        finished = run.state == "finished"
         rows.append(
-            {"run": each.id, "folder": each.folder.name}
-            | {name: show(config.get(name, value)) for name, value in each.settings.items()}
-            | {"state": "unfinished" if finished and why else each.state}
-            | {"notes": " ".join(filter(None, [each.error, why if finished else ""]))}
+            {"run": run.id, "folder": run.folder.name}
+            | {name: show(config.get(name, value)) for name, value in run.settings.items()}
+            | {"state": "unfinished" if finished and why else run.state}
+            | {"notes": " ".join(filter(None, [run.error, why if finished else ""]))}
         )
     table = pd.DataFrame(rows, columns=None if rows else pd.Index(["run", "folder", "state", "notes"]))
     notes, places = table.pop("notes"), table.pop("folder")
-    own: Any = study.frame[study.frame["net"].isin(MAIN_NETS)]
+    main: Any = study.frame[study.frame["net"].isin(MAIN_NETS)]
     of_runs = means(study.frame.assign(model=study.frame["run"]), score) if len(study.frame) else study.frame
     for net, of_net in of_runs.groupby("net", sort=False):
         of_net = of_net.set_index("model")[[score.name, f"{score.name}_low", f"{score.name}_high"]]
@@ -116,26 +116,26 @@ def runs_table(study: Study) -> pd.DataFrame:
     heads |= {"quantum": "circuit weights", "classical": "other weights", "seconds_per_epoch": "s / epoch"}
     forms = [score.tell, "{:,.0f}".format, "{:,.0f}".format, "{:.2f}".format]
     for (name, head), form in zip(heads.items(), forms, strict=True):
-        table[head] = places.map(own.groupby("run")[name].mean().map(form))
+        table[head] = places.map(main.groupby("run")[name].mean().map(form))
     return table.assign(notes=notes).astype(object).fillna("")
 
 
 def _links(study: Study) -> list[str | None]:
-    """For each run the address of its report, or of the notebook that it failed in.
+    """Address of each run's report, or of the notebook in which it failed.
 
-    Relative and quoted, so that a folder cannot pass for another kind of address ("javascript:").
+    Addresses are relative and quoted, so that no folder can pass for another kind of address ("javascript:").
     """
     links = []
-    for each in state.of_batch(study.folder):
-        here = files.work(each.folder)
-        found = [here / "report.html", *sorted((here / "notebooks").glob("*.failed.ipynb"))]
-        path = next((path for path in found if path.is_file()), None)
-        address = path and os.path.relpath(each.folder / path.relative_to(here), study.folder)
+    for run in state.of_batch(study.folder):
+        folder = files.work(run.folder)
+        pages = [folder / "report.html", *sorted((folder / "notebooks").glob("*.failed.ipynb"))]
+        path = next((path for path in pages if path.is_file()), None)
+        address = path and os.path.relpath(run.folder / path.relative_to(folder), study.folder)
         links.append(quote(Path(address).as_posix()) if address else None)
     return links
 
 
 def _copy(study: Study) -> Path | None:
-    """The executed 06_study, if it shows these very runs."""
+    """Path of the executed 06_study, if it shows exactly these runs."""
     path = study.folder / f"{NOTEBOOK}.ipynb"
     return path if path.is_file() and study.stamp in path.read_text(encoding="utf-8") else None

@@ -1,4 +1,4 @@
-"""HTML pages that stand by themselves: a head, then an executed notebook without its code."""
+"""Self-contained HTML pages: a head, and an executed notebook without its code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qnnkit import workspace
 from qnnkit.runs.chain import ANNOUNCED
 
 ON_TOP = "on_top"
-"""Tag of a cell whose section a page omits: its top has it already, or the cell writes the page."""
+"""Tag of a cell whose section a page omits: its head has the content, or the cell writes the page."""
 _HEADING = re.compile(r'<h2 id="([^"]*)">(.*?)</h2>', re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
 
 
 class Body(NamedTuple):
-    """What a notebook shows, as HTML."""
+    """Content of a notebook as HTML."""
 
     html: str
     sections: list[tuple[str, str]]
@@ -27,7 +27,7 @@ class Body(NamedTuple):
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled in; text is escaped."""
+    """Fills in a template of this folder. Text is escaped."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
@@ -35,24 +35,24 @@ def render(template: str, **values: Any) -> str:
 
 
 def embedded(png: bytes) -> str:
-    """An image as an address that needs no file."""
+    """An image as a data URL, which needs no file."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def executed(copy: Path) -> Path | None:
-    """The notebook whose executed copy will be `copy`, if this kernel is executing it just now."""
+    """The notebook whose executed copy will be `copy`, if this kernel is executing it now."""
     announced = os.environ.get(ANNOUNCED)
     running = copy.absolute().with_suffix(".running.ipynb")
     return running if announced and Path(announced) == running and running.is_file() else None
 
 
 def body(notebook: Path) -> Body:
-    """The text and results of an executed notebook: of what follows its parameters, without code.
+    """Text and results of an executed notebook after its parameters, without code.
 
-    Of a notebook that is still being executed, the sections that have ended.
+    If the notebook is still being executed, only its finished sections are included.
 
     Args:
-        notebook: As papermill writes it; it saves before each cell what the cells before have shown.
+        notebook: Notebook from papermill, which saves the results so far before each cell.
     """
     import nbformat
     from nbconvert import HTMLExporter
@@ -78,29 +78,29 @@ def _status(cell: Any) -> str | None:
 
 
 def _title(cell: Any) -> str | None:
-    """The last heading of a section in a cell."""
+    """The last section heading in a cell."""
     lines = cell.source.splitlines() if cell.cell_type == "markdown" else []
     return next((line.removeprefix("## ") for line in reversed(lines) if line.startswith("## ")), None)
 
 
 def _sections(cells: list[Any]) -> list[int]:
-    """The places of the cells that begin a section."""
+    """Indices of the cells that begin a section."""
     return [place for place, cell in enumerate(cells) if _title(cell) is not None]
 
 
 def _with_results(cells: list[Any]) -> list[Any]:
-    """Without the sections that are on top, or whose code has shown nothing."""
-    found = []
+    """Cells without the sections that the head has, and without those whose code has no results."""
+    sections = []
     for start, end in itertools.pairwise([0, *_sections(cells), len(cells)]):
         code = [cell for cell in cells[start:end] if cell.cell_type == "code"]
         on_top = any(ON_TOP in cell.metadata.get("tags", ()) for cell in code)
         if not on_top and (not code or any(cell.outputs for cell in code)):
-            found += cells[start:end]
-    return found
+            sections += cells[start:end]
+    return sections
 
 
 def _describe_images(cells: list[Any]) -> None:
-    """Gives each image the title of its section for those who cannot see it, unless it says more itself."""
+    """Adds the section's title as alternative text to each image that has none."""
     title = ""
     for cell in cells:
         title = _title(cell) or title

@@ -1,4 +1,4 @@
-"""A study: the finished runs of a batch as one table, and its files."""
+"""A study: the finished runs of a batch as one table, and files made from it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NO_MODEL = ("train_fraction", "seed", "n_seeds", "split_seed", "min_difference")
-"""Settings that vary within a model."""
+"""Settings that may vary within a model."""
 _LENGTHS = ("epochs", "warmup_epochs", "patience")
-"""Settings that do so too where each fraction has one value of its own, as for as many updates at each."""
+"""Settings that may also vary if each fraction has one value, as for an equal number of updates."""
 MOST_MODELS = 8
-"""Models in a figure: those that did best on the validation split. Tables have all."""
+"""Most models in a figure: the best ones on the validation split. Tables have all models."""
 _OF_NETS = ("controls", "net_settings")
-"""Settings of the nets next to each other, of which a model's name is free where the rest tells it apart."""
+"""Settings of which nets are trained, and how; ignored if the other settings distinguish the models."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +38,29 @@ class Study:
     """The finished runs of a batch, as one table."""
 
     folder: Path
-    """Of the batch."""
+    """Folder of the batch."""
     name: str
     frame: pd.DataFrame
-    """One row per model, net, train_fraction, split and seed: metrics of the score, COSTS, run, numbers of
-    samples, and fingerprint of the data."""
+    """One row per model, net, train_fraction, split and seed: metrics, COSTS, run, numbers of samples,
+    and fingerprint of the data."""
     curves: pd.DataFrame
-    """One row per model, net, train_fraction, seed and epoch: `validation`, the score there."""
+    """One row per model, net, train_fraction, seed and epoch, with the score as `validation`."""
     planned: int
-    """Runs of the batch."""
+    """Number of runs in the batch."""
     left_out: Mapping[str, str]
-    """Which of them are not in the table, and why."""
+    """Runs that are not in the table, with the reason."""
     stamp: str
     """Start of a SHA-256 over the settings and results of the runs in the table."""
     notes: tuple[str, ...] = ()
-    """Notes on the data, with how many runs have them."""
+    """Notes on the data, each with the number of runs that have it."""
     score: stats.Score = stats.ACCURACY
-    """What its nets are compared by."""
+    """Score by which the nets are compared."""
     min_difference: float | None = None
-    """The least difference that matters: the largest that its runs were given."""
+    """The smallest difference that matters: the largest value among the runs."""
 
     @property
     def finished(self) -> int:
-        """Runs in the table."""
+        """Number of runs in the table."""
         return self.planned - len(self.left_out)
 
     def save(self, shown: Any, name: str, title: str = "", size: tuple[float, float] = (8, 4)) -> Any:
@@ -69,12 +69,12 @@ class Study:
         Args:
             shown: A DataFrame (CSV), a Styler (LaTeX with booktabs), text, or a figure (PNG and PDF): a
                 `seaborn.objects.Plot`, or one of matplotlib.
-            name: Of the file, without its ending.
-            title: Of the table or figure.
-            size: Of a figure: width and height in inches.
+            name: Name of the file, without its ending.
+            title: Title of the table or figure.
+            size: Width and height of a figure, in inches.
 
         Returns:
-            What a notebook shows of it.
+            The result in the form that a notebook shows.
 
         Raises:
             OSError: The folder cannot be written.
@@ -101,45 +101,45 @@ class Study:
 
 
 def _latex(styler: Any, title: str) -> str:
-    """A Styler as LaTeX, its words escaped by pandas; numbers keep their forms."""
+    """A Styler as LaTeX. pandas escapes its text; numbers keep their formats."""
     words = styler.data.select_dtypes(exclude="number").columns
     styler = copy.deepcopy(styler).format(escape="latex", subset=words).format_index(escape="latex", axis=1)
-    caption = "".join(f"\\{each}" if each in "&%$#_{}" else each for each in title if each not in "\\~^")
+    caption = "".join(f"\\{sign}" if sign in "&%$#_{}" else sign for sign in title if sign not in "\\~^")
     return styler.to_latex(hrules=True, caption=caption, position_float="centering")
 
 
 def read_study(folder: str | Path) -> Study:
-    """The finished runs of a batch, in whatever state the others are.
+    """Reads the finished runs of a batch, whatever the state of the others.
 
-    A model is what varies besides train_fraction and seeds: a recipe, or settings, as the runs have them now;
-    epochs of their own for each fraction make no other model, nor do splits of their own (`split_seed`), but
-    those of an extended run do. Models of one name are numbered. A seed trained twice on one split counts
-    once.
+    A model is what varies besides train_fraction and seeds: a recipe, or settings with their present values.
+    If epochs differ between fractions only, or if runs differ in `split_seed`, the model is the same; an
+    extended run is another model. Models of the same name are numbered. A seed that was trained twice on one
+    split counts once.
 
     Args:
-        folder: The batch's; a relative one is meant from the workspace.
+        folder: Folder of the batch; a relative path starts at the workspace.
 
     Raises:
-        FileNotFoundError: No batch is there.
+        FileNotFoundError: There is no batch in the folder.
         ValueError: Its batch.json is damaged.
     """
     folder = workspace.place(folder)
     listed, planned = state.batch_file(folder), state.of_batch(folder)
     name, score = str(listed.get("name", folder.name)), state.score_of(listed)
-    same = _within_models([each.settings for each in planned])
+    same = _within_models([entry.settings for entry in planned])
     frames, curves, behind, margins, notes = [], [], [], [], Counter[str]()
     left_out, models = dict[str, str](), dict[str, str]()
-    for each in planned:
+    for entry in planned:
         try:
-            run, rows, identity, own = _usable(each.folder, score)
+            run, rows, identity, of_run = _usable(entry.folder, score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            left_out[each.id] = str(error) if type(error) is ValueError else repr(error)
+            left_out[entry.id] = str(error) if type(error) is ValueError else repr(error)
             continue
         settings = run.config.model_dump(mode="json", warnings=False)
-        now = {key: settings.get(key, value) for key, value in each.settings.items()}
+        now = {key: settings.get(key, value) for key, value in entry.settings.items()}
         longer = {"epochs": run.config.epochs} if run.provenance.get("extended") else {}
         varied = {key: value for key, value in now.items() if key not in same} | longer
-        source = files.facts(each.folder, "config.json")["recipe_digest"]  # two files may be called net.py
+        source = files.facts(entry.folder, "config.json")["recipe_digest"]  # two files may be called net.py
         model = repr((run.config.recipe if run.config.recipe in RECIPES else source, varied))
         label = _label(run.config.title, varied)
         label = f"{label} ({len(models) + 1})" if label in models.values() else label
@@ -148,9 +148,9 @@ def read_study(folder: str | Path) -> Study:
         curves.append(frame(run, "epoch").assign(**about, split_seed=run.config.split_seed))
         margins.append(run.config.min_difference or 0)
         behind.append(identity + str(run.config.min_difference or ""))
-        notes.update(own)
+        notes.update(of_run)
     watched, n = f"validation_{score.on_validation}", len(behind)
-    names = ["seed", *(each.name for each in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
+    names = ["seed", *(metric.name for metric in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
     learned = _joined(curves, ["seed", "epoch", watched, "split_seed"]).dropna(subset=watched)
     learned = learned.rename(columns={watched: "validation"})
     of_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
@@ -170,56 +170,56 @@ def read_study(folder: str | Path) -> Study:
 
 
 def _usable(folder: Path, score: stats.Score) -> tuple[Run, pd.DataFrame, str, list[str]]:
-    """A finished run, its rows, what identifies its settings and results, and the notes on its data.
+    """A finished run, its rows, a text that identifies its settings and results, and notes on its data.
 
     Raises:
-        ValueError: Why it cannot be in the table.
+        ValueError: The run cannot be in the table, for the reason given.
     """
     result, config = (files.facts(folder, name) for name in ("result.json", "config.json"))
     if not result or not config:
-        raise ValueError("its config.json is missing or damaged." if result else "it has not finished.")
+        raise ValueError("config.json is missing or damaged." if result else "not finished.")
     run = Run(files.work(folder), settings_of(config))
     if run.score != score:
-        raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
+        raise ValueError(f"nets are compared by {run.score.word}, but by {score.word} in the batch.")
     rows, provenance = frame_of(run), files.facts(folder, "provenance.json")
     tested = rows.dropna(subset=[score.name]).set_index(["net", "seed"]).index
     for net, seed in itertools.product(run.nets, run.seeds):
         if (net, seed) not in tested:
-            raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
-    said = [result.get("config_digest") or run.asked.digest(), result.get("nets"), result.get("verdicts")]
-    identity = json.dumps([*said, files.read(folder)], sort_keys=True)
+            raise ValueError(f"metrics.jsonl has no test {score.word} of {net}, seed {seed}.")
+    facts = [result.get("config_digest") or run.asked.digest(), result.get("nets"), result.get("verdicts")]
+    identity = json.dumps([*facts, files.read(folder)], sort_keys=True)
     notes = provenance.get("notes")
     notes = list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
-    if provenance.get("data") is None:  # no name stands for what the run was trained on
+    if provenance.get("data") is None:  # the data of the run have no fingerprint
         rows["data"] = None
     return run, rows.assign(run=folder.name), identity, notes
 
 
 def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
-    """The rows of all runs by model, as the batch lists them, then by net, fraction, seed and epoch."""
+    """Rows of all runs, sorted by model in the order of the batch, then by net, fraction, seed and epoch."""
     import pandas as pd
 
     columns = pd.Index([*KEYS, *names])
     if not frames:
         return pd.DataFrame(columns=columns)
-    rows = pd.concat([each.reindex(columns=columns) for each in frames], ignore_index=True)
+    rows = pd.concat([rows.reindex(columns=columns) for rows in frames], ignore_index=True)
     order: Any = {"model": [*rows["model"].unique()], "net": [*MAIN_NETS, *rows["net"].unique()]}
     return rows.sort_values(
         [*KEYS, *names[: 1 + ("epoch" in names)]],
-        key=lambda one: one.map(order[one.name].index) if one.name in order else one,
+        key=lambda column: column.map(order[column.name].index) if column.name in order else column,
         kind="stable",
         ignore_index=True,
     )
 
 
 def _label(recipe: str, settings: Mapping[str, Any]) -> str:
-    """What a model is called: by what varies, words as they are and numbers with their names."""
+    """Name of a model, from the settings that vary: texts as they are, numbers with the setting's name."""
     words = [value if isinstance(value, str) else f"{name} {show(value)}" for name, value in settings.items()]
     return ", ".join(words) or recipe
 
 
 def _within_models(runs: Sequence[Mapping[str, Any]]) -> Collection[str]:
-    """Names of the settings that make no other model."""
+    """Names of the settings that do not distinguish models."""
     same = {*_NO_MODEL}
     for name in _LENGTHS:
         pairs = {(str(run.get("train_fraction")), str(run.get(name))) for run in runs}
@@ -238,8 +238,8 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
     """Draws the figures of a study, saves them into its folder, and yields each as a notebook shows it.
 
     Args:
-        study: Of finished runs, one at least.
-        means: Of its frame, as `report.means` gives them.
+        study: A study of at least one finished run.
+        means: Means of its frame, from `report.means`.
     """
     score, (rows, curves) = study.score, best(study, means)
     n_shares = rows["data"].nunique()
@@ -258,13 +258,13 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
 
 
 def best(study: Study, means: Any) -> tuple[Any, Any]:
-    """Scores with their means, as people read them, and curves, of the models that a figure has room for."""
+    """Scores with their means, in the unit that is shown, and curves, of the best MOST_MODELS models."""
     score, name = study.score, study.score.name
     rows: Any = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
     rows[[name, f"{name}_mean", f"{name}_low", f"{name}_high"]] *= score.factor
     curves = study.curves.assign(validation=score.factor * study.curves["validation"])
-    rows, curves = (each.assign(share=100 * each["train_fraction"]) for each in (rows, curves))
-    rows, curves = (each.assign(data=each["share"].map("{:g} %".format)) for each in (rows, curves))
+    rows, curves = (table.assign(share=100 * table["train_fraction"]) for table in (rows, curves))
+    rows, curves = (table.assign(data=table["share"].map("{:g} %".format)) for table in (rows, curves))
     validation: Any = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
     top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS].tolist()
     return rows[rows["model"].isin(top)], curves[curves["model"].isin(top)]

@@ -1,4 +1,4 @@
-"""Tables of trained nets, from one tidy frame: means, comparisons with their verdicts, groups."""
+"""Tables of trained nets from one tidy frame: means, comparisons with verdicts, groups."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BESIDE = {
     ),
     "loss": (stats.Score("perplexity", "perplexity", "", 1, "", 2, larger=False, least=1.0),),
 }
-"""Score that nets are compared by -> what is computed as well."""
+"""Other metrics that are computed, by the name of the score that nets are compared by."""
 MOST_HYBRIDS = 7
-"""Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
+"""Most models whose hybrid nets are compared with each other. More pairs would cost each one too much."""
 WITH_CIRCUIT = ("no_entanglement", "frozen_random", "frozen_classical")
-"""Controls that still hold a circuit: they do not tell whether the net needs one."""
+"""Controls that still contain a circuit, which do not show whether the net needs one."""
 CONTROLS = {
     "classical": "a classical layer of as many weights as the circuit",
     "classical_trained": "a classical layer that is trained, though the circuit is not",
@@ -41,56 +41,56 @@ CONTROLS = {
     "fourier": "a trained linear map of the circuit's own trigonometric features",
     "fourier_random": "a trained linear map of as many random trigonometric features",
     "compute_matched": "two classical layers with as many multiplications as a simulation of the circuit",
-    "frozen_classical": "the same net, its classical layers before the circuit not trained",
+    "frozen_classical": "the same net with the classical layers before the circuit not trained",
     "reference": "the classical reference",
     "lora": "LoRA, which has no circuit",
     "vera": "VeRA, which has no circuit",
 }
-"""Net that a hybrid one is compared with -> what takes the place of the circuit in it."""
+"""Nets that a hybrid net is compared with, and what replaces the circuit in each."""
 VERDICTS = ("better", "worse", "equivalent", "undecided")
 OF_NET, OF_BASE = "test_loss_on_", "test_base_on_"
-"""How the columns begin that tell the loss on a group, of a net and of the base of its adapter."""
+"""Prefixes of the columns with the loss on a group, of a net and of its adapter's base."""
 SAME = 1e-4
-"""Losses of one base that two runs computed differ by less, relative to themselves."""
+"""Largest relative difference between two runs' losses of one base."""
 
 
 def metrics(score: stats.Score) -> tuple[stats.Score, ...]:
-    """The score that nets are compared by, and what is computed as well."""
+    """The score that nets are compared by, and the other metrics that are computed."""
     return (score, *(BESIDE[score.name] if score == stats.SCORES.get(score.name) else ()))
 
 
 def frame_of(run: runs.Run) -> pd.DataFrame:
-    """A run's part of `runs.frame` as `means` and `comparisons` take it; empty before a net is trained.
+    """A run's rows of `runs.frame`, in the form for `means` and `comparisons`; empty before a net is trained.
 
-    One row per net and seed of the run; `model` is its recipe, and metrics have no `test_` in their names.
+    There is one row per net and seed. `model` is the recipe, and names of metrics have no `test_`.
     """
     import pandas as pd
 
-    numbers = [*(each.name for each in metrics(run.score)), *COSTS, "n_train", "n_test", "hours"]
+    numbers = [*(metric.name for metric in metrics(run.score)), *COSTS, "n_train", "n_test", "hours"]
     numbers += ["peak_memory"]
-    found: Any = runs.frame(run, settings=["train_fraction", "split_seed"])
-    found = found.drop(columns=[name for name in found if f"test_{name}" in found])  # a setting `loss`
-    found = found.rename(columns=lambda name: name.removeprefix("test_"))
-    found = found.reindex(columns=[*dict.fromkeys([*KEYS, "seed", *found, *numbers])])
-    found[numbers] = found[numbers].apply(pd.to_numeric, errors="coerce")
-    found = found[found["net"].isin(run.nets) & found["seed"].isin(run.seeds)]
-    found = found.assign(model=run.config.title, place=found["net"].map(run.nets.index))
+    rows: Any = runs.frame(run, settings=["train_fraction", "split_seed"])
+    rows = rows.drop(columns=[name for name in rows if f"test_{name}" in rows])  # a setting `loss`
+    rows = rows.rename(columns=lambda name: name.removeprefix("test_"))
+    rows = rows.reindex(columns=[*dict.fromkeys([*KEYS, "seed", *rows, *numbers])])
+    rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")
+    rows = rows[rows["net"].isin(run.nets) & rows["seed"].isin(run.seeds)]
+    rows = rows.assign(model=run.config.title, place=rows["net"].map(run.nets.index))
     samples = dict(run.provenance.get("samples") or {})
-    found = found.fillna({"n_train": float(samples.get("train") or math.nan), "data": run.folder.name})
-    return found.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
+    rows = rows.fillna({"n_train": float(samples.get("train") or math.nan), "data": run.folder.name})
+    return rows.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
 
 
 def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
     """One row per model, net and fraction: means over seeds with 95 % intervals, weights and costs.
 
-    Where runs have splits of their own (`split_seed`), means are over splits, each the mean of its seeds.
-    Frame and score are a study's, or `frame_of` a run. Bounds are NaN where they are not known, as for one
-    seed; a metric is NaN where a seed lacks it.
+    If runs have different splits (`split_seed`), means are over splits, each of which is the mean of its
+    seeds. Frame and score are a study's, or a run's (`frame_of`). Bounds are NaN if they are unknown, as for
+    one seed; a metric is NaN if a seed lacks it.
     """
     import pandas as pd
 
     rows, several = [], has_splits(frame)
-    for key, group in _groups(_units(frame)).items():
+    for key, group in _units(frame).groupby(list(KEYS), sort=False):
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
         for metric in metrics(score):
             values, numbers = group[metric.name].tolist(), [math.nan] * 3
@@ -103,7 +103,7 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
 
 
 def reached(table: Any, score: stats.Score, most: int = 24) -> list[str]:
-    """The first nets of a table of `means`, a sentence each: what they came to, with its interval."""
+    """A sentence with the score and its interval for each of the first nets in a table of `means`."""
     names = [score.name, f"{score.name}_low", f"{score.name}_high"]
     return [
         f"{row['model']} {row['net']}, {100 * row['train_fraction']:g} % of the data: {score.column} "
@@ -115,30 +115,30 @@ def reached(table: Any, score: stats.Score, most: int = 24) -> list[str]:
 def comparisons(
     frame: pd.DataFrame, score: stats.Score = stats.ACCURACY, min_difference: float | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Nets against their controls, hybrid ones also against references and one another, seed by seed.
+    """Compares nets with their controls, and hybrid nets with references and with each other, by seed.
 
-    Frame and score are a study's, or `frame_of` a run. Compared are test scores of the same seeds on the same
-    data, by the fingerprints that the runs keep; p are corrected over the whole table. Where runs have splits
-    of their own, splits are compared, by the corrected test of `stats.compare`.
+    Frame and score are a study's, or a run's (`frame_of`). Test scores of the same seeds on the same data are
+    compared (by the fingerprints that the runs record), and p are corrected over the whole table. If runs
+    have different splits, splits are compared, by the corrected test of `stats.compare`.
 
     Args:
         frame: One row per model, net, train_fraction and seed.
-        score: What they are compared by.
-        min_difference: The least difference that matters; see `stats.Score.margin`.
+        score: Score by which they are compared.
+        min_difference: The smallest difference that matters; see `stats.Score.margin`.
 
     Returns:
         The table, with the columns of `stats.decide`, and a sentence on every pair that is not compared, or
-        not with all of its seeds. Hybrid nets of more models than MOST_HYBRIDS are not compared with one
-        another; a note says so once.
+        not over all of its seeds. Hybrid nets of more than MOST_HYBRIDS models are not compared with each
+        other, which one note says.
     """
     import pandas as pd
 
     rows, notes, several = [], [], has_splits(frame)
     frame = _units(frame)
-    groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
+    groups = {key: group.set_index("seed") for key, group in frame.groupby(list(KEYS), sort=False)}
     hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
     if len(hybrids) > MOST_HYBRIDS:
-        notes.append(f"No two of {len(hybrids)} hybrid nets are compared: only up to {MOST_HYBRIDS} are.")
+        notes.append(f"{len(hybrids)} hybrid nets are not compared with each other (at most {MOST_HYBRIDS}).")
     shares = sorted(frame["train_fraction"].unique())
     for (model, net, other_model, other_net), share in itertools.product(_pairs(frame, hybrids), shares):
         ours, theirs = groups.get((model, net, share)), groups.get((other_model, other_net, share))
@@ -147,19 +147,19 @@ def comparisons(
         pair = f"{model} {net} and {other_model} {other_net}, {100 * share:g} %"
         seeds = [] if theirs is None else [seed for seed in ours.index if seed in theirs.index]
         if theirs is None or not seeds:
-            notes.append(f"{pair}: not compared, for no finished run of the second has the same seeds.")
+            notes.append(f"{pair}: not compared, because no finished run of the second has the same seeds.")
             continue
-        compared = [each.loc[seeds] for each in (ours, theirs)]
-        one, other = (each["data"].tolist() for each in compared)
-        known = all(isinstance(each, str) for each in one + other)
+        compared = [group.loc[seeds] for group in (ours, theirs)]
+        one, other = (group["data"].tolist() for group in compared)
+        known = all(isinstance(fingerprint, str) for fingerprint in one + other)
         ratio = _ratio(compared[0]) if several else 0.0
         if one != other or not (several or len({*one}) == 1) or not known or math.isnan(ratio):
-            why = "they saw different data" if known else "a run keeps no fingerprint of its data"
-            notes.append(f"{pair}: not compared, for {why}.")
+            why = "their data differ" if known else "a run has no fingerprint of its data"
+            notes.append(f"{pair}: not compared, because {why}.")
             continue
         if len(seeds) < max(len(ours), len(theirs)):
             notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
-        values, others = (each[score.name].tolist() for each in compared)
+        values, others = (group[score.name].tolist() for group in compared)
         names = {"model": model, "net": net, "other_model": other_model, "other_net": other_net}
         rows.append({**names, "train_fraction": share, "values": values, "others": others, "ratio": ratio})
     decided = stats.decide(rows, score, min_difference)
@@ -167,7 +167,7 @@ def comparisons(
 
 
 def has_splits(frame: Any) -> bool:
-    """Whether seeds, or runs, have splits of their own: by `vary_split`, or by a batch over `split_seed`."""
+    """Whether seeds or runs have different splits, by `vary_split` or by a batch over `split_seed`."""
     return "split_seed" in frame and frame["split_seed"].nunique() > 1
 
 
@@ -175,8 +175,8 @@ def _ratio(rows: Any) -> float:
     return float((rows["n_test"] / rows["n_train"]).mean())
 
 
-def _units(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a seed; where runs have splits of their own one a split, which has the mean over its seeds."""
+def _units(frame: pd.DataFrame) -> Any:
+    """One row per seed; if runs have different splits, one row per split, the mean over its seeds."""
     if not has_splits(frame):
         return frame
     keys = [*KEYS, "split_seed"]
@@ -185,21 +185,16 @@ def _units(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.groupby(keys, sort=False).agg(how).reset_index().assign(seed=lambda rows: rows["split_seed"])
 
 
-def _groups(frame: pd.DataFrame) -> dict[Any, Any]:
-    """(model, net, train_fraction) -> its rows, in the order of the table."""
-    return dict(list(frame.groupby(list(KEYS), sort=False)))
-
-
 def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str, str]]:
-    """(model and net, model and net that it is compared with): each model's own net comes first."""
+    """Pairs to compare, as (model, net, other model, other net). Each model's main net comes first."""
     nets: Any = frame[["model", "net"]].drop_duplicates()
-    own = {row.model: row.net for row in nets.itertuples() if row.net in MAIN_NETS}
+    main = {row.model: row.net for row in nets.itertuples() if row.net in MAIN_NETS}
     pairs = []
-    for model, net in own.items():
+    for model, net in main.items():
         controls = nets.loc[(nets["model"] == model) & ~nets["net"].isin(MAIN_NETS), "net"]
         pairs += [(model, net, model, control) for control in controls]
         if net == "hybrid":
-            others = [other for other in own if own[other] == "reference"]
+            others = [other for other in main if main[other] == "reference"]
             pairs += [(model, net, other, "reference") for other in others]
     if len(hybrids) <= MOST_HYBRIDS:
         pairs += [(one, "hybrid", other, "hybrid") for one, other in itertools.combinations(hybrids, 2)]
@@ -207,19 +202,19 @@ def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str,
 
 
 def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> str:
-    """Whether the circuit of a run helped: the comparison with its strongest classical control.
+    """Sentences on whether a run's circuit helped: the comparison with its strongest classical control.
 
-    Controls that still hold a circuit count where there are no others.
+    Controls that still contain a circuit count only if there are no others.
 
     Args:
-        rows: Of `comparisons` or `stats.decide`.
-        score: What they compare.
+        rows: Rows of `comparisons` or `stats.decide`.
+        score: Score that they compare.
     """
     classical = [row for row in rows if row["other_net"] not in WITH_CIRCUIT]
     if not rows or rows[0]["net"] != "hybrid":
         return ""
     strongest = (min if score.larger else max)(classical or rows, key=lambda row: row["difference"])
-    said = {
+    conclusion = {
         "better": "The circuit helped.",
         "worse": "The circuit did not help.",
         "equivalent": "The circuit makes no difference that matters.",
@@ -228,15 +223,15 @@ def headline(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCUR
     kind = "classical control" if classical else "control"
     sentence, power = stats.sentence(strongest, score), stats.detectable(strongest, score)
     more = f" {power}" if power and power not in sentence else ""
-    return f"{said} Against its strongest {kind}: {sentence}{more}"
+    return f"{conclusion} Against its strongest {kind}: {sentence}{more}"
 
 
 def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY) -> plots.Picture:
-    """The comparisons of a run as a picture: a difference with its interval and corrected p for each control.
+    """Picture of a run's comparisons: for each control the difference with its interval and corrected p.
 
     Args:
-        rows: Of `comparisons` or `stats.decide`, at least one.
-        score: What they compare.
+        rows: Rows of `comparisons` or `stats.decide`, at least one.
+        score: Score that they compare.
     """
     unit = f" ({score.unit})" if score.unit else ""
     return plots.forest(
@@ -250,9 +245,9 @@ def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
 
 
 def verdict(compared: Any) -> str:
-    """What a table of `comparisons` shows: its verdicts, counted, in all and for each kind of rival."""
+    """Sentences that count the verdicts in a table of `comparisons`, in all and for each kind of control."""
     if not len(compared):
-        return "No two nets could be compared, so nothing can be said of any difference."
+        return "No two nets could be compared, so there is no verdict on any difference."
     alike = (compared["model"] == compared["other_model"]) | (compared["other_net"] == "reference")
     kinds: Any = compared["other_net"].where(alike, "hybrid nets of other models")
     groups = {f"Against {CONTROLS.get(kind, kind)}": kinds == kind for kind in kinds.unique()}
@@ -264,7 +259,7 @@ def verdict(compared: Any) -> str:
     tests = "corrected resampled t-tests" if unit == "split" else "t-tests"
     lines[1:1] = [
         f"Paired by {unit}; {tests}, and two one-sided ones for equivalence, p < {stats.ALPHA} after Holm's "
-        "correction for all of them. What is shown holds for these data, settings and seeds."
+        "correction over all of them. The verdicts hold for these data, settings and seeds."
     ]
     return "\n".join(lines)
 
@@ -273,11 +268,11 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
     """Mean losses over seeds, and half the width of their 95 % intervals (NaN for a single seed).
 
     Args:
-        rows: Of `runs.frame`, or `finals` of a run.
-        named: Columns that tell the nets apart: each combination is a row.
+        rows: Rows of `runs.frame`.
+        named: Columns that distinguish the nets. Each combination is a row.
 
     Returns:
-        Two tables of nets, and of the base that adapters stand on, by group; empty where none is judged.
+        Two tables of nets, and of the base of adapters, by group; empty if there are no groups.
 
     Example:
         >>> import pandas as pd
@@ -293,8 +288,8 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
         return rows.filter(regex=f"^{begin}").rename(columns=lambda name: str(name).removeprefix(begin))
 
     def half_width(values: pd.Series) -> float:
-        known = values.dropna().tolist()
-        mean, _, high = stats.mean_interval(known) if known else [math.nan] * 3
+        numbers = values.dropna().tolist()
+        mean, _, high = stats.mean_interval(numbers) if numbers else [math.nan] * 3
         return high - mean
 
     if not of(OF_NET).shape[1]:
@@ -308,7 +303,7 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
 
 
 def show(value: Any) -> str:
-    """A setting as people write it.
+    """A setting in readable form.
 
     Example:
         >>> show(True), show(None), show(0.0010000000474974513), show(["a", "b"])

@@ -9,9 +9,9 @@ from qnnkit.checkpoint.file import hash_of
 from qnnkit.runs import Run, rows
 
 _LATER = ("result.json", rows.SUMS, "failed.json", "notebooks/04_analyze.ipynb")
-"""Written after the hashes are taken, or not by the run itself."""
+"""Files that are written after the hashes are taken, or not by the run itself."""
 _BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json", "logs/")
-"""What 05_benchmark, `qnnkit measure` and trackers leave in a run's folder, whenever they are asked to."""
+"""Files that 05_benchmark, `qnnkit measure` and trackers write into a run's folder, at any time."""
 _PASSING = (".running.ipynb", ".failed.ipynb", ".log")
 
 
@@ -35,13 +35,13 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def verify(run: Run) -> dict[str, str]:
-    """What `sha256sum --check SHA256SUMS` says of a finished run: file -> "OK" or "FAILED".
+    """Checks a finished run like `sha256sum --check SHA256SUMS`: "OK" or "FAILED" by file name.
 
     Raises:
         ValueError: The run has no SHA256SUMS.
     """
-    kept, now = rows.read_hashes(run.folder), hashes(run.folder)
-    if not kept:
+    recorded, now = rows.read_hashes(run.folder), hashes(run.folder)
+    if not recorded:
         step = f"Write it: qnnkit report {run.folder}."
         raise ValueError(checks.message("run_dir", f"hold {rows.SUMS}", str(run.folder), step))
-    return {name: "OK" if now.get(name) == digest else "FAILED" for name, digest in sorted(kept.items())}
+    return {name: "OK" if now.get(name) == digest else "FAILED" for name, digest in sorted(recorded.items())}

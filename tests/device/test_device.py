@@ -27,7 +27,7 @@ def here(tmp_path):
 @pytest.mark.parametrize(
     ("name", "system", "gpu", "told"),
     [
-        ("lightning.gpu", "Linux", None, "this is Linux, with none."),
+        ("lightning.gpu", "Linux", None, "this is Linux with no GPU."),
         ("lightning.gpu", "Linux", "T4", f"has CUDA 13. Type: {INSTALL}; see https://pennylane.ai/"),
         ("lightning.qubit", "Darwin", None, "Type: pip install --upgrade pennylane-lightning"),
     ],
@@ -106,7 +106,7 @@ def test_each_cuda_device_is_listed_with_its_memory_or_its_error(monkeypatch):
 # --- simulators that load and then fail --------------------------------------------------------------------
 
 NO_LIBRARY = "libcudart.so.12: cannot open shared object file"
-WRONG = "<Z> after RX at 0.7 and its gradient came out as"
+WRONG = "<Z> after RX(0.7) and its gradient are"
 EXECUTE = "import pennylane\nclass Device(pennylane.devices.DefaultQubit):\n"
 EXECUTE += "    def execute(self, circuits, **config):\n        "
 MODULES = {

@@ -54,12 +54,12 @@ def amplitudes(inputs, weights):
 
 
 MISSED, SHOTS = {"measured": (0, 2)}, {"diff_method": "parameter-shift", "shots": 50}
-SAME = "Constant output in `circuit`: it gives the same for every sample"
+SAME = "Constant output in `circuit`: its output is the same for every sample"
 MISSING = "Unused inputs in `circuit`: … depends on its features 1 (counted from 0)"
 CASES = {  # net, and what is said: parts of each sentence
     "healthy": (net, []),
     "a wire that is not measured": (lambda: built(**MISSED), [
-        MISSING, "Dead weights … 1 weight … leads to a wire that is measured: weights[1] (RY on"]),
+        MISSING, "Dead weights … 1 weight … leads to a measured wire: weights[1] (RY on"]),
     "one wire that is not read": (lambda: computing(
         lambda net, points: net.last(net.circuit(net.first(points)) * torch.tensor([1.0, 0.0]))), [
         "No gradient in `circuit`: 1 weight with … 0 on this batch: weights[1]"]),
@@ -69,12 +69,12 @@ CASES = {  # net, and what is said: parts of each sentence
         "Vanishing gradient in `circuit`: … per radian (limit: at least 0.0001, … scale them up"]),
     "a flat circuit": (flat, ["Vanishing gradient … while its outputs change by … Use fewer qubits"]),
     "inputs times zero": (lambda: built(factors=(0, 0), first=False), [
-        f"{SAME}: its inputs turn no angle that reaches a measured wire."]),
+        f"{SAME}: no angle that reaches a measured wire depends on its inputs."]),
     "equal inputs": (
         lambda: computing(lambda net, points: net.last(net.circuit(0 * net.first(points)))), [
         f"{SAME}: its inputs are all equal."]),
     "a start at which no feature shows": (lambda: built(weights=torch.zeros(2), measured=(2, 3)), [
-        f"{SAME}, at the weights as they are."]),
+        f"{SAME}, at the present weights."]),
     "inputs with shots": (lambda: Turned(layer(amplitudes, (1,), **SHOTS), 4, 1), [
         "No gradient of the loss in `model` … `circuit` (parameter-shift) … broadcast_expand"]),
     "never called": (lambda: computing(lambda net, points: net.last(net.first(points))), [
@@ -206,8 +206,8 @@ def measured(inputs, weights, other):
     return [qp.expval(qp.Z(1))]
 
 
-LEADS = "no gate after it leads to a wire that is measured: "
-MOVES = "nothing that is measured changes with it on this sample, at any weights: "
+LEADS = "no gate after it leads to a measured wire: "
+MOVES = "no measured value depends on it for this sample, at any weights: "
 DEAD = {  # circuit -> shapes, wires, and what is said: the weights, and why
     staircase: ({"weights": (2, 3)}, 3, [
         ((2, 4, 5), f"3 weights cannot learn, because {LEADS}weights[0, 2] (RY on wire 2), weights[1, "
@@ -237,8 +237,8 @@ def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
         model[0].qnode_weights["weights"].copy_(torch.tensor([0.0, 1.0, 1.0]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     unlucky, always, _ = gradients.dead(model, torch.zeros(3, 1))
-    assert "zero on the whole sample, at the weights as they are: weights[0] (RY on wire 0)" in unlucky.value
-    assert unlucky.remedy.startswith("Choose another") and always.remedy.startswith("Change what")
+    assert "zero on the whole sample, at the present weights: weights[0] (RY on wire 0)" in unlucky.value
+    assert unlucky.remedy.startswith("Choose another") and always.remedy.startswith("Change its")
     assert model.training and all(map(torch.equal, model.state_dict().values(), before.values()))
 
 

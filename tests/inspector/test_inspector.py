@@ -245,8 +245,8 @@ def test_it_follows_a_run_under_way(trained, tmp_path):
         return views.training.epochs, views.sentences(views.first.epoch)
 
     epochs, [starts, none] = look()
-    assert epochs == [0] and "as it starts: it has no checkpoint yet" in starts
-    assert none == "No gradients were recorded: shown are those of 64 training images."
+    assert epochs == [0] and "with initial weights: it has no checkpoint yet" in starts
+    assert none == "No gradients were recorded; those of 64 training images are shown."
     (folder / "gradients.jsonl").write_text(rows[0])
     assert look() == ([1], [starts])
     shutil.copytree(trained.folder / "checkpoints", folder / "checkpoints")
@@ -260,7 +260,7 @@ def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp
     inspector = Inspector(begun(tmp_path / "run", "digits_quanv", **settings))
     assert inspector.views.circuit.backend == "batched"
     assert figures(inspector) == ["circuit", "image", "what_if"]
-    assert "is not trained: it has no gradient" in inspector.message.value
+    assert "is not trained, so it has no gradient" in inspector.message.value
 
 
 def test_a_wrong_choice_is_refused(trained):
@@ -276,7 +276,7 @@ def test_what_cannot_be_drawn_is_told_and_nothing_changes(looked, monkeypatch):
     before = looked.choice
     monkeypatch.setattr(looked.views, "redraw", fails)
     assert changed(looked, "shift", 2.0) == set()
-    assert "this could not be drawn: Rows of another net." in looked.message.value
+    assert "could not be drawn: Rows of another net." in looked.message.value
     assert looked.choice == before and looked.shift.value == before.shift
 
 

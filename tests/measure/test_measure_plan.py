@@ -61,7 +61,7 @@ def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(home):
     assert found.prediction.seconds is found.places[0]["epoch"] is None and found.prediction.peak > 0
     assert any("float16" in note for note in found.notes) and found.places[0]["basis"] == "not timed"
     assert found.prediction.training.batch_size == found.prediction.n_samples
-    assert "A batch of 1,000,000 is more than the samples: it holds all of them." in found.notes
+    assert "The batch size 1,000,000 exceeds the number of samples: a batch holds all of them." in found.notes
     assert list(home.iterdir()) == [], "a plan leaves nothing behind"
     assert found.places[1]["factor"] == platforms.FACTORS["estimated"] > platforms.FACTORS["published"]
 
@@ -92,7 +92,7 @@ def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
         ([at(HERE, 0.1, 30, 0.0, 8), at("T4", 0.1, 9, 0.5, 8), at("L4", 0.1, 2, 1.0, 8)],
          "Run it on L4: 2 h 0 min (x 2.0), 1.00 USD, 1 GB of 10 GB; comfortable."),
         ([at(HERE, 20), at("H100", 0.1, 2, 4, 1)],
-         "No machine does it; nearest is H100: 2 h 0 min (x 2.0), 4.00 USD, 1 GB of 10 GB; not here: time."),
+         "No machine fits; the nearest is H100: 2 h 0 min (x 2.0), 4.00 USD, 1 GB of 10 GB; not here: time."),
     ],
 )  # fmt: skip
 def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, told):

@@ -91,7 +91,7 @@ def test_a_run_is_listed_as_it_is_now(four):
 
 # --- folders that are damaged, and names that are hostile --------------------------------------------------
 
-UNFINISHED, UNTOLD = "it has not finished.", "its metrics.jsonl tells no test accuracy of "
+UNFINISHED, UNTOLD = "not finished.", "metrics.jsonl has no test accuracy of "
 
 
 @pytest.mark.filterwarnings("ignore:File `.*` has .* damaged lines:UserWarning")
@@ -100,7 +100,7 @@ UNFINISHED, UNTOLD = "it has not finished.", "its metrics.jsonl tells no test ac
     [
         ("result.json", b"{", UNFINISHED), ("result.json", None, UNFINISHED),
         ("result.json", b'{"nets": 5, "verdicts": 7}', ""), ("failed.json", b"half", ""),
-        ("config.json", b"[]", "its config.json is missing or damaged."), ("notebooks", b"a file", ""),
+        ("config.json", b"[]", "config.json is missing or damaged."), ("notebooks", b"a file", ""),
         ("metrics.jsonl", b'{"event": "epoch"}\nnonsense\n[1]\n', UNTOLD + "hybrid, seed 0."),
         ("metrics.jsonl", "the last row", UNTOLD + "classical, seed 1."),
         ("metrics.jsonl", "a folder", UNTOLD + "hybrid, seed 0."),
@@ -128,7 +128,7 @@ def test_a_folder_that_is_not_whole_costs_one_row_and_is_left_out(four, file, co
 
 def test_a_run_of_another_score_is_left_out(four):
     four.write("clip", TWO, recipe="digits_clip", score=stats.RECALL)
-    why = "its nets are compared by recall@1, those of the batch by accuracy."
+    why = "nets are compared by recall@1, but by accuracy in the batch."
     assert four.read().left_out["clip"] == rows(four)["clip"]["notes"] == why
 
 

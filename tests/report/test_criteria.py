@@ -38,18 +38,18 @@ QUANV, LLAMA, MEMORY, SECONDS = "digits_quanv", "text_llama", "max_memory_gb", "
     ("recipe", "name", "bound", "column", "values", "measured", "told"),
     [
         (QUANV, "min_accuracy", 0.9, "test_accuracy", [0.97, 0.98, 0.99], 0.98, "pass: test accuracy 98.0 % "
-            "(95 % interval 95.5 to 100.0), at least 90.0 % wanted."),
-        (QUANV, "min_accuracy", 0.9, "test_accuracy", [0.89996], 0.89996, "fail: test accuracy 89.996 %, at "
-            "least 90.0 % wanted."),
-        (QUANV, "min_accuracy", 0.0, "test_accuracy", [0.0] * 3, 0.0, "pass: test accuracy 0.0 %, at least "
-            "0.0 % wanted."),
-        (QUANV, MEMORY, 3, "peak_memory", [1e9, 3.5e9], 3.5, "fail: 3.5 GB of memory, at most 3 GB wanted."),
-        (QUANV, SECONDS, 0.5, "seconds_per_epoch", [0.6, 1.0], 0.8, "fail: 0.8 s an epoch, at most 0.5 s "
-            "wanted."),
+            "(95 % interval 95.5 to 100.0); limit: at least 90.0 %."),
+        (QUANV, "min_accuracy", 0.9, "test_accuracy", [0.89996], 0.89996, "fail: test accuracy 89.996 %; "
+            "limit: at least 90.0 %."),
+        (QUANV, "min_accuracy", 0.0, "test_accuracy", [0.0] * 3, 0.0, "pass: test accuracy 0.0 %; limit: "
+            "at least 0.0 %."),
+        (QUANV, MEMORY, 3, "peak_memory", [1e9, 3.5e9], 3.5, "fail: 3.5 GB of memory; limit: at most 3 GB."),
+        (QUANV, SECONDS, 0.5, "seconds_per_epoch", [0.6, 1.0], 0.8, "fail: 0.8 s per epoch; limit: at "
+            "most 0.5 s."),
         (LLAMA, "max_loss", 2.5, "test_loss", [2.0, 2.1, 2.2], 2.1, "pass: test loss 2.100 nats / token "
-            "(95 % interval 1.866 to 2.365), at most 2.500 nats / token wanted."),
-        ("digits_clip", "min_recall", 0.5, "test_recall_1", [0.6, 0.6], 0.6, "pass: test recall@1 60.0 %, at "
-            "least 50.0 % wanted."),
+            "(95 % interval 1.866 to 2.365); limit: at most 2.500 nats / token."),
+        ("digits_clip", "min_recall", 0.5, "test_recall_1", [0.6, 0.6], 0.6, "pass: test recall@1 60.0 %; "
+            "limit: at least 50.0 %."),
     ],
 )  # fmt: skip
 def test_a_bound_is_met_or_not(tmp_path, recipe, name, bound, column, values, measured, told):
@@ -75,7 +75,7 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=1, controls=[], min_accuracy=0.01)
     log_test(run, "hybrid", 0, 0.9, peak_memory=1e9)
     told = {row["criterion"]: row["sentence"] for row in report.finish(run)["criteria"]}
-    assert told["max_memory_gb"] == "pass: 1 GB of memory, at most 4 GB wanted."
+    assert told["max_memory_gb"] == "pass: 1 GB of memory; limit: at most 4 GB."
     assert told["min_accuracy"].startswith("pass: test accuracy 90.0 %")
     assert run.result["criteria"] == report.judge(run) and told["min_accuracy"] in run.report.read_text()
     with pytest.raises(ValueError, match="Success: the least test"):
@@ -86,7 +86,7 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     again = runs.open_run(run.folder)
     assert [row["bound"] for row in again.result["criteria"]] == [4, 1], "judged anew"
     assert report.finish(again)["criteria"] == again.result["criteria"], "a report keeps to them"
-    assert "at least 100.0 % wanted" in run.report.read_text()
+    assert "limit: at least 100.0 %" in run.report.read_text()
     assert "FAILED" not in str(verify(again)), "its hashes go with the settings"
     workspace.make_folder(run.folder / "model")
     typing(monkeypatch, capfd)("train", *command[1:-1], "min_accuracy=0.99")

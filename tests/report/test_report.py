@@ -88,7 +88,7 @@ def test_three_seeds_by_hand(three):
 
 def test_what_is_not_trained_yet(begin):
     run = begin({}, n_seeds=2)
-    with pytest.raises(FileNotFoundError, match="must have trained a net, but has not: run 03_train"):
+    with pytest.raises(FileNotFoundError, match=r"must have trained a net, but has not. Run 03_train"):
         report.summary(run)
     for seed, lacking in ((0, "hybrid, classical|classical, hybrid"), (1, "classical")):
         log_final(run, "hybrid", seed, 0.9)
@@ -152,9 +152,9 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
     for sentence in (
         "circuit weightsother weightsfrozen weightss / epoch hybrid",
         "Other scores nettest macro-F1 (%)test NLL (nats)test ECE (%) hybrid90.51.0003.0",
-        "settings of their own: classical.learning_rate=0.5.",
+        "their own settings: classical.learning_rate=0.5.",
         "classical (a classical layer of as many weights as the circuit).",
-        "label smoothing of 0.1 in training makes a net less sure",
+        "label smoothing of 0.1 in training makes a net less confident",
     ):
         assert sentence in told, sentence
     assert "None" not in told

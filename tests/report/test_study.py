@@ -193,7 +193,7 @@ def test_comparisons_are_paired_and_corrected_over_the_table(study):
     assert told[0] == "All comparisons: 1 better, 1 worse, 0 equivalent, 2 undecided of 4."
     rival = "Against a classical layer of as many weights as the circuit"
     assert f"{rival}: 1 better, 0 worse, 0 equivalent, 1 undecided of 2." in told
-    assert "nothing can be said of any difference" in report.verdict(pd.DataFrame())
+    assert "no verdict on any difference" in report.verdict(pd.DataFrame())
 
 
 def test_hybrid_nets_of_different_models_are_compared_by_the_largest_margin_of_their_runs(space):
@@ -212,9 +212,9 @@ def test_hybrid_nets_of_different_models_are_compared_by_the_largest_margin_of_t
     ("given", "paired", "note"),
     [
         ({"seed": 0}, ([0.9, 0.8], [0.82, 0.71]), "compared over the 2 seeds that both have."),
-        ({"seed": 1, "data": "other"}, None, "not compared, for they saw different data."),
-        ({"seed": 1, "data": None}, None, "not compared, for a run keeps no fingerprint of its data."),
-        ({"seed": 7}, None, "not compared, for no finished run of the second has the same seeds."),
+        ({"seed": 1, "data": "other"}, None, "not compared, because their data differ."),
+        ({"seed": 1, "data": None}, None, "not compared, because a run has no fingerprint of its data."),
+        ({"seed": 7}, None, "not compared, because no finished run of the second has the same seeds."),
     ],
 )
 def test_what_is_paired_by_seed_and_what_is_not_compared(space, given, paired, note):
@@ -263,7 +263,7 @@ def test_the_command_writes_page_and_study_of_the_runs_they_name(study):
     assert all(found.stamp.encode() in each.read_bytes() for each in place.iterdir())
     assert set(pd.read_csv(place / "runs.csv", dtype=str)["stamp"]) == {found.stamp}
     notes = [f"Data of 3 of 5 runs: {TWICE}", f"Data of 1 of 5 runs: {damaged}"]
-    told = report.verdict(study.compared()[0]), *notes, "they saw different data"
+    told = report.verdict(study.compared()[0]), *notes, "their data differ"
     assert all(each in (place / "conclusions.txt").read_text() for each in told)
     assert all(f"<li>{each}</li>" in page for each in notes)
     assert page.count("data:image/png;base64,") == len(DRAWN), "the figures of the notebook"
@@ -368,7 +368,7 @@ def test_many_models_have_tables_and_eight_have_figures(space):
     for shown in report.study.best(study, means):
         assert set(shown["model"]) == {f"model {index}" for index in range(8)}
     assert len(means) == 18 and set(compared["other_net"]) == {"classical"}
-    assert notes[0].startswith("No two of 9 hybrid nets are compared")
+    assert notes[0].startswith("9 hybrid nets are not compared")
 
 
 def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, capsys):

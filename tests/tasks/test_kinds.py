@@ -108,7 +108,7 @@ def test_adapters_stand_beside_controls_of_as_many_weights_and_their_base(adapte
     expected = {"before": pytest.approx(before, abs=1e-5), "after": finals.loc["hybrid", "test_loss"]}
     assert adapted.result["adapter"]["loss"] == expected
     page = adapted.report.read_text()
-    assert "Against the base alone" in page and f"<td>{before:.3f}</td>" in page
+    assert "Compared with the base alone" in page and f"<td>{before:.3f}</td>" in page
 
 
 def test_each_seed_starts_every_net_anew_and_its_controls_alike(adapted):
@@ -201,7 +201,7 @@ def test_parameters_are_counted_and_what_is_too_large_is_planned_without_weights
     found = measure.plan(**runs.to_plan(fresh))
     assert "a trial would hold" in fresh.provenance["placement"]["sentence"]
     assert found.places[0]["basis"] == "estimated" and found.places[0]["in_all"] > 0
-    assert any("A step was too large to be timed here" in note for note in found.notes)
+    assert any("A step was too large to time here" in note for note in found.notes)
     assert found.prediction.n_trained < 0.05 * found.prediction.n_weights
     assert found.prediction.memory["checkpoint"] < 0.2 * found.prediction.memory["weights"]
 
