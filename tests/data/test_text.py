@@ -267,13 +267,13 @@ def test_options_that_are_refused(shakespeare, monkeypatch, argument, options):
 def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
     again = text(shakespeare, **SMALL, tokenizer=saved(tmp_path / "fits"))
     assert again.vocabulary == 300 and not any("was trained" in note for note in again.notes)
-    assert any(note.startswith("Not used: vocabulary=257") for note in again.notes)
+    assert any(note.startswith("Ignored vocabulary=257") for note in again.notes)
 
 
 SAID = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
 TEMPLATES = {
     "refuses": ("{{ raise_exception('System messages are not taken') }}", "are not taken", chats()),
-    "rewrites": ("{{ messages | length }}" + SAID, "what was written before, are not in it", chats()),
+    "rewrites": ("{{ messages | length }}" + SAID, "or changes earlier messages", chats()),
     "drops calls": (SAID, "tool calls", TOOLS),
 }
 
