@@ -87,14 +87,13 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     empty = [each.name for each in every if not each.text.strip()]
     silent = [each.name for each in every if each.is_silent]
     whole = [each for each in every if each.text.strip() and not each.is_silent]
-    lacks = {"files about the data": about, "empty documents": empty}
-    lacks["chats without an answer to predict"] = silent
+    lacks = {"files about the data": about, "empty documents": empty, "chats without an answer": silent}
     notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *left_out(lacks)]
     if not whole:
         step = f"Put {', '.join(SUFFIXES)} files there; in chats, give answers the role assistant."
         raise refusal("hold text, or chats with an answer", " ".join([str(root), *notes]), step)
     if held_out := [name for name in files if side_of(name) in ("validation", "test")]:
-        notes.append(f"Splits are drawn from all files; split names are ignored: {first(held_out)}.")
+        notes.append(f"Split names are not used; splits are drawn from all files: {first(held_out)}.")
     return (whole, notes) if part is None else _selected(whole, part, notes)
 
 

@@ -231,7 +231,7 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
         "a, " * 50_000 + "end", ""),
     "keys that differ in case alone": ([{"text": "One.", "Text": "Two."}], "One.", "Text"),
     "`train` and `test` in names": ({"train.jsonl": [{"text": "One."}], "test/a.jsonl": [{"text": "Two."}]},
-        "Two.\n\nOne.", "ignored: test/a.jsonl"),
+        "Two.\n\nOne.", "drawn from all files: test/a.jsonl"),
     "parquet of chats": ({"a.parquet": parquet([{"messages": [HI | {"from": None}, HELLO]}])}, CHAT, ""),
     "list under `data`": ({"a.json": {"version": 1, "data": [{"messages": [HI, HELLO]}]}}, CHAT, "version"),
     "JSON lines called `.json`": ({"a.json": '{"prompt": "Hi", "response": "Hello"}\n' * 2}, CHAT, ""),

@@ -194,11 +194,11 @@ CHATS = {
         [*chats(), SILENT], None,
         ("User: What is ", "System: Be short", f"Assistant: Yes.{tokenizers.END}System: Be short."),
         (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
-        "Left out 1 chats without an answer to predict: a.jsonl, record 41."),
+        "Left out 1 chats without an answer: a.jsonl, record 41."),
     "the last of weight 0": (chats("Yes."), None, (), ("It is",), ("Yes",), "no chat template"),
     "an empty answer": (
         [*chats(), {"prompt": "Why?", "completion": " "}], None, (), ("It is",), ("Why",),
-        "Left out 1 chats without an answer to predict: a.jsonl, record 41."),
+        "Left out 1 chats without an answer: a.jsonl, record 41."),
     "the first of weight 0": (chats("It is"), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
     "a template of its own": (
