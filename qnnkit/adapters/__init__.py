@@ -1,7 +1,7 @@
-"""Adapters of language models whose LoRA weights come from circuits, and their controls of equal size.
+"""Adapters of language models whose LoRA weights are computed by circuits, and controls of equal size.
 
-In `quantum_peft` circuits are the source of the `lora_A` and `lora_B` of PEFT's own LoRA layers: gradients
-flow to the angles. Saved and merged they are ordinary LoRA adapters, for PEFT without qnnkit too.
+In `quantum_peft`, circuits compute the `lora_A` and `lora_B` of PEFT's own LoRA layers, and gradients flow to
+the angles. A saved or merged one is an ordinary LoRA adapter, which PEFT loads without qnnkit.
 
     >>> from torch import nn
     >>> from qnnkit import adapters

@@ -1,4 +1,4 @@
-"""Adapters on a model: sized, put on, counted, saved and loaded."""
+"""Adding adapters to a model: choosing their size, counting, saving and loading them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ CONFIG = "adapter_config.json"
 
 
 def adapt(model: nn.Module, name: str = "lora", *, seed: int = 0, **options: Any) -> PeftModel:
-    """Puts a PEFT method, or circuits that give LoRA's weights, on `model`; its own weights are frozen.
+    """Freezes `model` and adds an adapter: a method of PEFT, or circuits that compute LoRA's weights.
 
     Args:
-        model: One without an adapter; changed in place.
-        name: "quantum_peft", "lora", "vera" or another method that PEFT knows.
-        seed: Fixes initial weights, a circuit's angles and VeRA's projections among them; the caller's
-            generators are left alone.
-        options: As of `config`: `n_weights`, `targets`, and settings of the method.
+        model: A model without an adapter; changed in place.
+        name: "quantum_peft", "lora", "vera" or another method of PEFT.
+        seed: Fixes the initial weights, including circuits' angles and VeRA's projections; the caller's
+            generators do not change.
+        options: As in `config`: `n_weights`, `targets`, and settings of the method.
 
     Raises:
-        ValueError: As of `config`; or there is an adapter already, a target names no layer, or PEFT refuses.
-            The model is then as it was.
+        ValueError: As in `config`; or the model has an adapter already, a target names no layer, or PEFT
+            raises an error. The model is unchanged then.
 
     Example:
         >>> model = adapt(nn.Sequential(nn.Linear(8, 8)), "quantum_peft", targets=["0"])
@@ -45,14 +45,14 @@ def adapt(model: nn.Module, name: str = "lora", *, seed: int = 0, **options: Any
         {'weights': 34, 'angles': 30}
     """
     if hasattr(model, "peft_config"):
-        step = "Merge it first, build the model again, or add a saved one by adapters.load."
+        step = "Merge it first, build the model again, or add a saved one with adapters.load."
         raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
     chosen = config(model, name, **options)
-    for own in ("seed", "projection_prng_key"):  # of which circuits and VeRA draw, not of the generators
-        if hasattr(chosen, own) and own not in options:
-            setattr(chosen, own, seed)
+    for key in ("seed", "projection_prng_key"):  # seeds of circuits and of VeRA, which use no generator
+        if hasattr(chosen, key) and key not in options:
+            setattr(chosen, key, seed)
     if chosen.task_type is None and callable(getattr(model, "generate", None)):
-        chosen.task_type = "CAUSAL_LM"  # so that PEFT's own classes load it by its folder alone
+        chosen.task_type = "CAUSAL_LM"  # so that PEFT's own classes load it from its folder
     trial(model, chosen)
     return _put(model, chosen, seed=seed)
 
@@ -60,23 +60,23 @@ def adapt(model: nn.Module, name: str = "lora", *, seed: int = 0, **options: Any
 def load(
     model: nn.Module, folder: str | Path, name: str = "default", *, trainable: bool = False
 ) -> PeftModel:
-    """Puts a saved adapter on its base model, next to those that it has already, and switches to it.
+    """Adds a saved adapter to its base model, next to those that it has already, and activates it.
 
     Args:
-        model: The base model, changed in place, or a PeftModel, which gets another adapter. Of several,
-            `set_adapter(name)` of the result says which one counts.
-        folder: Holds `adapter_config.json` and `adapter_model.safetensors`, of any PEFT method.
-        name: That the adapter is given.
-        trainable: Whether it trains on, by its circuits where the folder has `circuit.safetensors`; if not,
-            all weights are frozen, and circuits are not computed.
+        model: The base model, changed in place, or a PeftModel, which gets another adapter. If there are
+            several, `set_adapter(name)` of the result activates one.
+        folder: Folder with `adapter_config.json` and `adapter_model.safetensors`, of any PEFT method.
+        name: Name of the adapter in the model.
+        trainable: Whether to continue training, with its circuits if the folder has `circuit.safetensors`. If
+            not, all weights are frozen and circuits are not computed.
 
     Raises:
-        FileNotFoundError: The folder or one of its files is not there.
+        FileNotFoundError: The folder or one of its files does not exist.
         ValueError: The adapter is of an unknown method, was made for another base model, or has other weights
-            than its circuits give; or a PeftModel has an adapter of that name. The model is then as it was.
+            than its circuits; or the PeftModel has an adapter of that name. The model is unchanged then.
 
     Warns:
-        UserWarning: Layers and sizes match, but the base model had another name.
+        UserWarning: Layers and sizes match, but the base model has a different name.
     """
     from peft import PeftConfig, PeftModel
 
@@ -95,16 +95,16 @@ def load(
     with _refusing("folder", rule, str(place)), warnings.catch_warnings(action="ignore"):
         tried: Any = trial(model, saved, name)
         left = tried.load_adapter(str(place), name, torch_device="cpu", low_cpu_mem_usage=True)
-        # PEFT 0.20 names VeRA's shared matrices, and has read them.
+        # PEFT 0.20 lists VeRA's shared matrices here although it has read them.
         unlike = [key for key in left.missing_keys + left.unexpected_keys if ".vera_" not in key]
-        if unlike and not saved.is_prompt_learning:  # whose weights PEFT reads apart
+        if unlike and not saved.is_prompt_learning:  # PEFT loads those in another way
             raise ValueError(f"{unlike[0]} is not in both")
     with _refusing("folder", f"hold in {CIRCUIT} the circuits of its weights, or no such file", str(place)):
         circuits = Circuits.read(place) if trainable and (place / CIRCUIT).is_file() else None
     ours = getattr(base, "name_or_path", "") or ""
     if ours and made_for and Path(ours).resolve() != Path(made_for).resolve():
         warnings.warn(f"The adapter in {place} was made for {made_for}, the model is {ours}.", stacklevel=2)
-    with seeded(0), warnings.catch_warnings(action="ignore"):  # PEFT draws before it reads
+    with seeded(0), warnings.catch_warnings(action="ignore"):  # PEFT draws weights before it loads them
         if extends:
             model.load_adapter(str(place), name, is_trainable=trainable)
         else:
@@ -118,9 +118,9 @@ def load(
 
 
 def base_of(folder: Path) -> str:
-    """Name or folder of the base model that a saved adapter was made for; "" where nothing says so.
+    """Returns the name or folder of the base model of a saved adapter; "" if it is not recorded.
 
-    A relative one is looked up in the folders around the adapter, or in the workspace.
+    A relative path is looked up in the folders around the adapter, and in the workspace.
     """
     stored = (workspace.read_json(folder / CONFIG) or {}).get("base_model_name_or_path") or ""
     if not stored.startswith("."):
@@ -132,23 +132,23 @@ def base_of(folder: Path) -> str:
 def config(
     model: nn.Module, name: str, *, n_weights: int | None = None, targets: Any = None, **options: Any
 ) -> Any:
-    """The configuration of an adapter, of about as many trained weights as asked for.
+    """Returns the configuration of an adapter with about `n_weights` trained weights.
 
-    LoRA's alpha is twice its rank unless it is given.
+    LoRA's alpha is twice its rank by default.
 
     Args:
-        model: The base model, whose layers decide the count; it is left as it was.
-        name: As of `adapt`.
-        n_weights: Number of trained weights; None leaves all to `options` and the defaults.
-        targets: As PEFT's `target_modules`; None for what PEFT adapts in models of this type.
+        model: The base model, whose layers determine the count; it is not changed.
+        name: As in `adapt`.
+        n_weights: Number of trained weights; None uses `options` and the defaults.
+        targets: PEFT's `target_modules`; None takes PEFT's default for models of this type.
         options: Other settings of the configuration.
 
     Returns:
         A PeftConfig, or a `QuantumPeftConfig`.
 
     Raises:
-        ValueError: The name is unknown, or has no rank to choose for `n_weights`; an option is none of its
-            settings, or `targets` match nothing.
+        ValueError: The name is unknown, or has no rank that could be chosen for `n_weights`; an option is not
+            one of its settings, or `targets` match nothing.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
@@ -160,10 +160,10 @@ def config(
     if targets:
         options["target_modules"] = wanted = targets if isinstance(targets, str) else list(targets)
         layers = {key: type(each).__name__ for key, each in model.named_modules()}
-        for each in () if isinstance(wanted, str) else wanted:  # PEFT is content with one that matches
+        for each in () if isinstance(wanted, str) else wanted:  # PEFT accepts targets if any matches
             if not any(f".{key}".endswith(f".{each}") for key in layers):
-                there = {key.rsplit(".")[-1] for key in layers if layers[key] in ("Linear", "Conv1D")}
-                step = f"Its linear layers are called {', '.join(sorted(there))}."
+                linear = {key.rsplit(".")[-1] for key in layers if layers[key] in ("Linear", "Conv1D")}
+                step = f"Its linear layers are called {', '.join(sorted(linear))}."
                 raise ValueError(checks.message("target_modules", "name layers of the model", each, step))
     for option in options:
         checks.choice("options", option, sorted(field.name for field in fields(cls)))
@@ -176,16 +176,16 @@ def config(
 
 
 def _matched(model: nn.Module, cls: Any, n_weights: int, options: dict[str, Any]) -> dict[str, int]:
-    """The settings with which a method trains about `n_weights` weights of a model.
+    """Returns the settings with which a method trains about `n_weights` weights of a model.
 
-    Of equally near combinations that which is nearest to usual. Circuits with `train_circuit=False` are sized
-    as if they trained: so they differ in nothing else.
+    Among equally near combinations, it takes the most usual one. Circuits with `train_circuit=False` get the
+    size of trained ones, so that they differ in nothing else.
 
     Args:
-        model: The base model; it is left as it was.
-        cls: Configuration of the method.
-        n_weights: Above 0.
-        options: Its other settings; those that decide the count are fixed here.
+        model: The base model; it is not changed.
+        cls: Configuration class of the method.
+        n_weights: Number of trained weights, above 0.
+        options: Other settings of the method; sizes that they set are kept.
     """
     checks.positive("n_weights", n_weights)
     if cls is QuantumPeftConfig:
@@ -198,24 +198,24 @@ def _matched(model: nn.Module, cls: Any, n_weights: int, options: dict[str, Any]
 
 
 def size(model: nn.Module, name: str, **options: Any) -> int:
-    """How many weights an adapter would train; the arguments are those of `config`."""
+    """Returns the number of weights that an adapter would train; the arguments are those of `config`."""
     return count(trial(model, config(model, name, **options)))["weights"]
 
 
 def names() -> list[str]:
-    """The adapters of layers that `config` knows."""
+    """Returns the names for `config` of all methods that adapt layers."""
     return sorted(name for name, cls in _known().items() if "target_modules" in cls.__dataclass_fields__)
 
 
 def count(model: nn.Module) -> dict[str, int]:
-    """Trained `weights` of a model, and how many of them are `angles` of circuits."""
+    """Counts the trained `weights` of a model, and the `angles` of circuits among them."""
     numbers = count_parameters(model)
     return {"weights": numbers["quantum"] + numbers["classical"], "angles": numbers["quantum"]}
 
 
 @contextlib.contextmanager
 def once(model: nn.Module) -> Iterator[None]:
-    """Inside, circuits of adapters are computed at most once; their angles must not change there."""
+    """Computes circuits of adapters at most once inside the context, where angles must not change."""
     outer = [each for each in vars(model).get("circuits", {}).values() if each.made is None]
     for circuits in outer:
         circuits.made = {}
@@ -230,7 +230,7 @@ def once(model: nn.Module) -> Iterator[None]:
 
 
 class _WithCircuits:
-    """What a PeftModel does otherwise where circuits give LoRA's weights."""
+    """Methods that a PeftModel overrides if circuits compute LoRA's weights."""
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
         with once(self):
@@ -241,7 +241,7 @@ class _WithCircuits:
             return super().generate(*given, **named)  # type: ignore[misc]
 
     def save_pretrained(self: Any, save_directory: str, **named: Any) -> None:
-        """Writes LoRA's weights as plain PEFT reads them, and the circuits next to them."""
+        """Writes LoRA's weights in PEFT's own format, and the circuits next to them."""
         state = {key: each for key, each in self.state_dict().items() if ".parametrizations." not in key}
         present = {name: each for name, each in self.circuits.items() if name in self.peft_config}
         with once(self), torch.no_grad():
@@ -255,16 +255,16 @@ class _WithCircuits:
 
 
 def _put(model: Any, chosen: Any, name: str = "default", *, seed: int = 0) -> PeftModel:
-    """The model with another adapter, on itself."""
+    """Adds an adapter to the model in place, and returns it as a PeftModel."""
     from peft import PeftModel, get_peft_model
 
     ours = isinstance(chosen, QuantumPeftConfig)
-    asked: Any = chosen.lora() if ours else copy.deepcopy(chosen)
-    with seeded(seed), warnings.catch_warnings(action="ignore"):  # PEFT warns of what it then does right
+    peft_config: Any = chosen.lora() if ours else copy.deepcopy(chosen)
+    with seeded(seed), warnings.catch_warnings(action="ignore"):  # PEFT warns of cases that it handles
         if isinstance(model, PeftModel):
-            model.add_adapter(name, asked)
+            model.add_adapter(name, peft_config)
         else:
-            model = get_peft_model(model, asked, name)
+            model = get_peft_model(model, peft_config, name)
     if ours:
         sizes = _sizes(model, name)
         first: Any = model.get_submodule(f"base_model.model.{next(iter(sizes))}.lora_A.{name}")
@@ -273,7 +273,7 @@ def _put(model: Any, chosen: Any, name: str = "default", *, seed: int = 0) -> Pe
 
 
 def _connect(model: Any, name: str, circuits: Circuits) -> None:
-    """Makes the circuits the source of the weights of an adapter that is on the model."""
+    """Makes the circuits compute the weights of an adapter of the model."""
     for source in circuits.sources:
         linear = model.get_submodule(f"base_model.model.{source.layer}.{source.side}.{name}")
         source.to(linear.weight.device).requires_grad_(linear.weight.requires_grad)
@@ -285,7 +285,7 @@ def _connect(model: Any, name: str, circuits: Circuits) -> None:
 
 
 def _sizes(model: Any, name: str = "default") -> dict[str, tuple[int, int]]:
-    """(in_features, out_features) of the layers of a LoRA adapter by their names in the base model."""
+    """Returns {name in the base model: (in_features, out_features)} for the layers of a LoRA adapter."""
     from peft.tuners.lora import LoraLayer
 
     sizes = {}
@@ -299,25 +299,25 @@ def _sizes(model: Any, name: str = "default") -> dict[str, tuple[int, int]]:
 
 
 def trial(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
-    """The adapter on a copy of the model whose weights take no memory; the model is left as it was.
+    """Returns a copy of the model with the adapter, whose weights take no memory; the model is not changed.
 
     Raises:
-        ValueError: PEFT refuses, or a target names no layer.
+        ValueError: PEFT raises an error, or a target names no layer.
     """
     empty: dict[int, Any] = {}
     for weight in model.parameters():
         bare = empty[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
-        vars(bare).update(vars(weight))  # of weights in 4 bits, how they are stored: PEFT asks for it
+        vars(bare).update(vars(weight))  # how 4-bit weights are stored, which PEFT reads
     with _refusing("name", "fit this model by its shapes", type(chosen).__name__), torch.device("meta"):
         return _put(copy.deepcopy(model, dict(empty)), chosen, name)
 
 
 @contextlib.contextmanager
 def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
-    """Passes PEFT's own errors on in one sentence."""
+    """Turns PEFT's errors into a ValueError of one sentence."""
     try:
         yield
-    except Exception as error:  # PEFT has one of its own for each way in which layers differ
+    except Exception as error:  # PEFT has many kinds, one for each way in which layers differ
         if isinstance(message := next(iter(error.args), None), checks.Message) and message.parts[0] != "name":
             raise
         step = f"It says: {' '.join(str(error).split()[:40]).rstrip('.')}."
@@ -325,7 +325,7 @@ def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
 
 
 def _known() -> dict[str, Any]:
-    """Name -> class of its configuration, of every method that PEFT knows, and of circuits."""
+    """Returns {name: configuration class} for every method of PEFT and for `quantum_peft`."""
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
 
     known = {str(getattr(kind, "value", kind)).lower(): cls for kind, cls in KNOWN.items()}

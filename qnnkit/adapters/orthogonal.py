@@ -1,4 +1,4 @@
-"""Orthogonal matrices from circuits of RY rotations and CZ gates, many at once, in real arithmetic."""
+"""Orthogonal matrices from circuits of RY rotations and CZ gates, batched, in real arithmetic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def n_wires(dim: int) -> int:
-    """The fewest wires whose basis states number `dim` or more, and 1 at least.
+    """Returns the smallest number of wires with `dim` or more basis states, at least 1.
 
     Example:
         >>> n_wires(128), n_wires(129), n_wires(1)
@@ -17,19 +17,19 @@ def n_wires(dim: int) -> int:
 
 
 def columns(angles: Tensor, n_columns: int, *, entangled: bool = True) -> Tensor:
-    """The first columns of the circuits' matrices, which are real and orthogonal.
+    """Returns the first columns of the circuits' matrices, which are real and orthogonal.
 
-    A circuit has RY on every wire, then layers of CZ on all neighbouring wires and RY again. The rotations
-    of a layer are two matrices, one for each half of the wires, and the CZ gates are signs. Memory and time
-    grow as (n_layers + 1) * n_columns * 2**n_wires per circuit, time by another 2**(n_wires / 2).
+    A circuit has RY on every wire, then layers of CZ on all neighbouring wires followed by RY. The rotations
+    of a layer are applied as two matrices, one for each half of the wires, and the CZ gates as signs. Memory
+    and time grow as (n_layers + 1) * n_columns * 2**n_wires per circuit, time by another 2**(n_wires / 2).
 
     Args:
         angles: Of shape (batch, n_layers + 1, n_wires), in radians; RY(t) = exp(-i t Y / 2).
-        n_columns: Up to 2**n_wires.
-        entangled: Whether there are CZ gates.
+        n_columns: Number of columns, at most 2**n_wires.
+        entangled: Whether to apply the CZ gates.
 
     Returns:
-        Of shape (batch, 2**n_wires, n_columns), in the dtype of the angles.
+        Matrices of shape (batch, 2**n_wires, n_columns), in the dtype of the angles.
 
     Example:
         >>> matrix = columns(torch.rand(1, 3, 2, dtype=torch.float64), 4)[0]
@@ -55,7 +55,7 @@ def columns(angles: Tensor, n_columns: int, *, entangled: bool = True) -> Tensor
 
 
 def _rotations(angles: Tensor) -> Tensor:
-    """RY on each of k wires as one matrix: (..., k) -> (..., 2**k, 2**k)."""
+    """Returns RY on each of k wires as one matrix: (..., k) -> (..., 2**k, 2**k)."""
     cos, sin = (angles / 2).cos(), (angles / 2).sin()
     each = torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2))  # (..., k, 2, 2)
     product = angles.new_ones(*angles.shape[:-1], 1, 1)

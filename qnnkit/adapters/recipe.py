@@ -1,4 +1,4 @@
-"""An adapter as a recipe has it: its settings, the net with it, and its controls of as many weights."""
+"""Parts of recipes with adapters: settings, the adapted model, and controls with equally many weights."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _CHANGED = {"no_entanglement": {"entangled": False}, "frozen_random": {"train_ci
 
 
 class AdapterSettings(LanguageModelSettings):
-    """Which adapter, on which frozen language model."""
+    """Settings of a frozen language model and its adapter."""
 
     adapter: str = "quantum_peft"
-    """What adapts the frozen model: lora, vera, quantum_peft, or another method of PEFT."""
+    """Method that adapts the frozen model: lora, vera, quantum_peft, or another method of PEFT."""
     adapter_weights: int | None = Field(default=None, ge=1)
-    """About how many weights it has; None leaves that to its rank."""
+    """Approximate number of weights of the adapter; None derives it from the rank."""
     rank: int | None = Field(default=None, ge=1)
-    """Rank r of its updates; None takes that of adapter_weights, or the method's own."""
+    """Rank r of the updates; None derives it from adapter_weights, or takes the method's default."""
     alpha: float | None = Field(default=None, gt=0)
     """LoRA's updates are scaled by alpha / r; None takes twice the rank."""
     targets: Words | None = None
-    """Names of the layers that it changes; None takes the query and value projections."""
+    """Names of the layers that are adapted; None takes the query and value projections."""
     base_precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision in which the frozen weights are kept; half of it for about half of the memory."""
+    """Precision of the frozen weights; 16 bits need about half of the memory of 32."""
     four_bit: bool = False
-    """Whether the frozen weights are kept in 4 bits (QLoRA) where CUDA and bitsandbytes allow it."""
+    """Whether to store the frozen weights in 4 bits (QLoRA), if CUDA and bitsandbytes are available."""
 
 
 def require_base(settings: Any) -> None:
-    """Refuses an adapter to weights that nobody trained."""
+    """Raises a ValueError without a pretrained model, or if a method without circuits has controls."""
     checks.choice("adapter", settings.adapter, names())
     if settings.controls and settings.adapter != QUANTUM_PEFT:
         step = "Set controls=() for an adapter without a circuit."
@@ -51,21 +51,21 @@ def require_base(settings: Any) -> None:
 
 
 def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
-    """The frozen model with its adapter, or with the control `net` in its place, of as many weights.
+    """Returns the frozen model with its adapter, or with the control `net` of equally many weights instead.
 
-    Nets of one seed that have the same angles start alike.
+    Nets of the same seed and with the same angles have the same initial weights.
     """
     base = language_model(settings, splits, seed)
     with checks.renamed({"target_modules": "targets", "name": "adapter", "r": "rank"}):
-        own = {"n_weights": settings.adapter_weights, "targets": settings.targets, "r": settings.rank}
-        own["lora_alpha"] = settings.alpha
-        own = {name: value for name, value in own.items() if value is not None} | _CHANGED.get(net, {})
+        options = {"n_weights": settings.adapter_weights, "targets": settings.targets, "r": settings.rank}
+        options["lora_alpha"] = settings.alpha
+        options = {key: value for key, value in options.items() if value is not None} | _CHANGED.get(net, {})
         if net not in ("lora", "vera"):
-            return adapt(base, settings.adapter, seed=seed, **own)
-        n_weights = settings.adapter_weights or size(base, settings.adapter, **own)
+            return adapt(base, settings.adapter, seed=seed, **options)
+        n_weights = settings.adapter_weights or size(base, settings.adapter, **options)
         return adapt(base, net, seed=seed, n_weights=n_weights, targets=settings.targets)
 
 
 def controls(settings: Any, splits: Any, seed: int) -> dict[str, Callable[[], nn.Module]]:
-    """Functions that make each control; two of them are never in memory at once."""
+    """Returns functions that build the controls, so that two of them are never in memory at once."""
     return {net: partial(build, settings, splits, seed, net) for net in CONTROLS}

@@ -1,7 +1,7 @@
-"""Circuits as the source of LoRA's weights: parametrizations of PEFT's `lora_A` and `lora_B`.
+"""Circuits that compute LoRA's weights, as parametrizations of PEFT's `lora_A` and `lora_B`.
 
-Each weight of an adapter is a `Source`, registered by `torch.nn.utils.parametrize`; all sources of an adapter
-are computed together, in one batch.
+Each weight of an adapter is a `Source`, registered with `torch.nn.utils.parametrize`. All sources of an
+adapter are computed together, in batches.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from qnnkit.data.batches import keyed_generator
 
 QUANTUM_PEFT = "quantum_peft"
 WEIGHTS = "adapter_model.safetensors"
-"""PEFT's: the weights that circuits gave, under LoRA's names."""
+"""PEFT's file of an adapter's weights; those computed by circuits have LoRA's names."""
 CIRCUIT = "circuit.safetensors"
-"""Next to it: the circuits' angles, and what is needed to train them on."""
+"""File next to it with the circuits' angles, and what is needed to continue training them."""
 Sizes = Mapping[str, tuple[int, int]]
-"""(in_features, out_features) of the adapted layers by name, in the order of the model."""
+"""Name of an adapted layer -> (in_features, out_features), in the order of the model."""
 
 
 @dataclass
 class QuantumPeftConfig:
     """Settings of `quantum_peft`: W + scale * sum over terms of U diag(lambda) V^T.
 
-    U and V are the first r columns of circuits over ceil(log2(dim)) wires, cropped to dim rows. A layer has
-    n_terms * ((n_layers + 1) * (wires of U + wires of V) + r) weights; lambda is 0 at first.
+    U and V are the first r columns of circuits on ceil(log2(dim)) wires, cropped to dim rows. A layer has
+    n_terms * ((n_layers + 1) * (wires of U + wires of V) + r) weights; lambda is initially 0.
 
     Reference: Koike-Akino et al. (2025), arXiv:2503.05431.
     """
@@ -46,17 +46,17 @@ class QuantumPeftConfig:
     r: int = 4
     """Rank of one term."""
     n_terms: int = 1
-    """Pairs of circuits a layer; LoRA's rank is r * n_terms."""
+    """Number of circuit pairs per layer; LoRA's rank is r * n_terms."""
     scale: float = 8.0
     """Factor of the update."""
     entangled: bool = True
     """Whether the circuit has entangling gates."""
     train_circuit: bool = True
-    """Whether its angles train, or stay as the seed drew them."""
+    """Whether to train the angles; if not, they keep their initial values."""
     seed: int = 0
-    """Fixes the initial angles."""
+    """Seed of the initial angles."""
     target_modules: Any = None
-    """This and the task type: as in PEFT's LoraConfig."""
+    """Adapted layers; like the task type, as in PEFT's LoraConfig."""
     task_type: str | None = None
 
     def __post_init__(self) -> None:
@@ -66,17 +66,18 @@ class QuantumPeftConfig:
                 raise ValueError(checks.message(name, "be a whole number above 0", value, "Use 1 or more."))
 
     def lora(self) -> Any:
-        """The LoraConfig whose weights the circuits give; the scale is in the weights."""
+        """Returns the LoraConfig of the weights that the circuits compute; the weights include the scale."""
         from peft import LoraConfig
 
-        given: dict[str, Any] = {"target_modules": self.target_modules, "task_type": self.task_type}
-        return LoraConfig(r=self.r * self.n_terms, lora_alpha=self.r * self.n_terms, **given)
+        same: dict[str, Any] = {"target_modules": self.target_modules, "task_type": self.task_type}
+        return LoraConfig(r=self.r * self.n_terms, lora_alpha=self.r * self.n_terms, **same)
 
 
 def matched(n_weights: int, sizes: Sizes, options: Mapping[str, Any]) -> dict[str, int]:
-    """Settings of about so many weights, given those in `options`; of equally near ones the most usual.
+    """Returns settings with about `n_weights` weights, keeping those in `options`; the most usual if tied.
 
-    Deep circuits and a low rank per term are usual: a rank costs time in every layer call, an angle does not.
+    Deep circuits with a low rank per term are preferred: a rank costs time in every layer call, an angle does
+    not.
     """
     wires = sum(orthogonal.n_wires(dim) for pair in sizes.values() for dim in pair)
     least = min(dim for pair in sizes.values() for dim in pair)
@@ -86,7 +87,7 @@ def matched(n_weights: int, sizes: Sizes, options: Mapping[str, Any]) -> dict[st
     for n_layers, r in itertools.product(depths, ranks):
         term = (n_layers + 1) * wires + r * len(sizes)
         n_terms = options.get("n_terms", max(1, round(n_weights / term)))
-        # Counts that are off by 5 % more or less are equally near.
+        # Counts whose errors differ by less than 5 % of n_weights are ties.
         distance = int(abs(n_terms * term / n_weights - 1) / 0.05), 10 * abs(n_layers - 8) + abs(r - 2)
         nearest.setdefault(distance, {"n_layers": n_layers, "r": r, "n_terms": n_terms})
     return nearest[min(nearest)]
@@ -98,17 +99,17 @@ class Circuits:
     Args:
         config: Settings of the adapter.
         sizes: The adapted layers.
-        like: LoRA's weight; the sources have its dtype and begin on its device.
+        like: A weight of LoRA, whose dtype and device the sources take.
     """
 
     def __init__(self, config: QuantumPeftConfig, sizes: Sizes, like: Tensor):
         self.config, self.sizes = config, dict(sizes)
         self.made: dict[bool, dict[Source, Tensor]] | None = None
-        """Inside `adapters.once`: with gradients or not -> the weights."""
+        """Cache inside `adapters.once`: whether gradients are enabled -> the weights."""
         self.sources = [Source(self, layer, side, like) for layer in sizes for side in ("lora_A", "lora_B")]
 
     def weight(self, source: Source) -> Tensor:
-        """LoRA's weight of one source."""
+        """Returns the LoRA weight of one source."""
         if self.made is None:
             return self._compute([source])[source]
         mode = torch.is_grad_enabled()
@@ -117,15 +118,15 @@ class Circuits:
         return self.made[mode][source]
 
     def _compute(self, sources: Sequence[Source]) -> dict[Source, Tensor]:
-        # A float32 island: bfloat16 knows an angle near pi only to 0.016 radians. Gradient checkpointing must
-        # see nothing of it, as it may be computed in a recomputed part on the way forward and not again.
+        # In float32, as bfloat16 resolves an angle near pi only to 0.016 radians. Gradient checkpointing must
+        # not record it: a checkpointed part may compute it in its forward pass but not in its recomputation.
         device = sources[0].angles.weights.device.type
         with (
             torch.autocast(device, enabled=False),
             saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):
             groups: dict[Any, list[Source]] = {}
-            for source in sources:  # circuits of as many wires are one batch, whichever layers they belong to
+            for source in sources:  # circuits with equally many wires form a batch, across layers
                 weights = source.angles.weights
                 groups.setdefault((weights.shape[-1], weights.device), []).append(source)
             computed: dict[Source, Tensor] = {}
@@ -138,19 +139,19 @@ class Circuits:
             return computed
 
     def save(self, path: Path) -> None:
-        """Writes angles, settings, and the sizes of the adapted layers in the order of the model."""
+        """Writes the angles, the settings, and the sizes of the adapted layers in the order of the model."""
         from safetensors.torch import save_file
 
         about = {"adapter": QUANTUM_PEFT, "settings": vars(self.config), "layers": self.sizes}
-        text = {"circuit": json.dumps(about, default=sorted)}  # PEFT makes sets of targets
+        text = {"circuit": json.dumps(about, default=sorted)}  # PEFT turns targets into sets
         save_file(nn.ModuleList(self.sources).state_dict(), path, text)
 
     @classmethod
     def read(cls, folder: Path) -> Circuits:
-        """The circuits that `save` left in an adapter's folder.
+        """Returns the circuits that `save` wrote to an adapter's folder.
 
         Raises:
-            Exception: They do not give the weights next to them, or a file is damaged: as whoever finds it.
+            Exception: They do not reproduce the weights next to them, or a file is damaged; of any type.
         """
         from safetensors import safe_open
         from safetensors.torch import load_file
@@ -158,22 +159,22 @@ class Circuits:
         with safe_open(folder / CIRCUIT, framework="pt") as file:
             about = json.loads(file.metadata()["circuit"])
         weights, angles = load_file(folder / WEIGHTS), load_file(folder / CIRCUIT)
-        given = {name: value for name, value in about["settings"].items() if value is not None}
-        circuits = cls(QuantumPeftConfig(**given), about["layers"], next(iter(angles.values())))
+        settings = {name: value for name, value in about["settings"].items() if value is not None}
+        circuits = cls(QuantumPeftConfig(**settings), about["layers"], next(iter(angles.values())))
         nn.ModuleList(circuits.sources).load_state_dict(angles)
         with torch.no_grad():
             for source, matrix in circuits._compute(circuits.sources).items():
                 weight = weights[f"base_model.model.{source.layer}.{source.side}.weight"]
                 if not torch.allclose(matrix, weight, rtol=1e-3, atol=1e-4 * float(weight.abs().max())):
-                    raise ValueError(f"it does not give {source.side} of {source.layer}")
+                    raise ValueError(f"it does not reproduce {source.side} of {source.layer}")
         return circuits
 
 
 class Angles(nn.Module):
-    """Angles of circuits in radians: a parameter, or a buffer where they do not train."""
+    """Angles of circuits in radians: a parameter, or a buffer if they are not trained."""
 
     of_circuit = True
-    """`layers.quantum_parameters` knows circuits by it."""
+    """Marks a circuit for `layers.quantum_parameters`."""
 
     def __init__(self, weights: nn.Parameter | nn.Buffer):
         super().__init__()
@@ -184,10 +185,10 @@ class Source(nn.Module):
     """A parametrization without an original tensor: one weight of LoRA, V^T or U diag(scale * lambda).
 
     Args:
-        circuits: The adapter that it belongs to.
+        circuits: The circuits of the adapter.
         layer: Name of the adapted layer in the base model.
         side: "lora_A", of shape (rank, in_features), or "lora_B", of shape (out_features, rank).
-        like: Gives dtype and device.
+        like: Tensor whose dtype and device are used.
     """
 
     def __init__(self, circuits: Circuits, layer: str, side: str, like: Tensor):
@@ -206,7 +207,7 @@ class Source(nn.Module):
             self.strengths = nn.Parameter(torch.zeros(config.r * config.n_terms).to(like))
 
     def scaled(self, columns: Tensor) -> Tensor:
-        """LoRA's weight from the circuits' columns, of shape (2**n_wires, rank)."""
+        """Returns the LoRA weight for the circuits' columns, which are of shape (2**n_wires, rank)."""
         matrix = columns[: self.dim]
         if self.side == "lora_A":
             return matrix.t()
@@ -216,5 +217,5 @@ class Source(nn.Module):
         return self.circuits.weight(self)
 
     def right_inverse(self, weight: Tensor) -> tuple[()]:
-        """No original tensor stays: what LoRA began with is dropped."""
+        """Returns no original tensor: LoRA's initial weight is dropped."""
         return ()

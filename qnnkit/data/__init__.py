@@ -1,4 +1,4 @@
-"""Datasets: `load("digits")`, `load("class_folder", root=...)`; every one gives fixed, stratified splits."""
+"""Datasets: `load("digits")`, `load("class_folder", root=...)`. All have fixed, stratified splits."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _LOADERS: tuple[Callable[..., Splits], ...] = (
     *(captions, digit_captions, text, music),
 )
 DATASETS = {loader.__name__: loader for loader in _LOADERS}
-"""Name of a dataset -> what loads it."""
+"""Dataset name -> function that loads it."""
 
 _KINDS = {"captions": "captions", "digit_captions": "captions", "text": "tokens", "music": "tokens"}
-"""Of those that hold no labelled images."""
+"""Kind of each dataset that does not hold labelled images."""
 
 
 def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
-    """The dataset called `name` in `DATASETS`, with that function's own options.
+    """Loads the dataset called `name`, with the options of its function in `DATASETS`.
 
     Args:
-        name: Which dataset.
-        train_fraction: Share of the training samples that is kept, or above 1 their number; class by class,
-            chosen by `split_seed`: a smaller share lies inside a larger one. Validation and test stay whole.
-        options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and the
-            dataset's own, such as `label_pattern`.
+        name: Name of the dataset.
+        train_fraction: Share of the training samples to use, or their number if above 1. `split_seed` chooses
+            them class by class; a smaller share is part of a larger one. Validation and test do not change.
+        options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and
+            options of the dataset itself, such as `label_pattern`.
 
     Raises:
-        ValueError: The name is unknown, the dataset does not take an option, or its files are wrong.
-        OSError: They are not there.
+        ValueError: The name is unknown, the dataset does not take an option, or its files are invalid.
+        OSError: The files are missing or cannot be fetched.
 
     Example:
         >>> splits = load("digits", test_fraction=0.1)
@@ -56,7 +56,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
 
 
 def kind(name: str) -> str:
-    """What the dataset called `name` holds: "images", "captions" (with images) or "tokens".
+    """Returns what the dataset called `name` holds: "images", "captions" (with images) or "tokens".
 
     Example:
         >>> kind("digits")
@@ -66,15 +66,15 @@ def kind(name: str) -> str:
 
 
 def options_of(name: str) -> set[str]:
-    """The options of `load` that the dataset called `name` has.
+    """Returns the options that `load` takes for the dataset called `name`.
 
     Example:
         >>> options_of("flat_folder") - options_of("class_folder")
         {'label_pattern'}
     """
     loader = DATASETS[checks.choice("dataset", name, DATASETS)]
-    names = {*inspect.signature(loader).parameters, "train_fraction"}  # which `load` sees to itself
-    if "options" in names:  # those of all images, handed on
+    names = {*inspect.signature(loader).parameters, "train_fraction"}  # `load` itself takes the latter
+    if "options" in names:  # options of all image datasets, passed on
         names |= {"image_size", "grey", *SPLITTING}
     return names - {"options"}
 

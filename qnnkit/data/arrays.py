@@ -1,4 +1,4 @@
-"""Datasets that are arrays already: scikit-learn's digits, and your own tensors or arrays."""
+"""Datasets in memory: scikit-learn's digits, and your own tensors or arrays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Splits, dupl
 from qnnkit.settings import SPLITTING
 
 Names = Sequence[str] | None
-"""Of splits, for each sample; or of classes."""
+"""Name of the split of each sample, or of each class."""
 
 
 def digits(**options: Any) -> ImageSplits:
-    """The 1,797 handwritten digits inside scikit-learn: 10 classes, 8x8, grey 0..16 rescaled to 0..255.
+    """The 1,797 handwritten digits of scikit-learn: 10 classes, 8x8, grey 0..16 rescaled to 0..255.
 
-    Takes the options of `class_folder`, and no `root`.
+    Takes the options of `class_folder` except `root`.
 
     Reference:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI (1998).
@@ -43,18 +43,18 @@ def split_arrays(
     sides: Names = None,
     **options: Any,
 ) -> ImageSplits:
-    """The dataset called `name`, of labelled images in arrays.
+    """Returns the dataset called `name`, made from arrays of labelled images.
 
     Args:
-        name: Of the dataset.
-        images: Bytes, of shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3, height, width).
-        labels: Whole numbers, of shape (n,).
+        name: Name of the dataset.
+        images: uint8, of shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3, height, width).
+        labels: Integers of shape (n,).
         classes: As in `numbered`.
-        sides: The split of each image, if the dataset brings its own.
-        options: `image_size` and `grey` as in `class_folder`, and those of `images.split`.
+        sides: The split of each image, if the dataset has its own splits.
+        options: `image_size` and `grey` as in `class_folder`, and the options of `images.split`.
 
     Raises:
-        ValueError: There is not one label an image, or one has no class.
+        ValueError: Images and labels differ in number, or a label has no class.
     """
     names, numbers = numbered(labels, classes)
     if len(images) != len(numbers):
@@ -66,28 +66,28 @@ def split_arrays(
     pictures = [Picture(each, images.shape[1:3], mode) for each in images]
     sources = tuple(f"{name}/{row}" for row in range(len(images)))
     form = (options.pop(option, None) for option in ("image_size", "grey"))
-    whole, notes = one_form(pictures, sources, *form)
-    stack = Stack(ImageSet(whole, torch.from_numpy(numbers), sources), sides, notes)
+    pixels, notes = one_form(pictures, sources, *form)
+    stack = Stack(ImageSet(pixels, torch.from_numpy(numbers), sources), sides, notes)
     return split_stack(name, stack, names, **options)
 
 
 def numbered(labels: np.ndarray, classes: Any = None) -> tuple[tuple[str, ...], np.ndarray]:
-    """The names of the classes, and labels that index them, int64 (n,).
+    """Returns the class names, and labels that index them, int64 of shape (n,).
 
     Args:
-        labels: Whole numbers, of shape (n,).
-        classes: What labels 0, 1, 2, ... are called; None takes those that occur.
+        labels: Integers of shape (n,).
+        classes: Names of labels 0, 1, 2, ...; None takes the labels that occur.
 
     Raises:
-        ValueError: Two classes have one name, or a label has none.
+        ValueError: Two classes have the same name, or a label has none.
     """
-    known, numbers = np.unique(labels, return_inverse=True)
+    values, numbers = np.unique(labels, return_inverse=True)
     if classes is None:
-        return tuple(map(str, known.tolist())), numbers.astype(np.int64)
+        return tuple(map(str, values.tolist())), numbers.astype(np.int64)
     names = tuple(map(str, np.atleast_1d(classes)))
     if len({*names}) < len(names):
         raise ValueError(checks.message("classes", "be different names", classes, 'Use ["cat", "dog"].'))
-    if wrong := [str(each) for each in known.tolist() if not 0 <= each < len(names)]:
+    if wrong := [str(value) for value in values.tolist() if not 0 <= value < len(names)]:
         rule = f"hold labels from 0 to {len(names) - 1}, the number of a class"
         raise refusal(rule, first(wrong), "Correct these labels, name their classes, or drop the samples.")
     return names, labels.astype(np.int64)
@@ -98,7 +98,7 @@ def numbered(labels: np.ndarray, classes: Any = None) -> tuple[tuple[str, ...], 
 
 @dataclass(frozen=True, eq=False)
 class TensorSet(Part):
-    """The samples of one split."""
+    """Inputs and targets of one split."""
 
     inputs: torch.Tensor  # (n, ...)
     targets: torch.Tensor  # (n, ...)
@@ -106,7 +106,7 @@ class TensorSet(Part):
 
     @property
     def labels(self) -> torch.Tensor:
-        """The targets, as a classifier is judged by them."""
+        """The targets, under the name that classification reads."""
         return self.targets
 
 
@@ -115,9 +115,9 @@ class TensorSplits(Splits[TensorSet]):
     """Inputs and targets of any shape, split into train, validation and test."""
 
     classes: tuple[str, ...] | None = None
-    """The name of each label; None where targets are no labels."""
+    """Name of each label; None if the targets are not labels."""
     columns: tuple[str, ...] = ()
-    """The names of the features, where a table brought some."""
+    """Names of the features, if the inputs were a table that has them."""
 
     @property
     def n_classes(self) -> int | None:
@@ -125,16 +125,16 @@ class TensorSplits(Splits[TensorSet]):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of the data: shapes of a sample and of its target, without the batch.
+        """What a net needs to know: the shapes of a sample and of its target, without the batch axis.
 
-        Of labels also `n_classes`.
+        For labels, `n_classes` too.
         """
         shapes = self.train.inputs.shape[1:], self.train.targets.shape[1:]
-        found: dict[str, Any] = {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
-        return found if self.classes is None else found | {"n_classes": len(self.classes)}
+        sizes: dict[str, Any] = {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
+        return sizes if self.classes is None else sizes | {"n_classes": len(self.classes)}
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over numbers, their shapes and who is in which split."""
+        """SHA-256 (hex) of values, shapes and the samples in each split."""
         digest = hashlib.sha256(repr(self.classes).encode() if self.classes else b"")
         for name in SPLITS:
             for tensor in (self.split(name).inputs, self.split(name).targets):
@@ -152,51 +152,52 @@ def arrays(
     classes: Names = None,
     name: str = "arrays",
 ) -> TensorSplits | ImageSplits:
-    """Splits of your own samples, by `split_seed` and the fractions of the settings.
+    """Splits your own samples by the `split_seed` and the fractions of the settings.
 
-    Whole numbers as targets, one a sample, are classes: they are split class by class. With bytes (uint8) in
-    the shape of images as inputs they make labelled images. What is fitted on data, such as a scaler, belongs
-    into the net (`Standardise` in `docs/table.md`): `qnnkit predict` gives it numbers as they come.
+    Integer targets, one per sample, are class labels: they are split class by class. If the inputs are uint8
+    in the shape of images too, the result is a dataset of labelled images. Put anything fitted on data, such
+    as a scaler, into the net (`Standardise` in `docs/table.md`): `qnnkit predict` passes numbers unchanged.
 
     Args:
-        settings: Of a recipe.
-        inputs: Of shape (n, ...): a tensor, or whatever NumPy makes an array of, such as a list of arrays of
-            one shape. All numbers become float32, whole ones too (a net of ids begins with `inputs.long()`).
-            Images stay bytes: (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3, height, width).
+        settings: Settings of a recipe.
+        inputs: Of shape (n, ...): a tensor, or anything that NumPy converts to an array, such as a list of
+            arrays of one shape. Numbers become float32, also integers (a net of ids starts with
+            `inputs.long()`). Images stay uint8: (n, height, width), (n, height, width, 1 or 3) or
+            (n, 1 or 3, height, width).
         targets: Of shape (n, ...) or (n,).
-        sides: "train", "validation" or "test" for each sample, if the data bring splits of their own; one
-            that is missing is drawn from train. None draws all.
-        classes: What labels 0, 1, 2, ... are called; None takes the labels that occur.
-        name: Of the dataset, for tables.
+        sides: "train", "validation" or "test" for each sample, if the data have splits of their own; a
+            missing split is drawn from train. None draws all three.
+        classes: Names of labels 0, 1, 2, ...; None takes the labels that occur.
+        name: Name of the dataset in tables.
 
     Raises:
-        ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
+        ValueError: Shapes or lengths do not match, a number is not finite, or there are too few samples.
     """
     x, y = tensor_of("inputs", inputs, 3), tensor_of("targets", targets, 3)
     sides = None if sides is None else [*map(str, sides)]
     for argument, n in (("targets", len(y)), ("sides", len(x if sides is None else sides))):
         if n != len(x):
             rule = f"have as many rows as inputs ({len(x):,})"
-            raise ValueError(checks.message(argument, rule, n, "Give one a sample."))
+            raise ValueError(checks.message(argument, rule, n, "Give one per sample."))
     for side in {*(sides or ())}:
         checks.choice("sides", side, SPLITS)
     labelled = y.ndim == 1 and not y.is_floating_point()
     if classes is not None and not labelled:
-        step = "Leave it out, or give whole numbers as targets, one a sample."
-        raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
-    asked: dict[str, Any] = {option: getattr(settings, option) for option in SPLITTING[:3]} | {"sides": sides}
+        step = "Leave it out, or give integer targets, one per sample."
+        raise ValueError(checks.message("classes", "be left out if targets are not labels", classes, step))
+    options: dict[str, Any] = {key: getattr(settings, key) for key in SPLITTING[:3]} | {"sides": sides}
     is_image = x.dtype == torch.uint8 and (x.ndim == 3 or (x.ndim == 4 and {1, 3} & {x.shape[1], x.shape[3]}))
     notes = _changed(x, y if labelled and classes is None else y[:0])
     with checks.renamed({"root": "targets" if labelled else "inputs"}):
         if labelled and is_image:
-            splits: Any = split_arrays(name, x.numpy(), y.numpy(), classes, notes=notes, **asked)
+            splits: Any = split_arrays(name, x.numpy(), y.numpy(), classes, notes=notes, **options)
         else:
             names, labels = numbered(y.numpy(), classes) if labelled else (None, np.zeros(len(y), np.int64))
             y = torch.from_numpy(labels) if labelled else y.float() if y.is_floating_point() else y
             sources = tuple(f"{name}/{row}" for row in range(len(y)))
-            whole = TensorSet(x if is_image else x.float(), y, sources)
-            rows = split_rows(labels, names or ("",), **asked)
-            parts = [whole.at(torch.from_numpy(part)) for part in rows]
+            samples = TensorSet(x if is_image else x.float(), y, sources)
+            rows = split_rows(labels, names or ("",), **options)
+            parts = [samples.at(torch.from_numpy(part)) for part in rows]
             contents = (zip(part.inputs.numpy(), part.sources, strict=True) for part in parts)
             notes += duplicates(contents, "samples", "number for number")
             splits = TensorSplits(name, *parts, classes=names, columns=_names(inputs), notes=tuple(notes))
@@ -204,32 +205,33 @@ def arrays(
 
 
 def _changed(inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
-    """Sentences on numbers that are not taken as they are."""
+    """Returns notes on numbers that are rounded, and on targets that become classes."""
     notes, is_wide = [], inputs.dtype in (torch.int64, torch.float64)
     if n := is_wide and int(((inputs.abs() > 2**24) & (inputs != inputs.float().double())).sum()):
-        notes.append(f"Rounded {n:,} inputs above 16,777,216 to seven digits: subtract what they share.")
-    if (known := labels.unique().tolist()) and known != [*range(max(2, len(known)))]:
-        told = first([*map(str, known)])
-        notes.append(f"Targets {told} are classes, numbered from 0; real numbers make a regression.")
+        notes.append(f"Rounded {n:,} inputs above 16,777,216 to seven digits. Subtract a common offset.")
+    if (values := labels.unique().tolist()) and values != [*range(max(2, len(values)))]:
+        shown = first([*map(str, values)])
+        notes.append(f"Targets {shown} are classes, numbered from 0. For a regression, pass floats.")
     return notes
 
 
 def _names(inputs: Any) -> tuple[str, ...]:
-    """What a table calls its columns; nothing where it has numbers for them, or `inputs` are no table."""
+    """Returns the column names of a table; () if they are not text, or if `inputs` is not a table."""
     names = tuple(getattr(inputs, "columns", ()))
     return names if all(isinstance(name, str) for name in names) else ()
 
 
 def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
-    """Numbers of shape (n, ...): of floats the dtype that they have, else uint8 or int64.
+    """Returns numbers as a tensor (n, ...): floats and uint8 keep their dtype, others become int64.
 
     Raises:
-        ValueError: They are none, of several shapes, complex or not finite, or have fewer rows than `least`.
+        ValueError: They are not numbers, differ in shape, are complex or not finite, or there are fewer than
+            `least` samples.
     """
     try:
         if not isinstance(values, torch.Tensor):
             values = values if hasattr(values, "__array__") else [*map(eight_bit, values)]
-            values = np.ascontiguousarray(np.ma.filled(values, np.nan))  # what is masked is none
+            values = np.ascontiguousarray(np.ma.filled(values, np.nan))  # masked values are missing
             values = np.array(values.tolist()) if values.dtype == object else values  # of mixed columns
             values = torch.tensor(values.astype(values.dtype.newbyteorder("="), copy=False))
         tensor = values.detach().cpu()
@@ -242,6 +244,6 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
     except (ValueError, TypeError, RuntimeError) as error:
         rule = "be finite real numbers of one shape" + f", of {least} samples or more" * (least > 0)
         how = "pandas.factorize(targets, sort=True), or pandas.get_dummies(inputs, dtype=float)"
-        step = f"Words become numbers by {how}; fill gaps by table.fillna(table.median(numeric_only=True))."
+        step = f"Encode words by {how}; fill gaps by table.fillna(table.median(numeric_only=True))."
         raise ValueError(checks.message(name, rule, words.first_line(error), step)) from None
     return tensor

@@ -1,4 +1,4 @@
-"""Batches of tensors in an order given by seed and epoch; samples may be others in every epoch."""
+"""Batches of tensors, in an order given by seed and epoch; the samples may change from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from torch.utils.data import DataLoader, Dataset
 
 
 def keyed_generator(*key: object) -> torch.Generator:
-    """A generator whose stream depends on `key` alone, and is unlike that of any neighbouring key."""
+    """Returns a generator seeded by a hash of `key`, so that similar keys give unrelated streams."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 class DictBatches(DataLoader):
-    """A DataLoader of whole batches: no workers, no draw from torch's global generator.
+    """A DataLoader that indexes whole batches, without workers or draws from torch's global generator.
 
     Args:
-        draw: Epoch -> tensors of one length, by name or in a tuple: the samples of that epoch, the same at
-            each call.
-        batch_size: Samples of a batch; the last one may be smaller.
-        shuffle: Whether each epoch has an order of its own; else samples come as `draw` gives them.
-        seed: With the epoch, all that the order depends on.
+        draw: Epoch -> samples of that epoch: tensors of equal length, in a dictionary or a tuple. Calls for
+            the same epoch must return the same samples.
+        batch_size: Samples in a batch; the last one may be smaller.
+        shuffle: Whether to draw a new order in each epoch; if not, the order is that of `draw`.
+        seed: Determines the order, together with the epoch.
     """
 
     def __init__(self, draw: Callable[[int], Any], batch_size: int, *, shuffle: bool, seed: int = 0) -> None:
         self.rows = _Rows(draw, seed if shuffle else None)
-        own = keyed_generator(seed)  # each pass draws one number, which would else move the global state
-        super().__init__(self.rows, batch_size, collate_fn=lambda batch: batch, generator=own)
+        generator = keyed_generator(seed)  # without it, each pass would draw a number from the global one
+        super().__init__(self.rows, batch_size, collate_fn=lambda batch: batch, generator=generator)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses samples and order of the next pass; the same name as on a loader of Accelerate."""
+        """Chooses samples and order of the next pass. Accelerate's loaders have a method of the same name."""
         self.rows.set_epoch(epoch)
 
 
 class _Rows(Dataset):
     """Samples in an order given by seed and epoch alone; the loader reads them from first to last.
 
-    The order is kept here because Accelerate hands `set_epoch` to the dataset on any number of processes;
-    a sampler inside a shard, or inside a loader that skips batches, is out of its reach in some versions.
+    The order is stored here because Accelerate passes `set_epoch` to the dataset on any number of processes.
+    Some versions do not reach a sampler inside a shard, or inside a loader that skips batches.
     """
 
     def __init__(self, draw: Callable[[int], Any], seed: int | None) -> None:
@@ -59,6 +59,6 @@ class _Rows(Dataset):
         return len(tree_leaves(self.tensors)[0])
 
     def __getitems__(self, indices: list[int]) -> Any:
-        """A whole batch by one indexing; a DataLoader prefers it to `__getitem__`."""
+        """Returns a batch by indexing once; a DataLoader prefers this method to `__getitem__`."""
         rows = self.order[indices]
         return tree_map(lambda tensor: tensor[rows], self.tensors)

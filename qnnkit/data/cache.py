@@ -1,4 +1,4 @@
-"""Tensors that can be made again, a file of the workspace each: images out of many files, features."""
+"""Cache of tensors in the workspace, one file for each set: decoded images, and features."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from qnnkit import workspace
 
 
 def kept(shelf: str, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What `make` gives, read from `<shelf>/<key>.safetensors` of the workspace once it has been made.
+    """Returns the tensors of `make`, cached in `<shelf>/<key>.safetensors` of the workspace.
 
-    A file that cannot be read is made again. Nothing is kept without a workspace, or where it cannot be
-    written.
+    A file that cannot be read is made again. Nothing is cached without a workspace, or if it is not writable.
 
     Args:
         shelf: "datasets" or "features".
-        key: A hash over all that decides the values.
-        make: Gives the tensors.
+        key: Hash of everything that determines the values.
+        make: Computes the tensors.
     """
     folder = workspace.shelf(shelf)
     if folder is None:
@@ -30,7 +29,7 @@ def kept(shelf: str, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[st
     with contextlib.suppress(SafetensorError, OSError):
         return load_file(path)
     tensors = make()
-    with contextlib.suppress(OSError):  # a full disk: they are made again next time
+    with contextlib.suppress(OSError):  # such as a full disk: the tensors are computed again next time
         workspace.make_folder(folder)
         workspace.write_bytes(path, save(tensors))
     return tensors

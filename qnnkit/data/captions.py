@@ -1,4 +1,4 @@
-"""Images with captions: your own, in every common form, or those of a labelled dataset put into words."""
+"""Images with captions: your own, in every common format, or captioned digits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qnnkit.data.records import Reader, Record, keys_of, side_of, take
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
-"""What is said of a digit; each of them is a caption of its own."""
+"""Captions of a digit; each image has all of them."""
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -38,10 +38,10 @@ class CaptionSet(Part):
     images: Tensor  # uint8, (n, channels, height, width)
     captions: tuple[tuple[str, ...], ...]  # of each image, one or more
     sources: tuple[str, ...]  # where each image came from
-    labels: Tensor | None = None  # int64, (n,), where there are classes
+    labels: Tensor | None = None  # int64, (n,); None without classes
 
     def texts(self) -> tuple[tuple[str, ...], Tensor]:
-        """Every caption once, and which image has which: int64, (n_pairs, 2), rows of images and of texts.
+        """Returns the distinct captions, and pairs of indices (image, caption): int64, (n_pairs, 2).
 
         Example:
             >>> captions = (("a cat", "a pet"), ("a dog", "a pet"))
@@ -70,24 +70,24 @@ class CaptionSplits(Pictured[CaptionSet]):
     """
 
     tokenizer: Any
-    """Of transformers; see `tokenizers.of_captions`."""
+    """Tokenizer of transformers; see `tokenizers.of_captions`."""
     classes: tuple[str, ...] = ()
-    """The name of each label, where there are labels."""
+    """Name of each label, if there are labels."""
     prompts: tuple[tuple[str, ...], ...] = ()
-    """What may be said of an image of each class, for zero-shot classification."""
+    """Captions that describe each class, for zero-shot classification."""
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of images and captions, by the arguments of `models.Clip`."""
+        """What a net needs to know about images and captions, named as the arguments of `models.Clip`."""
         return {"tokenizer": self.tokenizer, "channels": self.channels, "image_size": self.image_size}
 
     def example(self, n: int = 1) -> dict[str, Tensor]:
-        """What a net takes, of the first `n` training images with their first captions."""
+        """Returns the first `n` training images with their first captions, as a net takes them."""
         ids, mask = tokenizers.encode(self.tokenizer, [each[0] for each in self.train.captions[:n]])
         return {"pixel_values": self.train.images[:n], "input_ids": ids, "attention_mask": mask}
 
     def _samples(self, split: str, seed: int) -> Callable[[int], dict[str, Tensor]]:
-        """A training image has a caption that is drawn by seed and epoch; elsewhere it has its first."""
+        """Training images get a caption drawn by seed and epoch; others get their first."""
         part = self.split(split)
         texts, pairs = part.texts()
         ids, mask = tokenizers.encode(self.tokenizer, texts)
@@ -113,29 +113,30 @@ def captions(
     sequence_length: int | None = None,
     **options: Any,
 ) -> CaptionSplits:
-    """Your own images with captions: a folder of images with a table, JSON, parquet or texts of captions.
+    """Your own images with captions, in a folder: images, and a table, JSON, parquet or texts of captions.
 
-    Captions are read from all files called captions or metadata (or with such a beginning, as COCO's),
-    else from a .txt or .caption next to each image, else from all files of records. `docs/formats.md` has
-    every form. An image is looked up by its path, in images/ there, or anywhere if no other is called so;
-    case and suffix do not matter. A column `split`, or files and folders of train, validation (val, dev)
-    and test, are the splits. What is missing, unreadable, empty or without a caption is left out, with a
-    note; so are unused keys. An image is in one split with all its captions.
+    Captions are read from all files whose names start with captions or metadata, as COCO's do; else from a
+    .txt or .caption file next to each image; else from all files of records. `docs/formats.md` lists every
+    format. An image is looked up by its path, then in images/ next to the file, then anywhere if its name is
+    unique; case and suffix do not matter. Splits come from a column `split`, or from files and folders named
+    train, validation (val, dev) and test. Images that are missing, unreadable or without a caption are
+    omitted with a note, and so are unused keys. An image is in one split, with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
-        image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
+        image_size: Side in pixels; None takes the most common size. The aspect ratio is not preserved.
         grey: One channel (True) or three (False); None takes one if every image is grey.
-        tokenizer: A folder, or a name on the Hub; None trains one of words on the training captions.
-        sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
-            its own for one that is read.
-        options: `split_seed` decides who is in which split; `validation_fraction` and `test_fraction` are of
-            all images, about: each is placed by the hash of its name. The second is unused with a test part.
+        tokenizer: A folder, or a name on the Hub; None trains a word tokenizer on the training captions.
+        sequence_length: Most tokens of a caption, including begin and end. By default 32 for a trained
+            tokenizer, and the tokenizer's own limit for one that is read.
+        options: `split_seed` chooses the split of each image. `validation_fraction` and `test_fraction` are
+            approximate shares of all images, each placed by the hash of its name. A test part of the
+            dataset overrides `test_fraction`.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: There is no such folder.
-        ValueError: There is no caption file, it cannot be understood, no image of it can be read, or too few
-            can be split.
+        FileNotFoundError, NotADirectoryError: The folder does not exist.
+        ValueError: There is no caption file, it cannot be parsed, none of its images can be read, or there
+            are too few images to split.
     """
     place = open_place(root)
     files, texts, top, notes, inside = listing(place)
@@ -152,13 +153,13 @@ def digit_captions(
     sequence_length: int | None = None,
     **options: Any,
 ) -> CaptionSplits:
-    """Handwritten digits with captions such as "a photo of the digit three", on the splits of their dataset.
+    """Handwritten digits with captions such as "a photo of the digit three", in the splits of their dataset.
 
     Args:
-        root: None takes the digits inside scikit-learn; a folder or archive, those of MNIST in it.
+        root: Folder or archive of MNIST; None takes the digits of scikit-learn.
         tokenizer: As in `captions`.
-        sequence_length: As in `captions`; by default 8, the longest caption in words.
-        options: Those of the dataset: `image_size`, `split_seed`, `validation_fraction` and so on.
+        sequence_length: As in `captions`; by default 8, enough for the longest caption.
+        options: Options of the dataset: `image_size`, `split_seed`, `validation_fraction` and so on.
     """
     splits: ImageSplits = mnist(root, **options) if root else digits(**options)
     prompts = tuple(tuple(template.format(name) for template in TEMPLATES) for name in DIGITS)
@@ -178,21 +179,21 @@ def _with_tokens(sets: list[CaptionSet], tokenizer: Any, length: int | None, **a
 
 # --- files --------------------------------------------------------------------------------------------------
 
-EXAMPLE = 'Write such as [{"image": "cat.jpg", "captions": ["a cat", "a pet"]}].'
+EXAMPLE = 'Write [{"image": "cat.jpg", "captions": ["a cat", "a pet"]}], for example.'
 
 TEXTS = (".txt", ".caption")
-"""Suffixes of texts next to an image, a caption in each line."""
+"""Suffixes of text files next to an image, one caption per line."""
 
 Listing = tuple[list[File], dict[str, tuple[str, ...]], str, list[str], dict[str, bytes]]
-"""The images that are there and have captions, with their sides; the captions of each; the folder around all
-files of captions, with a `/` at its end, or ""; notes; and images that are inside of tables, by name."""
+"""Images that exist and have captions, with their sides; the captions of each, by name; the innermost folder
+of all caption files, ending in `/`, or ""; notes; and the bytes of images stored inside tables, by name."""
 
 
 def listing(place: Place) -> Listing:
-    """The images of a place that its files of captions name, with their captions.
+    """Returns the images named by the caption files of a place, with their captions.
 
     Raises:
-        ValueError: A file cannot be understood, or no image with a caption is there.
+        ValueError: A file cannot be parsed, or no image has a caption.
     """
     reader, find = Reader(place), _finder(place)
     members, sides, texts = {}, {}, defaultdict(list)
@@ -200,7 +201,7 @@ def listing(place: Place) -> Listing:
     for file, where, record in _records(place, reader):
         read[file.name], folder = f"/{file.base.lower()}", file.name.removesuffix(file.base)
         image, split = take(record, "image"), take(record, "split")
-        about = image if isinstance(image, dict) else {"path": image, "bytes": image}  # as `datasets` has it
+        about = image if isinstance(image, dict) else {"path": image, "bytes": image}  # as in `datasets`
         image, content = about.get("path"), about.get("bytes")
         if isinstance(image, str | int):
             image = posixpath.normpath(places.plain(str(image).strip().replace("\\", "/")))
@@ -215,7 +216,7 @@ def listing(place: Place) -> Listing:
         side = side_of(folders if split is None else str(split))
         if split is not None and not side:
             reader.unused.add(f"split {split!r}")
-        # An image in a folder of another name may be another: a note tells both names.
+        # An image found in a different folder may be the wrong one: a note names both.
         ends = sorted((f"/{_stem(each).lower()}" for each in (str(image), member.name)), key=len)
         is_end = member.name in inside or ends[1].endswith(ends[0].replace("/..", ""))
         ways[member.name, "names"] |= {image} if is_end else {image, member.name}
@@ -234,51 +235,51 @@ def listing(place: Place) -> Listing:
     notes += [*place.notes((*places.SUFFIXES, *read.values()), "images", bare), *reader.notes]
     if several := [f"{name} ({', '.join(sorted(x))})" for (name, _), x in ways.items() if len(x) > 1]:
         notes.append(f"Images under several names, or in several splits (the last counts): {first(several)}.")
-    told = {sides[name] for name in captions}
-    if drawn := "train" not in told or "any" in told:
-        notes += ["Splits are drawn: train, or the split of some images, is not named."] * (told != {"any"})
+    named = {sides[name] for name in captions}
+    if drawn := "train" not in named or "any" in named:
+        notes += ["Splits are drawn: no train split is named, or some images have none."] * (named != {"any"})
     files = [("any" if drawn else sides[name], 0, members[name]) for name in captions]
     return files, captions, around(read), notes, inside
 
 
 def _records(place: Place, reader: Reader) -> Iterator[tuple[Member, str, Record]]:
-    """(File, where in it, record) of everything that names an image and its captions.
+    """Yields (file, location in it, record) for everything that names an image and its captions.
 
-    Files that are called captions or metadata, with more behind it as COCO has it; where there are none, the
-    text file next to each image; without these, all files of records.
+    Reads files whose names start with captions or metadata, as COCO's do. If there are none, reads the text
+    file next to each image, and if there are none of these either, all files of records.
     """
     images = {_stem(each.name): each.base for each in place.members if each.is_image}
     files = [each for each in place.members if each.base.lower().endswith((*records.SUFFIXES, *TEXTS))]
     named = [each for each in files if each.base.lower().startswith(("captions", "metadata"))]
     texts = [each for each in files if each.base.lower().endswith(TEXTS)]
-    beside = [] if named else [each for each in texts if _stem(each.name) in images]
-    for file in beside:
+    sidecars = [] if named else [each for each in texts if _stem(each.name) in images]
+    for file in sidecars:
         lines = reader.text(file.name).split("\n")
         yield file, file.name, {"image": images[_stem(file.name)], "captions": lines}
-    tables = [] if beside else [each for each in files if each not in texts]
+    tables = [] if sidecars else [each for each in files if each not in texts]
     for file in named or tables:
         for where, record in reader.records(file.name):
             if {"images", "annotations"} <= record.keys():
                 yield from ((file, where, each) for each in _of_coco(record, where))
-            elif file.base.lower().endswith(".json") and "." in next(iter(record), ""):  # names of images
+            elif file.base.lower().endswith(".json") and "." in next(iter(record), ""):  # keys: images
                 yield from ((file, where, {"image": key, "captions": record[key]}) for key in record)
             else:
                 yield file, where, dict(record)
 
 
 def _of_coco(record: Record, where: str) -> list[Record]:
-    """A record for each caption, with what is said of its image, as cocodataset.org gives them."""
-    others = {key: record[key] for key in record if key not in ("images", "annotations")}
+    """Returns a record for each caption, with the fields of its image, from the format of cocodataset.org."""
+    shared = {key: record[key] for key in record if key not in ("images", "annotations")}
     with contextlib.suppress(TypeError, KeyError):
         images = {str(each["id"]): each for each in record["images"]}
         if len(images) == len(record["images"]):
-            return [others | images[str(each["image_id"])] | each for each in record["annotations"]]
+            return [shared | images[str(each["image_id"])] | each for each in record["annotations"]]
     step = "Give each image an `id` of its own, and each annotation the `image_id` of one."
     raise refusal("hold images and annotations as COCO has them", where, step)
 
 
 def _texts(value: Any, where: str, reader: Reader) -> Iterator[str]:
-    """The captions in a record, a list or a text: those under a known key, else a chat's answers."""
+    """Yields the captions in a record, a list or a text: those under a known key, else a chat's answers."""
     if isinstance(value, dict):
         record, keys = dict(value), keys_of(tuple(value), "caption")
         said = [] if keys else records.conversation(record, where, reader.unused)
@@ -295,21 +296,22 @@ def _texts(value: Any, where: str, reader: Reader) -> Iterator[str]:
 
 
 def _stem(name: str) -> str:
-    """A path without its suffix."""
+    """Returns a path without its suffix."""
     return name.rpartition(".")[0] or name
 
 
 def _ends(path: str) -> Iterator[str]:
-    """A path in small letters, and without its first folders; each without its suffix too."""
+    """Yields a path in lower case, then without its first folders; each with and without its suffix."""
     while path:
         yield from (path.lower(), _stem(path).lower())
         path = path.partition("/")[2]
 
 
 def _finder(place: Place) -> Callable[[str, str], Member | None]:
-    """Finds the file of a name in or near a folder, or else the only image whose path ends most like it.
+    """Returns a function that finds an image by its name and the folder of the file that names it.
 
-    The name may differ in case then, or lack its suffix.
+    It looks in the folder and its images/, then for the only image whose path has the longest matching end,
+    in any case and with or without its suffix.
     """
     called: dict[str, set[Member]] = defaultdict(set)
     for member in filter(lambda each: each.is_image, place.members):

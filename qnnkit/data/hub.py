@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: what transformers reads by name."""
+"""Reading models and tokenizers from a folder or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from qnnkit import words
 
 
 def read(reader: Any, name: str | Path, **options: Any) -> Any:
-    """`reader.from_pretrained(name, ...)`; the network is asked only for what is not on this machine.
+    """Returns `reader.from_pretrained(name, ...)`; only files that are not on this machine are downloaded.
 
     Args:
         reader: A class of transformers.
         name: Local folder, or name on the Hub.
-        options: For `from_pretrained`; code next to the files is never run.
+        options: Arguments of `from_pretrained`; code stored with the model is never run.
 
     Raises:
-        ValueError: It cannot be read; the message is the reason alone, without a full stop.
+        ValueError: It cannot be read; the message is only the reason, without a full stop.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -26,9 +26,9 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
     place = str(folder.absolute()) if folder.is_dir() else str(name)
     options |= {"trust_remote_code": False}
     local = {**options, "local_files_only": True}
-    if reader.__name__.startswith("AutoModel"):  # which looks for an adapter next to the model too
+    if reader.__name__.startswith("AutoModel"):  # these also look for an adapter next to the model
         local["adapter_kwargs"] = {"local_files_only": True}
-    disable_progress_bar()  # a net is built many times, and each time is short
+    disable_progress_bar()  # a net is built many times, quickly each time
     try:
         with contextlib.suppress(OSError):
             return reader.from_pretrained(place, **local)
@@ -38,7 +38,7 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
 
 
 def folder_of(name: str | Path) -> Path:
-    """The folder of a model's JSON files: a local one as it is, or those of a name on the Hub."""
+    """Returns the folder of a model's JSON files: `name` if it is a local folder, else a download."""
     from huggingface_hub import snapshot_download
 
     folder = Path(name).expanduser()

@@ -1,4 +1,4 @@
-"""Images of any size and mode, as files or as arrays: read, brought to one size and mode, and split."""
+"""Images of any size and mode, from files or arrays: read, converted to one size and mode, and split."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qnnkit.data import cache
 from qnnkit.data.places import MAX_BYTES, Member, first, left_out, refusal
 from qnnkit.data.splits import ImageSet, ImageSplits, duplicates, split_rows
 
-# Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
+# Pillow supports more formats; one of them (EPS) starts Ghostscript, whatever the file's suffix.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 Size = int | tuple[int, int] | None
 """A side in pixels, or (height, width); None takes the most common size."""
 
 
 class Picture(NamedTuple):
-    """One image, uint8 (height, width) or (height, width, 3), and what it was: size, mode, frames."""
+    """One image, uint8 (height, width) or (height, width, 3), and its original size, mode and frames."""
 
     pixels: np.ndarray
     size: tuple[int, int]
@@ -36,7 +36,7 @@ class Picture(NamedTuple):
 
 
 def read(content: bytes, image_size: Size = None) -> Picture:
-    """A file's bytes as 8-bit grey or colour, resized if a size is given; of several frames the first."""
+    """Decodes a file's bytes to 8-bit grey or colour, first frame only, and resizes if a size is given."""
     with warnings.catch_warnings(action="ignore"):
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         # Given a path, Pillow would map the file into memory, and 13.0 then loses the orientation of a TIFF.
@@ -50,9 +50,9 @@ def read(content: bytes, image_size: Size = None) -> Picture:
 
 
 def eight_bit(image: Any) -> Any:
-    """Pixels, (height, width) where grey and (height, width, 3) where not, transparent ones on white.
+    """Returns 8-bit pixels, (height, width) for grey, else (height, width, 3), with transparency on white.
 
-    What is no image of Pillow is given back.
+    Anything but a Pillow image is returned unchanged.
     """
     if not isinstance(image, Image.Image):
         return image
@@ -65,12 +65,12 @@ def eight_bit(image: Any) -> Any:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     wanted = "L" if mode in ("1", "L", "LA") else "RGB"
     pixels = np.asarray(image if image.mode == wanted else image.convert(wanted))
-    only_greys = mode == "P" and (pixels == pixels[..., :1]).all()  # a palette does not say
+    only_greys = mode == "P" and (pixels == pixels[..., :1]).all()  # a palette has no grey mode
     return pixels[..., 0] if only_greys else pixels
 
 
 def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
-    """Pixels in the given mode and size (height, width), antialiased where they shrink."""
+    """Returns pixels in the given mode and size (height, width), antialiased when shrunk."""
     if pixels.shape[:2] == size and (pixels.ndim == 2) == (mode == "L"):
         return pixels
     image = Image.fromarray(pixels).convert(mode)
@@ -78,9 +78,9 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
 
 
 FORMAT = 4
-"""Of what is kept; another number when the same key is to mean other values."""
+"""Version of the cached files. Raise it when the same key would stand for different values."""
 File = tuple[str, int, Member]
-"""Side, label and file of an image."""
+"""Split ("any" if not fixed), label and file of an image."""
 
 
 class Stack(NamedTuple):
@@ -88,25 +88,25 @@ class Stack(NamedTuple):
 
     whole: ImageSet
     sides: Sequence[str] | None
-    """Of each image; "any", or None, where the dataset has none of its own."""
+    """Split of each image; "any", or None for all, if the dataset does not fix it."""
     notes: Sequence[str]
 
 
 def stack_files(
     content: Callable[[str], bytes], files: Sequence[File], image_size: Size = None, grey: bool | None = None
 ) -> Stack:
-    """Every image that can be read, brought to one size and mode, with a note on those that cannot.
+    """Returns all readable images in one size and mode, with a note on the others.
 
-    They are read from `datasets/` of the workspace once that has been done, until a file changes.
+    The result is cached in `datasets/` of the workspace until a file changes.
 
     Args:
-        content: Name -> the bytes of that file.
-        files: Each image.
+        content: Returns the bytes of the file of a given name.
+        files: The images.
         image_size: As in `class_folder`; or (height, width).
         grey: As in `class_folder`.
 
     Raises:
-        ValueError: A class has no image that can be read, or they do not fit into memory.
+        ValueError: A class has no readable image, or the images take more than 4 GiB.
     """
     names = [file.name for _, _, file in files]
     checks.positive("image_size", 1 if image_size is None else int(np.min(image_size)))
@@ -141,7 +141,7 @@ def stack_files(
 def one_form(
     pictures: Sequence[Picture], names: Sequence[str], image_size: Size, grey: bool | None
 ) -> tuple[torch.Tensor, list[str]]:
-    """Pictures of any size and mode as uint8 (n, channels, height, width), with notes on what changed."""
+    """Converts pictures to uint8 (n, channels, height, width); also returns notes on what changed."""
     checks.positive("image_size", 1 if image_size is None else int(np.min(image_size)))
     notes, total, counts = [], len(pictures), Counter(picture.size for picture in pictures)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -149,12 +149,12 @@ def one_form(
     grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
     mode = "L" if grey else "RGB"
     if films := [name for name, picture in zip(names, pictures, strict=True) if picture.n_frames > 1]:
-        notes.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
+        notes.append(f"Took only the first frame of {len(films):,} of {total:,} images: {first(films)}.")
     if n := total - counts[size]:
         notes.append(f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width).")
-    if others := [picture.mode for picture in pictures if picture.mode != mode]:
-        change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(others)))}"
-        notes.append(f"Converted {len(others):,} of {total:,} images to {change}.")
+    if modes := [picture.mode for picture in pictures if picture.mode != mode]:
+        change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(modes)))}"
+        notes.append(f"Converted {len(modes):,} of {total:,} images to {change}.")
     images = np.empty((total, 1 if grey else 3, *size), np.uint8)
     for row, picture in enumerate(pictures):
         images[row] = fit(picture.pixels, size, mode).reshape(*size, -1).transpose(2, 0, 1)
@@ -162,7 +162,7 @@ def one_form(
 
 
 def split_stack(name: str, stack: Stack, classes: tuple[str, ...], **options: Any) -> ImageSplits:
-    """The dataset called `name`, split by `split` with its options."""
+    """Returns the dataset called `name`; `options` are those of `split`."""
     if len(classes) < 2:
         raise refusal("hold two or more classes", [*classes], "Check the files, or label_pattern.")
     sets, notes = split(stack, classes, **options)
@@ -172,22 +172,22 @@ def split_stack(name: str, stack: Stack, classes: tuple[str, ...], **options: An
 def split(
     stack: Stack, classes: Sequence[str] = ("",), top: str | None = None, notes: Any = (), **options: Any
 ) -> tuple[list[ImageSet], tuple[str, ...]]:
-    """The images of train, validation and test; and the notes, with those on splits.
+    """Returns the images of train, validation and test, and all notes.
 
     Args:
-        stack: Its own parts are kept where it brings them. Where it brings a test part, `validation_fraction`
-            is that of its training part and `test_fraction` is unused.
-        classes: The name of each label.
-        top: The folder around everything where images are files: the hashes of their names decide then.
-        notes: Sentences that come first.
+        stack: The images; splits that it fixes are kept. If it has a test part, `validation_fraction` is a
+            share of its training part and `test_fraction` is unused.
+        classes: Name of each label.
+        top: The folder around everything if the images are files, which are placed by hashes of their names.
+        notes: Notes that come first.
         options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
     """
-    whole, notes = stack.whole, [*notes, *stack.notes]
-    names = None if top is None else [source.removeprefix(top) for source in whole.sources]
-    rows = split_rows(whole.labels.numpy(), classes, names=names, sides=stack.sides, **options)
+    images, notes = stack.whole, [*notes, *stack.notes]
+    names = None if top is None else [source.removeprefix(top) for source in images.sources]
+    rows = split_rows(images.labels.numpy(), classes, names=names, sides=stack.sides, **options)
     if {"train", "test"} & {*(stack.sides or ())} == {"train"}:
-        notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
-    parts = [whole.at(torch.from_numpy(chosen)) for chosen in rows]
+        notes.append("There is no test part: test_fraction of the training part is used.")
+    parts = [images.at(torch.from_numpy(chosen)) for chosen in rows]
     contents = [zip(part.images.numpy(), part.sources, strict=True) for part in parts]
     notes += duplicates(contents, "images", "pixel for pixel")
     return parts, tuple(notes)

@@ -1,11 +1,11 @@
-"""MIDI as rows of eight tokens, one event each: what SkyTNT's `midi_model` reads and writes.
+"""MIDI as rows of eight tokens, one event per row: the format of SkyTNT's `midi_model`.
 
-A row begins with the kind of its event; the event's parameters follow in a fixed order, then padding. Time is
-in 16ths of a quarter: `time1` counts quarters since the event before, `time2` is the 16th within a quarter.
+A row starts with the kind of its event; the event's parameters follow in a fixed order, then padding. Time is
+in 16ths of a quarter: `time1` counts quarters since the previous event, `time2` is the 16th within a quarter.
 The format is that of github.com/SkyTNT/midi-model, versions v1 and v2.
 
-Between a score and its rows, an event is a dictionary: its `kind`, its `time` in 16ths from the beginning,
-and a value for each parameter that `EVENTS` lists.
+Between a score and its rows, an event is a dictionary: its `kind`, its `time` in 16ths of a quarter from the
+start, and a value for each parameter that `EVENTS` lists.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _V2 = _V1 | {
     "key_signature": ("sf", "mi"),
 }
 EVENTS = {"v1": _V1, "v2": _V2}
-"""Version -> kinds of events in the order of their tokens -> their parameters in the order of a row.
-Each row has `time1`, `time2` and `track` before these."""
+"""Version -> kind of event, in the order of the tokens -> parameters, in the order of a row.
+In each row, `time1`, `time2` and `track` come before these parameters."""
 PAD, BOS, EOS, WIDTH = 0, 1, 2, 8
 _MARKS = {"pad": (PAD,), "mark": (BOS, EOS)}
 _SHARED = {"time1": range(128), "time2": range(16), "duration": range(2048), "track": range(128)}
@@ -46,7 +46,7 @@ VALUES: dict[str, dict[str, Sequence[Any]]] = {
     "v1": {**_MARKS, "kind": (*_V1,), **_SHARED, "bpm": (1, *range(1, 256))},
     "v2": {**_MARKS, "kind": (*_V2,), **_SHARED, "bpm": (1, *range(1, 384)), **_SIGNS},
 }
-"""Version -> parameters in the order of their tokens -> the values that these stand for, in their order."""
+"""Version -> parameter, in the order of the tokens -> values of these tokens, in order."""
 SYMUSIC = {
     "time_signature": ("time_signatures", "TimeSignature", {"nn": "numerator", "dd": "denominator"}),
     "key_signature": ("key_signatures", "KeySignature", {"sf": "key", "mi": "tonality"}),
@@ -55,14 +55,15 @@ SYMUSIC = {
     "control_change": ("controls", "ControlChange", {"controller": "number", "value": "value"}),
     "note": ("notes", "Note", {"duration": "duration", "pitch": "pitch", "velocity": "velocity"}),
 }
-"""Kinds, in their order at one time in one track -> list and class of symusic, parameters and its names."""
+"""Kind of event, in the order of simultaneous events of a track -> list and class of symusic, and the names
+that it gives to the parameters."""
 FILE = "midi_events.json"
 DRUMS, GRID, TICKS = 9, 16, 480
-"""Channel of drums; times in a quarter; ticks of a quarter in what is decoded."""
+"""Channel of drums; time steps per quarter; ticks per quarter in decoded scores."""
 STEP = 4
-"""Tempos and values of controllers that change by less are left out, as they are for the published models."""
+"""Smallest change of a tempo or controller that is written, as for the published models."""
 _SCALES = {frozenset((7 * key + i) % 12 for i in (0, 2, 4, 5, 7, 9, 11)): key for key in range(-5, 7)}
-"""Pitches of a major scale, C = 0 -> its sharps; flats are negative."""
+"""Pitches of a major scale, C = 0 -> number of sharps; flats are negative."""
 
 Event = dict[str, Any]
 
@@ -71,32 +72,31 @@ Event = dict[str, Any]
 class MidiEvents:
     """The tokenizer of SkyTNT's `midi_model`.
 
-    Rows stand one after another, so n events are 8 n tokens, and the next one can be asked of a net as of any
-    language model.
+    Rows are concatenated: n events are 8 n tokens, and a net predicts the next token like any language model.
 
     Args:
         version: "v1" has 3,239 tokens; "v2" has 3,406, with time and key signatures.
     """
 
     version: str = "v2"
-    width, bos, pad = WIDTH, BOS, PAD  # of all
+    width, bos, pad = WIDTH, BOS, PAD  # the same in both versions
 
     def __post_init__(self) -> None:
         checks.choice("version", self.version, EVENTS)
         self.values, self.tokens, first = VALUES[self.version], {}, 0
-        """Parameter -> its values; parameter -> the tokens of these."""
+        """Parameter -> its values; parameter -> tokens of these values."""
         for name, values in self.values.items():
             self.tokens[name] = range(first, first := first + len(values))
         self.rows = {}
-        """Token of a kind -> the parameters in the eight places of its row."""
+        """Token of a kind -> parameters at the eight positions of its row."""
         for token, names in zip(self.tokens["kind"], EVENTS[self.version].values(), strict=True):
             self.rows[token] = ("kind", "time1", "time2", "track", *names, *["pad"] * WIDTH)[:WIDTH]
         self.pitches = self.tokens["pitch"]
-        """Tokens of the pitches, drums' too, from the lowest on."""
+        """Tokens of the pitches, lowest first; drums share them."""
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> MidiEvents | None:
-        """The tokenizer that a model's or adapter's folder names; None if it is of another kind."""
+        """Returns the tokenizer named in the folder of a model or adapter; None if it is of another kind."""
         for name in ("config.json", FILE):
             content = workspace.read_json(Path(folder).expanduser() / name)
             if isinstance(content, dict) and content.get("model_type") == "midi_model":
@@ -104,7 +104,7 @@ class MidiEvents:
         return None
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes which version it is into a folder, of an adapter too."""
+        """Writes the version to a folder, also to that of an adapter."""
         content = {"model_type": "midi_model", "tokenizer": {"version": self.version}}
         workspace.write_json(Path(folder) / FILE, content)
 
@@ -112,15 +112,15 @@ class MidiEvents:
         return sum(map(len, self.values.values()))
 
     def encode(self, score: Any) -> tuple[list[int], Counter[str]]:
-        """The tokens of a `symusic.Score`, between a row of BOS and one of EOS; and what they do not hold.
+        """Returns the tokens of a `symusic.Score`, between a row of BOS and one of EOS, and what they omit.
 
-        Times are rounded to 16ths of a quarter. A note ends where the next one of its track and pitch begins.
-        What sets programs, controllers, tempo and key before the first note stands at time 0. Silences of 128
-        quarters and more are written by repeating the tempo. symusic does not give a file's own channels, so
-        they are numbered from 0, and tracks from 1, as for the published models called `tv2o`.
+        Times are rounded to 16ths of a quarter. A note ends when the next one of its track and pitch begins.
+        Programs, controllers, tempo and key set before the first note move to time 0. A silence of 128
+        quarters or more is written by repeating the tempo. symusic does not report a file's channels, so they
+        are numbered from 0, and tracks from 1, as for the published models called `tv2o`.
 
         Returns:
-            Tokens, 8 for each event; and what was left out -> how often.
+            Tokens, 8 for each event; and {what was left out: how often}.
         """
         lost: Counter[str] = Counter()
         events = [each for each in _events(score, self.values, lost) if self._holds(each, lost)]
@@ -135,7 +135,7 @@ class MidiEvents:
         return [*ids, EOS, *[PAD] * (WIDTH - 1)], +lost
 
     def decode(self, ids: Sequence[int]) -> Any:
-        """The `symusic.Score` of rows of tokens; what is no whole event of the format is passed over."""
+        """Returns rows of tokens as a `symusic.Score`; rows that are not valid events are skipped."""
         import symusic
 
         score: Any = symusic.Score(GRID)
@@ -157,12 +157,12 @@ class MidiEvents:
         return score.resample(TICKS)
 
     def is_pitch(self, ids: Tensor) -> Tensor:
-        """Which tokens are pitches of notes but drums, in rows of shape (n, length)."""
+        """Returns which tokens are pitches, except drums', in rows of shape (n, length)."""
         pitches, is_drum = self.pitches, ids.roll(1, dims=1) == self.tokens["channel"][DRUMS]
         return (ids >= pitches.start) & (ids < pitches.stop) & ~is_drum
 
     def shifted(self, ids: Tensor, shift: Tensor) -> Tensor:
-        """Rows with notes so many semitones, (n, 1), higher, and key signatures with them; drums stay."""
+        """Transposes notes and key signatures up by `shift` semitones, (n, 1); drums do not change."""
         new = ids + shift * self.is_pitch(ids)
         if "sf" not in self.tokens:
             return new
@@ -174,10 +174,10 @@ class MidiEvents:
         return torch.where(is_key, self.tokens["sf"][7] + key, new)
 
     def allowed(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """A logits processor of transformers: -inf where a token cannot go on with its row, or is an end.
+        """A logits processor of transformers: -inf for tokens that do not fit the row, and for the end.
 
         Args:
-            ids: Rows so far, the last one maybe in part; of shape (batch, n).
+            ids: Rows so far, the last one possibly incomplete; of shape (batch, n).
             scores: Logits, of shape (batch, vocabulary).
         """
         place, mask = ids.shape[1] % WIDTH, torch.full_like(scores, -torch.inf)
@@ -187,20 +187,20 @@ class MidiEvents:
         return scores + mask
 
     def _holds(self, event: Event, lost: Counter[str]) -> bool:
-        """Whether an event has a row; one that has none is counted in `lost`."""
+        """Returns whether a row can hold the event; if not, counts it in `lost`."""
         names = ("kind", "track", *EVENTS[self.version].get(event["kind"], ()))
         holds = all(event[name] in self.values[name] for name in names)
         lost[event["kind"].replace("_", " ") + "s"] += not holds
         return holds
 
     def _row(self, event: Event, wait: int) -> list[int]:
-        """The tokens of an event that comes so many quarters after the one before."""
+        """Returns the tokens of an event that is `wait` quarters after the previous one."""
         event = event | {"time1": wait, "time2": event["time"] % GRID, "pad": PAD}
         kind = self.tokens["kind"][self.values["kind"].index(event["kind"])]
         return [self.tokens[name][self.values[name].index(event[name])] for name in self.rows[kind]]
 
     def _read(self, ids: Sequence[int]) -> Iterator[Event]:
-        """The events of rows of tokens."""
+        """Yields the events of rows of tokens."""
         beat = 0
         for row in zip(*[iter(ids)] * WIDTH, strict=False):
             places = [*zip(self.rows.get(row[0], ()), row, strict=False)]
@@ -215,11 +215,11 @@ def _place(event: Event) -> tuple[int, int, int]:
 
 
 def _events(score: Any, values: dict[str, Sequence[Any]], lost: Counter[str]) -> Iterator[Event]:
-    """The events of a score, whether or not a row can hold them.
+    """Yields the events of a score, whether or not a row can hold them.
 
     Args:
         score: A `symusic.Score`.
-        values: Of each parameter; tempos and durations are cut at the largest.
+        values: Values of each parameter; tempos and durations are limited to the largest.
         lost: Counts what is left out.
     """
 
@@ -258,18 +258,18 @@ def _events(score: Any, values: dict[str, Sequence[Any]], lost: Counter[str]) ->
 
 
 def _channels(score: Any, lost: Counter[str]) -> list[tuple[int, int, Any]]:
-    """(Channel, when its program is set, track) of each track with notes, in the order of channels.
+    """Returns (channel, time at which its program is set, track) of each track with notes, by channel.
 
-    Drums are on channel 9. Each other track has a channel of its own; where there are more, the one whose
-    notes are over, or not begun.
+    Drums are on channel 9. Other tracks have a channel each; if there are too many, tracks whose notes do not
+    overlap in time share one.
     """
     spans: dict[int, list[tuple[int, int]]] = {channel: [] for channel in range(16)}
     channels = []
     for track in (track for track in score.tracks if track.notes):
         begin, end = track.start(), track.end()
-        melodic = (each for each in spans if each != DRUMS)
-        free = [each for each in melodic if all(end <= a or b <= begin for a, b in spans[each])]
-        channel = DRUMS if track.is_drum else min(free, key=lambda each: bool(spans[each]), default=None)
+        melodic = (number for number in spans if number != DRUMS)
+        free = [number for number in melodic if all(end <= a or b <= begin for a, b in spans[number])]
+        channel = DRUMS if track.is_drum else min(free, key=lambda number: bool(spans[number]), default=None)
         if channel is None:
             lost["notes of tracks beyond 16 channels"] += len(track.notes)
             continue
@@ -279,10 +279,10 @@ def _channels(score: Any, lost: Counter[str]) -> list[tuple[int, int, Any]]:
 
 
 def _keys(tracks: list[tuple[int, int, Any]]) -> list[Event]:
-    """Each track's signature of the key that a score's notes are in, for a score that names none.
+    """Returns a key signature for each track, guessed from the notes of a score that names no key.
 
-    None and C major are one, as programs write that ask for no key. If the seven most frequent notes are
-    those of a major scale, each track has its key, and drums C major.
+    A score in C major counts as one that names none, because programs write C by default. If the seven most
+    frequent notes form a major scale, each track gets its key, and drums get C major.
     """
     count = Counter(note.pitch % 12 for _, _, track in tracks if not track.is_drum for note in track.notes)
     common = dict(count.most_common(7))
@@ -295,7 +295,7 @@ def _keys(tracks: list[tuple[int, int, Any]]) -> list[Event]:
 
 
 def _changes(name: str, events: list[Event], lost: Counter[str]) -> Iterator[Event]:
-    """Events in time whose value differs by `STEP` from the last one of the tempo or controller."""
+    """Yields events that change the tempo or their controller by `STEP` or more since the last one."""
     last: Counter[Any] = Counter()
     for event in events:
         of = event.get("controller")
@@ -307,7 +307,7 @@ def _changes(name: str, events: list[Event], lost: Counter[str]) -> Iterator[Eve
 
 
 def _apart(events: list[Event]) -> list[Event]:
-    """Events in time; a note now ends where the next of its pitch begins, if it has an end then."""
+    """Ends each note when the next of its pitch begins, and drops notes that then have no duration."""
     begins: dict[int, int] = {}
     for event in (each for each in reversed(events) if "pitch" in each):
         room = begins.get(event["pitch"], torch.inf) - event["time"]
@@ -316,7 +316,7 @@ def _apart(events: list[Event]) -> list[Event]:
 
 
 def _settled(events: list[Event]) -> list[Event]:
-    """Events in order; what is set before the first note is at time 0, the last of what is set twice."""
+    """Moves what is set before the first note to time 0, keeps the last of repeated settings, and sorts."""
     first = next((each["time"] for each in events if each["kind"] == "note"), 0)
     settled: dict[Any, Event] = {}
     for i, event in enumerate(events):

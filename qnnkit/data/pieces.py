@@ -1,10 +1,10 @@
-"""Music, MIDI files or JSON of 16ths by composer, as blocks of tokens, split by piece.
+"""Music as blocks of tokens, split by piece: MIDI files or JSON of 16ths, by composer.
 
-symusic reads and writes MIDI. MidiTok's REMI writes it one token after another, `midi_events` in rows of
-eight. REMI (Huang and Yang 2020, arXiv:2002.00212, with the programs of REMI+, arXiv:2201.10936) writes a
-note as `Program`, `Pitch` (of drums `PitchDrum`), `Velocity` and `Duration`, behind the `Bar`, `Position` and
-`Tempo` where it begins. Each note names its program, so a sequence may be cut at any `Bar` or `Position`
-without losing an instrument.
+symusic reads and writes MIDI. MidiTok's REMI encodes it as single tokens, `midi_events` as rows of eight.
+REMI (Huang and Yang 2020, arXiv:2002.00212, with the programs of REMI+, arXiv:2201.10936) writes a note as
+`Program`, `Pitch` (`PitchDrum` for drums), `Velocity` and `Duration`, after the `Bar`, `Position` and `Tempo`
+at which it starts. Each note names its program, so a sequence can be cut at any `Bar` or `Position` without
+losing an instrument.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi", ".kar")
 STEPS_PER_QUARTER, VELOCITY = 4, 79
-"""Of JSON of 16ths, which knows no velocity."""
+"""Grid and velocity of notes read from JSON of 16ths, which stores no velocity."""
 ENDS = bytes(x for n in range(2 * 2048) for x in (0, 128 + n // 128 % 16, n % 128, 0))[1:] + b"\0\xff/\0"
-"""MIDI behind the time of the last event of a track: each pitch of each channel ends, twice; the end."""
+"""MIDI events that, appended to a track, end each pitch of each channel twice and then the track."""
 LONGEST = 2**15
-"""Quarters; more (8,192 bars) is no music but a damaged file."""
+"""Most quarters of a piece; a longer one (8,192 bars) is a damaged file."""
 Steps = list[list[Annotated[int | None, Field(ge=-1, le=127)]]]
 """The pitches that sound in each 16th; a voice that rests is -1 or None."""
 
 
 class Piece(NamedTuple):
-    """A piece of music; `side` is the split that its source puts it in, "any" where it has none."""
+    """A piece of music; `side` is the split given by its source, or "any"."""
 
     composer: str
     name: str
@@ -57,18 +57,18 @@ class Piece(NamedTuple):
 
 
 def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> tuple[list[Piece], list[str]]:
-    """Pieces, composer by composer in the order of their names; and sentences on what is not read.
+    """Returns pieces, sorted by composer and name, and notes on what is not read.
 
-    A composer is a folder of MIDI files (the folder next to the file counts; where there is none, the
-    archive's or root's own name), or a JSON file, by its name without the suffix.
+    A composer is a folder of MIDI files (the innermost one; files in no folder have the name of the archive
+    or root), or a JSON file, named without its suffix.
 
     Args:
         root: A folder, archive, JSON (.json, .json.gz) or MIDI file.
-        composers: Which of them, all by default. Only these are read.
+        composers: Names of the composers to read; None reads all.
 
     Raises:
-        FileNotFoundError: Nothing is there.
-        ValueError: No file of music is there, none of a composer, or none that can be read.
+        FileNotFoundError: Nothing is at the root.
+        ValueError: There is no readable music, or none by one of the composers.
     """
     place, known, pieces, left_out = places.open_place(root, single=(*MIDI, *JSON)), set(), [], []
     top = place.path.stem if place.path.is_file() else place.path.absolute().name
@@ -102,7 +102,7 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
 
 
 def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
-    """Name, score and side of the pieces of a file; ValueError with the reason alone."""
+    """Returns name, score and split of the pieces of a file; a ValueError holds only the reason."""
     if name.lower().endswith(MIDI):
         return [(name.rpartition(".")[0], of_midi(content), "any")]
     try:
@@ -118,19 +118,19 @@ def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
 
 
 def of_midi(content: bytes) -> Any:
-    """The notes of a MIDI file with their tracks, programs, velocities and tempos: a `symusic.Score`."""
+    """Returns a MIDI file as a `symusic.Score`: notes, tracks, programs, velocities and tempos."""
     from symusic import Score
 
     score: Any = Score.from_midi(content)
     if content[8:10] == b"\0\2" and content[10:12] > b"\0\1":
-        raise ValueError("its tracks are pieces of their own, type 2")
-    if score.end() > LONGEST * score.tpq:  # also of a file without ticks
+        raise ValueError("type 2 is not supported: its tracks are separate pieces")
+    if score.end() > LONGEST * score.tpq:  # also true for a file without ticks
         raise ValueError(f"damaged: longer than {LONGEST:,} quarters")
     return score
 
 
 def _endless(content: bytes) -> int:
-    """Notes of a MIDI file where all have an end: symusic passes over those that have none."""
+    """Returns the number of notes of a MIDI file, including those without an end, which symusic skips."""
 
     def ended(track: re.Match[bytes]) -> bytes:
         return b"MTrk" + len(track[1] + ENDS).to_bytes(4, "big") + track[1] + ENDS
@@ -139,9 +139,9 @@ def _endless(content: bytes) -> int:
 
 
 def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
-    """A score of 16ths, each a list of the MIDI pitches that sound in it; a pitch that stays is one note.
+    """Converts a list of 16ths, each a list of sounding MIDI pitches, to a score.
 
-    Voices in unison are notes of their own.
+    A pitch that continues is one note; voices in unison are separate notes.
 
     Example:
         >>> [(note.time, note.duration, note.pitch) for note in of_steps([[60], [60, 64]]).tracks[0].notes]
@@ -167,26 +167,26 @@ def of_steps(steps: Sequence[Sequence[int | None]]) -> Any:
 # --- tokens ------------------------------------------------------------------------------------------
 
 FILE = "tokenizer.json"
-"""What MidiTok writes."""
+"""File that MidiTok writes."""
 GRID: dict[str, Any] = {"beat_res": {(0, 4): 24, (4, 16): 4, (16, 64): 1}, "use_time_signatures": False}
-"""Notes begin on 24ths of a quarter (32nds and triplets of 16ths are exact), and last whole numbers of these
-up to 4 quarters, of 16ths up to 16, of quarters up to 64. Bars have four quarters, so all share one grid."""
+"""Notes start on 24ths of a quarter (32nds and 16th triplets are exact). Durations are multiples of these up
+to 4 quarters, of 16ths up to 16, of quarters up to 64. Bars have four quarters, so they share one grid."""
 NOTES: dict[str, Any] = {"pitch_range": (0, 127), "drums_pitch_range": (0, 127), "use_programs": True}
 TEMPOS: dict[str, Any] = {"use_tempos": True, "tempo_range": (20, 260), "num_tempos": 241}
-"""Whole quarters a minute."""
+"""Tempos are whole quarters per minute."""
 UNREAD = ("controls", "pedals", "pitch_bends", "lyrics", "key_signatures")
-"""What a score or track of symusic has and the tokens have not."""
+"""Fields of symusic's scores and tracks that REMI does not encode."""
 OTHERS = "controls, pedals, bends, lyrics, key signatures, bars other than 4/4, tempos beyond 20..260"
-OFF_GRID = "notes off the grid of 24 points a quarter (moved to it, or one with another)"
+OFF_GRID = "notes off the grid of 24 points per quarter (moved to it, or merged)"
 KINDS = ("remi", "midi_v1", "midi_v2")
-"""How music may be written for a net from scratch."""
+"""Encodings of music for a net from scratch."""
 
 
 class Remi:
-    """What the kit asks of a tokenizer of music, of MidiTok's REMI; `MidiEvents` answers alike."""
+    """MidiTok's REMI with the methods that qnnkit needs; `MidiEvents` has the same."""
 
     width = 1
-    """Tokens that are written together."""
+    """Number of tokens that are never separated."""
 
     def __init__(self, tokens: Any):
         self.tokens = tokens
@@ -194,13 +194,13 @@ class Remi:
         graph, marks = tokens.tokens_types_graph | {"BOS": {"Bar"}}, {"PAD", "BOS", "EOS"}
         self.types = [name.partition("_")[0] for name in sorted(tokens.vocab, key=tokens.vocab.get)]
         self.after = {kind: torch.tensor([t in graph[kind] - marks for t in self.types]) for kind in graph}
-        """Type of a token -> which tokens may follow one of it."""
+        """Type of a token -> mask of the tokens that may follow it."""
         pitches = tokens.token_ids_of_type("Pitch")
         self.pitches = range(min(pitches), max(pitches) + 1)
-        """Tokens of the pitches, drums' apart, from the lowest on."""
+        """Tokens of the pitches, lowest first; drums have others."""
 
     def encode(self, score: Any) -> tuple[list[int], Counter[str]]:
-        """The tokens of a `symusic.Score` between BOS and EOS; and what they do not hold -> how often."""
+        """Returns the tokens of a `symusic.Score` between BOS and EOS, and {what they omit: how often}."""
         on_grid, (low, high) = self.tokens.preprocess_score(score), TEMPOS["tempo_range"]
         moved = _places(score) - _places(on_grid)
         others = [x for what in UNREAD for each in (score, *score.tracks) for x in getattr(each, what, ())]
@@ -210,39 +210,39 @@ class Remi:
         return [self.bos, *ids, self.eos], +Counter({OTHERS: len(others), OFF_GRID: moved.total()})
 
     def decode(self, ids: Sequence[int]) -> Any:
-        """The `symusic.Score` of tokens; marks are passed over."""
+        """Returns tokens as a `symusic.Score`, skipping special tokens."""
         return self.tokens.decode([each for each in ids if each not in self.tokens.special_tokens_ids])
 
     def shifted(self, ids: Tensor, shift: Tensor) -> Tensor:
-        """Tokens of shape (n, length) with pitches so many semitones, (n, 1), higher; drums stay."""
+        """Transposes tokens of shape (n, length) up by `shift` semitones, (n, 1); drums do not change."""
         return ids + shift * self.is_pitch(ids)
 
     def is_pitch(self, ids: Tensor) -> Tensor:
-        """Which tokens are pitches that may be shifted."""
+        """Returns which tokens are pitches that can be transposed."""
         return (ids >= self.pitches.start) & (ids < self.pitches.stop)
 
     def allowed(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """A logits processor of transformers: -inf where a token is no music behind the last one."""
+        """A logits processor of transformers: -inf for tokens that cannot follow the last one."""
         mask = self.after[self.types[int(ids[0, -1])]]
         mask = nn.functional.pad(mask, (0, scores.shape[-1] - len(mask)))
         return scores.masked_fill(~mask.to(scores.device), -torch.inf)
 
 
 def _places(score: Any) -> Counter[tuple]:
-    """Program, pitch, beginning and length (quarters) of the notes of a score."""
+    """Counts the notes of a score by program, drums, pitch, start and duration (quarters)."""
     notes = [(track.program, track.is_drum, note) for track in score.tracks for note in track.notes]
     return Counter((*of, n.pitch, n.start / score.tpq, n.duration / score.tpq) for *of, n in notes)
 
 
 def tokenizer_of(folder: str | Path | None = None, tokens: str = "remi") -> Any:
-    """MidiTok's REMI or the tokenizer of a `midi_model`; that of a model's folder where one is given.
+    """Returns MidiTok's REMI or the tokenizer of a `midi_model`.
 
     Args:
-        folder: A model's or an adapter's, or a name on the Hub; None takes a new one.
-        tokens: Which one is taken then: "remi", or `midi_model`'s "midi_v1" or "midi_v2".
+        folder: Folder of a model or adapter, or a name on the Hub, to read it from; None makes a new one.
+        tokens: Which one to make: "remi", or `midi_model`'s "midi_v1" or "midi_v2".
 
     Raises:
-        ValueError: The folder holds none, or another than `tokens` asks for; or MidiTok is not installed.
+        ValueError: The folder has no music tokenizer or not that of `tokens`, or MidiTok is not installed.
     """
     try:
         from miditok import REMI, TokenizerConfig
@@ -254,18 +254,18 @@ def tokenizer_of(folder: str | Path | None = None, tokens: str = "remi") -> Any:
             return REMI(TokenizerConfig(special_tokens=["PAD", "BOS", "EOS"], **GRID, **NOTES, **TEMPOS))
         return MidiEvents(tokens.removeprefix("midi_"))
     try:
-        made = of_folder(hub.folder_of(folder))
-        kind = f"midi_{made.version}" if isinstance(made, MidiEvents) else made and KINDS[0]
-        if made is None or tokens not in (KINDS[0], kind):
+        tokenizer = of_folder(hub.folder_of(folder))
+        kind = f"midi_{tokenizer.version}" if isinstance(tokenizer, MidiEvents) else tokenizer and KINDS[0]
+        if tokenizer is None or tokens not in (KINDS[0], kind):
             raise ValueError(f"it has {kind or 'no tokens of music'}, and tokens={tokens}")
     except Exception as error:  # the Hub has errors of its own
         rule, step = "be a model of music", f"It was not taken: {words.first_line(error)}."
         raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
-    return made
+    return tokenizer
 
 
 def of_folder(folder: Path) -> Any:
-    """The tokenizer of music in a model's or an adapter's folder; None if there is none."""
+    """Returns the music tokenizer in the folder of a model or adapter; None if there is none."""
     content = workspace.read_json(folder / FILE)
     if isinstance(content, dict) and content.get("tokenization") == "REMI":
         from miditok import REMI
@@ -275,7 +275,7 @@ def of_folder(folder: Path) -> Any:
 
 
 def writing(tokens: Any) -> Any:
-    """What the kit asks of a tokenizer of music, `Remi` or `MidiEvents`; None if it is another."""
+    """Wraps a music tokenizer as `Remi` or `MidiEvents`; None if it is of another kind."""
     if type(tokens).__module__.startswith("miditok."):
         return Remi(tokens)
     return tokens if isinstance(tokens, MidiEvents) else None
@@ -285,15 +285,15 @@ def writing(tokens: Any) -> Any:
 
 
 def transposed(blocks: TokenSet, epoch: int, *, most: int, tokens: Any, seed: int = 0) -> TokenSet:
-    """Training blocks in other keys: each is shifted as a whole, by a number drawn for it and the epoch.
+    """Transposes training blocks, each as a whole by a number of semitones drawn for the block and epoch.
 
-    Shifts are drawn evenly from -most..most, less those that would leave the range of pitches. Drums stay.
+    Shifts are uniform over -most..most, without those that would leave the pitch range. Drums do not change.
 
     Args:
-        blocks: Their pitches are shifted in tokens and labels.
-        epoch: With the seed, all that the shifts depend on.
-        most: Semitones, up or down.
-        tokens: How music is written, as `writing` gives it.
+        blocks: Training blocks; pitches change in tokens and labels.
+        epoch: Determines the shifts, together with the seed.
+        most: Largest shift up or down, in semitones.
+        tokens: The tokenizer, as `writing` returns it.
         seed: See `epoch`.
     """
     ids, pitches = blocks.input_ids, tokens.pitches
@@ -319,32 +319,32 @@ def music(
     tokens: str = "remi",
     tokenizer: str | Path | None = None,
 ) -> TokenSplits:
-    """Pieces as blocks of tokens, each block of one piece, in splits by piece.
+    """Your own music as blocks of tokens, each from one piece, split by piece.
 
-    A JSON's own splits are kept. Other pieces are placed by `split_seed` and the hash of their name, composer
-    by composer: one piece more or less moves no other, and neither other composers nor the length of a block
-    change a split. A composer of fewer than three pieces is left out, if there are others.
+    Splits of a JSON file are kept. Other pieces are placed by `split_seed` and the hash of their name,
+    composer by composer: adding or removing a piece moves no other, and a split depends neither on other
+    composers nor on the block length. Composers with fewer than three pieces are omitted if there are others.
 
     Args:
         root: Folder, archive, JSON or MIDI file; see `collect`.
-        composers: Which of the composers there; None takes all.
-        sequence_length: Tokens of a block; a bar of a chorale has about 75.
-        split_seed: Fixes who is in which split, and the shifts.
-        validation_fraction: Share of each composer's pieces, about; one piece at least.
+        composers: Names of the composers to use; None takes all.
+        sequence_length: Tokens in a block; a bar of a chorale has about 75.
+        split_seed: Chooses the split of each piece, and the transpositions.
+        validation_fraction: Approximate share of each composer's pieces; at least one piece.
         test_fraction: Likewise.
-        transpose: Semitones by which training blocks are shifted at most, anew in every epoch; 0 leaves them.
-        tokens: How music is written: "remi", a token after the other (MidiTok's); or "midi_v1" or "midi_v2",
-            an event of eight tokens after the other, as SkyTNT's midi_model reads it.
-        tokenizer: Folder of a model, whose tokenizer is used in its place.
+        transpose: Most semitones by which training blocks are transposed in each epoch; 0 turns it off.
+        tokens: Encoding: "remi" (MidiTok's), or "midi_v1" or "midi_v2", events of eight tokens each as in
+            SkyTNT's midi_model.
+        tokenizer: Folder of a model, whose tokenizer is used instead.
 
     Raises:
-        FileNotFoundError: Nothing is there.
+        FileNotFoundError: Nothing is at the root.
         ValueError: A setting is out of range, or there is no music, or too little; see `collect`.
     """
-    kept = tokenizer_of(tokenizer, tokens)
-    written = writing(kept)
+    chosen = tokenizer_of(tokenizer, tokens)
+    written = writing(chosen)
     if sequence_length % written.width:
-        rule, step = f"be a multiple of {written.width}", "An event has so many tokens."
+        rule, step = f"be a multiple of {written.width}", "An event has this many tokens."
         raise ValueError(checks.message("sequence_length", rule, sequence_length, step))
     pieces, notes = collect(root, composers)
     few = sorted(name for name, n in Counter(each.composer for each in pieces).items() if n < len(SPLITS))
@@ -364,29 +364,29 @@ def music(
     notes += duplicates(same, "pieces", "note for note")
     sets = {name: blocks(placed[name], written, sequence_length) for name in SPLITS}
     augment = partial(transposed, most=transpose, tokens=written, seed=split_seed) if transpose > 0 else None
-    return TokenSplits("music", **sets, tokenizer=kept, notes=tuple(notes), augment=augment)
+    return TokenSplits("music", **sets, tokenizer=chosen, notes=tuple(notes), augment=augment)
 
 
 Row = tuple[str, list[int]]
-"""Where a piece comes from, and its tokens."""
+"""Composer/name of a piece, and its tokens."""
 
 
 def encoded(pieces: Sequence[Piece], written: Any) -> tuple[list[Row], list[str]]:
-    """The tokens of each piece, and a sentence on what they do not hold, if there is any."""
+    """Returns the tokens of each piece, and a note on what they omit, if anything."""
     rows, lost = [], Counter[str]()
     for piece in pieces:
         ids, without = written.encode(piece.score)
         rows.append((f"{piece.composer}/{piece.name}", ids))
         lost += without
-    told = ", ".join(f"{n:,} {what}" for what, n in (+lost).items())
-    return rows, [f"Not in the tokens: {told}."] * bool(told)
+    items = ", ".join(f"{n:,} {what}" for what, n in (+lost).items())
+    return rows, [f"Not in the tokens: {items}."] * bool(items)
 
 
 def blocks(rows: Sequence[Row], written: Any, length: int) -> TokenSet:
-    """Pieces in blocks of `length` tokens, each of one piece, the last one padded.
+    """Cuts pieces into blocks of `length` tokens, each from one piece; the last one is padded.
 
-    A block begins with the last token or event of the one before, so that each but a piece's first is
-    predicted once.
+    A block starts with the last token or event of the previous one, so that every token or event of a piece
+    is predicted exactly once, except the first.
     """
     input_ids, sources = [], []
     for source, ids in rows:

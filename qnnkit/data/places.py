@@ -1,6 +1,6 @@
-"""Where a dataset's files are: a folder, a file, an archive, unpacked once, or an address, copied once.
+"""Files of a dataset: in a folder, a file, an archive (unpacked once) or at an address (copied once).
 
-Every bound on what is read or unpacked is in this file.
+All limits on what is read or unpacked are in this file.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from qnnkit import checks, words, workspace
 MAX_BYTES = 4 * 2**30
 """Most bytes of one file, in an archive or not: files are read into memory."""
 MAX_ARCHIVE = 4 * MAX_BYTES
-"""Most bytes of all that an archive holds."""
+"""Most bytes of all files of an archive."""
 MAX_FILES = 2**21
 """Most files of an archive."""
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""What reading a damaged archive raises; RuntimeError: one with a password."""
+"""Errors from reading a damaged archive; RuntimeError for one with a password."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 ABOUT = ("sample.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
-"""Files about a dataset, which hold nothing of it, as `sample_files` and `datasets` write them."""
+"""Files of metadata, written by `sample_files` and `datasets`; they hold no samples."""
 LINKS = "links, devices or empty folders"
 OF_HUB = re.compile(r"(\.\./)+blobs/[0-9a-f]+")
-"""Where a file of the Hugging Face Hub's cache, which is a link, points to."""
+"""Targets of the links in the Hugging Face Hub's cache."""
 Reasons = dict[str, list[str]]
-"""Why something is not read, or what it is -> its names."""
+"""What is not read, or why -> names."""
 
 
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
-    """The error that says what is wrong with the data at `root`."""
+    """Returns an error about the data at `root`; see `checks.message`."""
     return ValueError(checks.message("root", rule, value, next_step))
 
 
 @dataclass(frozen=True)
 class Member:
-    """One file: its path from the root with `/`, its size in bytes, and when it last changed."""
+    """One file: its path below the root, with `/`, its size in bytes, and a stamp that changes with it."""
 
     name: str
     size: int
     stamp: object
-    """Nanoseconds; of what is in no file, anything that changes with it."""
+    """Time of the last change in nanoseconds; anything that changes with the content if it is not a file."""
 
     @property
     def base(self) -> str:
@@ -66,21 +66,21 @@ class Member:
 
 
 def plain(name: str) -> str:
-    """A name in the form in which names are hashed, sorted and compared.
+    """Returns a name in NFC, the form in which names are hashed, sorted and compared.
 
-    A Mac writes an accent apart from its letter (NFD), Linux and Colab both as one (NFC).
+    macOS stores an accent apart from its letter (NFD), Linux and Colab store both as one character (NFC).
     """
     return unicodedata.normalize("NFC", name)
 
 
 class Place:
-    """The files of a folder by name (see `plain`); hidden ones and ABOUT are skipped.
+    """The files of a folder by name (see `plain`), without hidden ones and ABOUT.
 
-    No link is followed but those of the Hugging Face Hub's cache, to `blobs/`, where every file is one.
+    Links are not followed, except links to `blobs/`, of which the Hugging Face Hub's cache consists.
 
     Attributes:
-        path: The folder or archive; of a single file, the folder that it is in.
-        members: Every file, however deep, in natural order.
+        path: The folder or archive; for a single file, the folder that contains it.
+        members: Every file, at any depth, in natural order.
         left_out: Names of links, devices and empty folders.
 
     Example:
@@ -94,17 +94,17 @@ class Place:
         single = [(only, f"{folder}/{only}", (folder / only).stat())] if only else ()
         for name, written, status in single or self._walked(str(folder), ""):
             if name in self._paths:
-                step = "A Mac would take two for one: rename one of them."
-                raise refusal("hold names that differ, however accents are written", name, step)
+                step = "On a Mac they are the same file: rename one of them."
+                raise refusal("hold names that differ by more than the encoding of accents", name, step)
             self._paths[name] = written
             self.members.append(Member(name, status.st_size, status.st_ctime_ns))
         self.members.sort(key=lambda each: natural(each.name))
         self.left_out.sort()
 
     def _walked(self, folder: str, above: str) -> Iterator[tuple[str, str, os.stat_result]]:
-        """Name, path and status of each file, however deep."""
-        with os.scandir(folder) as found:
-            entries = [x for x in found if not x.name.startswith((".", "__MACOSX")) and x.name not in ABOUT]
+        """Yields name, path and status of each file, at any depth."""
+        with os.scandir(folder) as scan:
+            entries = [x for x in scan if not x.name.startswith((".", "__MACOSX")) and x.name not in ABOUT]
         if above and not entries:
             self.left_out.append(above)
         for entry in entries:
@@ -118,39 +118,39 @@ class Place:
                 self.left_out.append(name)
 
     def read(self, name: str) -> bytes:
-        """All of one file; of one called .gz what it holds.
+        """Returns the content of a file, decompressed if its name ends in .gz.
 
         Raises:
-            ValueError: It is larger than 4 GiB, or damaged; the message is the reason alone.
+            ValueError: It is larger than 4 GiB, or damaged; the message is only the reason.
             OSError: It cannot be read.
         """
-        with open(self._paths[name], "rb") as file:  # noqa: PTH123  a Path is slow
+        with open(self._paths[name], "rb") as file:  # noqa: PTH123  Path.open is slower
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 raise ValueError("larger than 4 GiB")
             content = file.read()
         return gunzipped(content) if name.lower().endswith(".gz") else content
 
     def notes(self, suffixes: tuple[str, ...], what: str, why: Reasons | None = None) -> list[str]:
-        """Sentences on what is not read: by the reasons in `why`, for its suffix, or as a link.
+        """Returns notes on what is not read: for the reasons in `why`, for its suffix, or as a link.
 
-        A whole name, with a `/` before it, counts as a suffix.
+        A suffix may be a whole file name with a leading `/`.
         """
         others = [each.name for each in self.members if not f"/{each.base.lower()}".endswith(suffixes)]
         shown = ", ".join(each for each in suffixes if each.startswith("."))
-        return left_out({**(why or {}), f"files that are no {what} ({shown})": others, LINKS: self.left_out})
+        return left_out({**(why or {}), f"files that are not {what} ({shown})": others, LINKS: self.left_out})
 
 
 def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
-    """The files at `root`; an archive is unpacked into the cache when it is first opened.
+    """Returns the files at `root`; an archive is unpacked into the cache when first opened.
 
     Args:
         root: A folder, an archive, or the address of one.
-        single: Suffixes of files that are places of their own.
+        single: Suffixes of files that may be given on their own.
 
     Raises:
-        FileNotFoundError: Nothing is there.
-        ValueError: A file of another kind is there; the archive is damaged, too large, or a member would land
-            outside of it.
+        FileNotFoundError: Nothing is at `root`.
+        ValueError: `root` is a file of another kind; or the archive is damaged, too large, or has a member
+            that would be unpacked outside of its folder.
     """
     path = local(root)
     name = path.name.lower()
@@ -168,13 +168,13 @@ def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
 
 
 def local(root: str | Path | None) -> Path:
-    """Where `root` can be read on local disk.
+    """Returns the path of `root` on local disk.
 
-    What is at a URL (`gs://`, `memory://`, `https://`, ...) is copied once, to a folder in `copies/` of
-    `store()`; delete that folder to copy it again. Paths are returned as they are.
+    The files at a URL (`gs://`, `memory://`, `https://`, ...) are copied once, to a folder in `copies/` of
+    `store()`; delete that folder to copy them again. Local paths are returned without a copy.
 
     Raises:
-        ValueError: Nothing is given.
+        ValueError: `root` is empty.
         OSError: The URL cannot be reached, or nothing is there.
     """
     if not root:
@@ -188,12 +188,12 @@ def local(root: str | Path | None) -> Path:
         kept(folder, url, lambda draft: _copy(url, draft / target.name))
     except Exception as error:  # each filesystem has errors of its own
         step = f"It says: {words.first_line(error)}. Check the address, the connection and your rights."
-        raise OSError(checks.message("root", "be within reach", url, step)) from None
+        raise OSError(checks.message("root", "be reachable", url, step)) from None
     return target
 
 
 def _copy(url: str, path: Path) -> None:
-    """Copies the file, or all files of the folder, at an address."""
+    """Copies the file at an address, or all files of the folder there."""
     if url.lower().startswith("http"):
         return fetch(url, path, None)
     import fsspec
@@ -205,41 +205,41 @@ def _copy(url: str, path: Path) -> None:
 
 
 def fetch(url: str, path: Path, checksum: str | None) -> None:
-    """Brings a file over HTTP by pooch: whole and checked, or not at all.
+    """Downloads a file over HTTP with pooch: complete and checked, or not at all.
 
     Args:
-        url: Its address.
-        path: Where it goes; a file that is there and has the checksum is not fetched again.
-        checksum: "md5:..." or "sha256:..." in hex, where it is known.
+        url: Address of the file.
+        path: Destination; a file that exists there and has the checksum is not downloaded again.
+        checksum: "md5:..." or "sha256:..." in hex; None skips the check.
 
     Raises:
-        OSError, ValueError: It cannot be reached; it is another file.
+        OSError, ValueError: The address cannot be reached, or the checksum differs.
     """
     import pooch
 
-    pooch.get_logger().setLevel("WARNING")  # the bar shows how far it is
+    pooch.get_logger().setLevel("WARNING")  # the progress bar is enough
     pooch.retrieve(url, checksum, path.name, path.parent, progressbar=True)
 
 
-# --- archives, and what is kept of addresses --------------------------------------------------------------
+# --- archives, and copies of addresses ---------------------------------------------------------------------
 
 
 def store() -> Path:
-    """The folder of the user's cache for what can be fetched or unpacked again."""
+    """Returns the folder of the user's cache for what can be downloaded or unpacked again."""
     import platformdirs
 
     return platformdirs.user_cache_path("qnnkit") / "datasets"
 
 
 def shelf_of(kind: str, name: str) -> Path:
-    """The folder in `store()` of one archive or address."""
+    """Returns the folder in `store()` of one archive or address."""
     return store() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
 def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]) -> list[str]:
-    """What `make` gave when it filled `folder`: it is called for another `version` (plain values) alone.
+    """Returns what `make` returned when it filled `folder`; `make` runs again only if `version` changes.
 
-    The folder appears whole or not at all, and no other process makes it meanwhile.
+    `version` is made of plain values. The folder is written completely or not at all, by one process at once.
     """
     from filelock import FileLock
 
@@ -253,9 +253,9 @@ def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]
 
 
 def unpacked(path: Path) -> tuple[Path, list[str]]:
-    """The folder with the files of an archive, and the names of links and devices, which are left out.
+    """Returns the folder with the files of an archive, and the names of links and devices, which are omitted.
 
-    An archive is unpacked again if its size or its time of writing has changed.
+    An archive is unpacked again if its size or modification time has changed.
 
     Raises:
         ValueError: The archive is damaged or too large, or holds a name twice, or a member that would land
@@ -268,10 +268,10 @@ def unpacked(path: Path) -> tuple[Path, list[str]]:
 
 
 def _unpack(path: Path, folder: Path) -> list[str]:
-    """Writes all files and folders; gives the names of links and devices.
+    """Writes all files and folders; returns the names of links and devices.
 
-    Neither `zipfile` nor `tarfile` gives more bytes than the size that a member declares. Their own
-    `extract` asks the disk more often, and takes half as long again for many small files.
+    Neither `zipfile` nor `tarfile` returns more bytes than the size that a member declares. Their own
+    `extract` accesses the disk more often, and takes half as long again for many small files.
     """
     make = functools.cache(lambda parent: Path(parent).mkdir(parents=True, exist_ok=True))
     links, total, is_zip = [], 0, path.name.lower().endswith(".zip")
@@ -295,10 +295,10 @@ def _unpack(path: Path, folder: Path) -> list[str]:
                     links.append(name)
                 elif not is_folder:
                     source = archive.open(info) if is_zip else archive.extractfile(info)
-                    with source, open(f"{folder}/{name}", "xb") as file:  # noqa: PTH123  a Path is slow
+                    with source, open(f"{folder}/{name}", "xb") as file:  # noqa: PTH123  Path.open is slower
                         shutil.copyfileobj(source, file)
     except (FileExistsError, NotADirectoryError) as error:
-        step = "Make the archive again, from one folder; on a Mac, capital letters make no other name."
+        step = "Make the archive again, from one folder; on a Mac, names may not differ in case alone."
         where = f"{path.name}: {str(error.filename).removeprefix(f'{folder}/')}"
         raise refusal("hold each name once", where, step) from None
     except (*DAMAGE, OSError) as error:
@@ -310,10 +310,10 @@ def _unpack(path: Path, folder: Path) -> list[str]:
 
 
 def gunzipped(content: bytes) -> bytes:
-    """What a gzip file holds.
+    """Returns the decompressed content of a gzip file.
 
     Raises:
-        ValueError: It is damaged, or holds more than 4 GiB; the message is the reason alone.
+        ValueError: It is damaged, or its content is larger than 4 GiB; the message is only the reason.
     """
     stream = zlib.decompressobj(31)
     try:
@@ -329,7 +329,7 @@ def gunzipped(content: bytes) -> bytes:
 
 
 def around(names: Iterable[str]) -> str:
-    """The innermost folder that all of these files lie in, with a `/` at its end; or "".
+    """Returns the innermost folder that contains all of these files, ending in `/`; or "".
 
     Example:
         >>> around(["data/a/0.png", "data/b/0.png"]), around(["a.txt", "b/c.txt"])
@@ -341,21 +341,21 @@ def around(names: Iterable[str]) -> str:
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """A sort key by which 2 comes before 10."""
+    """Sort key of natural order, in which 2 comes before 10."""
     parts = re.split(r"([0-9]+)", name)  # text at even places, digits at odd ones
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], name
 
 
 def first(names: list[str], most: int = 5) -> str:
-    """The first few of a list, and how many more there are."""
+    """Returns the first few names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def pattern(argument: str, written: str) -> re.Pattern[str]:
-    """A regular expression.
+    """Compiles a regular expression.
 
     Raises:
-        ValueError: It is none; the message names the argument.
+        ValueError: It is invalid; the message names the argument.
     """
     try:
         return re.compile(plain(written))
@@ -365,5 +365,5 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
 
 
 def left_out(names: Reasons) -> list[str]:
-    """Sentences on what is not read, by what it is."""
+    """Returns a note for each kind of thing that is not read."""
     return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]

@@ -1,4 +1,4 @@
-"""Public datasets: MNIST and its kin in idx files, and AHCD; `public.yaml` says where they can be had."""
+"""Public datasets: MNIST and similar ones in idx files, and AHCD; `public.yaml` lists their addresses."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from qnnkit.data.splits import ImageSplits
 
 _TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
 PUBLIC: dict[str, dict[str, Any]] = yaml.safe_load(_TABLE)
-"""Dataset -> its page, address, files with checksums, classes and needs, as the head of the file explains."""
+"""Dataset -> page, address, files with checksums, classes and needs; see the comment in `public.yaml`."""
 IDX = r"(train|t10k)-(image|label)s[-.]idx[13]-ubyte(\.gz)?"
 CSV = r"csv(train|test)(image|label).*\.csv"
-"""The groups are train or another word for test, and image or label."""
+"""Patterns of file names; the groups are the split (train, or another word for test), and image or label."""
 SIDE = 32
-"""Of a letter of AHCD, in pixels."""
+"""Height and width of a letter of AHCD, in pixels."""
 
 
 def _load(name: str, root: str | Path | None, **options: Any) -> ImageSplits:
-    """Images and labels out of four files, which are fetched where no root is given.
+    """Loads images and labels from four files, which are downloaded if no root is given.
 
     Raises:
-        OSError: They cannot be fetched, or nothing is at the root.
-        ValueError: A file is missing or damaged, or holds other numbers.
+        OSError: They cannot be downloaded, or nothing is at the root.
+        ValueError: A file is missing, damaged, or of another format.
     """
     about, files = PUBLIC[name], {}
     pattern, read = (CSV, _csv) if name == "ahcd" else (IDX, _idx)
@@ -49,31 +49,31 @@ def _load(name: str, root: str | Path | None, **options: Any) -> ImageSplits:
             contents[kind].append(read(content, kind == "images"))
         except (ValueError, KeyError) as error:
             reason = f"Its {side} {kind}: {words.first_line(error)[:80]}"
-            step = f"{reason}. Get them from {about['page']}, or name no place, and they are fetched."
+            step = f"{reason}. Get them from {about['page']}, or give no place to download them."
             raise refusal(f"hold {about['needs']}", str(place.path), step) from None
     if len(shapes := {each.shape[1:] for each in contents["images"]}) > 1:
         raise refusal("hold images of one size", sorted(shapes), "Get its files from the same place.")
     images, labels = map(np.concatenate, contents.values())
     sides = ["train"] * len(contents["labels"][0]) + ["test"] * len(contents["labels"][1])
     others = [each.name for each in place.members if each.name not in files.values()]
-    notes = left_out({f"files that are not of {name}": others})
+    notes = left_out({f"files that do not belong to {name}": others})
     return split_arrays(name, images, labels, about["classes"], sides, notes=notes, **options)
 
 
 def _fetched(name: str) -> Path:
-    """The folder or the archive that is a dataset, in `store()`, fetched once and checked."""
+    """Returns the folder or archive of a dataset in `store()`, downloaded once and checked."""
     about, folder = PUBLIC[name], store() / name
     for file, checksum in about["files"].items():
         try:
             fetch(about["address"] + urllib.parse.quote(file), folder / file, checksum)
         except (OSError, ValueError) as error:  # of requests; of a wrong checksum
             step = f"It says: {words.first_line(error)}. Or get it from {about['page']} and name its folder."
-            raise OSError(checks.message("root", "be within reach", about["address"], step)) from None
+            raise OSError(checks.message("root", "be reachable", about["address"], step)) from None
     return folder if len(about["files"]) > 1 else folder / next(iter(about["files"]))
 
 
 def _idx(content: bytes, are_images: bool) -> np.ndarray:
-    """The bytes of an idx file, (n, height, width) or (n,); ValueError with the reason."""
+    """Returns the values of an idx file, (n, height, width) or (n,); a ValueError gives the reason."""
     axes = 3 if are_images else 1
     magic, *shape = np.frombuffer(content, ">u4", 1 + axes).tolist()
     n = len(content) - 4 - 4 * axes
@@ -83,7 +83,7 @@ def _idx(content: bytes, are_images: bool) -> np.ndarray:
 
 
 def _csv(content: bytes, are_images: bool) -> np.ndarray:
-    """Labels from 0, (n,), or images, (n, 32, 32), of a CSV without a header; ValueError with the reason."""
+    """Returns labels from 0, (n,), or images, (n, 32, 32), of a CSV without header; ValueError as `_idx`."""
     table = np.loadtxt(io.BytesIO(content), np.int32, delimiter=",", ndmin=2)
     columns = SIDE * SIDE if are_images else 1
     if table.shape[1] != columns or table.min() < 0 or table.max() > 255:
@@ -95,14 +95,14 @@ def mnist(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """MNIST: 70,000 handwritten digits, 28x28 grey; its 10,000 test images are the test split.
 
     Args:
-        root: A folder or archive (or a URL of one) with the four idx files, gzipped or not, of any depth and
-            size; None fetches them once, 11 MB, with checksums, into the user's cache.
+        root: A folder or archive (or a URL of one) with the four idx files, gzipped or not, at any depth and
+            of any size; None downloads them once (11 MB) to the user's cache and checks them.
         options: As in `class_folder`; test_fraction is unused.
 
     Raises:
-        OSError: They cannot be fetched, or nothing is at the root.
-        ValueError: One is missing (the message says where to get it), cut short, of another kind, or does not
-            fit the others.
+        OSError: The files cannot be downloaded, or nothing is at the root.
+        ValueError: A file is missing (the message says where to get it), truncated, of another format, or
+            does not match the others.
 
     Reference:
         Y. LeCun, C. Cortes and C. J. C. Burges, "The MNIST database of handwritten digits" (1998).
@@ -131,10 +131,10 @@ def kmnist(root: str | Path | None = None, **options: Any) -> ImageSplits:
 def ahcd(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """AHCD: 16,800 Arabic characters in 28 classes, 32x32 grey, ink light on black.
 
-    Its own test part of 3,360 images, by other writers, is the test split.
+    Its 3,360 test images, by other writers, are the test split.
 
     Args:
-        root: The zip of four CSV files as it comes, or a folder with them; None fetches it, 3 MB, as `mnist`.
+        root: The published zip of four CSV files, or a folder with them; None downloads it (3 MB) as `mnist`.
         options: As in `class_folder`; test_fraction is unused.
 
     Reference:

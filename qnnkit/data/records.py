@@ -1,4 +1,4 @@
-"""Records out of files: JSON, tables, parquet and arrow, in any encoding; what keys mean; and chats."""
+"""Records from files: JSON, tables, parquet and arrow, in any encoding; meanings of keys; and chats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qnnkit.data.places import Place, first, refusal
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 SUFFIXES += tuple(f"{suffix}.gz" for suffix in SUFFIXES[:5])
-"""Files of records; a table may be called .txt as well."""
+"""Suffixes of files of records; a table may also end in .txt."""
 NAMES = {
     "image": "image file_name filename image_name image_path image_file file filepath path img img_path",
     "caption": "captions caption text texts sentences sentence raw prompt description comment title",
@@ -33,16 +33,16 @@ NAMES = {
     "weight": "weight train loss",
     "tool_calls": "tool_calls function_call",
 }
-"""What keys and columns may be called, the likeliest first, in any letters; a number may follow."""
+"""Meaning -> names of keys and columns, likeliest first, in any case; a number may follow a name."""
 OF_RECORDS = ("image", "text", "turns", "question")
-"""What says of a JSON object that it is a record itself, whatever lists it holds."""
+"""Meanings that make a JSON object a record itself, even if it contains lists."""
 
 Record = dict[str, Any]
 
 
 @functools.lru_cache
 def keys_of(keys: tuple[str, ...], what: str) -> list[str]:
-    """Which keys have the first of the names in `NAMES[what]` that occurs (or the name `what` itself).
+    """Returns the keys with the first name of `NAMES[what]` that occurs; `what` may also be a name itself.
 
     Example:
         >>> keys_of(("Text", "id", "caption_1", "caption_2"), "caption")
@@ -54,14 +54,14 @@ def keys_of(keys: tuple[str, ...], what: str) -> list[str]:
 
 
 def take(record: Record, what: str) -> Any:
-    """Removes what is under the first key that `keys_of` finds; None where it finds none."""
+    """Removes and returns the value of the first key that `keys_of` finds; None if there is none."""
     keys = keys_of(tuple(record), what)
     return record.pop(keys[0]) if keys else None
 
 
 @functools.lru_cache
 def side_of(path: str) -> str | None:
-    """The split that a word of a path says, its last such word first.
+    """Returns the split that is named in a path, by the last such word; None if there is none.
 
     Example:
         >>> side_of("val/metadata.csv"), side_of("captions_train2017.json"), side_of("my test/a.csv")
@@ -72,26 +72,26 @@ def side_of(path: str) -> str | None:
 
 
 class Reader:
-    """Reads files of a place, and collects what its user must know: guessed encodings, unused keys."""
+    """Reads files of a place, and collects guessed encodings and unused keys for notes."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._guessed: list[str] = []
         self.unused: set[str] = set()
-        """Keys and columns of which nothing was made."""
+        """Keys and columns that were not used."""
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on guessed encodings and unused keys."""
+        """Notes on guessed encodings and unused keys."""
         guessed, keys = "Not UTF-8, so the encoding is guessed", "Keys or columns that are not used"
-        told = {guessed: self._guessed, keys: [key or "one without a name" for key in sorted(self.unused)]}
-        return [f"{what}: {first(names, 20)}." for what, names in told.items() if names]
+        items = {guessed: self._guessed, keys: [key or "one without a name" for key in sorted(self.unused)]}
+        return [f"{what}: {first(names, 20)}." for what, names in items.items() if names]
 
     def text(self, name: str) -> str:
-        """The text of a file, with plain line ends: UTF-8, else in the likeliest encoding.
+        """Returns the text of a file, with `\\n` as line ends: UTF-8, or else the likeliest encoding.
 
         Raises:
-            ValueError: It cannot be read, or is no text.
+            ValueError: It cannot be read, or is not text.
         """
         with readable(name):
             content = self._place.read(name)
@@ -106,13 +106,13 @@ class Reader:
             return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def records(self, name: str) -> Iterator[tuple[str, Record]]:
-        """Where each record of a file is, for refusals, and the record; what is null counts as missing.
+        """Yields the location of each record of a file, for messages, and the record without null values.
 
         Args:
-            name: One of SUFFIXES, or a table under another suffix.
+            name: Name of a file with one of SUFFIXES, or of a table with another suffix.
 
         Raises:
-            ValueError: It cannot be read or is not what its suffix says.
+            ValueError: It cannot be read, or is not of the format that its suffix says.
         """
         suffix = name.lower().removesuffix(".gz").rpartition(".")[2]
         text = None if suffix in ("parquet", "arrow") else self.text(name)
@@ -122,14 +122,14 @@ class Reader:
             is_escaped = text and re.search(r"\\u[dD]", text)
             for number, row in enumerate(rows, start=1):
                 if not isinstance(row, dict):
-                    raise ValueError(f"record {number} is {row!r:.60} and no object with keys")
+                    raise ValueError(f"record {number} is {row!r:.60} and not an object with keys")
                 if is_escaped and re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)):
                     raise ValueError(f"record {number} holds half of a character")
                 values = {key: value for key, value in row.items() if value is not None}
                 yield f"{name}, record {number}", values
 
     def _json(self, text: str) -> Iterator[Any]:
-        """The records of JSON: of a list, of the only list in an object, or of values in a row.
+        """Yields the records in JSON: of a list, of the only list of objects in an object, or of JSON lines.
 
         An object with a key that records have, or with several such lists, is a record itself.
         """
@@ -152,27 +152,27 @@ class Reader:
 
 @contextlib.contextmanager
 def readable(where: str) -> Iterator[None]:
-    """Turns what reading a damaged or strange file raises into one sentence about `where`."""
+    """Turns the errors of reading a damaged or unexpected file into one sentence about `where`."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: nested too deep
-        step = f"Reading says: {words.first_line(error)}. Mend it there, or copy or download it again."
-        raise refusal("hold files that can be read and are what their names say", where, step) from None
+        step = f"Reading says: {words.first_line(error)}. Correct it there, or copy or download it again."
+        raise refusal("hold readable files of the format that their suffix says", where, step) from None
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
-    """A JSON object from its pairs; ValueError if a key is there twice, as Python keeps the last alone."""
+    """Returns a JSON object from its pairs; ValueError if a key repeats, as Python would keep the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} is there twice")
+        raise ValueError(f"the key {key!r} occurs twice")
     return content
 
 
 def _likeliest(content: bytes) -> str:
-    """The likeliest encoding of bytes; Western where the text is the same in several.
+    """Returns the likeliest encoding of bytes; Western if several encodings give the same text.
 
-    Where most of what is beyond ASCII is UTF-8, it is that: a character is cut or damaged.
+    If most characters beyond ASCII decode as UTF-8, it is UTF-8 with a truncated or damaged character.
     """
     import charset_normalizer
 
@@ -184,20 +184,20 @@ def _likeliest(content: bytes) -> str:
 
 
 def separated(text: str) -> tuple[str, str]:
-    """A table without the line that tells Excel its separator; and the one that its header has most of."""
+    """Returns a table without Excel's separator line, and the separator: the commonest in its header."""
     text = re.sub(r"\Asep=.\n", "", text)
     header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
     return text, max(",;\t|", key=header.count)
 
 
 def _table(text: str) -> Iterator[Record]:
-    """The rows of a table with the separator that its header has most of.
+    """Yields the rows of a table, with the commonest separator of its header.
 
-    By Python's `csv`, as pandas fills a row that is too short. A caption with unquoted separators after the
-    name of an image is taken whole.
+    Python's `csv` reads it, because pandas fills up rows that are too short. If the two columns are an image
+    and its caption, unquoted separators belong to the caption.
     """
     text, mark = separated(text)
-    csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 letters
+    csv.field_size_limit(2**31 - 1)  # Python's own limit is 131,072 characters
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
         rows.fieldnames = keys = [key.strip() for key in rows.fieldnames or ()]
@@ -209,12 +209,12 @@ def _table(text: str) -> Iterator[Record]:
                 raise csv.Error(f"not {len(keys)} columns, each with a name")
             yield row
     except csv.Error as error:
-        step = f'put texts with "{mark}" between quotation marks, and write each " in them twice'
+        step = f'put texts with "{mark}" in quotation marks, and double each " in them'
         raise ValueError(f"line {rows.line_num}: {error}; {step}") from None
 
 
 def _columns(content: bytes, is_parquet: bool) -> Iterator[Record]:
-    """The rows of parquet, or of arrow, as `datasets` saves it or as a file of its own."""
+    """Yields the rows of parquet or arrow, the latter as a stream (as `datasets` saves it) or a file."""
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -232,35 +232,35 @@ ROLES = {
     **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
     **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
 }
-"""What speakers are called, in small letters -> role in chat templates."""
+"""Name of a speaker, in lower case -> role in chat templates."""
 
 Message = dict[str, Any]
-"""`role` and `content` (both texts), `tool_calls` where there are any, `weight` 0 where it is not learnt."""
+"""`role` and `content` (strings); `tool_calls` if there are any; `weight` 0 if it is not learned."""
 
 
 def is_answer(message: Message) -> bool:
-    """Whether a model learns to write it: what an assistant says or calls, unless its weight is 0."""
+    """Returns whether a model learns it: text or tool calls of an assistant, unless their weight is 0."""
     is_empty = not message["content"].strip() and not message.get("tool_calls")
     return message["role"] == "assistant" and message.get("weight") != 0 and not is_empty
 
 
 def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
-    """The messages of a record, whose keys are taken out of it; none if it is no chat.
+    """Returns the messages of a record and removes their keys from it; [] if it is not a chat.
 
-    OpenAI's messages, ShareGPT's conversations, Alpaca (with `system` and `history`), Dolly, prompt and
-    completion (as texts or messages), question and answer.
+    Formats: OpenAI's messages, ShareGPT's conversations, Alpaca (with `system` and `history`), Dolly, prompt
+    and completion (as texts or messages), question and answer.
 
     Args:
-        record: By key.
-        where: Where it is, for refusals.
-        unused: Gets the keys of messages that are not used.
+        record: The record; changed in place.
+        where: Location of the record, for error messages.
+        unused: Set to which unused keys of messages are added.
 
     Raises:
         ValueError: A message has no known speaker or no text.
     """
     keys = tuple(record)
     if keys_of(keys, "turns"):
-        turns = take(record, "turns") or [{"role": "user", "content": ""}]  # of no turns
+        turns = take(record, "turns") or [{"role": "user", "content": ""}]  # an empty chat
     elif keys_of(keys, "question") and keys_of(keys, "answer"):
         turns = _answered(record, where)
     else:
@@ -272,7 +272,7 @@ def conversation(record: Record, where: str, unused: set[str]) -> list[Message]:
 
 
 def _answered(record: Record, where: str) -> list[Any]:
-    """The turns of an instruction, after those of its history, and its answer."""
+    """Returns the turns of the history, the instruction, and its answer."""
     question, answer = take(record, "question"), take(record, "answer")
     if passage := take(record, "passage"):
         question = f"{_text(question, where)}\n\n{_text(passage, where)}".strip()
@@ -285,7 +285,7 @@ def _answered(record: Record, where: str) -> list[Any]:
 
 
 def _said(role: str, value: Any) -> list[Any]:
-    """A text as a turn; a list is of turns already, and an object one."""
+    """Returns a list of turns: a list as it is, an object or a text as a single turn."""
     turn = value if isinstance(value, dict) and keys_of(tuple(value), "content") else {"content": value}
     return value if isinstance(value, list) else [{"role": role, **turn}]
 
@@ -293,14 +293,14 @@ def _said(role: str, value: Any) -> list[Any]:
 def _message(turn: Any, where: str, unused: set[str]) -> Message:
     fields = {key: x for key, x in turn.items() if x is not None} if isinstance(turn, dict) else {}
     speaker, weight, calls = (take(fields, key) for key in ("role", "weight", "tool_calls"))
-    calls = [{"type": "function", "function": calls}] if isinstance(calls, dict) else calls  # one, as before
+    calls = [{"type": "function", "function": calls}] if isinstance(calls, dict) else calls  # older format
     are_calls = isinstance(calls or [], list) and all(isinstance(each, dict) for each in calls or ())
     content = take(fields, "content")
     unused.update(f"{key} of messages" for key in fields)
     role = ROLES.get(str(speaker).lower())
     if role is None or weight not in (None, 0, 1) or not are_calls:
-        step = f"Known roles are {', '.join(ROLES)}; a weight is 0 (not learnt) or 1, a tool call an object."
-        raise refusal("hold messages as models take them", f"{where} with {turn!r:.80}", step)
+        step = f"Known roles are {', '.join(ROLES)}; a weight is 0 (not learned) or 1, a tool call an object."
+        raise refusal("hold messages of a known format", f"{where} with {turn!r:.80}", step)
     message: Message = {"role": role, "content": "" if calls and content is None else _text(content, where)}
     if calls:
         message["tool_calls"] = [_call(each) for each in calls]
@@ -308,7 +308,7 @@ def _message(turn: Any, where: str, unused: set[str]) -> Message:
 
 
 def _text(content: Any, where: str) -> str:
-    """The text of a message, also one that is given in parts."""
+    """Returns the text of a message, which may be given in parts."""
     parts = content if isinstance(content, list) else [{"text": content}]
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
@@ -317,8 +317,8 @@ def _text(content: Any, where: str) -> str:
 
 
 def _call(call: Any) -> Any:
-    """A tool call with its arguments by name, as templates want them; OpenAI writes them as JSON."""
-    with contextlib.suppress(ValueError, TypeError, LookupError):  # else they are written as they are
+    """Returns a tool call with its arguments as an object, which templates need; OpenAI writes JSON."""
+    with contextlib.suppress(ValueError, TypeError, LookupError):  # other arguments stay as they are
         function = call["function"]
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
     return call

@@ -1,6 +1,6 @@
-"""Labelled images in memory, split once and for all into train, validation and test.
+"""Fixed splits of samples in memory into train, validation and test; labelled images among them.
 
-A split depends on `split_seed` alone, never on a run's seed, so that all runs of a study share one test set.
+A split depends only on `split_seed`, never on a run's seed, so that all runs of a study share a test set.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SPLITS = ("train", "validation", "test")
 
 
 P = TypeVar("P", bound="Part")
-"""What a split of some kind is."""
+"""Type of a single split."""
 
 
 @dataclass(frozen=True, eq=False)
 class Splits(Generic[P]):
-    """Train, validation and test: what runs ask of a dataset, whatever it holds.
+    """Train, validation and test splits: the interface of all datasets.
 
-    A kind adds its own fields and `sizes`; one whose batches are no pairs also `example` and `_samples`.
+    A subclass adds its fields and `sizes`, and if its batches are not pairs, `example` and `_samples`.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Splits(Generic[P]):
     """Sentences to show once: what was left out, cut, resized or converted."""
 
     sizes: ClassVar[Any]
-    """A dictionary: what a net must know of the data, by name; nets of the kit take these as arguments."""
+    """Dictionary of what a net needs to know about the data; qnnkit's nets take it as keyword arguments."""
 
     def example(self, n: int = 1) -> Any:
-        """What a net takes, of the first `n` training samples."""
+        """Returns the inputs of the first `n` training samples, as a net takes them."""
         return self.train.pair[0][:n]
 
     def split(self, name: str) -> Any:
-        """The split called "train", "validation" or "test"."""
+        """Returns the split called "train", "validation" or "test"."""
         return getattr(self, checks.choice("split", name, SPLITS))
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over contents, labels and who is in which split; names of files do not count."""
+        """SHA-256 (hex) of contents, labels and the samples in each split; file names do not count."""
         digest = hashlib.sha256()
         for name in SPLITS:
             digest.update(f"{name} ".encode())
@@ -60,33 +60,33 @@ class Splits(Generic[P]):
         return digest.hexdigest()
 
     def keep(self, train_fraction: float, seed: int = 0) -> Self:
-        """The same dataset with a share of its training samples; validation, test and notes as they are.
+        """Returns the dataset with a share of its training samples; validation, test and notes do not change.
 
-        Each class keeps about this share of its samples, so that the total is this share of all, and one
-        sample at least. Which ones depends on `seed` alone, and a smaller share lies inside a larger one.
+        Each class keeps about this share of its samples, and at least one; the total is this share of all.
+        The choice depends only on `seed`, and a smaller share is part of a larger one.
         """
         labels = self.split("train").labels if getattr(self, "n_classes", None) else None
         rows = share_of(len(self.train), train_fraction, seed, labels)
         return self if rows is None else replace(self, train=self.train.at(rows))
 
     def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
-        """Batches of a split; of images and arrays pairs, with labels or targets, else dictionaries.
+        """Returns batches of a split: pairs for images and arrays, with labels or targets, else dictionaries.
 
-        The order is a pure function of `seed` and of the epoch given to `set_epoch`, which works alike
-        before and after `Accelerator.prepare`. Call it before each epoch: Accelerate counts epochs from 0 by
-        itself, and a resumed run has not run the earlier ones. On n processes each gets every n-th batch.
+        The order is a function of `seed` and of the epoch given to `set_epoch`, which works both before and
+        after `Accelerator.prepare`. Call it before each epoch: Accelerate itself counts epochs from 0, and a
+        resumed run has skipped the earlier ones. Each of n processes gets every n-th batch.
         """
         checks.positive("batch_size", batch_size)
         return DictBatches(self._samples(split, seed), batch_size, shuffle=shuffle, seed=seed)
 
     def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
-        """Epoch -> tensors of all samples, by name or in a tuple."""
+        """Returns a function of the epoch that returns all samples: tensors in a dictionary or a tuple."""
         return lambda epoch: self.split(split).pair
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The samples of one split: every field has an entry of each, or is None."""
+    """The samples of one split: every field has one entry per sample, or is None."""
 
     hashed: ClassVar[tuple[str, ...]] = ()
 
@@ -95,11 +95,11 @@ class Part:
 
     @property
     def pair(self) -> Any:
-        """What a batch is made of where it is a pair: the first two fields, such as images and labels."""
+        """The two fields that form a batch of pairs: the first two, such as images and labels."""
         return tuple(vars(self).values())[:2]
 
     def add_to(self, digest: hashlib._Hash) -> None:
-        """Feeds what a fingerprint is over, the fields that `hashed` names, to a digest."""
+        """Adds the fields in `hashed` to the digest of a fingerprint."""
         digest.update(f"{tuple(self.pair[0].shape)}\n".encode())
         for value in map(vars(self).get, self.hashed):
             if isinstance(value, torch.Tensor):
@@ -108,7 +108,7 @@ class Part:
                 digest.update(json.dumps(value).encode())
 
     def at(self, rows: Sequence[int] | torch.Tensor) -> Self:
-        """Some of the samples, in this order."""
+        """Returns the samples of these rows, in this order."""
         index = torch.as_tensor(rows, dtype=torch.int64)
         chosen = index.tolist()
 
@@ -121,7 +121,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet(Part):
-    """The images of one split, a byte per value: the model scales them, on the device."""
+    """The images of one split, as bytes; the model scales them on the device."""
 
     hashed = "labels", "images"
     images: torch.Tensor  # uint8, (n, channels, height, width)
@@ -160,7 +160,7 @@ class ImageSplits(Pictured[ImageSet]):
         (torch.Size([64, 1, 8, 8]), torch.uint8, torch.Size([64]))
     """
 
-    classes: tuple[str, ...]  # the name of each label
+    classes: tuple[str, ...]  # name of each label
 
     @property
     def n_classes(self) -> int:
@@ -168,7 +168,7 @@ class ImageSplits(Pictured[ImageSet]):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of the images, by the arguments of `models.QuanvNet`."""
+        """What a net needs to know about the images, named as the arguments of `models.QuanvNet`."""
         return {"channels": self.channels, "image_size": self.image_size, "n_classes": self.n_classes}
 
 
@@ -178,17 +178,17 @@ class ImageSplits(Pictured[ImageSet]):
 def share_of(
     n: int, train_fraction: float, seed: int, labels: torch.Tensor | None = None
 ) -> torch.Tensor | None:
-    """Sorted rows that are a share of n, chosen by the seed; a smaller share lies inside a larger one.
+    """Returns the sorted rows of a share of n, chosen by the seed; a smaller share is part of a larger one.
 
-    With labels, of shape (n,), class by class: one of each class comes first, then the k-th of m is due at
-    k / m, and what is due first is taken until the total is reached. `seed` decides between equals, and no
-    class keeps less than its share, rounded down. A number above 1 is how many there are to be. None stands
-    for all of them.
+    With labels, of shape (n,), rows are chosen class by class: first one of each class; then the k-th of m
+    rows of a class has rank k / m, and the lowest ranks are taken until the total is reached. `seed` breaks
+    ties, and no class keeps less than its share, rounded down. A `train_fraction` above 1 is a number of
+    rows. Returns None for all rows.
     """
     share = _share(train_fraction, n)
     if not 0 < share <= 1:
-        rule = f"lie above 0 and up to 1, or be a whole number of the {n:,} training samples"
-        step = "Use 0.25 for a quarter, 1 for all of them, or 200 for so many."
+        rule = f"be above 0 and at most 1, or be a number of the {n:,} training samples"
+        step = "Use 0.25 for a quarter, 1 for all, or 200 for 200 samples."
         raise ValueError(checks.message("train_fraction", rule, train_fraction, step))
     if share == 1:
         return None
@@ -199,7 +199,7 @@ def share_of(
     if labels is None:
         return torch.from_numpy(np.sort(order(n)[: max(1, round(share * n))]))
     label, sizes, place = labels.numpy(), labels.bincount().numpy(), np.empty(n)
-    for each, size in enumerate(sizes):  # places 1, 2, ... in each class
+    for each, size in enumerate(sizes):  # positions 1, 2, ... in each class
         place[np.flatnonzero(label == each)[order(size, each)]] = np.arange(1, size + 1)
     due, ranks = np.where(place == 1, 0.0, place / sizes[label]), order(len(sizes))
     total = max(round(share * n), np.count_nonzero(sizes))
@@ -209,11 +209,11 @@ def share_of(
 
 
 def _share(number: float, n: int) -> float:
-    """A share of n samples; a whole number above 1 is how many."""
+    """Converts a number of n samples (an integer above 1) to a share; a share stays as it is."""
     return number / max(1, n) if number > 1 and number == int(number) else number
 
 
-# --- who is in which split ---------------------------------------------------------------------------------
+# --- assigning samples to splits ---------------------------------------------------------------------------
 
 
 def split_rows(
@@ -227,23 +227,23 @@ def split_rows(
     test_fraction: float = 0.2,
     what: str = "samples",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sorted rows of train, validation and test, with every class in each of them.
+    """Returns the sorted rows of train, validation and test; each has samples of every class.
 
-    A split that the dataset brings is taken as it is; others are drawn from its training part, or from all
-    of it. Samples with names (files, documents) are placed by the hash of their own name: a file more or less
-    moves no other, and a split has about its fraction of a class, one sample at least. Rows of an array have
-    no names: exact fractions are drawn, class by class.
+    Splits that the dataset fixes are kept; others are drawn from its training part, or from all samples if it
+    has none. Samples with names (files, documents) are placed by the hash of their name: adding or removing
+    one moves no other, and a split has about its fraction of each class, and at least one sample. Rows of an
+    array have no names: exact fractions are drawn, class by class.
 
     Args:
-        labels: Indices into `classes`, of shape (n,); all 0 where there are none.
-        classes: The name of each label, for messages.
-        names: What is hashed, of each sample.
-        sides: The split of each sample, or "any" where the dataset has none of its own.
-        split_seed: Decides, with the names or the number of rows.
-        validation_fraction: Of the samples that splits are drawn from; above 1 their number, which is exact
-            where there are no classes, and else divided among them.
-        test_fraction: Likewise; unused where the dataset has a test part.
-        what: What the samples are called in messages.
+        labels: Indices into `classes`, of shape (n,); all 0 without classes.
+        classes: Name of each label, for messages.
+        names: Name of each sample, which is hashed.
+        sides: Split of each sample, or "any" if the dataset does not fix it.
+        split_seed: Determines the splits, together with the names or the number of rows.
+        validation_fraction: Share of the samples that splits are drawn from; above 1 their number, which is
+            exact without classes, and otherwise divided among them.
+        test_fraction: Likewise; unused if the dataset has a test part.
+        what: Name of the samples in messages.
 
     Raises:
         ValueError: A fraction is out of range, or a class has too few samples.
@@ -265,7 +265,7 @@ def split_rows(
     shares = {side: _share(number, len(rows)) for side, number in drawn.items()}
     wrong = [side for side, share in shares.items() if not 0 < share < 1]
     if wrong or sum(shares.values()) >= 1:
-        side, rule = (*wrong, *shares)[0], f"be above 0, as all fractions must, and leave {what} for training"
+        side, rule = (*wrong, *shares)[0], f"be above 0, like all fractions, and leave {what} for training"
         step = "Use 0.2, or a whole number of them."
         raise ValueError(checks.message(f"{side}_fraction", rule, drawn[side], step))
     if names is None:
@@ -279,34 +279,34 @@ def split_rows(
 
 
 def _check_classes(labels: np.ndarray, classes: Sequence[str], parts: dict[str, Any], what: str) -> None:
-    """Raises a ValueError where a split has no sample of a class."""
+    """Raises a ValueError if a split has no sample of a class."""
     for side, rows in parts.items():
         counts = np.bincount(labels[rows], minlength=len(classes))
         if not counts.all():
             label = int(counts.argmin())
             few = f"{np.count_nonzero(labels == label):,}" + f" of class {classes[label]}" * any(classes)
-            step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
+            step = "add some (at least three), or bring validation_fraction and test_fraction nearer to 1/3."
             rule = f"hold enough {what} of every class for all three splits"
             raise refusal(rule, few, f"None is left for {side}: {step}")
 
 
 def _drawn(labels: np.ndarray, shares: list[float], n_classes: int, split_seed: int) -> np.ndarray:
-    """Which share each sample is in, in exact numbers, class by class; `len(shares)` stands for none."""
+    """Returns the index of each sample's share, `len(shares)` for none; exact numbers, class by class."""
     from sklearn.model_selection import train_test_split
 
     sides, rows = np.full(len(labels), len(shares)), np.arange(len(labels))
     for k, share in enumerate(shares):
         n = max(n_classes, round(share * len(labels)))
-        with contextlib.suppress(ValueError):  # it refuses a class of one, and fewer samples than classes
+        with contextlib.suppress(ValueError):  # for a class of one sample, or fewer samples than classes
             two = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed % 2**32)
             rows, sides[two[1]] = np.sort(two[0]), k
     return sides
 
 
 def _hashed(labels: np.ndarray, keys: list[str], shares: list[float], exact: list[bool]) -> np.ndarray:
-    """Which share each sample is in, by the hash of its key; `len(shares)` stands for none.
+    """Returns the index of each sample's share, `len(shares)` for none, by the hash of the sample's key.
 
-    A share has about its part of a class, or exactly.
+    Shares of a class are approximate; those in `exact` are exact.
     """
     hashes = [hashlib.sha256(key.encode(errors="surrogatepass")).digest() for key in keys]
     places = np.array([int.from_bytes(digest[:8], "big") / 2**64 for digest in hashes])  # in 0..1
@@ -315,31 +315,31 @@ def _hashed(labels: np.ndarray, keys: list[str], shares: list[float], exact: lis
         of_class = np.flatnonzero(labels == label)
         order = of_class[np.argsort(places[of_class], kind="stable")]
         cuts, n = [0, *np.searchsorted(places[order], ends)], len(order)
-        for k, share in enumerate(shares, start=1):  # where there are enough, one on each side at least
+        for k, share in enumerate(shares, start=1):  # at least one sample in each, if there are enough
             cut = round(share * n) + cuts[k - 1] if exact[k - 1] else cuts[k]
             cuts[k] = max(min(cut, n - (len(cuts) - k)), cuts[k - 1] + 1)
         sides[order] = np.searchsorted(cuts[1:], np.arange(n), side="right")
     return sides
 
 
-# --- what is in two splits ---------------------------------------------------------------------------------
+# --- duplicates in two splits ------------------------------------------------------------------------------
 
 Content = tuple[Any, str]
-"""What is compared, byte by byte (bytes, or an array), and where it comes from."""
+"""Content of a sample, compared byte by byte (bytes or an array), and its source."""
 
 
 def duplicates(parts: Iterable[Iterable[Content]], what: str, how: str) -> list[str]:
-    """A sentence on what is in an earlier split too; none where nothing is.
+    """Returns a note on samples that are also in an earlier split; [] if there are none.
 
     Args:
-        parts: All that is in each split, in the order of SPLITS.
-        what: What is counted, in the plural: images, documents.
-        how: How equal: pixel for pixel, word for word.
+        parts: Contents of each split, in the order of SPLITS.
+        what: Name of the samples, in the plural: images, documents.
+        how: How they are equal: pixel for pixel, word for word.
 
     Example:
         >>> parts = [(b"to be", "a.txt")], [], [(b"to be", "b.txt")]
         >>> duplicates(parts, "documents", "letter for letter")[0].partition(", letter")[0]
-        'Duplicates: 1 of 1 documents of validation and test stand in an earlier split too'
+        'Duplicates: 1 of 1 documents of validation and test are also in an earlier split'
     """
     seen: dict[bytes, tuple[str, str]] = {}  # digest -> the split and the source that had it first
     pairs, n = [], 0
@@ -352,5 +352,5 @@ def duplicates(parts: Iterable[Iterable[Content]], what: str, how: str) -> list[
                 pairs.append(f"{earlier} ({where}) = {source} ({name})")
     if not pairs:
         return []
-    told = f"Duplicates: {len(pairs):,} of {n:,} {what} of validation and test stand in an earlier split too"
-    return [f"{told}, {how}: {first(pairs, 3)}."]
+    note = f"Duplicates: {len(pairs):,} of {n:,} {what} of validation and test are also in an earlier split"
+    return [f"{note}, {how}: {first(pairs, 3)}."]

@@ -1,4 +1,4 @@
-"""Text as blocks of tokens, split by document: what causal language models are trained on."""
+"""Text as blocks of tokens, split by document, for training causal language models."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 TEXT = (".txt", ".md", ".txt.gz")
 SUFFIXES = (*TEXT, *records.SUFFIXES)
-"""What is read; other files are left out."""
+"""Suffixes of files that are read; other files are left out."""
 ABOUT = re.compile(r"(?i)(.*/)?(readme|licen[cs]e)[^/]*\.(md|txt)")
-"""What files of records have next to them."""
+"""Files about the data, which are left out next to files of records."""
 CHARACTERS = 2000
-"""Most that a document has which is cut out of a longer text."""
+"""Most characters of a document that is cut from a longer text."""
 PAGE = re.compile(rf"(?s).{{1,{CHARACTERS}}}\Z|.{{0,{CHARACTERS - 1}}}\n|.{{{CHARACTERS}}}")
-"""As many lines as fit, or a piece of one that is longer."""
+"""Pattern of a page: as many lines as fit, or part of a longer line."""
 BLANK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-"""Blank lines, one or more."""
+"""Pattern of one or more blank lines."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """What goes into one split as a whole."""
+    """A unit of text that is never divided between splits."""
 
     name: str
-    """Where it comes from: a file, a line of it, or where in it a piece begins."""
+    """Where it comes from: a file, a record of it, or the paragraph of a file at which it starts."""
     pieces: tuple[str, ...]
     """Its speeches; or all of a file, or of a record (messages as `User: ...`)."""
     key: str
-    """What its split is drawn by: a file's path, a record's text, or the first speech of several."""
+    """Key whose hash chooses its split: a file's path, a record's text, or the first of its speeches."""
     source: str
-    """A file's path, or what a record says."""
+    """A file's path, or the "source" of a record."""
     messages: tuple[records.Message, ...] = ()
-    """What it is made of where only answers are predicted; () for plain text."""
+    """The messages of a chat, of which only answers are predicted; () for plain text."""
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "\n\n".join(self.pieces)
 
     @property
@@ -62,21 +62,21 @@ class Document:
 
 
 def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Document], list[str]]:
-    """The documents at `root`, in natural order, and sentences on what was left out.
+    """Returns the documents at `root`, in natural order, and notes on what was left out.
 
-    A document of which `part` keeps nothing has no pieces, so that it does not change which split others are
-    in. A record is a document, and so is a text of 4,000 characters at most; for a longer one see `_cut`.
+    A document is a record, or a text of at most 4,000 characters; longer texts are divided by `_cut`. If
+    `part` removes all pieces of a document, the empty document stays, so that the splits do not change.
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
         part: Regular expression that is searched for in the path of a file, the "source" of a record and the
-            first line of a speech (or a page, file or record), without its colon. A leading "!" keeps the
-            others.
+            first line of a speech (or a page, file or record), without its colon. With a leading "!", pieces
+            that match are removed instead of kept.
 
     Raises:
-        ValueError: A file cannot be read, a record is of no known form, no chat has an answer, or `part`
+        ValueError: A file cannot be read, a record has an unknown format, no chat has an answer, or `part`
             keeps nothing.
-        OSError: Nothing is there.
+        OSError: Nothing is at `root`.
     """
     place = open_place(root, single=SUFFIXES)
     files = [each.name for each in place.members if each.base.lower().endswith(SUFFIXES)]
@@ -87,24 +87,23 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     empty = [each.name for each in every if not each.text.strip()]
     silent = [each.name for each in every if each.is_silent]
     whole = [each for each in every if each.text.strip() and not each.is_silent]
-    lacks = {"files about the data": about, "empty documents": empty}
-    lacks["chats without an answer to predict"] = silent
+    lacks = {"files about the data": about, "empty documents": empty, "chats without an answer": silent}
     notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *left_out(lacks)]
     if not whole:
-        step = f"Put {', '.join(SUFFIXES)} files there; in chats, call the one who answers assistant."
+        step = f"Put {', '.join(SUFFIXES)} files there; in chats, give answers the role assistant."
         raise refusal("hold text, or chats with an answer", " ".join([str(root), *notes]), step)
     if held_out := [name for name in files if side_of(name) in ("validation", "test")]:
-        notes.append(f"Names of splits are not used, splits are drawn from all files: {first(held_out)}.")
+        notes.append(f"Split names are not used; splits are drawn from all files: {first(held_out)}.")
     return (whole, notes) if part is None else _selected(whole, part, notes)
 
 
 def _selected(whole: list[Document], part: str, notes: list[str]) -> tuple[list[Document], list[str]]:
-    """The documents with those pieces alone that the pattern fits, or else does not."""
-    found, others = places.pattern("part", part.removeprefix("!")).search, part.startswith("!")
+    """Returns the documents with only the pieces that match the pattern, or that do not match after "!"."""
+    search, excludes = places.pattern("part", part.removeprefix("!")).search, part.startswith("!")
 
     def is_wanted(source: str, piece: str) -> bool:
         lines = source, piece.strip().partition("\n")[0].rstrip(":")
-        return any(map(found, lines)) != others
+        return any(map(search, lines)) != excludes
 
     kept = [replace(x, pieces=tuple(y for y in x.pieces if is_wanted(x.source, y))) for x in whole]
     counts = [sum(len(document.pieces) for document in some) for some in (kept, whole)]
@@ -126,14 +125,13 @@ def _of_file(reader: Reader, name: str, top: str) -> Iterator[Document]:
 
 
 def _cut(name: str, text: str, path: str) -> Iterator[Document]:
-    """A long text as documents of 2,000 characters at most, cut at blank lines.
+    """Cuts a long text at blank lines into documents of about 2,000 characters at most.
 
-    What is between two blank lines, such as a speech of a play, stays whole, unless it is a page long itself,
-    which is cut at line ends. A document begins where the hash of a speech says so, about every 4,000
-    characters, and else where the one before is full. So an edit changes only the documents near it, and
-    another file changes none.
+    A paragraph, such as a speech of a play, stays whole; one of over 4,000 characters is cut into pages at
+    line ends. A document starts where the hash of a paragraph decides so, about every 4,000 characters, or
+    where the previous document is full. So an edit changes only nearby documents, and no other file's.
     """
-    groups: list[list[tuple[int, str]]] = []  # of pages, with the number of the speech that each is from
+    groups: list[list[tuple[int, str]]] = []  # pages of each document, with the number of their paragraph
     for number, speech in enumerate(BLANK.split(text.strip("\n")), start=1):
         for page in [speech] if len(speech) <= 2 * CHARACTERS else PAGE.findall(speech):
             page = page.rstrip("\n")
@@ -148,17 +146,17 @@ def _cut(name: str, text: str, path: str) -> Iterator[Document]:
 
 
 def as_document(where: str, record: records.Record, unused: set[str]) -> Document:
-    """A record as a document: a chat, or plain text under "text".
+    """Returns a record as a document: a chat, or plain text under "text".
 
     Raises:
-        ValueError: It is of no known form; `where` tells which it is.
+        ValueError: Its format is unknown; the message contains `where`.
     """
     record = dict(record)
     source, messages = take(record, "source"), tuple(records.conversation(record, where, unused))
     said = [f"{each['role'].capitalize()}: {each['content']}" for each in messages]
     text = "\n".join(said) if messages else take(record, "text")
     if not isinstance(text, str):
-        step = f"Its keys are {first([repr(key) for key in record], 8)}: rename those of texts."
+        step = f"Its keys are {first([repr(key) for key in record], 8)}: rename the key of the text."
         raise refusal("hold text, messages, or a prompt and its completion in every record", where, step)
     unused.update(record)
     return Document(where, (text,), text, str(source or ""), messages)
@@ -175,49 +173,49 @@ def text(
     vocabulary: int | None = None,
     part: str | None = None,
 ) -> TokenSplits:
-    """Text in blocks of equal length, split by document; `documents` says what a document is.
+    """Text in blocks of equal length, split by document; `documents` defines what a document is.
 
-    Of chats and instructions only the answers are predicted, and what is written around them is the
-    tokenizer's chat template, or `User: ...` and `Assistant: ...` where it has none. The documents of a split
-    are joined, each with an end-of-text token. Each is placed by `split_seed` and a hash, of a file's path or
-    else of its text, so one more or less moves no other. `part` does not affect the split: a base trained on
-    all of the text has not seen what an adapter to one speaker is tested on.
+    In chats and instructions, only the answers are predicted. Chats are written with the tokenizer's chat
+    template, or as `User: ...` and `Assistant: ...` if it has none. The documents of a split are joined, each
+    with an end-of-text token. A document is placed by `split_seed` and the hash of a file's path or of its
+    text, so adding or removing one moves no other. `part` does not affect the splits: a base model trained on
+    all of the text has not seen the test documents of an adapter to one speaker.
 
     Args:
-        root: A file, a folder or archive of files, or an address; `docs/formats.md` has every form.
-        sequence_length: Tokens of a block.
+        root: A file, a folder or archive of files, or an address; `docs/formats.md` lists every format.
+        sequence_length: Tokens in a block.
         split_seed: Chooses which documents are held out.
-        validation_fraction: Share of the documents that choose the epoch, about; one at least.
-        test_fraction: Likewise, of those that are read at the end.
-        tokenizer: Folder or hub name of a model whose tokenizer to take, as an adapter to a model needs it;
+        validation_fraction: Approximate share of the documents for validation; at least one.
+        test_fraction: Likewise, for the test split.
+        tokenizer: Folder or hub name of a model whose tokenizer to use, as an adapter to that model needs it;
             None trains a byte-level BPE on the training documents.
-        vocabulary: Tokens of the one that is trained, 1,024 by default; 257 reads letter by letter.
-        part: As of `documents`: "ROMEO|JULIET" keeps what they say, "!ROMEO|JULIET" all but that.
+        vocabulary: Size of a trained tokenizer, 1,024 by default; 257 is one token per byte.
+        part: As in `documents`: "ROMEO|JULIET" keeps their speeches, "!ROMEO|JULIET" all others.
 
     Raises:
-        ValueError: A split has no whole block, or something cannot be read.
-        OSError: Nothing is there.
+        ValueError: A split has no complete block, or a file cannot be read.
+        OSError: Nothing is at `root`.
     """
-    found, notes = documents(root, part)
-    keys = list(dict.fromkeys(document.key for document in found))
+    selected, notes = documents(root, part)
+    keys = list(dict.fromkeys(document.key for document in selected))
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     rows = split_rows(0 * np.arange(len(keys)), names=keys, what="documents", split_seed=split_seed, **shares)
     sides = {keys[row]: name for name, of in zip(SPLITS, rows, strict=True) for row in of}
-    parts = {name: [each for each in found if each.text and sides[each.key] == name] for name in SPLITS}
+    parts = {name: [each for each in selected if each.text and sides[each.key] == name] for name in SPLITS}
     if tokenizer is None:
         made = tokenizers.trained((document.text for document in parts["train"]), vocabulary or 1024)
         notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
     else:
         made = tokenizers.loaded(tokenizer)
         if vocabulary is not None:
-            notes.append(f"Not used: vocabulary={vocabulary}, as the tokenizer of {tokenizer} is read.")
+            notes.append(f"Ignored vocabulary={vocabulary}: the tokenizer is read from {tokenizer}.")
     checks.positive("sequence_length", sequence_length, "Use 128 or 256.")
-    notes += tokenizers.with_chat_template(made, found)
+    notes += tokenizers.with_chat_template(made, selected)
     texts = [[(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS]
     notes += duplicates(texts, "documents", "letter for letter")
     sets, lost = zip(*(packed(parts[name], made, sequence_length) for name in SPLITS), strict=True)
     if not all(map(len, sets)):
-        step = "Lower sequence_length, hold more out, try another split_seed, or add text."
+        step = "Lower sequence_length, raise the fractions, try another split_seed, or add text."
         raise refusal(f"hold blocks of {sequence_length} tokens for every split", [*map(len, sets)], step)
     if sum(lost):
         notes.append(f"Left out {sum(lost):,} tokens: ends of splits, and blocks with nothing to predict.")
@@ -227,10 +225,9 @@ def text(
 def packed(
     documents: Sequence[Document], tokenizer: Any, length: int, pads: bool = False
 ) -> tuple[TokenSet, int]:
-    """Documents in blocks of so many tokens; and how many tokens are left out.
+    """Returns documents in blocks of `length` tokens, and the number of tokens that are left out.
 
-    These are in blocks with nothing to predict, and behind the last whole block; with `pads` that is filled
-    up.
+    Blocks with nothing to predict are left out, and so is an incomplete last block, unless `pads` is set.
     """
     streams = [encoded(document, tokenizer) for document in documents]
     missing = -sum(len(ids) for ids, _ in streams) % length if pads else 0
@@ -246,16 +243,16 @@ def packed(
 
 
 def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Tokens of a document and their labels, both int64 of shape (n,).
+    """Returns the tokens of a document and their labels, both int64 of shape (n,).
 
-    Plain text is predicted everywhere, of a chat the answers of the assistant alone, each with what the
-    tokenizer's template writes after it. A question and its answer are encoded apart, as they are when a
-    model is asked. Either ends in the tokenizer's end of text.
+    Plain text is predicted everywhere. In a chat, only the assistant's answers are predicted, each with the
+    text that the template writes after it. A question and its answer are encoded separately, as in inference.
+    All documents end with the tokenizer's end of text.
     """
     pieces = answers(document, tokenizer) if document.messages else [(document.text, True)]
     kind = {"add_special_tokens": not document.messages, "verbose": False}
     tokens = [(tokenizer(text, **kind)["input_ids"], predicted) for text, predicted in pieces]
-    if tokens and tokenizer.eos_token_id not in tokens[-1][0][-2:]:  # templates may write a line's end after
+    if tokens and tokenizer.eos_token_id not in tokens[-1][0][-2:]:  # templates may add a newline
         tokens.append(([tokenizer.eos_token_id], True))
     input_ids = torch.tensor([token for ids, _ in tokens for token in ids], dtype=torch.int64)
     shown = torch.tensor([predicted for ids, predicted in tokens for _ in ids], dtype=torch.bool)
@@ -263,13 +260,13 @@ def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor]:
 
 
 def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]]:
-    """What the tokenizer's template makes of a chat, in pieces, and which of them are answers.
+    """Returns the text of a chat, by the tokenizer's template, in pieces, and which of them are answers.
 
     Messages after the last answer are left out.
 
     Raises:
-        ValueError: The template refuses the chat, changes earlier messages when later ones come, or drops
-            tool calls.
+        ValueError: The template rejects the chat, changes earlier messages when later ones are added, or
+            drops tool calls.
     """
     messages, before, pieces = list(document.messages), "", []
     write = functools.partial(tokenizer.apply_chat_template, tokenize=False)
@@ -281,11 +278,11 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]]:
             calls = () if asks else messages[row].get("tool_calls", ())
             names = [(call.get("function") or call).get("name", "") for call in calls]
             if not text.startswith(before) or any(name not in text for name in names):
-                raise ValueError("tool calls, or what was written before, are not in it")
+                raise ValueError("it drops tool calls, or changes earlier messages")
             pieces.append((text[len(before) :], not asks))
             before = text
-    except Exception as error:  # templates refuse by errors of their own
-        rule = "have a chat template that takes these chats, and only adds to what it wrote before"
-        step = f"It says: {words.first_line(error)}. Use another tokenizer, or cut the chats."
+    except Exception as error:  # templates raise errors of their own
+        rule = "have a chat template that accepts these chats and never changes earlier messages"
+        step = f"It says: {words.first_line(error)}. Use another tokenizer, or shorten the chats."
         raise ValueError(checks.message("tokenizer", rule, document.name, step)) from None
     return pieces

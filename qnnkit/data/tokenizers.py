@@ -1,4 +1,4 @@
-"""Tokenizers of documents and of captions: trained on the data at hand, or read from a folder or the Hub."""
+"""Tokenizers of documents and of captions: trained on the data, or read from a folder or the Hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qnnkit.data import hub
 # --- documents ---------------------------------------------------------------------------------------------
 
 END = "<|endoftext|>"
-"""The token that ends a document, and pads sequences that must be equally long."""
+"""Token that ends a document, and pads sequences to equal length."""
 PLAIN_CHAT = (
     "{% for message in messages %}"
     "{% if not loop.first %}{{ '\\n' }}{% endif %}"
@@ -24,18 +24,17 @@ PLAIN_CHAT = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '\\nAssistant:' }}{% endif %}"
 )
-"""How a chat is written where a tokenizer has no template of its own: `User: ...`, `Assistant: ...`."""
+"""Chat template for tokenizers that have none: `User: ...`, `Assistant: ...`."""
 
 
 def trained(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer of these texts: it can write any text, and reads it back unchanged.
+    """Trains a byte-level BPE tokenizer, which encodes any text and decodes it unchanged.
 
-    The same texts give the same tokenizer. Where they have too few pairs that occur twice, it has fewer
-    tokens than asked for.
+    The same texts give the same tokenizer. It is smaller than `vocabulary` if too few pairs occur twice.
 
     Args:
-        texts: What it is trained on; of a dataset, the training documents alone.
-        vocabulary: Tokens; 257 (the 256 bytes and the end of a document) are there in any case.
+        texts: Training texts; of a dataset, only the training documents.
+        vocabulary: Number of tokens; at least 257 are made (the 256 bytes and the end of a document).
 
     Returns:
         A `PreTrainedTokenizerFast` of transformers.
@@ -58,10 +57,10 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def loaded(name: str | Path) -> Any:
-    """The tokenizer in a model's folder, or of a model on the Hugging Face Hub; no code of it is run.
+    """Reads the tokenizer of a model in a folder or on the Hugging Face Hub, without running its code.
 
     Raises:
-        ValueError: There is none that can be read, or it has no token that ends a document.
+        ValueError: It cannot be read, or has no token that ends a document.
     """
     from transformers import AutoTokenizer
 
@@ -70,8 +69,8 @@ def loaded(name: str | Path) -> Any:
         if tokenizer.eos_token_id is None:
             raise ValueError("it has no eos_token: set it and save the tokenizer again")
     except ValueError as error:
-        rule = "be a folder or hub name with a tokenizer that can be read here"
-        step = f"It was not read: {error}. Give a folder with tokenizer.json, or leave it out to train one."
+        rule = "be a folder or hub name with a readable tokenizer"
+        step = f"Reading says: {error}. Give a folder with tokenizer.json, or leave it out to train one."
         raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -79,7 +78,7 @@ def loaded(name: str | Path) -> Any:
 
 
 def with_chat_template(tokenizer: Any, documents: Iterable[Any]) -> list[str]:
-    """Gives a tokenizer without a chat template a plain one if a document is a chat; and a sentence on it."""
+    """Adds a plain chat template if a document is a chat and the tokenizer has none; returns a note on it."""
     if tokenizer.chat_template or not any(document.messages for document in documents):
         return []
     tokenizer.chat_template = PLAIN_CHAT
@@ -90,25 +89,25 @@ def with_chat_template(tokenizer: Any, documents: Iterable[Any]) -> list[str]:
 
 PAD, UNKNOWN, BEGIN, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
 SPECIAL = (PAD, UNKNOWN, BEGIN, EOS)
-"""In this order: transformers takes an end of number 2 for an old mistake, and pools texts elsewhere."""
+"""Special tokens, in order. If EOS were number 2, transformers would assume an old bug and pool elsewhere."""
 LENGTH = 32
-"""Tokens of a caption by default; captions of COCO have about a dozen words."""
+"""Default number of tokens of a caption; captions of COCO have about a dozen words."""
 VOCABULARY = 8192
-"""Most words that a trained tokenizer knows; one token stands for all others."""
+"""Most tokens of a trained word tokenizer; UNKNOWN stands for all other words."""
 
 
 def of_captions(wanted: str | Path | None, captions: Sequence[str], length: int | None = None) -> Any:
-    """A tokenizer of transformers for captions: each between a begin and an end, which CLIP pools texts at.
+    """Returns a tokenizer of transformers for captions, with a begin and an end, at which CLIP pools texts.
 
     Args:
-        wanted: None trains one on the captions, in small letters: a token for each word and each mark. A
-            folder, or a name on the Hub, is read.
-        captions: What it is trained on: the training captions alone.
-        length: Tokens of a caption, begin and end among them (`model_max_length`); by default 32, or what
-            the tokenizer that is read says.
+        wanted: Folder, or name on the Hub, to read it from; None trains one on the captions, in lower case,
+            with a token for each word and punctuation mark.
+        captions: Training texts: only the training captions.
+        length: Tokens of a caption, including begin and end (`model_max_length`); by default 32, or the limit
+            of the tokenizer that is read.
 
     Raises:
-        ValueError: It cannot be read, puts no end behind a text, or `length` leaves no room for a word.
+        ValueError: It cannot be read, does not end texts with its end token, or `length` is below 3.
 
     Example:
         >>> tokenizer = of_captions(None, ["A photo of a cat.", "A dog"], 6)
@@ -119,12 +118,13 @@ def of_captions(wanted: str | Path | None, captions: Sequence[str], length: int 
     if length is not None and length < 3:
         step = "Use 32 for captions of a sentence."
         raise ValueError(checks.message("sequence_length", "be 3 or more", length, step))
-    made = _words(captions) if wanted is None else loaded(wanted)
-    made.model_max_length = length or (made.model_max_length if made.model_max_length < 10**6 else LENGTH)
-    if (ids := made("a")["input_ids"])[-1] != made.eos_token_id:
-        step = "Take one made for CLIP, or leave it out to train one."
+    tokenizer = _words(captions) if wanted is None else loaded(wanted)
+    limit = tokenizer.model_max_length
+    tokenizer.model_max_length = length or (limit if limit < 10**6 else LENGTH)
+    if (ids := tokenizer("a")["input_ids"])[-1] != tokenizer.eos_token_id:
+        step = "Use a tokenizer made for CLIP, or leave it out to train one."
         raise ValueError(checks.message("tokenizer", "end every text with its end token", ids, step))
-    return made
+    return tokenizer
 
 
 def _words(captions: Iterable[str]) -> Any:
@@ -143,17 +143,17 @@ def _words(captions: Iterable[str]) -> Any:
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Tokens of captions, and which of them count (1) or are padding (0); both int64, (n, length)."""
-    asked: dict[str, Any] = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    made = tokenizer(list(texts), return_attention_mask=True, **asked)
-    return made["input_ids"], made["attention_mask"]
+    """Returns tokens of captions, and a mask that is 0 for padding and else 1; both int64, (n, length)."""
+    options: dict[str, Any] = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    batch = tokenizer(list(texts), return_attention_mask=True, **options)
+    return batch["input_ids"], batch["attention_mask"]
 
 
 def losses(tokenizer: Any, texts: Sequence[str]) -> list[str]:
-    """A sentence on what of these captions is lost: their ends, and words that are not known."""
+    """Returns a note on captions that are cut or have unknown words; [] if there are none."""
     ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     room, unknown = tokenizer.model_max_length - 2, {tokenizer.unk_token_id} - {tokenizer.eos_token_id}
     cut = sum(len(each) > room for each in ids)
     strange = sum(not unknown.isdisjoint(each) for each in ids)
-    told = f"{cut:,} are cut to {room} tokens (sequence_length), {strange:,} have words that it does not know"
-    return [f"Tokenizer: of {len(ids):,} captions {told}."] if cut or strange else []
+    what = f"{cut:,} are cut to {room} tokens (sequence_length), {strange:,} have words that it does not know"
+    return [f"Tokenizer: of {len(ids):,} captions, {what}."] if cut or strange else []

@@ -1,4 +1,4 @@
-"""Sequences of tokens, split once and for all: what language models read, be it text or music."""
+"""Token sequences of text or music with fixed splits, for language models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qnnkit.data.midi_events import MidiEvents
 from qnnkit.data.splits import Part, Splits
 
 IGNORED = -100
-"""Label of a position that is not predicted, as torch's cross-entropy and transformers have it."""
+"""Label of a position that is not predicted, as in torch's cross-entropy and transformers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +21,12 @@ class TokenSet(Part):
 
     hashed = "input_ids", "labels"
     input_ids: Tensor  # int64, (n, length)
-    labels: Tensor  # the same, or IGNORED where nothing is to be predicted; int64, (n, length)
-    sources: tuple[str, ...]  # where each block begins: a document's or piece's name
+    labels: Tensor  # the same, or IGNORED for tokens that are not predicted; int64, (n, length)
+    sources: tuple[str, ...]  # name of the document or piece in which each block starts
 
     @property
     def n_predicted(self) -> int:
-        """Tokens that are predicted: a model sees nothing before the first of a block."""
+        """Number of predicted tokens; the first token of a block is never predicted."""
         return int((self.labels[:, 1:] != IGNORED).sum())
 
 
@@ -35,13 +35,13 @@ class TokenSplits(Splits[TokenSet]):
     """A dataset of token blocks, split by document into train, validation and test.
 
     A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as transformers' causal language
-    models take them: they shift the labels themselves.
+    models expect them: the labels are not shifted.
     """
 
     tokenizer: Any
     """Has `encode(text_or_events) -> list[int]`, `decode(ids)`, `len()` and `save_pretrained(folder)`."""
     augment: Callable[[TokenSet, int], TokenSet] | None = None
-    """(Training blocks, epoch) -> those of that epoch, as music in other keys."""
+    """(Training blocks, epoch) -> augmented blocks, such as transposed music."""
 
     @property
     def vocabulary(self) -> int:
@@ -50,17 +50,17 @@ class TokenSplits(Splits[TokenSet]):
 
     @property
     def length(self) -> int:
-        """Tokens of a block."""
+        """Number of tokens in a block."""
         return self.train.input_ids.shape[1]
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of the tokens, by the arguments of `causal_lm`."""
+        """What a net needs to know about the tokens, named as the arguments of `causal_lm`."""
         events = {"events": self.tokenizer.version} if isinstance(self.tokenizer, MidiEvents) else {}
         return {"vocabulary": self.vocabulary, "length": self.length, **events}
 
     def example(self, n: int = 1) -> dict[str, Tensor]:
-        """What a net takes, of the first `n` training blocks."""
+        """Returns the first `n` training blocks, as a net takes them."""
         return {"input_ids": self.train.input_ids[:n]}
 
     def _samples(self, split: str, seed: int) -> Callable[[int], dict[str, Tensor]]:

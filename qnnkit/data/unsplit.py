@@ -1,4 +1,4 @@
-"""A file or folder as a single split: what a trained net is evaluated on, without its training data."""
+"""A file or folder as a single split, to evaluate a trained net on new data."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from qnnkit.data.tokens import TokenSplits
 
 
 def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
-    """All of a text, of chats or of music in blocks of `length` tokens; the last one is padded.
+    """Returns all text, chats or music at `root` in blocks of `length` tokens; the last one is padded.
 
     Args:
-        root: As of `data.text` or `data.music`; what it holds is decided by the tokenizer.
-        tokenizer: The trained net's.
-        length: Tokens of a block.
+        root: As in `data.text` or `data.music`, depending on the tokenizer.
+        tokenizer: The tokenizer of the trained net.
+        length: Tokens in a block.
 
     Raises:
         ValueError, OSError: It cannot be read, or there is no token to predict.
     """
-    if written := writing(tokenizer):  # as the test split has them: every token but the first counts once
+    if written := writing(tokenizer):  # as in a test split: every token but a piece's first counts once
         pieces, notes = collect(root)
         rows, lost = encoded(pieces, written)
         part = blocks(rows, written, length)
     else:
-        found, notes = documents(root)
-        notes += tokenizers.with_chat_template(tokenizer, found)
-        part, lost = packed(found, tokenizer, length, pads=True)[0], []
+        texts, notes = documents(root)
+        notes += tokenizers.with_chat_template(tokenizer, texts)
+        part, lost = packed(texts, tokenizer, length, pads=True)[0], []
     if not part.n_predicted:
         raise places.refusal("hold tokens to predict", str(root), "Give a text of two tokens or more.")
     notes = (*notes, *lost)
@@ -41,18 +41,18 @@ def tokens(root: str | Path, tokenizer: Any, length: int) -> TokenSplits:
 
 
 def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageSplits:
-    """All labelled images of a place, as a trained net takes them.
+    """Returns all labelled images at `root`, as a trained net takes them.
 
-    An image is of the class whose name a folder around it has, the outermost first; or, with a pattern, that
-    the pattern finds in its own name.
+    The label of an image is the outermost folder around it that is named after a class; with a pattern, it is
+    the match of the pattern in the file name.
 
     Args:
         root: A folder, archive or address of images.
-        about: What the run keeps of its data: `classes` and `sizes`.
+        about: Description of the training data stored in the run, with `classes` and `sizes`.
         pattern: Regular expression whose first group is the label in a file's name.
 
     Raises:
-        ValueError, OSError: A class is none of the net's, or nothing can be read.
+        ValueError, OSError: A label is not a class of the net, or nothing can be read.
     """
     place, classes = places.open_place(root), about.classes
     images, notes = [each for each in place.members if each.is_image], place.notes(places.SUFFIXES, "images")
@@ -64,11 +64,11 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
     label = label_in(pattern) if pattern else folder
     names = [label(each.name) or each.base for each in images]
     if unknown := sorted({*names} - {*classes}, key=places.natural):
-        rule = f"hold images of the net's classes alone: {places.first(list(classes), 10)}"
-        step = "Rename these, or take them away."
+        rule = f"hold only images of the net's classes: {places.first(list(classes), 10)}"
+        step = "Rename or remove these."
         raise ValueError(checks.message("data", rule, places.first(unknown), step))
     if missing := [name for name in classes if name not in names]:
-        notes.append(f"No image is of class {places.first(missing)}.")
+        notes.append(f"There are no images of class {places.first(missing)}.")
     files = [("any", classes.index(name), each) for name, each in zip(names, images, strict=True)]
     stack = stack_files(place.read, files, about.sizes["image_size"], about.sizes["channels"] == 1)
     notes, three = (*stack.notes, *notes), [stack.whole] * 3

@@ -2,15 +2,15 @@
 
 A recipe is a Python file, a module or any object with these names:
 
-- `Settings`, derived from `qnnkit.Settings`; without it there are no others than those;
-- `load(settings)`, which gives the data, such as `data.of(settings)` or `data.arrays(settings, x, y)`;
-- `build(settings, splits, seed)`, which gives the net: any `nn.Module`, circuits in `qnnkit.QuantumLayer`s;
-- `task(settings)`, what it is trained for; by default `tasks.Classification()`;
-- `controls(net, settings, splits, seed)`, its controls by name, or functions that make them;
+- `Settings`, a class derived from `qnnkit.Settings`, which is the default;
+- `load(settings)`, which returns the data, such as `data.of(settings)` or `data.arrays(settings, x, y)`;
+- `build(settings, splits, seed)`, which returns the net: any `nn.Module`, circuits in `qnnkit.QuantumLayer`s;
+- `task(settings)`, which returns the training task; by default `tasks.Classification()`;
+- `controls(net, settings, splits, seed)`, which returns the controls, or functions that build them, by name;
   by default `qnnkit.controls(net)`;
-- `check(settings)`, which raises ValueError for settings that cannot be combined.
+- `check(settings)`, which raises a ValueError for settings that cannot be combined.
 
-Each takes those of the arguments above that it names.
+Only `load` and `build` are required. A function may leave out any of these arguments.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from qnnkit.recipes._recipe import Recipe
 from qnnkit.recipes._source import PARTS, RecipeError, digest, located, of_library, source_of, texts_of
 from qnnkit.settings import MAIN_NETS, Settings
 
-# --- finding them -------------------------------------------------------------------------------------------
+# --- finding recipes ----------------------------------------------------------------------------------------
 
 
 _found: dict[str, Recipe] = {}
-"""Recipes of this process, by digest: what somebody has named here."""
+"""Digest -> recipe that `find` has returned in this process."""
 
 
 def find(recipe: Any) -> Recipe:
-    """The recipe that is named.
+    """Returns a recipe.
 
     Args:
         recipe: A shipped name, the path of a .py file (relative to the current folder or the workspace), a
             module, or any object with a recipe's names.
 
     Raises:
-        FileNotFoundError: There is no such .py file.
-        ValueError: No recipe has this name, it lacks `load` or `build`, or its file cannot be run: then with
-            file and line (`RecipeError`).
+        FileNotFoundError: The .py file does not exist.
+        ValueError: No recipe has this name, it lacks `load` or `build`, or running its file fails, which is
+            reported with file and line (`RecipeError`).
     """
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, str | Path):
         return _named(str(recipe))
-    if isinstance(recipe, ModuleType) and recipe.__file__:  # read from its file, as it is now
+    if isinstance(recipe, ModuleType) and recipe.__file__:  # run its file again, as it is now
         shipped = {each.home: each for each in RECIPES.values()}
         return shipped.get(recipe.__name__) or _of_file(Path(recipe.__file__).resolve())
     name = getattr(recipe, "__name__", type(recipe).__name__)
@@ -63,25 +63,24 @@ def find(recipe: Any) -> Recipe:
 
 
 def of(settings: Settings) -> Recipe:
-    """The recipe whose settings these are.
+    """Returns the recipe that the settings belong to.
 
     Raises:
-        ValueError: It is not at hand.
+        ValueError: The settings were read from a run whose recipe was not given.
     """
     if settings.source is not None:
         return settings.source
-    rule = f"be named: this run's recipe `{settings.recorded}` runs only where you name it"
-    step = "Name that file, or a copy of recipe.py in the run folder that you have read."
-    raise ValueError(checks.message("recipe", rule, None, step))
+    step = "Give that file, or a copy of recipe.py in the run folder that you have read."
+    raise ValueError(checks.message("recipe", f"be given for a run of `{settings.recorded}`", None, step))
 
 
 def known(sha256: str) -> Recipe | None:
-    """A recipe that somebody has named in this process before."""
+    """Returns the recipe with this digest if `find` has returned it in this process, or None."""
     return _found.get(sha256)
 
 
 def settings(recipe: Any, **given: Any) -> Settings:
-    """The settings of a recipe, some of them changed; errors are those of `find` and `Settings.of`.
+    """Returns the settings of a recipe with some of them changed; raises as `find` and `Settings.of`.
 
     Example:
         >>> settings("digits_quanv", epochs=2).epochs
@@ -91,22 +90,22 @@ def settings(recipe: Any, **given: Any) -> Settings:
 
 
 def difference(before: str, after: str, most: int = 6) -> str:
-    """The first lines in which two sources differ."""
+    """Returns the first lines in which two sources differ."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
     changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "; ".join([*changed[:most], *["..."] * (len(changed) > most)])
 
 
 def new(path: str | Path, like: str = "digits_quanv") -> Path:
-    """Writes a copy of a recipe, to be changed; returns its path.
+    """Copies a recipe to a new file, for editing, and returns its path.
 
     Args:
-        path: The new .py file; folders are made.
-        like: The recipe to copy, as `find` takes it.
+        path: The new .py file; missing folders are created.
+        like: The recipe to copy, as in `find`.
 
     Raises:
-        FileExistsError: Something is there.
-        ValueError: `path` does not end in .py, or there is no such recipe.
+        FileExistsError: The file exists.
+        ValueError: `path` does not end in .py, or the recipe does not exist.
     """
     path = Path(path)
     recipe = find(like)
@@ -123,24 +122,21 @@ RECIPES: Mapping[str, Recipe] = {
     path.stem: Recipe(path.stem, path.stem, f"{__name__}.{path.stem}", path.read_text())
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))
 }
-"""Name -> recipe next to this file; its module is imported when it is first used."""
+"""Name -> recipe in this folder; its module is imported on first use."""
 
 
 def _named(name: str) -> Recipe:
-    if name in RECIPES:
-        return RECIPES[name]
     for path in (Path(name).absolute(), workspace.place(name)):
         if path.suffix == ".py" and path.is_file():
             return _of_file(path.resolve())
     if name.endswith(".py") or "/" in name:
-        step = "Put it into the current folder or the workspace, or write one: "
-        step += f"qnnkit new {name} --like digits_quanv."
+        step = f"Put it into the current folder or the workspace, or run: qnnkit new {name}."
         raise FileNotFoundError(checks.message("recipe", "be an existing .py file", name, step))
     return RECIPES[checks.choice("recipe", name, [*RECIPES, "a .py file of yours"])]
 
 
 def _of_file(path: Path) -> Recipe:
-    """Runs a user's file. What it imports from its own folder is read anew where it has changed."""
+    """Runs a user's file. Files of its folder that it imports are read again if they have changed."""
     try:
         source, neighbours = texts_of(path)
         sha256 = digest({"": source, **neighbours})
@@ -156,46 +152,48 @@ def _of_file(path: Path) -> Recipe:
     module.__file__ = str(path)
     places = [each for each in sys.path if each != str(path.parent)]
     sys.path[:] = [str(path.parent), *places]
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would be stale for a second
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it could be stale within a second
     try:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # no stale bytecode
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise located(str(path), error) from error
-    finally:  # for what it imports later; as the first it would hide modules of Python's from others
+    finally:  # last on the path for later imports; as the first, it would hide Python's modules from others
         sys.path[:] = [*places, str(path.parent)]
         sys.dont_write_bytecode = writes
     return _kept(Recipe(path.stem, str(path), module, source, neighbours))
 
 
 def _forget(path: Path, names: Collection[str]) -> None:
-    """Lets a recipe import the modules of its folder, as they are now.
+    """Makes a recipe import the modules of its folder again.
 
     Raises:
-        RecipeError: One of them has the name of another module, which others here would get in its stead.
+        RecipeError: One of them has the name of another module, and would replace it for other code.
     """
     importlib.invalidate_caches()
     for name in sorted(names):
         other = getattr(sys.modules.get(name), "__file__", None)
         if name in sys.stdlib_module_names or (other and of_library(other)):
-            told = f"`{name}` beside it has the name of another module ({other or 'of Python'})."
-            raise RecipeError(f"Recipe `{path}`: {told} Rename it.")
+            raise RecipeError(f"Recipe `{path}`: rename `{name}`, which hides {other or 'that of Python'}.")
     for name in [each for each in sys.modules if each.partition(".")[0] in names]:
         del sys.modules[name]
 
 
 def _kept(recipe: Recipe) -> Recipe:
-    """The recipe, once it has what a recipe needs; the same one for the same source."""
+    """Checks and stores a recipe; returns the stored one if the source is the same.
+
+    Raises:
+        RecipeError: It has no `load` or no `build`.
+    """
     for part in ("load", "build"):
         if not callable(getattr(recipe.code, part, None)):
-            rule, step = f"define `{part}`", "See qnnkit.recipes for what a recipe is made of."
-            own = [name for name in PARTS if hasattr(recipe.code, name)]
-            raise RecipeError(f"Recipe `{recipe.reference}` must {rule}, but has {own or 'nothing'}. {step}")
+            parts = [name for name in PARTS if hasattr(recipe.code, name)]
+            raise recipe.wrong(f"It must define `{part}`, but has {parts or 'nothing'}. See qnnkit.recipes.")
     for name, value in getattr(recipe.code, "__dict__", {}).items():
         meant = difflib.get_close_matches(name, PARTS, 1, 0.85)
         if meant and callable(value) and not hasattr(recipe.code, meant[0]):
-            told = f"Recipe `{recipe.reference}` has no `{meant[0]}`, and `{name}` is not used as such"
-            warnings.warn(f"{told}. Rename it, if it is meant.", stacklevel=3)
+            note = f"Recipe `{recipe.reference}` has no `{meant[0]}`, and `{name}` is not used as such"
+            warnings.warn(f"{note}. Rename it, if it is meant.", stacklevel=3)
     same = _found.get(recipe.digest)
     if same is not None and same.code is recipe.code and same.reference == recipe.reference:
         return same
@@ -203,26 +201,26 @@ def _kept(recipe: Recipe) -> Recipe:
     return recipe
 
 
-# --- their nets ---------------------------------------------------------------------------------------------
+# --- nets of recipes ----------------------------------------------------------------------------------------
 
 
 def without_weights(config: Settings) -> Settings:
-    """Settings by which a language model is built on the meta device, from its configuration alone.
+    """Returns settings that build a language model on the meta device, from its configuration alone.
 
-    Such a net takes no memory and can be counted, but computes nothing. Other nets are built as usual.
+    Such a model takes no memory: its parameters can be counted, but it cannot run. Other nets do not change.
     """
     return config.model_copy(update={"device": "meta"})
 
 
 def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = False) -> nn.Module:
-    """An untrained net of a recipe: its own, or one of the controls, which starts from the same weights.
+    """Returns an untrained net: the recipe's net, or one of its controls with the same initial weights.
 
     Args:
         config: The recipe's settings.
-        splits: The data, or what knows their `sizes` and gives an `example`.
-        net: Its name; "" is the recipe's own net, as are the names in `MAIN_NETS`.
-        seed: Fixes its first weights.
-        bare: Whether a language model is built without weights, see `without_weights`.
+        splits: The data, or an object with their `sizes` and `example`.
+        net: Name of the net; "" and the names in `MAIN_NETS` are the recipe's net.
+        seed: Fixes the initial weights.
+        bare: Whether to build a language model without weights, see `without_weights`.
     """
     recipe = of(config)
     config = without_weights(config) if bare else config
@@ -234,13 +232,14 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = Fal
 
 
 def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
-    """The circuit's weights and the others, each with its own learning rate and clipping.
+    """Returns the circuit parameters and the other parameters, each with its learning rate and clipping.
 
-    A classical layer in a circuit's place is trained as the circuit is: a control differs in nothing else.
+    A classical layer that replaces a circuit is trained like the circuit, so that a control differs in
+    nothing else.
     """
     exchanged = layers.exchanged_parameters(model)
-    known = {id(weight) for weight in exchanged}
-    classical = [weight for weight in model.parameters() if id(weight) not in known]
+    ids = {id(weight) for weight in exchanged}
+    classical = [weight for weight in model.parameters() if id(weight) not in ids]
     name = "quantum" if layers.quantum_parameters(model) else "stand_in"
     rate = config.quantum_learning_rate or config.learning_rate
     return [

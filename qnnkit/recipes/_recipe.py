@@ -1,4 +1,4 @@
-"""A loaded recipe: its settings, and the calls of its functions."""
+"""A loaded recipe: its settings, and calls to its functions."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ from qnnkit.checkpoint import own_generators
 from qnnkit.recipes._source import RecipeError, digest, located, user_frames
 from qnnkit.settings import MAIN_NETS, Settings, is_kits
 
-BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A loaded recipe; `find` makes them."""
+    """A loaded recipe, as returned by `find`."""
 
     name: str
-    """In tables: a shipped name, or that of the file."""
+    """Name in tables: a shipped name, or that of the file."""
     reference: str
-    """What loads it again: a shipped name, a file, or a word for an object of this process."""
+    """Argument of `find` that loads it again: a shipped name or a file; or the name of an object."""
     home: Any
-    """The module or the object that has its functions, or the name of a shipped one's module."""
+    """Module or object with its functions; for a shipped recipe, the name of its module."""
     source: str
-    """Python text of the file or the object."""
+    """Source code of the file or object."""
     neighbours: Mapping[str, str] = field(default_factory=dict)
-    """Files next to it that it imports: name -> text."""
+    """Name -> source code of each file next to it that it imports."""
 
     @cached_property
     def code(self) -> Any:
-        """The module or the object that has its functions."""
+        """The module or object with its functions."""
         return importlib.import_module(self.home) if self.shipped else self.home
 
     @property
@@ -52,16 +50,15 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) over the syntax of its source and of what it imports: comments do not count."""
+        """SHA-256 (hex) of the syntax of its source and of the files it imports, without comments."""
         return digest({"": self.source, **self.neighbours})
 
     @cached_property
     def Settings(self) -> type[Settings]:
-        """Its settings class, which knows the recipe; rules of the kit's own fields hold in it."""
+        """Settings class of the recipe, with a reference to it; qnnkit's fields keep their constraints."""
         base = getattr(self.code, "Settings", Settings)
         if not (isinstance(base, type) and issubclass(base, Settings)):
-            step = "Write class Settings(qnnkit.Settings): ..."
-            raise self.refusal("Settings", "derive from qnnkit.Settings", base, step)
+            raise self.refusal("Settings", "derive from qnnkit.Settings", base, "Add the base class.")
         fields: dict[str, Any] = {}
         for name, own in base.model_fields.items():
             kits = [kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)]
@@ -75,25 +72,25 @@ class Recipe:
         return made
 
     def settings(self, **given: Any) -> Settings:
-        """Its settings, some of them changed.
+        """Returns its settings with some of them changed.
 
         Raises:
-            ValueError: A name is unknown, or a value breaks its rule.
+            ValueError: A name is unknown, or a value is invalid.
         """
         return self.Settings.of(given)
 
     def check(self, settings: Settings) -> None:
-        """Raises ValueError where settings do not go together."""
+        """Raises a ValueError if settings cannot be combined."""
         if hasattr(self.code, "check"):
             self._call("check", settings=settings)
 
     def load(self, settings: Settings) -> Any:
-        """The data.
+        """Returns the data.
 
         Raises:
             ValueError, OSError: They cannot be used.
         """
-        with _seeded(settings.split_seed):  # what it draws at random is the same at every load
+        with _seeded(settings.split_seed):  # so that random draws are the same at every load
             splits = self._call("load", settings=settings)
         if not all(hasattr(splits, name) for name in ("train", "validation", "test", "batches")):
             step = "Return data.of(settings), data.arrays(settings, x, y), or another dataset of qnnkit's."
@@ -101,27 +98,27 @@ class Recipe:
         return splits
 
     def build(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
-        """A new net, as no training has changed it; what it draws at random follows from the seed."""
+        """Returns an untrained net; its random numbers depend only on the seed."""
         with _seeded(seed):
             net = self._module("build", self._call("build", settings=settings, splits=splits, seed=seed))
         return net if settings.backend == "auto" else layers.on_backend(net, settings.backend)
 
     def task(self, settings: Settings) -> Any:
-        """What its nets are trained for."""
-        own = hasattr(self.code, "task")
-        return tasks.complete(self._call("task", settings=settings)) if own else tasks.Classification()
+        """Returns the task of its nets."""
+        has_task = hasattr(self.code, "task")
+        return tasks.complete(self._call("task", settings=settings)) if has_task else tasks.Classification()
 
     def control_names(self, settings: Settings, splits: Any, seed: int) -> tuple[str, ...]:
-        """The names of the controls."""
+        """Returns the names of the controls."""
         if hasattr(self.code, "controls"):
             return tuple(self._own_controls(settings, splits, seed))
         return layers.control_names(self.build(settings, splits, seed))
 
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
-        """One of the controls, with the same initial weights as the recipe's net.
+        """Returns a control, with the same initial weights as the recipe's net.
 
         Raises:
-            ValueError: There is none of that name.
+            ValueError: There is no control of that name.
         """
         if hasattr(self.code, "controls"):
             offered = self._own_controls(settings, splits, seed)
@@ -135,40 +132,40 @@ class Recipe:
         return made
 
     def _require_exchanged(self, name: str, net: nn.Module, splits: Any) -> None:
-        """Refuses a control that still runs a circuit which the net also holds outside its modules.
+        """Checks that a control has replaced every circuit.
 
         Raises:
-            ValueError: It does, or what stands in a circuit's place is never asked.
+            ValueError: The net still runs a circuit that is not among its modules, or does not call a layer
+                that replaces one.
         """
         seen: list[nn.Module] = []
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
         with hook, _seeded(0), layers.evaluating(net), self.located_errors():
             layers.called(net, splits.example())
-        inside, asked = set(net.modules()), set(seen)
-        stand_ins = [each for each in inside if isinstance(each, layers.STAND_INS)]
-        left = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
-        if left or not asked.issuperset(stand_ins):
-            rule = "exchange every circuit of the net"
-            step = "Keep a QuantumLayer as an attribute or in a ModuleList alone, and call the layer itself."
+        inside = set(net.modules())
+        unused = {each for each in inside if isinstance(each, layers.STAND_INS)} - {*seen}
+        outside = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
+        if outside or unused:
+            rule = "replace every circuit of the net"
+            step = "Store a QuantumLayer only as an attribute or in a ModuleList, and call the layer itself."
             raise self.refusal("controls", rule, name, step)
 
     def _own_controls(self, settings: Settings, splits: Any, seed: int) -> Mapping[str, Any]:
-        """Name -> net, or a function that makes it, as the recipe gives them."""
-        net = None
-        if "net" in inspect.signature(self.code.controls).parameters:
-            net = self._called(settings, splits, seed)
+        """Returns {name: net, or a function that builds it} from the recipe's `controls`."""
+        needs_net = "net" in inspect.signature(self.code.controls).parameters
+        net = self._called(settings, splits, seed) if needs_net else None
         with _seeded(seed):
-            found = self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
-        names = found if isinstance(found, Mapping) else [""]
-        if not all(_is_name(name) and callable(found[name]) for name in names):
+            offered = self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
+        names = offered if isinstance(offered, Mapping) else [""]
+        if not all(_is_name(name) and callable(offered[name]) for name in names):
             rule = 'return {"name": net}, in letters, digits, `_`, `.`, `-`, and not as hybrid or reference'
             step = "A value is a net, or a function that makes one."
             raise self.refusal("controls", rule, [*names], step)
-        return found
+        return offered
 
     def _called(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
-        """The net once it has run: a control asks for the shapes that its circuit has met."""
-        if settings.device == "meta":  # without weights nothing runs
+        """Returns the net after one call, because controls need the shapes of the circuit's inputs."""
+        if settings.device == "meta":  # a net without weights cannot run
             settings = settings.model_copy(update={"device": "auto"})
         net = self.build(settings, splits, seed)
         with torch.no_grad(), self.located_errors():
@@ -180,7 +177,7 @@ class Recipe:
     def _call(self, part: str, **offered: Any) -> Any:
         function = getattr(self.code, part)
         parameters = inspect.signature(function).parameters.values()
-        needed = {each.name for each in parameters if each.default is each.empty and each.kind in BY_NAME}
+        needed = {x.name for x in parameters if x.default is x.empty and "VAR" not in x.kind.name}
         if unknown := needed - offered.keys():
             step = f"It may ask for {', '.join(offered)}."
             raise self.wrong(f"Function `{part}` must not ask for `{unknown.pop()}`. {step}")
@@ -189,7 +186,7 @@ class Recipe:
 
     @contextlib.contextmanager
     def located_errors(self) -> Iterator[None]:
-        """Tells what a user's recipe raises with its file and line; the kit's own say it themselves."""
+        """Adds file and line to errors of a user's recipe; errors of qnnkit itself pass unchanged."""
         try:
             yield
         except Exception as error:
@@ -199,29 +196,28 @@ class Recipe:
 
     def _module(self, part: str, made: Any) -> nn.Module:
         if not isinstance(made, nn.Module):
-            step = "Return the net itself."
-            raise self.refusal(part, "return a torch.nn.Module", type(made).__name__, step)
+            raise self.refusal(part, "return a torch.nn.Module", type(made).__name__, "Return the net.")
         return made
 
     def refusal(self, part: str, rule: str, value: Any, step: str) -> RecipeError:
-        """What is wrong with a part of the recipe; see `checks.message`."""
+        """Returns an error about a part of the recipe; see `checks.message`."""
         return self.wrong(checks.message(part, rule, value, step))
 
     def wrong(self, sentence: str) -> RecipeError:
-        """What is wrong with the recipe."""
+        """Returns an error about the recipe."""
         return RecipeError(f"Recipe `{self.reference}`: {sentence}")
 
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of torch, NumPy and Python from a seed; the caller's generators are left alone."""
+    """Seeds torch, NumPy and Python inside the context; the caller's generators do not change."""
     with own_generators():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
-        np.random.seed(seed)  # noqa: NPY002  what a recipe of a user may draw from
+        np.random.seed(seed)  # noqa: NPY002  a user's recipe may draw from it
         random.seed(seed)
         yield
 
 
 def _is_name(name: Any) -> bool:
-    """Whether a control may be called so: it is part of the names of files."""
+    """Returns whether a control may have this name, which becomes part of file names."""
     return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]*", str(name))) and name not in MAIN_NETS

@@ -1,4 +1,4 @@
-"""The Python text of recipes: of files, of the files next to them that they import, of objects in cells."""
+"""Source code of recipes: of files, of the files next to them that they import, and of objects in cells."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PARTS = ("Settings", "load", "build", "task", "controls", "check")
 
 
 class RecipeError(ValueError):
-    """What went wrong in a user's recipe, and on which line."""
+    """An error in a user's recipe, with its line."""
 
 
 def located(reference: str, error: BaseException) -> RecipeError:
-    """What a recipe's code has raised, with the last line of the user's own that was run."""
+    """Returns a RecipeError for an error in a recipe's code, with the last line of user code that ran."""
     where = f"Recipe `{reference}`"
     if frames := user_frames(error):
         file, last = Path(frames[-1].filename), frames[-1]
@@ -37,18 +37,18 @@ def located(reference: str, error: BaseException) -> RecipeError:
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The lines of an error's trace that are neither Python's, nor a library's, nor the kit's."""
+    """Returns the frames of an error's traceback outside of Python, installed libraries and qnnkit."""
     return [each for each in traceback.extract_tb(error.__traceback__) if not of_library(each.filename)]
 
 
 def digest(texts: Mapping[str, str]) -> str:
-    """SHA-256 (hex) over the syntax of sources, by name: comments and docstrings do not count.
+    """SHA-256 (hex) of the syntax of named sources, without comments and docstrings.
 
     Raises:
         SyntaxError: One of them is not Python.
     """
     syntax = {name: _syntax(name, text) for name, text in texts.items()}
-    return digest_of({"syntax": syntax, "preset": {}})  # runs on record have the second key
+    return digest_of({"syntax": syntax, "preset": {}})  # the second key is part of recorded digests
 
 
 @functools.lru_cache(maxsize=64)
@@ -57,10 +57,10 @@ def _syntax(name: str, text: str) -> Any:
 
 
 def texts_of(path: Path) -> tuple[str, dict[str, str]]:
-    """Source of a file, and of those of its folder that it imports, and they in turn, by name.
+    """Returns the source of a file, and {name: source} of files in its folder that it imports, recursively.
 
     Raises:
-        SyntaxError, ValueError: It is not Python, or in another encoding than it says.
+        SyntaxError, ValueError: A file is not Python, or not in the encoding that it declares.
     """
     source, texts = _read(path), dict[str, str]()
 
@@ -74,7 +74,7 @@ def texts_of(path: Path) -> tuple[str, dict[str, str]]:
 
 
 def _imported(name: str, text: str) -> set[str]:
-    """Files of the folder of a recipe that one of them, or the recipe, may import."""
+    """Returns the names of files of the recipe's folder that a source text may import."""
     words = set[str]()
     for node in ast.walk(ast.parse(text, name)):
         if isinstance(node, ast.Import):
@@ -82,24 +82,24 @@ def _imported(name: str, text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             package = name.split("/")[: -node.level] if node.level else []
             words |= {".".join([*package, node.module or each.name, each.name]) for each in node.names}
-    parts = [word.split(".") for word in words if word.partition(".")[0] != "qnnkit"]  # wherever the kit lies
+    parts = [word.split(".") for word in words if word.partition(".")[0] != "qnnkit"]  # even if next to it
     stems = {"/".join(each[:n]) for each in parts for n in range(1, len(each) + 1)}
     return {f"{stem}{ending}" for stem in stems for ending in (".py", "/__init__.py")}
 
 
 def _read(path: Path) -> str:
-    with tokenize.open(path) as file:  # as Python reads it, whatever its encoding
+    with tokenize.open(path) as file:  # in the declared encoding, as Python reads it
         return file.read()
 
 
 def source_of(code: Any) -> str:
-    """Source of an object's class, and of the functions, classes and QNodes of yours that it names, in turn.
+    """Returns the source of an object's class and, recursively, of your functions, classes and QNodes in it.
 
-    Of other values that are named, numbers and texts count. What an instance holds, a closure has kept or an
-    imported module does is not part of it: write such a recipe to a file.
+    Global numbers and strings that it uses are included. Attributes of instances, values in closures and
+    imported modules are not: write such a recipe to a file.
 
     Raises:
-        ValueError: Something has no source, so nobody could tell one experiment from another.
+        ValueError: The source of something is missing, so different experiments could not be distinguished.
     """
     kind = code if inspect.isclass(code) else type(code)
     texts: dict[str, str] = {}
@@ -118,22 +118,22 @@ def source_of(code: Any) -> str:
 
 
 def _is_yours(value: Any) -> bool:
-    """Whether a function or class is of a notebook, or of a file that is no library's."""
+    """Returns whether a function or class is from a notebook, or from a file outside of libraries."""
     module = sys.modules.get(value.__module__ or "builtins")
     return module is None or not of_library(getattr(module, "__file__", None) or f"<{module.__name__}>")
 
 
 def of_library(file: str) -> bool:
-    """Whether a file is Python's, an installed library's, or the kit's."""
+    """Returns whether a file belongs to Python, an installed library, or qnnkit."""
     libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     return file.startswith((*libraries, str(Path(__file__).parents[1]), "<frozen", "<string>", "<builtins>"))
 
 
 def _text(value: Any) -> str:
-    """Source of a function or class; Python before 3.13 finds no classes of a cell.
+    """Returns the source of a function or class; before Python 3.13, `inspect` misses classes in cells.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The source is not available.
     """
     with contextlib.suppress(OSError, TypeError):
         return textwrap.dedent(inspect.getsource(value)).strip()
@@ -142,14 +142,14 @@ def _text(value: Any) -> str:
         for node in ast.parse(text).body:
             if getattr(node, "name", None) == value.__name__:
                 return ast.get_source_segment(text, node) or ""
-    rule, step = "be written in a cell or a file", "Its source is part of what a run is: write it to a file."
+    rule, step = "be written in a cell or a file", "Its source identifies the run: write it to a file."
     raise ValueError(checks.message("recipe", rule, repr(value), step))
 
 
 def _plain(node: Any) -> Any:
-    """A syntax tree as plain values, without docstrings.
+    """Returns a syntax tree as plain values, without docstrings.
 
-    Alike in every Python: `ast.dump` tells what is empty, or does not.
+    The result is the same in every Python version, unlike `ast.dump`, which may list empty fields.
     """
     if isinstance(node, list):
         return [_plain(each) for each in node]
@@ -157,6 +157,6 @@ def _plain(node: Any) -> Any:
         return repr(node)
     fields = {name: _plain(value) for name, value in ast.iter_fields(node) if value not in (None, [])}
     if isinstance(body := getattr(node, "body", None), list):
-        told = [each for each in body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
-        fields["body"] = _plain([each for each in body if each not in told] or [ast.Pass()])
+        texts = [each for each in body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
+        fields["body"] = _plain([each for each in body if each not in texts] or [ast.Pass()])
     return {type(node).__name__: fields}

@@ -1,6 +1,6 @@
-"""Your own images with captions (a folder with captions.json, .csv and the like), by CLIP with circuits.
+"""CLIP with circuits on your own images with captions (a folder with captions.json, .csv or similar).
 
-`size=77m` (76.7 million weights with `head=full`) and `pretrained=FOLDER` are for a GPU, or a patient Mac.
+`size=77m` (76.7 million weights with `head=full`) and `pretrained=FOLDER` need a GPU, or much time on a Mac.
 """
 
 from qnnkit import checks, data, models
@@ -9,7 +9,7 @@ from qnnkit.recipes import digits_clip
 
 class Settings(digits_clip.Settings):
     dataset: str = "captions"
-    image_size: int | None = None  # that of `size`, as is the patch
+    image_size: int | None = None  # None: these two follow from `size`
     patch_size: int | None = None
     epochs: int = 60
 

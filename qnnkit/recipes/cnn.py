@@ -1,4 +1,4 @@
-"""Images by a small convolutional net: a classical reference without a circuit."""
+"""A small convolutional net for images: a classical reference without a circuit."""
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ class Settings(data.Images, qnnkit.Settings):
     hidden: int = Field(default=512, ge=1)
     """Units of the layer before the last."""
     dropout: float = Field(default=0.3, ge=0, lt=1)
-    """Share of the values before the last layer that is dropped, in training only."""
+    """Dropout rate before the last layer, in training only."""
     epochs: int = 20
     batch_size: int = 128
     learning_rate: float = 2e-3
@@ -36,7 +36,7 @@ def build(settings, splits, seed):
 
 
 class SmallCNN(nn.Module):
-    """Three pairs of 3x3 convolutions, each pair halving the sides, then two linear layers.
+    """Three pairs of 3x3 convolutions, each of which halves the sides, then two linear layers.
 
     The pairs have `width`, 2 and 4 times `width` channels. With width 32, hidden 512 and 28 classes it has
     1.35 million weights.
@@ -47,8 +47,8 @@ class SmallCNN(nn.Module):
         n_classes: Number of logits.
         width: Channels of the first layers.
         hidden: Units of the layer before the last.
-        dropout: Share of the values before the last layer that is dropped, in training only.
-        seed: Fixes every initial weight; no global generator is touched.
+        dropout: Dropout rate before the last layer, in training only.
+        seed: Fixes the initial weights; global generators do not change.
 
     Raises:
         ValueError: The images are smaller than 8 pixels a side.

@@ -1,6 +1,6 @@
-"""CLIP from scratch on digits with captions ("a photo of the digit three"), a circuit in each tower.
+"""CLIP from scratch on digits with captions ("a photo of the digit three"), with a circuit in each tower.
 
-`head=full` has the projections of the original in their place: a reference without a circuit.
+`head=full` uses the original projections instead, as a reference without a circuit.
 """
 
 import qnnkit
@@ -11,7 +11,7 @@ class Settings(data.Captions, models.ClipSettings, qnnkit.Settings):
     dataset: str = "digit_captions"
     patch_size: int | None = 4
     n_qubits: int = 6
-    # Unclipped, contrastive nets this small stay at chance; in larger batches they want more epochs.
+    # Without clipping, contrastive nets this small stay at chance; larger batches need more epochs.
     epochs: int = 20
     batch_size: int = 32
     learning_rate: float = 1e-3

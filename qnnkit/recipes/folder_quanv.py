@@ -1,4 +1,4 @@
-"""Your own images, in a folder for each class (data_dir/<class>/*.png), by a trainable quanvolution."""
+"""A trainable quanvolution on your own images, with a folder for each class (data_dir/<class>/*.png)."""
 
 from qnnkit.recipes import digits_quanv
 

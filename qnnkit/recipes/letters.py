@@ -1,4 +1,4 @@
-"""Handwritten letters in one folder, the class in each file's name, by a trainable net of 88,000 weights."""
+"""A trainable net of 88,000 weights on handwritten letters in one folder, with classes in the file names."""
 
 import math
 
@@ -21,9 +21,9 @@ class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
     blocks: int = Field(default=1, ge=1)
     """Residual blocks of the stem."""
     maps: int = Field(default=4, ge=1)
-    """Channels that the stem hands to the quanvolution."""
+    """Output channels of the stem, the input of the quanvolution."""
     hidden: int = 114
-    # Letters turned, shifted and scaled a little; chosen on the validation images of AHCD.
+    # Small rotations, shifts and scalings of the letters; chosen on the validation images of AHCD.
     epochs: int = 40
     batch_size: int = 128
     learning_rate: float = 4e-3
@@ -47,20 +47,21 @@ def build(settings, splits, seed):
 
 
 class ResidualQuanvNet(nn.Module):
-    """Pixels -> residual stem -> angles -> quanvolution next to a skip -> two linear layers -> logits.
+    """Pixels -> residual stem -> angles -> quanvolution with a parallel skip -> two linear layers -> logits.
 
-    The stem quarters the sides and leaves `maps` channels: 32x32 becomes 4 maps of 8x8, and a circuit of
-    four wires runs 64 times an image. With width 64, hidden 114 and 44 classes it has 87,936 weights.
+    The stem divides the sides by four and has `maps` output channels: 32x32 becomes 4 maps of 8x8, and a
+    circuit of four wires runs 64 times per image. With width 64, hidden 114 and 44 classes it has 87,936
+    weights.
 
     Args:
         channels: Channels of the images.
-        image_size: (height, width) of the images: at least four patches a side.
+        image_size: (height, width) of the images; each side must have at least four patches.
         n_classes: Number of logits.
-        width, blocks, maps: Of the stem, see `Settings`.
+        width, blocks, maps: Settings of the stem, see `Settings`.
         hidden: Units of the layer that reads the circuits' values.
-        dropout: Share of the values before the last layer that is dropped, in training only.
-        seed: Fixes every initial weight; no global generator is touched.
-        quanvolution: Of `Quanv2d`: circuit, kernel_size, stride and what else it takes.
+        dropout: Dropout rate before the last layer, in training only.
+        seed: Fixes the initial weights; global generators do not change.
+        quanvolution: Arguments of `Quanv2d`, such as circuit, kernel_size and stride.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class ResidualQuanvNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions and what they are added to; He et al. (2015), arXiv:1512.03385, fig. 2.
+    """Two 3x3 convolutions with a residual connection; He et al. (2015), arXiv:1512.03385, fig. 2.
 
     Args:
         in_channels: Channels of the input.
@@ -125,18 +126,18 @@ class Residual(nn.Module):
             )
 
     def forward(self, maps: Tensor) -> Tensor:
-        # Not by the stride of a 1x1 convolution, whose gradient writes past its memory on CPUs with AVX2:
-        # oneDNN's issue 6035.
+        # Instead of a strided 1x1 convolution, whose gradient writes out of bounds on CPUs with AVX2
+        # (oneDNN issue 6035).
         taken = maps[..., :: self.stride, :: self.stride]
         return nn.functional.silu(self.inner(maps) + self.outer(taken))
 
 
 class QuanvBesideSkip(nn.Module):
-    """A quanvolution, scaled and weighted by channel, added to a convolution of the same angles.
+    """Sum of a quanvolution, scaled and weighted by channel, and a convolution of the same angles.
 
     Args:
-        quanv: Takes angles of shape (batch, maps, rows, columns).
-        skip: Gives maps of the same shape as `quanv` does.
+        quanv: Quanvolution of angles of shape (batch, maps, rows, columns).
+        skip: Convolution with outputs of the same shape as those of `quanv`.
     """
 
     def __init__(self, quanv: qnnkit.Quanv2d, skip: nn.Conv2d):
@@ -156,12 +157,12 @@ class QuanvBesideSkip(nn.Module):
         self.skip_weight = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, angles: Tensor) -> Tensor:
-        """Maps of shape (batch, out_channels, rows', columns'), for angles in radians."""
+        """Returns maps of shape (batch, out_channels, rows', columns') for angles in radians."""
         values = self.scale * self.quanv(angles)
         return values * self.attention(values) + self.skip_weight * self.skip(angles)
 
     def without_quantum(self) -> nn.Module:
-        """What is left without the circuit: the weighted skip; `controls` asks for it."""
+        """Returns the net without the circuit, the weighted skip, for `controls`."""
         return Skip(self.skip, self.skip_weight)
 
 
@@ -173,5 +174,5 @@ class Skip(nn.Module):
         self.skip, self.skip_weight = skip, skip_weight
 
     def forward(self, angles: Tensor) -> Tensor:
-        """Maps of shape (batch, out_channels, rows', columns'), for angles in radians."""
+        """Returns maps of shape (batch, out_channels, rows', columns') for angles in radians."""
         return self.skip_weight * self.skip(angles)

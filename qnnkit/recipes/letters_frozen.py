@@ -1,4 +1,4 @@
-"""Handwritten letters by eight random circuits that never train, and a reader of what they measure.
+"""Eight random circuits that are not trained on handwritten letters, with a trained readout.
 
 Reference: Henderson et al. 2020, arXiv:1904.04767.
 """
@@ -28,7 +28,7 @@ class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
     label_smoothing: float = 0.1
     augmentation: str = "affine"
     n_seeds: int = 3
-    # A frozen circuit at random angles has nothing to learn from another, but much from a layer that trains.
+    # Another frozen random circuit would be an uninformative control here; a trained layer is informative.
     controls: tuple[str, ...] = ("classical", "classical_trained", "no_entanglement", "no_quantum")
 
 

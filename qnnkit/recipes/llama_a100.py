@@ -1,6 +1,6 @@
-"""LoRA on some billion weights (pretrained=meta-llama/Llama-3.2-3B) on an A100.
+"""LoRA on a model of a few billion weights (pretrained=meta-llama/Llama-3.2-3B) on an A100.
 
-`llama_t4` and `llama_mac` are the same on smaller machines.
+`llama_t4` and `llama_mac` are versions for smaller machines.
 """
 
 import qnnkit
@@ -13,17 +13,17 @@ class Settings(data.Text, recipe.AdapterSettings, qnnkit.Settings):
     sequence_length: int | None = 512
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
-    optimizer: str = "adamw"  # as LoRA was published; its moments are kept for the adapter's weights alone
-    learning_rate: float = 2e-4  # ten times that of all weights: an adapter starts at no change, and is small
-    schedule: str = "cosine"  # ends without a jump, so the last epoch is mostly the best
-    warmup_epochs: float = 0.1  # the first updates come from moments over few batches
-    clip_norm: float | None = 1.0  # one odd block must not undo the ones before
-    epochs: int = 3  # adapters repeat their training text from about there on
+    optimizer: str = "adamw"  # as LoRA was published; moments are stored only for the adapter's weights
+    learning_rate: float = 2e-4  # ten times that of full training: an adapter is small and starts at zero
+    schedule: str = "cosine"  # ends smoothly, so the last epoch is usually the best
+    warmup_epochs: float = 0.1  # moments of the first updates cover few batches
+    clip_norm: float | None = 1.0  # an unusual block must not undo earlier updates
+    epochs: int = 3  # with more, adapters begin to repeat their training text
     controls: tuple[str, ...] = ()
-    base_precision: str = "bfloat16"  # they fit so, which is faster than unpacking 4 bits
+    base_precision: str = "bfloat16"  # fits, and is faster than unpacking 4 bits
     batch_size: int = 16
-    micro_batch: int | None = 8  # 40 GB or more: fewer, larger products
-    precision: str = "bfloat16"  # float32's range, so no scaler is needed
+    micro_batch: int | None = 8  # for 40 GB or more: fewer, larger products
+    precision: str = "bfloat16"  # has float32's range, so no scaler is needed
 
 
 check, build, controls = recipe.require_base, recipe.build, recipe.controls

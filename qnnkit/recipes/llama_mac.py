@@ -1,4 +1,4 @@
-"""LoRA on some billion weights (pretrained=meta-llama/Llama-3.2-3B) on a Mac, in float32."""
+"""LoRA on a model of a few billion weights (pretrained=meta-llama/Llama-3.2-3B) on a Mac, in float32."""
 
 from qnnkit.recipes import llama_a100
 
@@ -9,10 +9,10 @@ class Settings(llama_a100.Settings):
     base_precision: str = "float32"
     precision: str = "float32"
     batch_size: int = 8
-    micro_batch: int | None = 1  # 3 billion weights in float32 are 12.9 GB; little is left for activations
-    gradient_checkpointing: bool = True  # activations of one layer in place of 28, for a forward pass more
-    save_every_steps: int | None = 250  # laptops sleep: at most so many updates are lost
-    save_every_minutes: float | None = None  # by updates alone, so that runs are saved alike
+    micro_batch: int | None = 1  # 3 billion float32 weights take 12.9 GB; little is left for activations
+    gradient_checkpointing: bool = True  # activations of one layer instead of 28, for one more forward pass
+    save_every_steps: int | None = 250  # laptops sleep: at most this many updates are lost
+    save_every_minutes: float | None = None  # only by updates, so that all runs save at the same ones
 
 
 check, build, controls = llama_a100.check, llama_a100.build, llama_a100.controls

@@ -1,7 +1,7 @@
-"""One composer (composers=["mozart-16th"]) by an adapter on a music model (pretrained=FOLDER).
+"""An adapter to one composer (composers=["mozart-16th"]) on a music model (pretrained=FOLDER).
 
-Of the learning rates tried (of angles 0.01 to 0.2), these did best on the validation pieces of Bach; twice
-the epochs do a little better.
+Of the learning rates that were tried (0.01 to 0.2 for angles), these were best on the validation pieces of
+Bach. Twice as many epochs are slightly better.
 """
 
 import qnnkit

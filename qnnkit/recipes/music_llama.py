@@ -1,4 +1,4 @@
-"""A small Llama from scratch on music: data_dir is a folder of MIDI by composer, or of JSON of 16ths."""
+"""A small Llama trained from scratch on music: data_dir is a folder of MIDI by composer, or JSON of 16ths."""
 
 import qnnkit
 from qnnkit import data, models, tasks

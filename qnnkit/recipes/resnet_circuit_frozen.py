@@ -1,4 +1,4 @@
-"""Four qubits behind a ResNet18 that stays as it is: with features computed once, an epoch takes seconds."""
+"""Four qubits after a frozen ResNet18: its features are computed once, so an epoch takes seconds."""
 
 from qnnkit.recipes import resnet_circuit_trained
 

@@ -1,4 +1,4 @@
-"""Four qubits behind a ResNet18 that is trained with them; in `resnet_circuit_frozen` it stays as it is."""
+"""Four qubits after a ResNet18 that is trained with them; in `resnet_circuit_frozen` it is frozen."""
 
 import math
 
@@ -22,7 +22,7 @@ class Settings(data.Images, models.ResNetSettings, models.CircuitSettings, qnnki
     hidden: int = Field(default=32, ge=1)
     """Units of the classical layer that reads the circuit's values."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the backbone's values that is dropped, in training only."""
+    """Dropout rate of the backbone's features, in training only."""
     epochs: int = 4
     batch_size: int = 128
     learning_rate: float = 4e-3
@@ -48,19 +48,19 @@ def build(settings, splits, seed):
 class ResNetCircuit(models.OnBackbone):
     """ResNet18 -> n angles in (0, pi) -> one circuit -> two linear layers -> logits.
 
-    After the dressed circuit of Mari et al. (2020), arXiv:1912.08278, sec. 2; their Hadamards before angles
-    in (-pi/2, pi/2) are the shift of the angles here. Where the backbone is frozen, its features are
+    Based on the dressed circuit of Mari et al. (2020), arXiv:1912.08278, sec. 2; the shift of the angles
+    corresponds to their Hadamards before angles in (-pi/2, pi/2). The features of a frozen backbone are
     computed once (`models.features`).
 
     Args:
         channels: Channels of the images.
         n_classes: Number of logits.
-        circuit: Any layer of angles in radians, of shape (batch, n_angles).
-        n_angles: How many it takes.
-        hidden: Units of the layer that reads its values.
-        dropout: Share of the backbone's values that is dropped, in training only.
-        seed: Fixes every other initial weight; no global generator is touched.
-        backbone: What else `Backbone` takes.
+        circuit: Any layer that takes angles in radians, of shape (batch, n_angles).
+        n_angles: Number of angles.
+        hidden: Units of the layer that reads the circuit's values.
+        dropout: Dropout rate of the backbone's features, in training only.
+        seed: Fixes all initial weights but the circuit's; global generators do not change.
+        backbone: Other arguments of `Backbone`.
     """
 
     def __init__(self, channels, n_classes, circuit, n_angles, *, hidden, dropout, seed, **backbone):
@@ -71,12 +71,12 @@ class ResNetCircuit(models.OnBackbone):
             self.reduce = nn.Sequential(
                 nn.Dropout(dropout),
                 nn.Linear(self.backbone.n_features, n_angles),
-                nn.BatchNorm1d(n_angles),  # angles that differ from the first step on
+                nn.BatchNorm1d(n_angles),  # so that angles vary from the first step on
             )
             self.circuit = circuit
             self.head = nn.Sequential(nn.Linear(n_values, hidden), nn.SiLU(), nn.Linear(hidden, n_classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
+        """Returns logits of shape (batch, n_classes) for uint8 images, or for outputs of `features`."""
         angles = math.pi * torch.sigmoid(precise(self.reduce, self.features(images)))  # (batch, n_angles)
         return self.head(self.circuit(angles))

@@ -1,4 +1,4 @@
-"""A quantum adapter on a frozen language model (pretrained=FOLDER), next to adapters of as many weights."""
+"""A quantum adapter on a frozen language model (pretrained=FOLDER), and adapters with as many weights."""
 
 import qnnkit
 from qnnkit import data, tasks

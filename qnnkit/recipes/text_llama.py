@@ -1,4 +1,4 @@
-"""A small Llama from scratch on text of yours: data_dir is a file or a folder of texts or chats."""
+"""A small Llama trained from scratch on your own text: data_dir is a file or folder of texts or chats."""
 
 import qnnkit
 from qnnkit import data, models, tasks

@@ -1,4 +1,4 @@
-"""What a net is trained for, a file per kind of work: its loss, the numbers it is judged by, and its use."""
+"""Tasks, one file each: the loss that trains a net, the metrics that judge it, and its predictions."""
 
 from qnnkit.tasks.classification import Classification, calibration_error
 from qnnkit.tasks.contrastive import Contrastive

@@ -1,4 +1,4 @@
-"""Images, or other samples, into classes: cross-entropy, and the numbers that a classifier is judged by."""
+"""Classification of images or other samples: cross-entropy, and the metrics of a classifier."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from qnnkit.tasks.own import Refused, first_samples, largest_losses
 from qnnkit.tasks.step import Shown, Step
 
 SHOWN = 3
-"""Images of each class in a preview."""
+"""Number of images of each class in a preview."""
 
 
 @dataclass(frozen=True)
 class Classification:
     """Cross-entropy of logits against labels; reports `loss` and `accuracy`.
 
-    A batch is (inputs, labels); the model gives logits of shape (batch, n_classes).
+    A batch is (inputs, labels); the model returns logits of shape (batch, n_classes).
 
     Raises:
-        Refused: Targets are no classes, int64 of shape (batch,).
+        Refused: The targets are not classes, int64 of shape (batch,).
     """
 
     label_smoothing: float = 0.0
@@ -37,20 +37,20 @@ class Classification:
     monitor: str = "accuracy"
     score: ClassVar[Score] = ACCURACY
     augment: Callable[[Tensor], Tensor] | None = None
-    """What is done to the images first, in training only."""
+    """Transformation of the images, in training only."""
 
     @classmethod
     def of(cls, settings: Any) -> Classification:
-        """As settings derived from `data.Images` ask for it."""
+        """Returns the task with the options of settings derived from `data.Images`."""
         changes = {"none": None, "affine": augment.affine}
         return cls(settings.label_smoothing, augment=changes[settings.augmentation])
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch
         if labels.ndim != 1 or labels.is_floating_point():
-            step = "Give targets such as one_hot.argmax(1) or column[:, 0], or the recipe a task of its own."
-            given = f"{labels.dtype} of shape {tuple(labels.shape)}"
-            raise Refused(checks.message("targets", "be classes: whole numbers, one a sample", given, step))
+            step = "Give targets such as one_hot.argmax(1) or column[:, 0], or write a task in the recipe."
+            value = f"{labels.dtype} of shape {tuple(labels.shape)}"
+            raise Refused(checks.message("targets", "be classes: integers, one per sample", value, step))
         if self.augment is not None and model.training:
             images = self.augment(images)
         logits = model(images)
@@ -61,10 +61,10 @@ class Classification:
         return Step(loss, {"loss": loss.detach() * len(labels), "accuracy": correct}, len(labels))
 
     def judge(self, outputs: Tensor, splits: Any, split: str = "test") -> dict[str, float]:
-        """What the logits of a split, of shape (n, n_classes), are worth.
+        """Returns metrics of the logits of a split, of shape (n, n_classes).
 
         Returns:
-            `macro_f1`, so that rare classes count as much as others, and `ece`.
+            `macro_f1`, in which rare classes count as much as others, and `ece`, see `calibration_error`.
         """
         from sklearn.metrics import f1_score
 
@@ -73,7 +73,7 @@ class Classification:
         return {"macro_f1": float(f1), "ece": calibration_error(outputs.double().softmax(-1), labels)}
 
     def preview(self, splits: Any) -> list[Shown]:
-        """Some training samples of each class, and how many each split has."""
+        """Shows some training samples of each class, and the number of samples in each split."""
         import pandas as pd
 
         from qnnkit import plots
@@ -90,19 +90,18 @@ class Classification:
         return [shown, Shown(table, "01_balance", "Images of each class and split")]
 
     def mistakes(self, net: nn.Module, splits: Any, n: int = 12, seen: Any = None) -> list[Shown]:
-        """The confusion matrix of the test split, and the samples whose true class seemed least likely."""
+        """Shows the confusion matrix of the test split, and the samples whose true class was least likely."""
         from sklearn.metrics import confusion_matrix
 
         from qnnkit import plots
 
         test, given, labels = splits.test, (seen or splits).test, splits.test.labels
         with evaluating(net):
-            inputs = given.images if hasattr(given, "images") else given.inputs
-            logits = torch.cat([net(some).float() for some in inputs.split(256)])
+            logits = torch.cat([net(some).float() for some in given.pair[0].split(256)])
         predicted, names = logits.argmax(1), splits.classes or tuple(map(str, range(logits.shape[1])))
         counted = confusion_matrix(labels, predicted, labels=range(logits.shape[1]))
-        told = "Test samples, first seed; rows are the truth, and off the diagonal is wrong."
-        shown = [Shown(plots.confusion(counted, names), "05_confusion", "Confusion matrix", told)]
+        caption = "Test samples, first seed. Rows are true classes; counts off the diagonal are mistakes."
+        shown = [Shown(plots.confusion(counted, names), "05_confusion", "Confusion matrix", caption)]
         if not hasattr(test, "images"):
             return shown + largest_losses(self, net, splits, n)
         wrong = (predicted != labels).nonzero().flatten()
@@ -111,15 +110,15 @@ class Classification:
             return shown
         titles = [f"{names[labels[i]]}, not {names[predicted[i]]}\n{test.sources[i]}" for i in worst]
         figure = plots.labelled_images(test.images.numpy()[worst], titles)
-        return [*shown, Shown(figure, "06_worst", "Most wrong", "The truth, the net's answer, and the file.")]
+        return [*shown, Shown(figure, "06_worst", "Most wrong", "True class, predicted class, and file.")]
 
     def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
-        """Class and probabilities of images or arrays; of a net without classes its outputs.
+        """Returns the class and probabilities of each image or array, or the outputs if there are no classes.
 
         Args:
-            net: A trained one.
-            inputs: Files of images, pixels, .npy files or arrays, of one sample or several.
-            about: What the run keeps of its data.
+            net: A trained net.
+            inputs: Image files, pixels, .npy files or arrays, of one sample or several.
+            about: Description of the training data stored in the run.
         """
         rows = []
         for given in inputs:
@@ -129,29 +128,29 @@ class Classification:
             else:
                 (values, single), more = pictures.array(given, about), {}
             outputs = net(values)
-            known = about.classes and outputs.shape[1:] == (len(about.classes),)
-            each = [_of_logits(one, about.classes) if known else {"output": one.tolist()} for one in outputs]
-            told = each[0] if single else {"output": [one.get("output", one) for one in each]}
-            rows.append({"input": pictures.named(given), **told, **more})
+            has_classes = about.classes and outputs.shape[1:] == (len(about.classes),)
+            each = [_of_logits(x, about.classes) if has_classes else {"output": x.tolist()} for x in outputs]
+            result = each[0] if single else {"output": [x.get("output", x) for x in each]}
+            rows.append({"input": pictures.named(given), **result, **more})
         return rows
 
 
 def _of_logits(logits: Tensor, classes: Sequence[str]) -> dict[str, Any]:
-    """Class and probabilities of one sample."""
+    """Returns the class and probabilities of one sample."""
     probabilities = dict(zip(classes, logits.double().softmax(0).tolist(), strict=True))
     return {"class": max(probabilities, key=lambda name: probabilities[name]), "probabilities": probabilities}
 
 
 def calibration_error(class_probs: Tensor, labels: Tensor, n_bins: int = 15) -> float:
-    """Expected calibration error: how far a net's confidence is from how often it is right.
+    """Expected calibration error: the mean gap between a net's confidence and its accuracy.
 
-    The images are sorted by confidence (the largest class probability) into bins of equal width; the error is
+    Images are grouped by confidence (the largest class probability) into bins of equal width; the error is
     the mean over images of |accuracy - mean confidence| of their bin.
 
     Args:
         class_probs: Of shape (n, n_classes).
         labels: True classes of shape (n,).
-        n_bins: Bins over (0, 1], each with its upper end.
+        n_bins: Number of bins over (0, 1], each including its upper end.
 
     Example:
         >>> calibration_error(torch.tensor([[0.75, 0.25]] * 4), torch.tensor([0, 0, 1, 1]))

@@ -1,4 +1,4 @@
-"""The next token: the loss of causal language models, per token that is predicted, and their text."""
+"""Language modelling: the next-token loss of causal language models, and generated text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from qnnkit.tasks.saving import adapted
 from qnnkit.tasks.step import Shown, Step, counts
 
 SHOWN, CHARACTERS = 5, 300
-"""Blocks whose beginnings a preview shows, and how much of each."""
+"""Number of blocks in a preview, and characters shown of each."""
 NEW_TOKENS = 80
-"""Written behind a text."""
+"""Default number of tokens that continue a text."""
 LONGEST = 2048
-"""Positions of a model whose configuration names no number."""
+"""Number of positions if a model's configuration does not state it."""
 BATCH = 8
 
 
@@ -30,12 +30,12 @@ BATCH = 8
 class Language:
     """Cross-entropy of the next token, in nats; reports `loss` and `minus_loss`, means over tokens.
 
-    A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as TokenSplits give it; a label
-    that is IGNORED is not predicted, and neither is the first of a block. The model is one of transformers,
-    with an adapter of PEFT or without: it gives `.logits` of shape (batch, length, vocabulary).
+    A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as in TokenSplits; labels that
+    are IGNORED are not predicted, nor is the first token of a block. The model is one of transformers, with
+    or without a PEFT adapter: it returns `.logits` of shape (batch, length, vocabulary).
 
-    What a step counts are predicted tokens, not blocks, so that means and updates are over tokens also where
-    blocks have different numbers of them.
+    A step counts predicted tokens, not blocks, so that means and updates are over tokens even if blocks have
+    different numbers of them.
     """
 
     monitor: str = "minus_loss"
@@ -46,17 +46,17 @@ class Language:
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         targets = shifted(batch["labels"])
-        count = int((targets != IGNORED).sum())  # asked first, while the device has nothing to do
+        count = int((targets != IGNORED).sum())  # read first, while the device is idle
         total = cross_entropy(model(**inputs, use_cache=False).logits, targets)
         return Step(total / max(1, count), {"loss": total.detach(), "minus_loss": -total.detach()}, count)
 
     def judge(self, net: nn.Module, splits: TokenSplits, means: Mapping[str, float]) -> dict[str, float]:
-        """The perplexity of the test split from its mean loss; of an adapter also `base_loss`."""
-        found = {"perplexity": perplexity(means["loss"])}
-        return found | ({"base_loss": self.base_loss(net, splits)} if adapted(net) else {})
+        """Returns the `perplexity` of the test split from its mean loss, and for an adapter `base_loss`."""
+        metrics = {"perplexity": perplexity(means["loss"])}
+        return metrics | ({"base_loss": self.base_loss(net, splits)} if adapted(net) else {})
 
     def loss(self, net: nn.Module, splits: TokenSplits, split: str = "test") -> float:
-        """Nats per token of a split, without gradients and dropout, where the net is."""
+        """Returns the loss on a split, in nats per token, without dropout or gradients."""
         place = next(net.parameters()).device
         with evaluating(net):
             batches = splits.batches(split, BATCH, shuffle=False)
@@ -64,14 +64,14 @@ class Language:
         return sum(float(step.sums["loss"]) for step in steps) / sum(step.count for step in steps)
 
     def base_loss(self, net: Any, splits: TokenSplits) -> float:
-        """The loss of an adapter's base on the test split, computed once: nets of a run share their base."""
+        """Returns the test loss of an adapter's base model, computed once: nets of a run share their base."""
         if splits not in self._of_base:
             with net.disable_adapter():
                 self._of_base[splits] = self.loss(net, splits)
         return self._of_base[splits]
 
     def preview(self, splits: TokenSplits) -> list[Shown]:
-        """The beginnings of some training blocks, with where they are from, and how many tokens there are."""
+        """Shows the beginnings and sources of some training blocks, and the numbers of blocks and tokens."""
         import pandas as pd
 
         train = splits.train
@@ -81,25 +81,25 @@ class Language:
         return [Shown(table, "01_beginnings", "Beginnings of some blocks"), self.counts(splits)]
 
     def counts(self, splits: TokenSplits) -> Shown:
-        """A table of the blocks of each split and of what is predicted in them."""
+        """Returns a table of the number of blocks and predicted tokens in each split."""
         return counts(splits, "Blocks and tokens of each split", blocks=len, tokens=lambda x: x.n_predicted)
 
     def mistakes(self, net: Any, splits: TokenSplits, n: int = 3, seed: int = 0) -> list[Shown]:
-        """A table of what the net writes behind beginnings of test blocks, and an adapter's base too."""
+        """Shows how the net, and the base of an adapter, continue the beginnings of test blocks."""
         import pandas as pd
 
         ids, tokenizer, rows = splits.test.input_ids, splits.tokenizer, []
         for row in spread(range(len(ids)), min(n, 3)):
             prompt = tokenizer.decode(ids[row, : splits.length // 2].tolist())
-            told = {"given": prompt}
+            texts = {"given": prompt}
             if adapted(net):
                 with net.disable_adapter():
-                    told["the base writes"] = generate(net, tokenizer, prompt, raw=True, seed=seed)
-            rows.append({**told, "the net writes": generate(net, tokenizer, prompt, raw=True, seed=seed)})
+                    texts["the base writes"] = generate(net, tokenizer, prompt, raw=True, seed=seed)
+            rows.append({**texts, "the net writes": generate(net, tokenizer, prompt, raw=True, seed=seed)})
         return [Shown(pd.DataFrame(rows), "05_written", "What the net writes")]
 
     def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> Iterator[dict[str, Any]]:
-        """Yields the text that the net writes behind each prompt; see `generate`."""
+        """Yields the net's continuation of each prompt; see `generate`."""
         for each in inputs:
             yield {"input": str(each), "text": generate(net, about.tokenizer, str(each))}
 
@@ -116,21 +116,20 @@ def continuation(
     width: int = 1,
     **options: Any,
 ) -> list[int]:
-    """The tokens that follow `ids`, drawn by transformers' `generate`: `n` of them, or up to and with `end`.
+    """Samples `n` tokens that follow `ids`, or fewer up to and including `end`, by transformers' `generate`.
 
-    The model sees as many of the last tokens as leave room for `n` among its positions.
+    The context is cut to the last tokens that leave room for `n` among the model's positions.
 
     Args:
-        model: One of transformers, with an adapter of PEFT or without; it computes where it is.
-        ids: One token at least.
+        model: A model of transformers, with or without a PEFT adapter; it stays on its device.
+        ids: Context of at least one token.
         n: Most tokens to write, fewer than the model has positions.
         end: Token at which the model stops; None never stops.
-        temperature: Above 1 flatter, below 1 sharper than the model's own distribution; 0 takes the most
-            likely token.
-        seed: All that the draws depend on; the caller's generators are left alone.
+        temperature: Above 1 flattens, below 1 sharpens the model's distribution; 0 takes the likeliest token.
+        seed: Determines the sample; the caller's generators do not change.
         allowed: Logits processor of transformers, (ids, scores) -> scores.
-        width: Tokens that are never cut apart, as those of an event.
-        options: What else `generate` takes, such as `top_p` and `top_k`, which leave none out by default.
+        width: Number of tokens that are never separated, such as those of an event.
+        options: Other arguments of `generate`, such as `top_p` and `top_k`, which exclude nothing by default.
 
     Raises:
         ValueError: A setting is out of range.
@@ -138,7 +137,7 @@ def continuation(
     window = positions(model)
     if not 0 < n <= window - width:
         rule = f"lie in 1..{window - width}, as the model has {window:,} positions"
-        raise ValueError(checks.message("n", rule, n, "Leave it out for what fits."))
+        raise ValueError(checks.message("n", rule, n, "Leave it out for a number that fits."))
     context = [*ids][-((window - n) // width * width) :]
     options |= {"eos_token_id": end, "pad_token_id": end or 0, "do_sample": temperature != 0}
     if temperature:
@@ -162,19 +161,19 @@ def generate(
     raw: bool = False,
     **settings: Any,
 ) -> str:
-    """The text that a language model writes after a prompt, until it ends or has `n` tokens.
+    """Returns the text that a language model writes after a prompt, up to its end or to `n` tokens.
 
     Args:
-        model: A causal language model, with an adapter or without.
-        tokenizer: The one that it was trained with.
-        prompt: Text; a user's message if the tokenizer has a chat template. An empty one begins a document.
-        n: As `continuation` takes it; None writes 80, or half of the model's positions if these are fewer.
-        temperature: As `continuation` takes it.
-        raw: Whether the text goes to the model as it is, whatever the tokenizer has.
-        settings: What else `continuation` takes: `top_k`, `top_p`, `seed`.
+        model: A causal language model, with or without an adapter.
+        tokenizer: The tokenizer that it was trained with.
+        prompt: Text; a user's message if the tokenizer has a chat template. "" starts a new document.
+        n: As in `continuation`; None writes 80, or half of the model's positions if that is less.
+        temperature: As in `continuation`.
+        raw: Whether to pass the text without the chat template.
+        settings: Other arguments of `continuation`: `top_k`, `top_p`, `seed`.
 
     Raises:
-        ValueError: A number is out of its range.
+        ValueError: A setting is out of range.
     """
     end = tokenizer.eos_token_id
     if prompt and not raw and getattr(tokenizer, "chat_template", None):
@@ -190,21 +189,21 @@ def generate(
 
 
 def positions(model: Any) -> int:
-    """Tokens that a model sees at once."""
+    """Returns the length of a model's context, in tokens."""
     return getattr(model.config, "max_position_embeddings", None) or LONGEST
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """What each position is to predict: the label after it; the last one has none."""
+    """Returns the target of each position: the next label; the last position has none."""
     return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """In float32, or better: summed over the positions whose target is not IGNORED.
+    """Returns the cross-entropy in float32 or higher, summed over the targets that are not IGNORED.
 
     Args:
-        logits: Of shape (batch, length, vocabulary). Positions before the targets', as a prompt that is
-            learnt has them, are passed over.
+        logits: Of shape (batch, length, vocabulary). Extra positions in front, as of a learned prompt, are
+            skipped.
         targets: Tokens of shape (batch, length).
     """
     logits = logits[:, -targets.shape[1] :].to(torch.promote_types(logits.dtype, torch.float32))
@@ -213,7 +212,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def perplexity(loss: float) -> float:
-    """The exponential of a loss in nats per token; infinite where no number is that large.
+    """Returns the exponential of a loss in nats per token; inf if it overflows.
 
     Example:
         >>> import math
@@ -224,5 +223,5 @@ def perplexity(loss: float) -> float:
 
 
 def spread(rows: Sequence[int], most: int) -> list[int]:
-    """At most so many of the rows, evenly spread."""
+    """Returns at most `most` of the rows, evenly spread."""
     return [rows[i * len(rows) // most] for i in range(most)] if most < len(rows) else list(rows)

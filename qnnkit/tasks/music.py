@@ -1,4 +1,4 @@
-"""Music as a language of tokens: what a net writes, and its loss on each composer's pieces."""
+"""Language modelling of music: generated music, and the loss on each composer's pieces."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ from qnnkit.tasks.saving import adapted
 from qnnkit.tasks.step import Shown
 
 PIECES, STEPS = 3, 128
-"""Pieces that are shown, and 16ths of each in a preview."""
+"""Number of pieces that are shown, and 16ths shown of each in a preview."""
 NEW_TOKENS = 1024
-"""Written behind a piece, if the model has twice as many positions."""
+"""Default number of tokens that continue a piece, if the model has at least twice as many positions."""
 MOST_BLOCKS = 128
-"""Of a composer's test pieces: each net reads so much at most."""
+"""Most test blocks of a composer on which each net is evaluated."""
 
 
 @dataclass(frozen=True)
 class Music(Language):
-    """As Language, of music; the test split also tells the loss on each composer's pieces.
+    """Language modelling of music; on the test split, it also reports the loss on each composer's pieces.
 
     Args:
-        settings: Derived from `data.Music`: every composer of its `data_dir` is judged, whether the net was
-            trained on them or not, in the splits that these settings give them. None judges none.
+        settings: Settings derived from `data.Music`. Every composer in their `data_dir` is evaluated, whether
+            the net was trained on them or not, with the splits of these settings. None evaluates no composer.
     """
 
     settings: Any = None
 
     def judge(self, net: Any, splits: TokenSplits, means: Mapping[str, float]) -> dict[str, float]:
-        """As Language; and `loss_on_NAME` for each composer, of an adapter's base also `base_on_NAME`."""
-        found = super().judge(net, splits, means)
+        """Returns the metrics of Language, `loss_on_NAME` per composer, and for an adapter `base_on_NAME`."""
+        metrics = super().judge(net, splits, means)
         for name, part in self.composers.items():
-            found[f"loss_on_{name}"] = self.loss(net, part)
+            metrics[f"loss_on_{name}"] = self.loss(net, part)
             if adapted(net):
-                found[f"base_on_{name}"] = self.base_loss(net, part)
-        return found
+                metrics[f"base_on_{name}"] = self.base_loss(net, part)
+        return metrics
 
     @cached_property
     def composers(self) -> dict[str, TokenSplits]:
-        """Composer -> the music of `data_dir` with a part of the test split, that of the composer alone."""
+        """Composer -> the music of `data_dir`, with only the composer's part of the test split."""
         from qnnkit import data
 
         rows: dict[str, list[int]] = {}
         if self.settings is None:
             return {}
-        whole = data.of(self.settings.override(composers=None, train_fraction=1.0))
-        for row, source in enumerate(whole.test.sources):
+        splits = data.of(self.settings.override(composers=None, train_fraction=1.0))
+        for row, source in enumerate(splits.test.sources):
             rows.setdefault(source.partition("/")[0], []).append(row)
-        parts = {name: whole.test.at(spread(each, MOST_BLOCKS)) for name, each in rows.items()}
-        return {name: replace(whole, test=part) for name, part in parts.items()}
+        parts = {name: splits.test.at(spread(each, MOST_BLOCKS)) for name, each in rows.items()}
+        return {name: replace(splits, test=part) for name, part in parts.items()}
 
     def preview(self, splits: TokenSplits) -> list[Shown]:
-        """Piano rolls of some training pieces, and how many blocks and tokens there are."""
+        """Shows piano rolls of some training pieces, and the numbers of blocks and tokens."""
         from qnnkit import plots
 
         begun = _beginnings(splits, "train", splits.length)
         rolls = {name: {"piece": _notes(score)} for name, score in begun.items()}
-        told = "The first bars, a row for each piece."
+        caption = "The first bars, one row per piece."
         figure = plots.piano_roll(rolls, n_steps=STEPS)
-        return [Shown(figure, "01_rolls", "Beginnings of pieces", told), self.counts(splits)]
+        return [Shown(figure, "01_rolls", "Beginnings of pieces", caption), self.counts(splits)]
 
     def mistakes(
         self, net: Any, splits: TokenSplits, n: int = PIECES, seed: int = 0, folder: Path | None = None
     ) -> list[Shown]:
-        """Piano rolls of what the net writes behind beginnings of test pieces, and MIDI in `music/`."""
+        """Shows piano rolls of how the net continues beginnings of test pieces, with MIDI in `music/`."""
         from qnnkit import plots
 
         rolls, begun = {}, _beginnings(splits, "test", splits.length // 2, n)
@@ -82,11 +82,11 @@ class Music(Language):
             if folder is not None:
                 path = workspace.make_folder(folder / "music") / f"{number}.mid"
                 workspace.write_bytes(path, score.dumps_midi())
-        told = "Beginnings of test pieces, and what the net writes behind them; as MIDI in music/."
-        return [Shown(plots.piano_roll(rolls), "05_music", "What the net writes", told)]
+        caption = "Beginnings of test pieces, and how the net continues them. MIDI files are in music/."
+        return [Shown(plots.piano_roll(rolls), "05_music", "What the net writes", caption)]
 
     def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> Iterator[dict[str, Any]]:
-        """Yields, for each file of music, the MIDI file next to it in which the net goes on with it."""
+        """Continues each piece of each music file, and yields the MIDI file that it writes next to it."""
         for each in inputs:
             with checks.renamed({"root": "inputs"}):
                 pieces, notes = collect(str(each))
@@ -98,27 +98,27 @@ class Music(Language):
 
 
 def continue_piece(model: Any, tokenizer: Any, prompt: Any, n: int | None = None, **settings: Any) -> Any:
-    """A score with what the model writes behind it: with programs, velocities and tempos.
+    """Returns a score followed by the model's continuation, with programs, velocities and tempos.
 
     Args:
         model: A causal language model over the tokens of `tokenizer`.
-        tokenizer: MidiTok's REMI or `MidiEvents`, as `splits.tokenizer` is.
-        prompt: What is gone on with, a `symusic.Score`; an empty one begins from nothing.
-        n: Tokens to write; None writes 1,024, or half of the model's positions if these are fewer.
-        settings: What else `tasks.language.continuation` takes: `temperature`, `top_p`, `top_k`, `seed`.
+        tokenizer: MidiTok's REMI or `MidiEvents`, such as `splits.tokenizer`.
+        prompt: The `symusic.Score` to continue; an empty one starts a new piece.
+        n: Number of tokens to write; None writes 1,024, or half of the model's positions if that is less.
+        settings: Other arguments of `tasks.language.continuation`: `temperature`, `top_p`, `top_k`, `seed`.
 
     Raises:
         ValueError: A setting is out of range.
     """
     written = writing(tokenizer)
-    given = written.encode(prompt)[0][: -written.width]  # without its end
+    given = written.encode(prompt)[0][: -written.width]  # without the end token
     n = min(NEW_TOKENS, positions(model) // 2) if n is None else n
     new = continuation(model, given, n, allowed=written.allowed, width=written.width, **settings)
     return written.decode(given + new)
 
 
 def _beginnings(splits: TokenSplits, split: str, n_tokens: int, n: int = PIECES) -> dict[str, Any]:
-    """Composer and name -> the score of the first tokens, of some pieces of a split."""
+    """Returns {composer and name: score of the first tokens} for some pieces of a split."""
     part, written = splits.split(split), writing(splits.tokenizer)
     rows = (part.input_ids[:, 0] == written.bos).nonzero().flatten().tolist()
     ids = {row: part.input_ids[row, :n_tokens].tolist() for row in spread(rows, min(n, PIECES))}
@@ -126,6 +126,6 @@ def _beginnings(splits: TokenSplits, split: str, n_tokens: int, n: int = PIECES)
 
 
 def _notes(score: Any) -> list[tuple[float, int, float]]:
-    """Beginning in 16ths, pitch and length of all notes but drums."""
+    """Returns start, pitch and duration of all notes except drums; times are in 16ths."""
     tracks = [track for track in score.to("quarter").tracks if not track.is_drum]
     return [(4 * note.start, note.pitch, 4 * note.duration) for track in tracks for note in track.notes]

@@ -1,4 +1,4 @@
-"""A user's own task, with what else the training loop and the reports ask for."""
+"""Wrapper of a user's task that adds what the training loop and the reports need."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from qnnkit.stats import ACCURACY, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
-"""Samples and, of each, numbers that a table shows; test samples that are judged one by one."""
+"""Samples in a table, numbers shown of each, and test samples whose loss is computed one by one."""
 
 
 class Refused(ValueError):
-    """What a user's task gives is not what a task gives."""
+    """A user's task, or the batch that it gets, breaks the rules of tasks."""
 
 
 class Own:
-    """Any callable (model, batch) -> Step, with `monitor`, as a task.
+    """Makes a task of any callable (model, batch) -> Step with a `monitor`.
 
     Args:
-        task: Its `monitor` is the reported number that chooses the epoch. `score` (`stats.Score`), the number
-            that nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
-            `watched`. Whether more is better is what the score says, or else the name (`stats.direction`).
+        task: Its `monitor` is the reported number that chooses the epoch. `score` (`stats.Score`) is the
+            number by which nets are compared; by default that of `monitor`. A score of another name must have
+            `monitor` as `watched`. Whether larger is better is given by the score, or else by the name
+            (`stats.direction`).
 
     Raises:
-        ValueError: The score is read from another number on the validation split than `monitor`, or nothing
-            says whether a larger number is better.
+        ValueError: On the validation split, the score is not read from `monitor`; or it is unknown whether
+            larger is better.
     """
 
     def __init__(self, task: Any):
         self.task, self.reported = task, str(getattr(task, "monitor", "loss"))
-        own = getattr(task, "score", None)
-        self.score = own if isinstance(own, Score) else _score(self.reported)
+        score = getattr(task, "score", None)
+        self.score = score if isinstance(score, Score) else _score(self.reported)
         if self.score.on_validation != self.reported:
             rule = f"watch `{self.reported}`, the monitor, on the validation split"
             step = f"Give Score({self.score.name!r}, ..., watched={self.reported!r})."
@@ -49,15 +50,14 @@ class Own:
         self.monitor = self.reported if self.larger else f"minus_{self.reported}"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "task" not in self.__dict__:  # as a copy asks before it has anything
+        if name.startswith("__") or "task" not in self.__dict__:  # copying asks before __init__ has run
             raise AttributeError(name)
         return getattr(self.task, name)
 
     def __call__(self, model: nn.Module, batch: Any, **given: Any) -> Step:
         step = self.task(model, batch, **given)
         if not isinstance(step, Step):
-            told = f"It returned {type(step).__name__}."
-            raise Refused(checks.message("task", "return a qnnkit.tasks.Step", type(step).__name__, told))
+            raise Refused(checks.message("task", "return a Step", type(step).__name__, "See tasks.Step."))
         sums = {"loss": step.loss.detach() * step.count, **step.sums}
         sums = {name: torch.as_tensor(total).detach() for name, total in sums.items()}
         for name, total in sums.items():
@@ -65,30 +65,29 @@ class Own:
                 rule = f"report `{name}` as a sum over the batch, one number"
                 raise Refused(checks.message("task", rule, tuple(total.shape), "Sum it."))
         if self.reported not in sums:
-            rule, step_ = f"report `{self.reported}`, its monitor", f"It reports {', '.join(sums)}."
-            raise Refused(checks.message("task", rule, sorted(sums), step_))
+            raise Refused(checks.message("task", f"report its monitor, {self.reported}", [*sums], "Add it."))
         if not self.larger:
             sums[self.monitor] = -sums[self.reported]
         return replace(step, sums=sums)
 
     def preview(self, splits: Any) -> Any:
-        """As the task shows the data; without it as the kit's task of these data does."""
+        """Calls `preview` of the task, or else that of qnnkit's task for these data."""
         return (getattr(self.task, "preview", None) or usual(splits).preview)(splits)
 
     def mistakes(self, net: nn.Module, splits: Any, **offered: Any) -> Any:
-        """As the task shows them; without it the test samples of the largest loss."""
-        if own := getattr(self.task, "mistakes", None):
-            return asked(own, net, splits, **offered)
+        """Calls `mistakes` of the task, or else shows the test samples with the largest loss."""
+        if method := getattr(self.task, "mistakes", None):
+            return asked(method, net, splits, **offered)
         return largest_losses(self, net, splits, offered.get("n", ROWS))
 
     def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> Any:
-        """As the task does; without it classes and probabilities, or outputs, of images and arrays."""
-        own = getattr(self.task, "predict", None) or usual(about).predict
-        return asked(own, net, inputs, about=about)
+        """Calls `predict` of the task, or else that of qnnkit's task for these data."""
+        method = getattr(self.task, "predict", None) or usual(about).predict
+        return asked(method, net, inputs, about=about)
 
 
 def usual(data: Any) -> Any:
-    """The kit's task of some data: of splits, or of what a run keeps of them."""
+    """Returns qnnkit's task for some data: splits, or the description of them stored in a run."""
     from qnnkit import tasks
 
     tokenizer = getattr(data, "tokenizer", None)
@@ -100,12 +99,12 @@ def usual(data: Any) -> Any:
 
 
 def complete(task: Any) -> Any:
-    """A task of qnnkit as it is; a user's task with what else is asked of tasks."""
+    """Returns a task of qnnkit unchanged, and a user's task wrapped in `Own`."""
     if not callable(task):
         rule, step = "be callable: (model, batch) -> tasks.Step", "Give tasks.Classification(), or a class."
         raise Refused(checks.message("task", rule, task, step))
     of_kit = type(task).__module__.startswith("qnnkit.tasks.")
-    # A task of qnnkit that chooses the epoch by a number that falls is treated like a user's.
+    # A task of qnnkit whose monitor is better when smaller is wrapped like a user's.
     return task if isinstance(task, Own) or (of_kit and direction(task.monitor)) else Own(task)
 
 
@@ -116,7 +115,7 @@ def _score(name: str) -> Score:
 
 
 def first_samples(splits: Any) -> list[Shown]:
-    """Tables of the first training samples, as numbers, and of how many each split has."""
+    """Returns tables of the first training samples, as numbers, and of the size of each split."""
     import pandas as pd
 
     rows, inputs = splits.train, splits.example(ROWS)
@@ -127,7 +126,7 @@ def first_samples(splits: Any) -> list[Shown]:
 
 
 def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown]:
-    """A table of the test samples of the largest loss, with what the net gives for them."""
+    """Returns a table of the test samples with the largest loss, and the net's outputs for them."""
     import pandas as pd
 
     rows = []
@@ -143,5 +142,5 @@ def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown
 
 
 def _shortened(values: Any) -> str:
-    """The first and last numbers of a tensor."""
+    """Returns the first and last numbers of a tensor as text."""
     return np.array2string(torch.as_tensor(values).flatten().cpu().numpy(), precision=4, threshold=VALUES)

@@ -1,4 +1,4 @@
-"""Language models as folders that plain transformers and PEFT load."""
+"""Saving language models as folders that transformers and PEFT load without qnnkit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qnnkit import adapters, checks, workspace
 
 
 def adapted(model: Any) -> bool:
-    """Whether a model has an adapter of PEFT."""
+    """Returns whether a model has a PEFT adapter."""
     return hasattr(model, "active_peft_config")
 
 
@@ -25,36 +25,36 @@ def save(
     settings: Mapping[str, Any] | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes a language model, whole or not at all; of one with an adapter the adapter alone.
+    """Writes a language model, or only its adapter if it has one, completely or not at all.
 
-    A model is what `AutoModelForCausalLM.from_pretrained(folder)` loads, and is named after the folder from
-    then on, so that its adapters name it; an adapter is what `adapters.load(base, folder)`, or PEFT, loads.
+    `AutoModelForCausalLM.from_pretrained(folder)` loads a model; the model is named after the folder from
+    then on, so that its adapters refer to it. `adapters.load(base, folder)`, or PEFT, loads an adapter.
     The tokenizer and a model card are in the same folder. An earlier save there is replaced.
 
-    An adapter names its base as other machines can: a base in the workspace by its path from there
-    (`./runs/base/model`), one in a run elsewhere by its path from the adapter, any other as it was given.
+    The base model of an adapter is named so that other machines find it: by its path from the workspace if it
+    is there (`./runs/base/model`), by its path from the adapter if it is in another run, else unchanged.
 
     Args:
-        model: One of transformers, with an adapter or without.
-        tokenizer: The one that it was trained with.
-        folder: Where to.
-        settings: Plain values for `training_config.json`; None writes none.
+        model: A model of transformers, with or without an adapter.
+        tokenizer: The tokenizer that it was trained with.
+        folder: Destination.
+        settings: Plain values for `training_config.json`; None writes no such file.
         facts: Rows of the model card's table, such as the data and the score.
 
     Returns:
         The folder's absolute path.
 
     Raises:
-        FileExistsError: Something else is in the folder.
+        FileExistsError: The folder contains something else.
         OSError: It cannot be written.
     """
     path = Path(folder).expanduser().absolute()
     with workspace.whole_folder(path) as draft:
-        with warnings.catch_warnings(action="ignore"):  # that a base could not be asked for on the Hub
+        with warnings.catch_warnings(action="ignore"):  # that the Hub could not be asked for the base
             model.save_pretrained(str(draft))
         tokenizer.save_pretrained(str(draft))
         base = ""
-        for file in sorted(draft.rglob("adapter_config.json"), reverse=True):  # that of the folder is last
+        for file in sorted(draft.rglob("adapter_config.json"), reverse=True):  # the folder's own file is last
             described = json.loads(file.read_text())
             base = described["base_model_name_or_path"] = _base_name(described, path)
             workspace.write_bytes(file, json.dumps(described, indent=2, sort_keys=True).encode())
@@ -67,7 +67,7 @@ def save(
 
 
 def _base_name(described: Mapping[str, Any], folder: Path) -> str:
-    """The base of an adapter in `folder`, by a name that holds on other machines."""
+    """Returns a name of the base of an adapter in `folder` that is valid on other machines."""
     base = described.get("base_model_name_or_path") or ""
     name = workspace.portable(base)
     if Path(name).is_absolute() and (Path(name).parent / "provenance.json").exists():  # of a run
@@ -76,7 +76,7 @@ def _base_name(described: Mapping[str, Any], folder: Path) -> str:
 
 
 def _card(model: Any, folder: Path, base: str, facts: Mapping[str, str]) -> str:
-    """README.md of a saved model: what it is, what it was trained on, and how plain libraries load it."""
+    """Returns the README.md of a saved model: its facts, and code that loads it without qnnkit."""
     name, read, rows = folder.name, "AutoModelForCausalLM.from_pretrained", {}
     library, load = "transformers", [f'model = {read}("{name}")']
     if adapted(model):
@@ -98,18 +98,19 @@ def _method(model: Any) -> str:
 
 
 def merge(model: Any, *, in_place: bool = False) -> Any:
-    """The model with its adapter worked into its weights: a plain model of transformers, without PEFT.
+    """Merges the adapter into the weights of its model; returns a model of transformers without PEFT.
 
     Args:
-        model: Stays as it is: what is merged is a copy, which takes the memory of the model once more.
-        in_place: Uses `model` up, without a copy.
+        model: A model with an adapter. It does not change, because a copy is merged, which takes the model's
+            memory once more.
+        in_place: Merges `model` itself, without a copy.
 
     Raises:
         ValueError: The model has no adapter.
-        NotImplementedError: The method cannot be merged, as one that adds tokens or computes per token.
+        NotImplementedError: The method cannot be merged, because it adds tokens or computes per token.
     """
     if not adapted(model):
-        kind, step = type(model).__name__, "It is whole: tasks.save saves it."
+        kind, step = type(model).__name__, "It needs no merging: save it with tasks.save."
         raise ValueError(checks.message("model", "have an adapter", kind, step))
     with warnings.catch_warnings(action="ignore"):
         try:

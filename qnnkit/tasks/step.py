@@ -1,4 +1,4 @@
-"""What the training loop and the reports ask of a task, and what a task gives for a batch."""
+"""The interface of a task for the training loop and the reports, and its result for a batch."""
 
 from __future__ import annotations
 
@@ -14,72 +14,73 @@ from qnnkit.data.splits import SPLITS
 
 @dataclass(frozen=True)
 class Step:
-    """What one batch gives."""
+    """Result of a task for one batch."""
 
     loss: Tensor
-    """Mean over what the batch counts, to differentiate."""
+    """Mean loss over the samples or tokens of the batch, to differentiate."""
     sums: dict[str, Tensor]
     """Numbers to report, summed over the batch, without a graph."""
     count: int
-    """What the loss is a mean over, and the batch weighs by in updates and means: samples, or tokens."""
+    """Number of samples or tokens in the mean; the weight of the batch in updates and means."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A figure or a table of `preview` or `mistakes`; a figure is kept for the report, under these words."""
+    """A figure or table of `preview` or `mistakes`; figures are saved for the report with their captions."""
 
     content: Any
-    """A figure of matplotlib, a table of pandas, or whatever a notebook shows."""
+    """A matplotlib figure, a pandas table, or anything else that a notebook can show."""
     name: str
-    """Of the figure's file; the report orders figures by it."""
+    """Name of the figure's file; the report sorts figures by it."""
     title: str
     description: str = ""
     """How to read it."""
 
 
 def counts(splits: Any, title: str, **columns: Callable[[Any], int]) -> Shown:
-    """A table of the splits, with what each column counts of one."""
+    """Returns a table with a row for each split; each column is a function that counts in one."""
     import pandas as pd
 
-    parts = {name: splits.split(name) for name in SPLITS}
-    rows = {name: {column: of(part) for column, of in columns.items()} for name, part in parts.items()}
+    rows = {name: {column: of(splits.split(name)) for column, of in columns.items()} for name in SPLITS}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
     return Shown(table, "01_counts", title)
 
 
 class Task(Protocol):
-    """What the training loop asks of a task.
+    """The interface of a task for the training loop.
 
-    A task may also have these, which are used if it has them:
+    These attributes are optional:
 
-    - `counted`: "tokens" where steps count tokens and not samples;
-    - `judge(outputs, splits, net, means)`: {name: number} of the whole test split, after the pass that gave
-      `means`; it names those arguments that it needs. `outputs` are all outputs of the net, on the CPU;
-    - `preview(splits)`: what the data look like, and how much there is;
-    - `mistakes(net, splits)`: where a trained net errs; it may also ask for `n` (how many to show), `seed`,
-      `folder` (of the run) and `seen` (splits of which a frozen part of the net is computed already);
-    - `predict(net, inputs)`: a list of rows, one for each new input; it may also ask for `about`, what a run
-      keeps of its data.
+    - `counted`: "tokens" if steps count tokens instead of samples;
+    - `judge(outputs, splits, net, means)`: returns {name: number} for the whole test split, after the pass
+      that computed `means`. It names the arguments that it needs. `outputs` are all outputs of the net, on
+      the CPU;
+    - `preview(splits)`: shows what the data look like, and how much there is;
+    - `mistakes(net, splits)`: shows where a trained net errs. It may also take `n` (how many to show),
+      `seed`, `folder` (of the run) and `seen` (splits with the outputs of a frozen part of the net);
+    - `predict(net, inputs)`: returns a list of rows, one for each new input. It may also take `about`, the
+      description of the training data stored in a run.
 
-    `preview` and `mistakes` give a figure, a table, a `Shown`, or a list of them.
+    `preview` and `mistakes` return a figure, a table, a `Shown`, or a list of them.
     """
 
     monitor: Any
-    """The reported number (str) by which the best epoch is chosen; larger is better."""
+    """Name of the reported number that chooses the best epoch; larger is better."""
     score: Any
-    """The number that nets are compared by, and how people read it; a `stats.Score`."""
+    """The `stats.Score` by which nets are compared, and how it is printed."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Step:
-        """What a batch gives.
+        """Computes the loss and the sums of a batch.
 
-        A task with a true attribute `whole`, whose loss looks at the batch as a whole, is also given
-        `micro_batch`, how many samples to compute at once: batches of other tasks are cut before.
+        If a task has an attribute `whole` that is true, because its loss depends on the batch as a whole, it
+        also gets `micro_batch`, the number of samples to compute at once. Batches of other tasks are divided
+        before the call.
         """
         ...
 
 
 def asked(function: Callable[..., Any], *given: Any, **offered: Any) -> Any:
-    """Calls a function with `given`, and with those of `offered` that it names.
+    """Calls a function with `given`, and with the arguments in `offered` that it names.
 
     Example:
         >>> asked(lambda net, n=1: net * n, "net", n=2, seed=0)

@@ -143,7 +143,7 @@ def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path)
     # as plain PEFT would, which leaves the circuits alone
     nets.shaken(model, seed=8).save_pretrained(tmp_path)
     changed = logits(model)
-    for content, told in ((kept, "it does not give lora_"), (kept[:-9], "")):
+    for content, told in ((kept, "it does not reproduce lora_"), (kept[:-9], "")):
         (tmp_path / "circuit.safetensors").write_bytes(content)
         base = llama()
         with refused("folder", says=told):

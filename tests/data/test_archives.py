@@ -149,8 +149,8 @@ def test_what_is_left_out_or_too_few_is_counted_named_and_told(tmp_path):
     command = r"sample all some --per-class 4 --pattern (\d+)$"
     done = CliRunner().invoke(cli.app, command.split())
     assert done.exit_code == 0 and done.output.startswith("7 images in "), done.output
-    assert r"Left out 40 of 47 images whose names do not fit (\d+)$: id_00_label_0x.png, " in done.output
-    assert "Classes with fewer files than were asked for: 11 of any (3 of 4)." in done.output
+    assert r"Left out 40 of 47 images whose names do not match (\d+)$: id_00_label_0x.png, " in done.output
+    assert "Classes with fewer files than per_class: 11 of any (3 of 4)." in done.output
 
 
 TYPED = [
@@ -250,7 +250,7 @@ def test_files_of_every_depth_and_name_are_read_no_link_is_followed_and_others_a
         others = ", ".join(above + name for name in ("c", "cover.pdf", "deep/notes.docx"))
         links = ", ".join(above + name for name in ("1/back", "c.txt", "other", "pipe.txt"))
         assert notes == [
-            f"Left out 3 files that are no text ({', '.join(SUFFIXES)}): {others}.",
+            f"Left out 3 files that are not text ({', '.join(SUFFIXES)}): {others}.",
             f"Left out 4 links, devices or empty folders: {links}.",
         ]
     snapshot = fill(fill(tmp_path, ["blobs/1f"]) / "snapshots", ["a.txt"])  # as the Hub's cache has its files

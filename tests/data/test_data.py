@@ -140,13 +140,13 @@ def test_arguments_that_are_refused(argument: str, name: str, options: dict[str,
         load(name, **options)
 
 
-STRAY = "Left out 8 of {} images that lie in no class folder: "
-OTHERS = f"Left out 8 files that are no images ({', '.join(places.SUFFIXES)}): "
-NO_TEST = "There is no test part: one is drawn from the training part, by test_fraction."
+STRAY = "Left out 8 of {} images that are in no class folder: "
+OTHERS = f"Left out 8 files that are not images ({', '.join(places.SUFFIXES)}): "
+NO_TEST = "There is no test part: test_fraction of the training part is used."
 LAYOUTS = {
     "classes of folders alone": (
         "a/s1/{}.png|a/s2/{}.png|b/s1/{}.png|b/s2/{}.png", 4,
-        "Classes are the outer folders; those inside (s1, s2) are not told apart.",
+        "Classes are the outer folders; folders inside them (s1, s2) are ignored.",
     ),
     "a stray image": ("a/{}.png|b/{}.png|loose{}.png", 2, f"{STRAY.format(24)}loose0.png, loose1.png, "),
     "other files": ("a/{}.png|b/{}.png|a/{}.heic", 2, f"{OTHERS}a/0.heic, "),
@@ -159,7 +159,7 @@ LAYOUTS = {
     ),
     "a folder beside the sides": (
         "train/a/{}.png|train/b/{}.png|test/a/{}.png|test/b/{}.png|unlabelled/c/{}.png",
-        *(4, "Left out 8 of 40 images that lie outside of test/, train/: unlabelled/c/0.png, "),
+        *(4, "Left out 8 of 40 images that are outside of test/, train/: unlabelled/c/0.png, "),
     ),
     "names of people": ("ein haus/{} é.png|😀/'{}'.png|a,b;c/\"{}\".png", 3, ""),
     "three sides": (
@@ -168,7 +168,7 @@ LAYOUTS = {
     "flat, with sides": ("train/{}_1.png|train/{}_2.png|test/{}_1.png|test/{}_2.png", 4, ""),
     "flat, deeper and without labels": (
         "{}_1.png|deeper/{}_2.png|{}x.png", 2,
-        r"Left out 8 of 24 images whose names do not fit ((?:(?<![^_ ])-)?\d+(?:\.\d+)?)$: 0x.png, ",
+        r"Left out 8 of 24 images whose names do not match ((?:(?<![^_ ])-)?\d+(?:\.\d+)?)$: 0x.png, ",
     ),
 }  # fmt: skip
 """Names of files, how many groups of 8 are used, and how the note begins, if there is one."""
@@ -253,7 +253,7 @@ def test_what_is_resized_converted_or_cut_is_said_once(tmp_path: Path) -> None:
     splits = load("class_folder", root=tmp_path)
     assert splits.image_size == (8, 8) and splits.channels == 1
     assert splits.notes == (
-        "Took the first frame alone of 1 of 15 images: b/film.gif.",
+        "Took only the first frame of 1 of 15 images: b/film.gif.",
         "Resized 2 of 15 images to 8x8 (height x width).",
         "Converted 2 of 15 images to 8-bit grey, from mode 1, P.",
     )

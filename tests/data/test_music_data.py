@@ -123,7 +123,7 @@ FORMS = {
     "too deep": ("a.json", b"[" * 10**5, "a.json"),
     "not UTF-8": ("a.json", b"\xff\xfe{}", "a.json"),
     "an empty JSON": ("a.json", b"{}", "hold music that can be read"),
-    "another file in a zip": ("a.zip", {"a.mxl": b""}, "1 files that are no music"),
+    "another file in a zip": ("a.zip", {"a.mxl": b""}, "1 files that are not music"),
     "flat": ("a.json", b'{"a": [60, 62]}', "list"),
     "no pitch": ("a.json", b'{"a": [[128]]}', "127"),
     "another file": ("a.xml", b"<score/>", "be a folder or end in"),

@@ -107,7 +107,7 @@ def test_what_is_in_two_splits_is_told(tmp_path: Path, kind: Kind) -> None:
     """Records that are equal are in one split."""
     splits = loaded(kind, kind.make(tmp_path / "x", [*range(30)], True))
     [note] = [each for each in splits.notes if each.startswith("Duplicates")]
-    assert " of validation and test stand in an earlier split too, " in note and " (train) = " in note
+    assert " of validation and test are also in an earlier split, " in note and " (train) = " in note
 
 
 @pytest.mark.parametrize(

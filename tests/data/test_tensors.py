@@ -57,7 +57,7 @@ def test_rows_that_are_in_two_splits_are_told():
 
 
 IDS = torch.arange(N)[:, None] * 1000
-ODD = "Targets 1, 3, 5, 7 are classes, numbered from 0; real numbers make a regression."
+ODD = "Targets 1, 3, 5, 7 are classes, numbered from 0. For a regression, pass floats."
 CHANGED = [
     *((IDS.to(dtype) + 2**24 - 1, LABELS, "Rounded 39 inputs above 16,777,216") for dtype in (int, float)),
     (X, 2 * LABELS + 1, ODD),

@@ -194,11 +194,11 @@ CHATS = {
         [*chats(), SILENT], None,
         ("User: What is ", "System: Be short", f"Assistant: Yes.{tokenizers.END}System: Be short."),
         (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
-        "Left out 1 chats without an answer to predict: a.jsonl, record 41."),
+        "Left out 1 chats without an answer: a.jsonl, record 41."),
     "the last of weight 0": (chats("Yes."), None, (), ("It is",), ("Yes",), "no chat template"),
     "an empty answer": (
         [*chats(), {"prompt": "Why?", "completion": " "}], None, (), ("It is",), ("Why",),
-        "Left out 1 chats without an answer to predict: a.jsonl, record 41."),
+        "Left out 1 chats without an answer: a.jsonl, record 41."),
     "the first of weight 0": (chats("It is"), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
     "a template of its own": (
@@ -267,13 +267,13 @@ def test_options_that_are_refused(shakespeare, monkeypatch, argument, options):
 def test_a_tokenizer_that_is_read_is_not_trained(shakespeare, tmp_path):
     again = text(shakespeare, **SMALL, tokenizer=saved(tmp_path / "fits"))
     assert again.vocabulary == 300 and not any("was trained" in note for note in again.notes)
-    assert any(note.startswith("Not used: vocabulary=257") for note in again.notes)
+    assert any(note.startswith("Ignored vocabulary=257") for note in again.notes)
 
 
 SAID = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
 TEMPLATES = {
     "refuses": ("{{ raise_exception('System messages are not taken') }}", "are not taken", chats()),
-    "rewrites": ("{{ messages | length }}" + SAID, "what was written before, are not in it", chats()),
+    "rewrites": ("{{ messages | length }}" + SAID, "or changes earlier messages", chats()),
     "drops calls": (SAID, "tool calls", TOOLS),
 }
 

@@ -239,7 +239,7 @@ def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_
     assert run.config.n_layers == 1 and run.config.recipe and run.config.source is None
     assert run.nets[0] == "hybrid" and len(runs.frame(run)) == len(run.nets) and run.score.name == "r2"
     for asked in (lambda: runs.trained(run), lambda: run.splits, lambda: run.task, lambda: run.recipe):
-        with pytest.raises(ValueError, match=r"recipe `.*mine\.py` runs only where you name it"):
+        with pytest.raises(ValueError, match=r"be given for a run of `.*mine\.py`"):
             asked()
     copy = write("copied.py", text=(run.folder / "recipe.py").read_text())
     assert runs.open_run(tmp_path / "run", copy).config == runs.open_run(tmp_path / "run", copy).config

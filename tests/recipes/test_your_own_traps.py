@@ -55,7 +55,7 @@ def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbou
     for name, where in (("statistics", "/"), ("time", "of Python"), ("yaml", "/")):
         (home / f"{name}.py").write_text("raise RuntimeError('not the one that was meant')\n")
         (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", f"import qnnkit\nimport {name}\n", 1))
-        with pytest.raises(recipes.RecipeError, match=rf"`{name}` beside it has the name of .* \({where}"):
+        with pytest.raises(recipes.RecipeError, match=rf"`{name}`, which hides .*{where}"):
             recipes.find("mine.py")
     for name in ("copy", "yaml"):
         spec = importlib.machinery.PathFinder.find_spec(name, sys.path)
@@ -147,7 +147,7 @@ REFUSED = {
     "a rule in no words": (SETTING, SETTING + AFTER % "AssertionError", "keep the rule of its own validator"),
     "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
-    "a circuit outside its modules": (LAYERS, NET, "exchange every circuit of the net"),
+    "a circuit outside its modules": (LAYERS, NET, "replace every circuit of the net"),
     "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 11: ZeroDivisionError"),
     "no net": (LAYERS, "return 3", "Argument `build` must"),
     "wider data": ("nn.Linear(3, 3)", "nn.Linear(4, 3)", "shapes cannot be multiplied"),
@@ -157,7 +157,7 @@ REFUSED = {
     "an error in load": ("np.sin(3 * t)", "1 / 0", "line 21, in load: ZeroDivisionError"),
     "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
     "a loss for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one"),
-    "no task for real targets": ("def task(", "def tusk(", "`targets` must be classes: whole numbers"),
+    "no task for real targets": ("def task(", "def tusk(", "`targets` must be classes: integers"),
     "a control that does not take the data": ("class Regression", CONTROLS % ("a", 4), "mat1 and"),
     **{
         f"a control named {name!r}": ("class Regression", CONTROLS % (name, 3), "in letters, digits")

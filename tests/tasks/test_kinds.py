@@ -210,8 +210,8 @@ def test_parameters_are_counted_and_what_is_too_large_is_planned_without_weights
 
 
 WRONG = [
-    ("digits_clip", {"dataset": "digits"}, "`dataset` must hold captions, as the recipe wants them"),
-    ("digits_quanv", {"dataset": "digit_captions"}, "`dataset` must hold images, as the recipe wants"),
+    ("digits_clip", {"dataset": "digits"}, "`dataset` must be a dataset of captions, which"),
+    ("digits_quanv", {"dataset": "digit_captions"}, "`dataset` must be a dataset of images, which"),
     ("text_adapter", {"controls": ["classical"], "pretrained": "BASE"}, "The choices are lora, vera, no_"),
     ("text_adapter", {"adapter": "lora", "pretrained": "BASE"}, "Set controls=() for an adapter without"),
     ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),

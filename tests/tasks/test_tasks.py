@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import plots, tasks, train
+from qnnkit import data, plots, tasks, train
 from qnnkit.settings import Settings
 from qnnkit.stats import ACCURACY, LOSS, Score
 from qnnkit.tasks import Classification, Own, Step, asked, calibration_error, complete
@@ -187,8 +187,6 @@ def test_a_task_that_gives_something_else(task):
 
 
 def test_a_task_that_shows_nothing_shows_what_its_data_allow():
-    from qnnkit import data
-
     given = data.arrays(Settings(), POINTS.expand(24, 2), VALUES)
     task = complete(Regression())
     first, counts = task.preview(given)
@@ -206,7 +204,7 @@ def test_mistakes_of_a_classifier_by_hand(monkeypatch):
     shares = torch.tensor(
         [[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.8, 0.1], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4]]
     )
-    test = SimpleNamespace(images=shares.log(), labels=torch.tensor([0, 1, 1, 2, 2]), sources="vwxyz")
+    test = data.ImageSet(shares.log(), torch.tensor([0, 1, 1, 2, 2]), tuple("vwxyz"))
     splits = SimpleNamespace(test=test, classes=("a", "b", "c"))
     monkeypatch.setattr(plots, "confusion", lambda counts, names: counts.tolist())
     monkeypatch.setattr(plots, "labelled_images", lambda images, titles: titles)
