@@ -283,7 +283,7 @@ _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
     "fourier_random": lambda layer, seed: FourierLayer(layer, seed=seed, random=True),
     "compute_matched": _matched,
 }
-"""What a control puts in a layer's place, from the layer and a seed."""
+"""Functions by control name that build a layer's replacement from the layer and a seed."""
 
 
 def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Module:

@@ -94,8 +94,8 @@ def causal_lm(
         size_or_folder: "tiny", "small", "medium" or "3b"; else a local folder, or a name on the Hugging Face
             Hub, of a model that transformers supports or of SkyTNT's midi_model. Only safetensors are read,
             and no code stored with them is run.
-        vocabulary: Number of tokens: the size of a new model's vocabulary, the least for a loaded model.
-        length: Tokens of a sequence: the longest context of a new model, the least for a loaded model.
+        vocabulary: Number of tokens: the size of a new model's vocabulary, the minimum for a loaded one.
+        length: Tokens of a sequence: the longest context of a new model, the minimum for a loaded one.
         events: For a new midi_model, with the sizes "tiny", "small", "medium" and "large" (the last two as
             published): "v1" or "v2", the version of its `MidiEvents`. None makes a Llama.
         seed: Fixes initial weights; the caller's generators do not change.

@@ -50,7 +50,7 @@ NUMBERS = (float, int, np.floating, np.integer)
 
 @dataclass
 class Structure:
-    """A circuit without its numbers, and the numbers next to it."""
+    """A circuit's structure, with its numbers listed separately."""
 
     key: tuple
     operations: list[Operator]
