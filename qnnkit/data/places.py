@@ -135,9 +135,9 @@ class Place:
 
         A suffix may be a whole file name with a leading `/`.
         """
-        others = [each.name for each in self.members if not f"/{each.base.lower()}".endswith(suffixes)]
+        unread = [each.name for each in self.members if not f"/{each.base.lower()}".endswith(suffixes)]
         shown = ", ".join(each for each in suffixes if each.startswith("."))
-        return left_out({**(why or {}), f"files that are not {what} ({shown})": others, LINKS: self.left_out})
+        return left_out({**(why or {}), f"files that are not {what} ({shown})": unread, LINKS: self.left_out})
 
 
 def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
@@ -317,12 +317,12 @@ def gunzipped(content: bytes) -> bytes:
     """
     stream = zlib.decompressobj(31)
     try:
-        whole = stream.decompress(content, MAX_BYTES)
+        data = stream.decompress(content, MAX_BYTES)
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not stream.eof or stream.unused_data:
         raise ValueError("larger than 4 GiB unpacked" if stream.unconsumed_tail else "cut short, or of parts")
-    return whole
+    return data
 
 
 # --- names -------------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ def _load(name: str, root: str | Path | None, **options: Any) -> ImageSplits:
         raise refusal("hold images of one size", sorted(shapes), "Get its files from the same place.")
     images, labels = map(np.concatenate, contents.values())
     sides = ["train"] * len(contents["labels"][0]) + ["test"] * len(contents["labels"][1])
-    others = [each.name for each in place.members if each.name not in files.values()]
-    notes = left_out({f"files that do not belong to {name}": others})
+    unread = [each.name for each in place.members if each.name not in files.values()]
+    notes = left_out({f"files that do not belong to {name}": unread})
     return split_arrays(name, images, labels, about["classes"], sides, notes=notes, **options)
 
 

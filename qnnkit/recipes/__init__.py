@@ -79,14 +79,14 @@ def known(sha256: str) -> Recipe | None:
     return _found.get(sha256)
 
 
-def settings(recipe: Any, **given: Any) -> Settings:
+def settings(recipe: Any, **changes: Any) -> Settings:
     """Returns the settings of a recipe with some of them changed; raises as `find` and `Settings.of`.
 
     Example:
         >>> settings("digits_quanv", epochs=2).epochs
         2
     """
-    return find(recipe).settings(**given)
+    return find(recipe).settings(**changes)
 
 
 def difference(before: str, after: str, most: int = 6) -> str:

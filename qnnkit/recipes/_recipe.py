@@ -60,24 +60,24 @@ class Recipe:
         if not (isinstance(base, type) and issubclass(base, Settings)):
             raise self.refusal("Settings", "derive from qnnkit.Settings", base, "Add the base class.")
         fields: dict[str, Any] = {}
-        for name, own in base.model_fields.items():
+        for name, custom in base.model_fields.items():
             kits = [kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)]
-            field = copy.copy([*kits, own][0])
-            field.default, field.default_factory = own.default, own.default_factory
-            field.description = own.description or field.description
-            field.metadata = field.metadata + [rule for rule in own.metadata if rule not in field.metadata]
+            field = copy.copy([*kits, custom][0])
+            field.default, field.default_factory = custom.default, custom.default_factory
+            field.description = custom.description or field.description
+            field.metadata = field.metadata + [rule for rule in custom.metadata if rule not in field.metadata]
             fields[name] = (field.annotation, field)
-        made = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
-        made.source = self
-        return made
+        derived = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
+        derived.source = self
+        return derived
 
-    def settings(self, **given: Any) -> Settings:
+    def settings(self, **changes: Any) -> Settings:
         """Returns its settings with some of them changed.
 
         Raises:
             ValueError: A name is unknown, or a value is invalid.
         """
-        return self.Settings.of(given)
+        return self.Settings.of(changes)
 
     def check(self, settings: Settings) -> None:
         """Raises a ValueError if settings cannot be combined."""
@@ -122,14 +122,14 @@ class Recipe:
         """
         if hasattr(self.code, "controls"):
             offered = self._own_controls(settings, splits, seed)
-            made = offered[checks.choice("control", name, offered)]
+            built = offered[checks.choice("control", name, offered)]
             with _seeded(seed), self.located_errors():
-                return self._module(f"controls, {name!r}", made if isinstance(made, nn.Module) else made())
+                return self._module(f"controls, {name!r}", built if isinstance(built, nn.Module) else built())
         net = self._called(settings, splits, seed)
         with self.located_errors():
-            made = layers.control(net, name, seed=seed, example=splits.example())
-        self._require_exchanged(name, made, splits)
-        return made
+            built = layers.control(net, name, seed=seed, example=splits.example())
+        self._require_exchanged(name, built, splits)
+        return built
 
     def _require_exchanged(self, name: str, net: nn.Module, splits: Any) -> None:
         """Checks that a control has replaced every circuit.
@@ -194,10 +194,10 @@ class Recipe:
                 raise
             raise located(self.reference, error) from error
 
-    def _module(self, part: str, made: Any) -> nn.Module:
-        if not isinstance(made, nn.Module):
-            raise self.refusal(part, "return a torch.nn.Module", type(made).__name__, "Return the net.")
-        return made
+    def _module(self, part: str, net: Any) -> nn.Module:
+        if not isinstance(net, nn.Module):
+            raise self.refusal(part, "return a torch.nn.Module", type(net).__name__, "Return the net.")
+        return net
 
     def refusal(self, part: str, rule: str, value: Any, step: str) -> RecipeError:
         """Returns an error about a part of the recipe; see `checks.message`."""
