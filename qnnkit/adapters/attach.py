@@ -87,7 +87,7 @@ def load(
     extends = isinstance(model, PeftModel)
     if extends and name in model.peft_config:
         step = f"The model has {', '.join(model.peft_config)}."
-        raise ValueError(checks.message("name", "be new to the model", name, step))
+        raise ValueError(checks.message("name", "be a new name in the model", name, step))
     base: Any = model.get_base_model() if extends else model
     with _refusing("folder", f"hold a readable {CONFIG}", str(place)):
         saved, made_for = PeftConfig.from_pretrained(str(place)), base_of(place)
@@ -98,7 +98,7 @@ def load(
         # PEFT 0.20 lists VeRA's shared matrices here although it has read them.
         unlike = [key for key in left.missing_keys + left.unexpected_keys if ".vera_" not in key]
         if unlike and not saved.is_prompt_learning:  # PEFT loads those in another way
-            raise ValueError(f"{unlike[0]} is not in both")
+            raise ValueError(f"only one of them has {unlike[0]}")
     with _refusing("folder", f"hold in {CIRCUIT} the circuits of its weights, or no such file", str(place)):
         circuits = Circuits.read(place) if trainable and (place / CIRCUIT).is_file() else None
     ours = getattr(base, "name_or_path", "") or ""
@@ -320,7 +320,7 @@ def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
     except Exception as error:  # PEFT has many kinds, one for each way in which layers differ
         if isinstance(message := next(iter(error.args), None), checks.Message) and message.parts[0] != "name":
             raise
-        step = f"It says: {' '.join(str(error).split()[:40]).rstrip('.')}."
+        step = f"Error: {' '.join(str(error).split()[:40]).rstrip('.')}."
         raise ValueError(checks.message(argument, rule, value, step)) from error
 
 

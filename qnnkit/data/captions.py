@@ -275,7 +275,7 @@ def _of_coco(record: Record, where: str) -> list[Record]:
         if len(images) == len(record["images"]):
             return [shared | images[str(each["image_id"])] | each for each in record["annotations"]]
     step = "Give each image an `id` of its own, and each annotation the `image_id` of one."
-    raise refusal("hold images and annotations as COCO has them", where, step)
+    raise refusal("hold images and annotations in COCO's format", where, step)
 
 
 def _texts(value: Any, where: str, reader: Reader) -> Iterator[str]:

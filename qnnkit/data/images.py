@@ -126,7 +126,7 @@ def stack_files(
         notes = left_out({f"of {len(files):,} images that cannot be read": failed})
         if not pictures or {file[:2] for file in files} - {files[row][:2] for row in pictures}:
             step = " ".join(["Add some.", *notes])
-            raise refusal("hold images of every class that can be read", f"{len(files):,} files", step)
+            raise refusal("hold readable images of every class", f"{len(files):,} files", step)
         images, changed = one_form([*pictures.values()], [names[row] for row in pictures], image_size, grey)
         written = np.frombuffer(json.dumps([*notes, *changed]).encode(), np.uint8)
         return {"images": images, "rows": torch.tensor([*pictures]), "notes": torch.tensor(written)}

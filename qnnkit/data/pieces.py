@@ -93,10 +93,10 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
     for each in composers or ():
         checks.choice("composers", each, sorted(available))
     notes = place.notes((*MIDI, *JSON), "music") if composers is None else []
-    notes += places.left_out({"files or pieces of music, or parts of them": left_out})
+    notes += places.left_out({"files, pieces or parts of music": left_out})
     if not pieces:
         step = " ".join(["Add MIDI files, or JSON of 16ths.", *notes])
-        raise refusal("hold music that can be read", str(root), step)
+        raise refusal("hold readable music", str(root), step)
     pieces.sort(key=lambda piece: places.natural(piece.composer))
     return pieces, notes
 
@@ -259,7 +259,7 @@ def tokenizer_of(folder: str | Path | None = None, tokens: str = "remi") -> Any:
         if tokenizer is None or tokens not in (KINDS[0], kind):
             raise ValueError(f"it has {kind or 'no tokens of music'}, and tokens={tokens}")
     except Exception as error:  # the Hub has errors of its own
-        rule, step = "be a model of music", f"It was not taken: {words.first_line(error)}."
+        rule, step = "be a model of music", f"Reading says: {words.first_line(error)}."
         raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
     return tokenizer
 

@@ -187,7 +187,7 @@ def local(root: str | Path | None) -> Path:
     try:
         kept(folder, url, lambda draft: _copy(url, draft / target.name))
     except Exception as error:  # each filesystem has errors of its own
-        step = f"It says: {words.first_line(error)}. Check the address, the connection and your rights."
+        step = f"Error: {words.first_line(error)}. Check the address, the connection and your rights."
         raise OSError(checks.message("root", "be reachable", url, step)) from None
     return target
 
@@ -200,7 +200,7 @@ def _copy(url: str, path: Path) -> None:
 
     filesystem, root = fsspec.url_to_fs(url)
     if any(".." in name.split("/") for name in filesystem.find(root)):
-        raise ValueError("a name leads out of it")
+        raise ValueError("a file name leads out of the folder")
     filesystem.get(root, str(path), recursive=True)
 
 
@@ -288,7 +288,7 @@ def _unpack(path: Path, folder: Path) -> list[str]:
                     raise refusal(f"hold at most {most}", value, "Unpack it and pass the folder.")
                 if name.startswith("/") or ".." in name.split("/"):
                     step = "Nothing was read: make the archive again, from inside the folder."
-                    raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
+                    raise refusal("hold only members inside its folder", f"{path.name}: {name}", step)
                 is_folder = info.is_dir() if is_zip else info.isdir()
                 make(f"{folder}/{name}" if is_folder else f"{folder}/{name}".rpartition("/")[0])
                 if S_ISLNK(info.external_attr >> 16) if is_zip else not (is_folder or info.isreg()):
@@ -305,7 +305,7 @@ def _unpack(path: Path, folder: Path) -> list[str]:
         if isinstance(error, OSError) and error.errno:  # the disk's
             raise
         step = f"It cannot be read ({words.first_line(error)}): copy or download it again."
-        raise refusal("be a whole archive", str(path), step) from None
+        raise refusal("be a complete archive", str(path), step) from None
     return links
 
 
@@ -321,7 +321,7 @@ def gunzipped(content: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not stream.eof or stream.unused_data:
-        raise ValueError("larger than 4 GiB unpacked" if stream.unconsumed_tail else "cut short, or of parts")
+        raise ValueError("larger than 4 GiB unpacked" if stream.unconsumed_tail else "truncated, or in parts")
     return data
 
 

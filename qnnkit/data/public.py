@@ -67,7 +67,7 @@ def _fetched(name: str) -> Path:
         try:
             fetch(about["address"] + urllib.parse.quote(file), folder / file, checksum)
         except (OSError, ValueError) as error:  # of requests; of a wrong checksum
-            step = f"It says: {words.first_line(error)}. Or get it from {about['page']} and name its folder."
+            step = f"Error: {words.first_line(error)}. Or get it from {about['page']} and name its folder."
             raise OSError(checks.message("root", "be reachable", about["address"], step)) from None
     return folder if len(about["files"]) > 1 else folder / next(iter(about["files"]))
 

@@ -266,7 +266,7 @@ def split_rows(
     wrong = [side for side, share in shares.items() if not 0 < share < 1]
     if wrong or sum(shares.values()) >= 1:
         side, rule = (*wrong, *shares)[0], f"be above 0, like all fractions, and leave {what} for training"
-        step = "Use 0.2, or a whole number of them."
+        step = f"Use 0.2, or a number of {what}."
         raise ValueError(checks.message(f"{side}_fraction", rule, drawn[side], step))
     if names is None:
         placed = _drawn(labels[rows], [*shares.values()], len(classes), split_seed)

@@ -283,6 +283,6 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]]:
             before = text
     except Exception as error:  # templates raise errors of their own
         rule = "have a chat template that accepts these chats and never changes earlier messages"
-        step = f"It says: {words.first_line(error)}. Use another tokenizer, or shorten the chats."
+        step = f"Error: {words.first_line(error)}. Use another tokenizer, or shorten the chats."
         raise ValueError(checks.message("tokenizer", rule, document.name, step)) from None
     return pieces
