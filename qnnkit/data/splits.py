@@ -324,15 +324,12 @@ def _hashed(labels: np.ndarray, keys: list[str], shares: list[float], exact: lis
 
 # --- duplicates in two splits ------------------------------------------------------------------------------
 
-Content = tuple[Any, str]
-"""Content of a sample, compared byte by byte (bytes or an array), and its source."""
 
-
-def duplicates(parts: Iterable[Iterable[Content]], what: str, how: str) -> list[str]:
+def duplicates(parts: Iterable[Iterable[tuple[Any, str]]], what: str, how: str) -> list[str]:
     """Returns a note on samples that are also in an earlier split; [] if there are none.
 
     Args:
-        parts: Contents of each split, in the order of SPLITS.
+        parts: Samples of each of SPLITS: content (bytes or an array, compared byte by byte) and source.
         what: Name of the samples, in the plural: images, documents.
         how: How they are equal: pixel for pixel, word for word.
 
