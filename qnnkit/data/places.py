@@ -39,7 +39,7 @@ LINKS = "links, devices or empty folders"
 OF_HUB = re.compile(r"(\.\./)+blobs/[0-9a-f]+")
 """Targets of the links in the Hugging Face Hub's cache."""
 Reasons = dict[str, list[str]]
-"""What is not read, or why -> names."""
+"""Kind of files that are not read, or the reason -> their names."""
 
 
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
@@ -239,7 +239,7 @@ def shelf_of(kind: str, name: str) -> Path:
 def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]) -> list[str]:
     """Returns what `make` returned when it filled `folder`; `make` runs again only if `version` changes.
 
-    `version` is made of plain values. The folder is written completely or not at all, by one process at once.
+    `version` has plain values. The folder is written completely or not at all, by one process at a time.
     """
     from filelock import FileLock
 
@@ -365,5 +365,5 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
 
 
 def left_out(names: Reasons) -> list[str]:
-    """Returns a note for each kind of thing that is not read."""
+    """Returns a note for each kind of files that are not read."""
     return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]
