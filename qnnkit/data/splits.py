@@ -187,7 +187,7 @@ def share_of(
     """
     share = _share(train_fraction, n)
     if not 0 < share <= 1:
-        rule = f"be above 0 and at most 1, or be a number of the {n:,} training samples"
+        rule = f"be above 0 and at most 1, or a whole number of samples up to {n:,}"
         step = "Use 0.25 for a quarter, 1 for all, or 200 for 200 samples."
         raise ValueError(checks.message("train_fraction", rule, train_fraction, step))
     if share == 1:
