@@ -138,13 +138,13 @@ class Recipe:
             ValueError: The net still runs a circuit that is not among its modules, or does not call a layer
                 that replaces one.
         """
-        seen: list[nn.Module] = []
-        hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+        called: list[nn.Module] = []
+        hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(module))
         with hook, _seeded(0), layers.evaluating(net), self.located_errors():
             layers.called(net, splits.example())
         inside = set(net.modules())
-        unused = {each for each in inside if isinstance(each, layers.STAND_INS)} - {*seen}
-        outside = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
+        unused = {each for each in inside if isinstance(each, layers.STAND_INS)} - {*called}
+        outside = [each for each in called if isinstance(each, layers.QuantumLayer) and each not in inside]
         if outside or unused:
             rule = "replace every circuit of the net"
             step = "Store a QuantumLayer only as an attribute or in a ModuleList, and call the layer itself."
@@ -179,8 +179,8 @@ class Recipe:
         parameters = inspect.signature(function).parameters.values()
         needed = {x.name for x in parameters if x.default is x.empty and "VAR" not in x.kind.name}
         if unknown := needed - offered.keys():
-            step = f"It may ask for {', '.join(offered)}."
-            raise self.wrong(f"Function `{part}` must not ask for `{unknown.pop()}`. {step}")
+            step = f"It may take {', '.join(offered)}."
+            raise self.wrong(f"Function `{part}` must not take an argument `{unknown.pop()}`. {step}")
         with self.located_errors():
             return tasks.asked(function, **offered)
 
