@@ -87,7 +87,7 @@ def load(
     extends = isinstance(model, PeftModel)
     if extends and name in model.peft_config:
         step = f"The model has {', '.join(model.peft_config)}."
-        raise ValueError(checks.message("name", "be new to the model", name, step))
+        raise ValueError(checks.message("name", "be a new name in the model", name, step))
     base: Any = model.get_base_model() if extends else model
     with _refusing("folder", f"hold a readable {CONFIG}", str(place)):
         saved, made_for = PeftConfig.from_pretrained(str(place)), base_of(place)
@@ -98,7 +98,7 @@ def load(
         # PEFT 0.20 lists VeRA's shared matrices here although it has read them.
         unlike = [key for key in left.missing_keys + left.unexpected_keys if ".vera_" not in key]
         if unlike and not saved.is_prompt_learning:  # PEFT loads those in another way
-            raise ValueError(f"{unlike[0]} is not in both")
+            raise ValueError(f"only one of them has {unlike[0]}")
     with _refusing("folder", f"hold in {CIRCUIT} the circuits of its weights, or no such file", str(place)):
         circuits = Circuits.read(place) if trainable and (place / CIRCUIT).is_file() else None
     ours = getattr(base, "name_or_path", "") or ""
@@ -216,14 +216,14 @@ def count(model: nn.Module) -> dict[str, int]:
 @contextlib.contextmanager
 def once(model: nn.Module) -> Iterator[None]:
     """Computes circuits of adapters at most once inside the context, where angles must not change."""
-    outer = [each for each in vars(model).get("circuits", {}).values() if each.made is None]
+    outer = [each for each in vars(model).get("circuits", {}).values() if each.cached is None]
     for circuits in outer:
-        circuits.made = {}
+        circuits.cached = {}
     try:
         yield
     finally:
         for circuits in outer:
-            circuits.made = None
+            circuits.cached = None
 
 
 # --- on the model ----------------------------------------------------------------------------------
@@ -232,15 +232,15 @@ def once(model: nn.Module) -> Iterator[None]:
 class _WithCircuits:
     """Methods that a PeftModel overrides if circuits compute LoRA's weights."""
 
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         with once(self):
-            return super().forward(*given, **named)  # type: ignore[misc]
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def generate(self: Any, *given: Any, **named: Any) -> Any:
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         with once(self):
-            return super().generate(*given, **named)  # type: ignore[misc]
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
 
-    def save_pretrained(self: Any, save_directory: str, **named: Any) -> None:
+    def save_pretrained(self: Any, save_directory: str, **kwargs: Any) -> None:
         """Writes LoRA's weights in PEFT's own format, and the circuits next to them."""
         state = {key: each for key, each in self.state_dict().items() if ".parametrizations." not in key}
         present = {name: each for name, each in self.circuits.items() if name in self.peft_config}
@@ -248,9 +248,9 @@ class _WithCircuits:
             for name, circuits in present.items():
                 for each in circuits.sources:
                     state[f"base_model.model.{each.layer}.{each.side}.{name}.weight"] = each()
-        super().save_pretrained(save_directory, **named, state_dict=state)  # type: ignore[misc]
+        super().save_pretrained(save_directory, **kwargs, state_dict=state)  # type: ignore[misc]
         for name, circuits in present.items():
-            if name in (named.get("selected_adapters") or present):
+            if name in (kwargs.get("selected_adapters") or present):
                 circuits.save(Path(save_directory, "" if name == "default" else name) / CIRCUIT)
 
 
@@ -320,7 +320,7 @@ def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
     except Exception as error:  # PEFT has many kinds, one for each way in which layers differ
         if isinstance(message := next(iter(error.args), None), checks.Message) and message.parts[0] != "name":
             raise
-        step = f"It says: {' '.join(str(error).split()[:40]).rstrip('.')}."
+        step = f"Error: {' '.join(str(error).split()[:40]).rstrip('.')}."
         raise ValueError(checks.message(argument, rule, value, step)) from error
 
 
@@ -328,5 +328,5 @@ def _known() -> dict[str, Any]:
     """Returns {name: configuration class} for every method of PEFT and for `quantum_peft`."""
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
 
-    known = {str(getattr(kind, "value", kind)).lower(): cls for kind, cls in KNOWN.items()}
-    return known | {QUANTUM_PEFT: QuantumPeftConfig}
+    classes = {str(getattr(kind, "value", kind)).lower(): cls for kind, cls in KNOWN.items()}
+    return classes | {QUANTUM_PEFT: QuantumPeftConfig}

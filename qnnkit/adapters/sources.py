@@ -104,18 +104,18 @@ class Circuits:
 
     def __init__(self, config: QuantumPeftConfig, sizes: Sizes, like: Tensor):
         self.config, self.sizes = config, dict(sizes)
-        self.made: dict[bool, dict[Source, Tensor]] | None = None
+        self.cached: dict[bool, dict[Source, Tensor]] | None = None
         """Cache inside `adapters.once`: whether gradients are enabled -> the weights."""
         self.sources = [Source(self, layer, side, like) for layer in sizes for side in ("lora_A", "lora_B")]
 
     def weight(self, source: Source) -> Tensor:
         """Returns the LoRA weight of one source."""
-        if self.made is None:
+        if self.cached is None:
             return self._compute([source])[source]
         mode = torch.is_grad_enabled()
-        if mode not in self.made:
-            self.made[mode] = self._compute(self.sources)
-        return self.made[mode][source]
+        if mode not in self.cached:
+            self.cached[mode] = self._compute(self.sources)
+        return self.cached[mode][source]
 
     def _compute(self, sources: Sequence[Source]) -> dict[Source, Tensor]:
         # In float32, as bfloat16 resolves an angle near pi only to 0.016 radians. Gradient checkpointing must

@@ -48,9 +48,9 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         (180, 126)
     """
     options = {option: value for option, value in options.items() if option != "root" or value}
-    known = options_of(name)
-    if unknown := [option for option in options if option not in known]:
-        step = f"Leave it out; the options are {', '.join(sorted(known))}."
+    accepted = options_of(name)
+    if unknown := [option for option in options if option not in accepted]:
+        step = f"Leave it out; the options are {', '.join(sorted(accepted))}."
         raise ValueError(checks.message(unknown[0], f"be left out for {name!r}", options[unknown[0]], step))
     return DATASETS[name](**options).keep(train_fraction, options.get("split_seed", 0))
 

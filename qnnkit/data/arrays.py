@@ -88,7 +88,7 @@ def numbered(labels: np.ndarray, classes: Any = None) -> tuple[tuple[str, ...], 
     if len({*names}) < len(names):
         raise ValueError(checks.message("classes", "be different names", classes, 'Use ["cat", "dog"].'))
     if wrong := [str(value) for value in values.tolist() if not 0 <= value < len(names)]:
-        rule = f"hold labels from 0 to {len(names) - 1}, the number of a class"
+        rule = f"hold labels from 0 to {len(names) - 1}, as there are {len(names)} classes"
         raise refusal(rule, first(wrong), "Correct these labels, name their classes, or drop the samples.")
     return names, labels.astype(np.int64)
 

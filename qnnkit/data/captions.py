@@ -172,9 +172,9 @@ def digit_captions(
 
 def _with_tokens(sets: list[CaptionSet], tokenizer: Any, length: int | None, **about: Any) -> CaptionSplits:
     texts = [part.texts()[0] for part in sets]
-    made = tokenizers.of_captions(tokenizer, texts[0], length)
-    about["notes"] += tuple(tokenizers.losses(made, [text for part in texts for text in part]))
-    return CaptionSplits(about.pop("name"), *sets, tokenizer=made, **about)
+    chosen = tokenizers.of_captions(tokenizer, texts[0], length)
+    about["notes"] += tuple(tokenizers.losses(chosen, [text for part in texts for text in part]))
+    return CaptionSplits(about.pop("name"), *sets, tokenizer=chosen, **about)
 
 
 # --- files --------------------------------------------------------------------------------------------------
@@ -275,15 +275,15 @@ def _of_coco(record: Record, where: str) -> list[Record]:
         if len(images) == len(record["images"]):
             return [shared | images[str(each["image_id"])] | each for each in record["annotations"]]
     step = "Give each image an `id` of its own, and each annotation the `image_id` of one."
-    raise refusal("hold images and annotations as COCO has them", where, step)
+    raise refusal("hold images and annotations in COCO's format", where, step)
 
 
 def _texts(value: Any, where: str, reader: Reader) -> Iterator[str]:
     """Yields the captions in a record, a list or a text: those under a known key, else a chat's answers."""
     if isinstance(value, dict):
         record, keys = dict(value), keys_of(tuple(value), "caption")
-        said = [] if keys else records.conversation(record, where, reader.unused)
-        value = [record.pop(key) for key in keys] or [x["content"] for x in said if records.is_answer(x)]
+        messages = [] if keys else records.conversation(record, where, reader.unused)
+        value = [record.pop(key) for key in keys] or [x["content"] for x in messages if records.is_answer(x)]
         reader.unused.update(record)
     elif isinstance(value, str) and value.startswith(('["', "['")):  # a list in a table
         with records.readable(f"{where} with {value:.60}, no list of JSON"):

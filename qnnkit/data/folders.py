@@ -85,7 +85,7 @@ def _bases(images: list[Member], depth: int) -> tuple[dict[str, str], str]:
     has_sides, inside = "train" in bases.values() and len({*bases.values()}) > 1, (*bases,)
     deep = (x.name.startswith(inside) and x.name.removeprefix(top).count("/") > depth for x in images)
     if not has_sides and len(heads) > 1 and any(deep):
-        raise refusal("hold train/ next to test/ or validation/", first(sorted(heads)), "Rename the splits.")
+        raise refusal("hold train/ next to test/ or validation/", first(sorted(heads)), "Rename the folders.")
     return (bases if has_sides else {top: "any"}), top
 
 

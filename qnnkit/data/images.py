@@ -86,7 +86,7 @@ File = tuple[str, int, Member]
 class Stack(NamedTuple):
     """Images of one size and mode, not split yet."""
 
-    whole: ImageSet
+    images: ImageSet
     sides: Sequence[str] | None
     """Split of each image; "any", or None for all, if the dataset does not fix it."""
     notes: Sequence[str]
@@ -126,7 +126,7 @@ def stack_files(
         notes = left_out({f"of {len(files):,} images that cannot be read": failed})
         if not pictures or {file[:2] for file in files} - {files[row][:2] for row in pictures}:
             step = " ".join(["Add some.", *notes])
-            raise refusal("hold images of every class that can be read", f"{len(files):,} files", step)
+            raise refusal("hold readable images of every class", f"{len(files):,} files", step)
         images, changed = one_form([*pictures.values()], [names[row] for row in pictures], image_size, grey)
         written = np.frombuffer(json.dumps([*notes, *changed]).encode(), np.uint8)
         return {"images": images, "rows": torch.tensor([*pictures]), "notes": torch.tensor(written)}
@@ -134,8 +134,8 @@ def stack_files(
     about = (FORMAT, __version__, PIL.__version__, image_size, grey, [file for _, _, file in files])
     tensors = cache.kept("datasets", hashlib.sha256(repr(about).encode(errors="replace")).hexdigest(), make)
     sides, labels, members = zip(*(files[row] for row in tensors["rows"].tolist()), strict=True)
-    whole = ImageSet(tensors["images"], torch.tensor(labels), tuple(member.name for member in members))
-    return Stack(whole, sides, json.loads(bytes(tensors["notes"].tolist())))
+    images = ImageSet(tensors["images"], torch.tensor(labels), tuple(member.name for member in members))
+    return Stack(images, sides, json.loads(bytes(tensors["notes"].tolist())))
 
 
 def one_form(
@@ -182,7 +182,7 @@ def split(
         notes: Notes that come first.
         options: `split_seed`, `validation_fraction` and `test_fraction` of `split_rows`.
     """
-    images, notes = stack.whole, [*notes, *stack.notes]
+    images, notes = stack.images, [*notes, *stack.notes]
     names = None if top is None else [source.removeprefix(top) for source in images.sources]
     rows = split_rows(images.labels.numpy(), classes, names=names, sides=stack.sides, **options)
     if {"train", "test"} & {*(stack.sides or ())} == {"train"}:

@@ -105,14 +105,14 @@ def of(settings: Any) -> Any:
         rule = f"be a dataset of {settings.kind}, which the recipe needs"
         raise ValueError(checks.message("dataset", rule, name, f"Use {', '.join(choices)}."))
     declared = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
-    options, known = {"root": place}, data.options_of(name)
+    options, accepted = {"root": place}, data.options_of(name)
     renames = {"root": "data_dir"}  # names in notebooks and on the command line
     for option in (declared & set(type(settings).model_fields)) - {*NO_OPTIONS} | {*SPLITTING}:
         value = settings.of_kit(option)
         is_asked = value != type(settings).model_fields[option].default
-        if value is not None and (is_asked or option in known):
+        if value is not None and (is_asked or option in accepted):
             options[option] = value
-    if "tokenizer" in known - options.keys() and settings.of_kit("pretrained"):
+    if "tokenizer" in accepted - options.keys() and settings.of_kit("pretrained"):
         options["tokenizer"] = settings.of_kit("pretrained")  # the model's own tokenizer
         renames["tokenizer"] = "pretrained"
     with checks.renamed(renames):

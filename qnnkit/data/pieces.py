@@ -70,14 +70,14 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
         FileNotFoundError: Nothing is at the root.
         ValueError: There is no readable music, or none by one of the composers.
     """
-    place, known, pieces, left_out = places.open_place(root, single=(*MIDI, *JSON)), set(), [], []
+    place, available, pieces, left_out = places.open_place(root, single=(*MIDI, *JSON)), set(), [], []
     top = place.path.stem if place.path.is_file() else place.path.absolute().name
     for member in place.members:
         name, folder = member.base.lower(), ("", *member.name.split("/"))[-2]
         if not name.endswith((*MIDI, *JSON)):
             continue
         composer = folder or top if name.endswith(MIDI) else member.base[: name.index(".json")]
-        known.add(composer)
+        available.add(composer)
         if composers is not None and composer not in composers:
             continue
         try:
@@ -91,12 +91,12 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
         pieces += [Piece(composer, *each) for each in read if each[1].note_num()]
         left_out += [f"{title} (no notes)" for title, score, _ in read if not score.note_num()]
     for each in composers or ():
-        checks.choice("composers", each, sorted(known))
+        checks.choice("composers", each, sorted(available))
     notes = place.notes((*MIDI, *JSON), "music") if composers is None else []
-    notes += places.left_out({"files or pieces of music, or parts of them": left_out})
+    notes += places.left_out({"files, pieces or parts of music": left_out})
     if not pieces:
         step = " ".join(["Add MIDI files, or JSON of 16ths.", *notes])
-        raise refusal("hold music that can be read", str(root), step)
+        raise refusal("hold readable music", str(root), step)
     pieces.sort(key=lambda piece: places.natural(piece.composer))
     return pieces, notes
 
@@ -106,8 +106,8 @@ def _read(content: bytes, name: str) -> list[tuple[str, Any, str]]:
     if name.lower().endswith(MIDI):
         return [(name.rpartition(".")[0], of_midi(content), "any")]
     try:
-        whole = json.loads(content, object_pairs_hook=without_duplicates)
-        parts = TypeAdapter(dict[str, list]).validate_python(whole)
+        document = json.loads(content, object_pairs_hook=without_duplicates)
+        parts = TypeAdapter(dict[str, list]).validate_python(document)
         rows = [(key, parts[key], "any") for key in sorted(parts, key=places.natural)]
         if parts.keys() <= SIDES.keys():
             rows = [(f"{SIDES[k]}-{i:03d}", each, SIDES[k]) for k, v, _ in rows for i, each in enumerate(v)]
@@ -203,11 +203,11 @@ class Remi:
         """Returns the tokens of a `symusic.Score` between BOS and EOS, and {what they omit: how often}."""
         on_grid, (low, high) = self.tokens.preprocess_score(score), TEMPOS["tempo_range"]
         moved = _places(score) - _places(on_grid)
-        others = [x for what in UNREAD for each in (score, *score.tracks) for x in getattr(each, what, ())]
-        others += [x for x in score.time_signatures if (x.numerator, x.denominator) != (4, 4)]
-        others += [x for x in score.tempos if not low - 0.5 <= x.qpm <= high + 0.5]
+        omitted = [x for what in UNREAD for each in (score, *score.tracks) for x in getattr(each, what, ())]
+        omitted += [x for x in score.time_signatures if (x.numerator, x.denominator) != (4, 4)]
+        omitted += [x for x in score.tempos if not low - 0.5 <= x.qpm <= high + 0.5]
         ids = self.tokens.encode(on_grid, no_preprocess_score=True).ids
-        return [self.bos, *ids, self.eos], +Counter({OTHERS: len(others), OFF_GRID: moved.total()})
+        return [self.bos, *ids, self.eos], +Counter({OTHERS: len(omitted), OFF_GRID: moved.total()})
 
     def decode(self, ids: Sequence[int]) -> Any:
         """Returns tokens as a `symusic.Score`, skipping special tokens."""
@@ -259,7 +259,7 @@ def tokenizer_of(folder: str | Path | None = None, tokens: str = "remi") -> Any:
         if tokenizer is None or tokens not in (KINDS[0], kind):
             raise ValueError(f"it has {kind or 'no tokens of music'}, and tokens={tokens}")
     except Exception as error:  # the Hub has errors of its own
-        rule, step = "be a model of music", f"It was not taken: {words.first_line(error)}."
+        rule, step = "be a model of music", f"Reading says: {words.first_line(error)}."
         raise ValueError(checks.message("tokenizer", rule, str(folder), step)) from None
     return tokenizer
 

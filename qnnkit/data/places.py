@@ -39,7 +39,7 @@ LINKS = "links, devices or empty folders"
 OF_HUB = re.compile(r"(\.\./)+blobs/[0-9a-f]+")
 """Targets of the links in the Hugging Face Hub's cache."""
 Reasons = dict[str, list[str]]
-"""What is not read, or why -> names."""
+"""Kind of files that are not read, or the reason -> their names."""
 
 
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
@@ -135,9 +135,9 @@ class Place:
 
         A suffix may be a whole file name with a leading `/`.
         """
-        others = [each.name for each in self.members if not f"/{each.base.lower()}".endswith(suffixes)]
+        unread = [each.name for each in self.members if not f"/{each.base.lower()}".endswith(suffixes)]
         shown = ", ".join(each for each in suffixes if each.startswith("."))
-        return left_out({**(why or {}), f"files that are not {what} ({shown})": others, LINKS: self.left_out})
+        return left_out({**(why or {}), f"files that are not {what} ({shown})": unread, LINKS: self.left_out})
 
 
 def open_place(root: str | Path | None, single: tuple[str, ...] = ()) -> Place:
@@ -187,7 +187,7 @@ def local(root: str | Path | None) -> Path:
     try:
         kept(folder, url, lambda draft: _copy(url, draft / target.name))
     except Exception as error:  # each filesystem has errors of its own
-        step = f"It says: {words.first_line(error)}. Check the address, the connection and your rights."
+        step = f"Error: {words.first_line(error)}. Check the address, the connection and your rights."
         raise OSError(checks.message("root", "be reachable", url, step)) from None
     return target
 
@@ -200,7 +200,7 @@ def _copy(url: str, path: Path) -> None:
 
     filesystem, root = fsspec.url_to_fs(url)
     if any(".." in name.split("/") for name in filesystem.find(root)):
-        raise ValueError("a name leads out of it")
+        raise ValueError("a file name leads out of the folder")
     filesystem.get(root, str(path), recursive=True)
 
 
@@ -239,7 +239,7 @@ def shelf_of(kind: str, name: str) -> Path:
 def kept(folder: Path, version: object, make: Callable[[Path], list[str] | None]) -> list[str]:
     """Returns what `make` returned when it filled `folder`; `make` runs again only if `version` changes.
 
-    `version` is made of plain values. The folder is written completely or not at all, by one process at once.
+    `version` has plain values. The folder is written completely or not at all, by one process at a time.
     """
     from filelock import FileLock
 
@@ -288,7 +288,7 @@ def _unpack(path: Path, folder: Path) -> list[str]:
                     raise refusal(f"hold at most {most}", value, "Unpack it and pass the folder.")
                 if name.startswith("/") or ".." in name.split("/"):
                     step = "Nothing was read: make the archive again, from inside the folder."
-                    raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
+                    raise refusal("hold only members inside its folder", f"{path.name}: {name}", step)
                 is_folder = info.is_dir() if is_zip else info.isdir()
                 make(f"{folder}/{name}" if is_folder else f"{folder}/{name}".rpartition("/")[0])
                 if S_ISLNK(info.external_attr >> 16) if is_zip else not (is_folder or info.isreg()):
@@ -305,7 +305,7 @@ def _unpack(path: Path, folder: Path) -> list[str]:
         if isinstance(error, OSError) and error.errno:  # the disk's
             raise
         step = f"It cannot be read ({words.first_line(error)}): copy or download it again."
-        raise refusal("be a whole archive", str(path), step) from None
+        raise refusal("be a complete archive", str(path), step) from None
     return links
 
 
@@ -317,12 +317,12 @@ def gunzipped(content: bytes) -> bytes:
     """
     stream = zlib.decompressobj(31)
     try:
-        whole = stream.decompress(content, MAX_BYTES)
+        data = stream.decompress(content, MAX_BYTES)
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not stream.eof or stream.unused_data:
-        raise ValueError("larger than 4 GiB unpacked" if stream.unconsumed_tail else "cut short, or of parts")
-    return whole
+        raise ValueError("larger than 4 GiB unpacked" if stream.unconsumed_tail else "truncated, or in parts")
+    return data
 
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -365,5 +365,5 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
 
 
 def left_out(names: Reasons) -> list[str]:
-    """Returns a note for each kind of thing that is not read."""
+    """Returns a note for each kind of files that are not read."""
     return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]

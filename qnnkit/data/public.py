@@ -55,8 +55,8 @@ def _load(name: str, root: str | Path | None, **options: Any) -> ImageSplits:
         raise refusal("hold images of one size", sorted(shapes), "Get its files from the same place.")
     images, labels = map(np.concatenate, contents.values())
     sides = ["train"] * len(contents["labels"][0]) + ["test"] * len(contents["labels"][1])
-    others = [each.name for each in place.members if each.name not in files.values()]
-    notes = left_out({f"files that do not belong to {name}": others})
+    unread = [each.name for each in place.members if each.name not in files.values()]
+    notes = left_out({f"files that do not belong to {name}": unread})
     return split_arrays(name, images, labels, about["classes"], sides, notes=notes, **options)
 
 
@@ -67,7 +67,7 @@ def _fetched(name: str) -> Path:
         try:
             fetch(about["address"] + urllib.parse.quote(file), folder / file, checksum)
         except (OSError, ValueError) as error:  # of requests; of a wrong checksum
-            step = f"It says: {words.first_line(error)}. Or get it from {about['page']} and name its folder."
+            step = f"Error: {words.first_line(error)}. Or get it from {about['page']} and name its folder."
             raise OSError(checks.message("root", "be reachable", about["address"], step)) from None
     return folder if len(about["files"]) > 1 else folder / next(iter(about["files"]))
 

@@ -187,7 +187,7 @@ def share_of(
     """
     share = _share(train_fraction, n)
     if not 0 < share <= 1:
-        rule = f"be above 0 and at most 1, or be a number of the {n:,} training samples"
+        rule = f"be above 0 and at most 1, or a whole number of samples up to {n:,}"
         step = "Use 0.25 for a quarter, 1 for all, or 200 for 200 samples."
         raise ValueError(checks.message("train_fraction", rule, train_fraction, step))
     if share == 1:
@@ -266,7 +266,7 @@ def split_rows(
     wrong = [side for side, share in shares.items() if not 0 < share < 1]
     if wrong or sum(shares.values()) >= 1:
         side, rule = (*wrong, *shares)[0], f"be above 0, like all fractions, and leave {what} for training"
-        step = "Use 0.2, or a whole number of them."
+        step = f"Use 0.2, or a number of {what}."
         raise ValueError(checks.message(f"{side}_fraction", rule, drawn[side], step))
     if names is None:
         placed = _drawn(labels[rows], [*shares.values()], len(classes), split_seed)
@@ -324,15 +324,12 @@ def _hashed(labels: np.ndarray, keys: list[str], shares: list[float], exact: lis
 
 # --- duplicates in two splits ------------------------------------------------------------------------------
 
-Content = tuple[Any, str]
-"""Content of a sample, compared byte by byte (bytes or an array), and its source."""
 
-
-def duplicates(parts: Iterable[Iterable[Content]], what: str, how: str) -> list[str]:
+def duplicates(parts: Iterable[Iterable[tuple[Any, str]]], what: str, how: str) -> list[str]:
     """Returns a note on samples that are also in an earlier split; [] if there are none.
 
     Args:
-        parts: Contents of each split, in the order of SPLITS.
+        parts: Samples of each of SPLITS: content (bytes or an array, compared byte by byte) and source.
         what: Name of the samples, in the plural: images, documents.
         how: How they are equal: pixel for pixel, word for word.
 

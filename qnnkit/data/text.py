@@ -86,18 +86,18 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     every = [each for name in files if name not in about for each in _of_file(reader, name, top)]
     empty = [each.name for each in every if not each.text.strip()]
     silent = [each.name for each in every if each.is_silent]
-    whole = [each for each in every if each.text.strip() and not each.is_silent]
+    usable = [each for each in every if each.text.strip() and not each.is_silent]
     lacks = {"files about the data": about, "empty documents": empty, "chats without an answer": silent}
     notes = [*place.notes(SUFFIXES, "text"), *reader.notes, *left_out(lacks)]
-    if not whole:
+    if not usable:
         step = f"Put {', '.join(SUFFIXES)} files there; in chats, give answers the role assistant."
         raise refusal("hold text, or chats with an answer", " ".join([str(root), *notes]), step)
     if held_out := [name for name in files if side_of(name) in ("validation", "test")]:
         notes.append(f"Split names are not used; splits are drawn from all files: {first(held_out)}.")
-    return (whole, notes) if part is None else _selected(whole, part, notes)
+    return (usable, notes) if part is None else _selected(usable, part, notes)
 
 
-def _selected(whole: list[Document], part: str, notes: list[str]) -> tuple[list[Document], list[str]]:
+def _selected(usable: list[Document], part: str, notes: list[str]) -> tuple[list[Document], list[str]]:
     """Returns the documents with only the pieces that match the pattern, or that do not match after "!"."""
     search, excludes = places.pattern("part", part.removeprefix("!")).search, part.startswith("!")
 
@@ -105,19 +105,19 @@ def _selected(whole: list[Document], part: str, notes: list[str]) -> tuple[list[
         lines = source, piece.strip().partition("\n")[0].rstrip(":")
         return any(map(search, lines)) != excludes
 
-    kept = [replace(x, pieces=tuple(y for y in x.pieces if is_wanted(x.source, y))) for x in whole]
-    counts = [sum(len(document.pieces) for document in some) for some in (kept, whole)]
+    selected = [replace(x, pieces=tuple(y for y in x.pieces if is_wanted(x.source, y))) for x in usable]
+    counts = [sum(len(document.pieces) for document in some) for some in (selected, usable)]
     if not counts[0]:
-        step = f"The first documents are {first([document.name for document in whole])}."
+        step = f"The first documents are {first([document.name for document in usable])}."
         raise ValueError(checks.message("part", "be found in a path, source or first line", part, step))
-    return kept, [*notes, f"part={part!r} keeps {counts[0]:,} of {counts[1]:,} documents or speeches."]
+    return selected, [*notes, f"part={part!r} keeps {counts[0]:,} of {counts[1]:,} documents or speeches."]
 
 
 def _of_file(reader: Reader, name: str, top: str) -> Iterator[Document]:
     path = name.removeprefix(top)
     if not name.lower().endswith(TEXT):
-        found = [as_document(*each, reader.unused) for each in reader.records(name)]
-        yield from found or [Document(name, ("",), path, path)]
+        parsed = [as_document(*each, reader.unused) for each in reader.records(name)]
+        yield from parsed or [Document(name, ("",), path, path)]
     elif len(text := reader.text(name)) <= 2 * CHARACTERS:
         yield Document(name, (text.strip(),), path, path)
     else:
@@ -153,8 +153,8 @@ def as_document(where: str, record: records.Record, unused: set[str]) -> Documen
     """
     record = dict(record)
     source, messages = take(record, "source"), tuple(records.conversation(record, where, unused))
-    said = [f"{each['role'].capitalize()}: {each['content']}" for each in messages]
-    text = "\n".join(said) if messages else take(record, "text")
+    lines = [f"{each['role'].capitalize()}: {each['content']}" for each in messages]
+    text = "\n".join(lines) if messages else take(record, "text")
     if not isinstance(text, str):
         step = f"Its keys are {first([repr(key) for key in record], 8)}: rename the key of the text."
         raise refusal("hold text, messages, or a prompt and its completion in every record", where, step)
@@ -203,23 +203,23 @@ def text(
     sides = {keys[row]: name for name, of in zip(SPLITS, rows, strict=True) for row in of}
     parts = {name: [each for each in selected if each.text and sides[each.key] == name] for name in SPLITS}
     if tokenizer is None:
-        made = tokenizers.trained((document.text for document in parts["train"]), vocabulary or 1024)
-        notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
+        chosen = tokenizers.trained((document.text for document in parts["train"]), vocabulary or 1024)
+        notes.append(f"A byte-level BPE of {len(chosen):,} tokens was trained on the training documents.")
     else:
-        made = tokenizers.loaded(tokenizer)
+        chosen = tokenizers.loaded(tokenizer)
         if vocabulary is not None:
             notes.append(f"Ignored vocabulary={vocabulary}: the tokenizer is read from {tokenizer}.")
     checks.positive("sequence_length", sequence_length, "Use 128 or 256.")
-    notes += tokenizers.with_chat_template(made, selected)
+    notes += tokenizers.with_chat_template(chosen, selected)
     texts = [[(each.text.encode(), each.name) for each in parts[name]] for name in SPLITS]
     notes += duplicates(texts, "documents", "letter for letter")
-    sets, lost = zip(*(packed(parts[name], made, sequence_length) for name in SPLITS), strict=True)
+    sets, lost = zip(*(packed(parts[name], chosen, sequence_length) for name in SPLITS), strict=True)
     if not all(map(len, sets)):
         step = "Lower sequence_length, raise the fractions, try another split_seed, or add text."
         raise refusal(f"hold blocks of {sequence_length} tokens for every split", [*map(len, sets)], step)
     if sum(lost):
         notes.append(f"Left out {sum(lost):,} tokens: ends of splits, and blocks with nothing to predict.")
-    return TokenSplits("text", *sets, tokenizer=made, notes=tuple(notes))
+    return TokenSplits("text", *sets, tokenizer=chosen, notes=tuple(notes))
 
 
 def packed(
@@ -283,6 +283,6 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]]:
             before = text
     except Exception as error:  # templates raise errors of their own
         rule = "have a chat template that accepts these chats and never changes earlier messages"
-        step = f"It says: {words.first_line(error)}. Use another tokenizer, or shorten the chats."
+        step = f"Error: {words.first_line(error)}. Use another tokenizer, or shorten the chats."
         raise ValueError(checks.message("tokenizer", rule, document.name, step)) from None
     return pieces

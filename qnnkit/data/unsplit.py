@@ -71,5 +71,5 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
         notes.append(f"There are no images of class {places.first(missing)}.")
     files = [("any", classes.index(name), each) for name, each in zip(names, images, strict=True)]
     stack = stack_files(place.read, files, about.sizes["image_size"], about.sizes["channels"] == 1)
-    notes, three = (*stack.notes, *notes), [stack.whole] * 3
+    notes, three = (*stack.notes, *notes), [stack.images] * 3
     return ImageSplits(Path(root).name, *three, classes=classes, notes=notes)

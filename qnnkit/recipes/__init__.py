@@ -59,7 +59,7 @@ def find(recipe: Any) -> Recipe:
         shipped = {each.home: each for each in RECIPES.values()}
         return shipped.get(recipe.__name__) or _of_file(Path(recipe.__file__).resolve())
     name = getattr(recipe, "__name__", type(recipe).__name__)
-    return _kept(Recipe(name, name, recipe, source_of(recipe)))
+    return _register(Recipe(name, name, recipe, source_of(recipe)))
 
 
 def of(settings: Settings) -> Recipe:
@@ -79,14 +79,14 @@ def known(sha256: str) -> Recipe | None:
     return _found.get(sha256)
 
 
-def settings(recipe: Any, **given: Any) -> Settings:
+def settings(recipe: Any, **changes: Any) -> Settings:
     """Returns the settings of a recipe with some of them changed; raises as `find` and `Settings.of`.
 
     Example:
         >>> settings("digits_quanv", epochs=2).epochs
         2
     """
-    return find(recipe).settings(**given)
+    return find(recipe).settings(**changes)
 
 
 def difference(before: str, after: str, most: int = 6) -> str:
@@ -161,7 +161,7 @@ def _of_file(path: Path) -> Recipe:
     finally:  # last on the path for later imports; as the first, it would hide Python's modules from others
         sys.path[:] = [*places, str(path.parent)]
         sys.dont_write_bytecode = writes
-    return _kept(Recipe(path.stem, str(path), module, source, neighbours))
+    return _register(Recipe(path.stem, str(path), module, source, neighbours))
 
 
 def _forget(path: Path, names: Collection[str]) -> None:
@@ -179,7 +179,7 @@ def _forget(path: Path, names: Collection[str]) -> None:
         del sys.modules[name]
 
 
-def _kept(recipe: Recipe) -> Recipe:
+def _register(recipe: Recipe) -> Recipe:
     """Checks and stores a recipe; returns the stored one if the source is the same.
 
     Raises:

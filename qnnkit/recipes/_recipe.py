@@ -60,24 +60,24 @@ class Recipe:
         if not (isinstance(base, type) and issubclass(base, Settings)):
             raise self.refusal("Settings", "derive from qnnkit.Settings", base, "Add the base class.")
         fields: dict[str, Any] = {}
-        for name, own in base.model_fields.items():
+        for name, custom in base.model_fields.items():
             kits = [kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)]
-            field = copy.copy([*kits, own][0])
-            field.default, field.default_factory = own.default, own.default_factory
-            field.description = own.description or field.description
-            field.metadata = field.metadata + [rule for rule in own.metadata if rule not in field.metadata]
+            field = copy.copy([*kits, custom][0])
+            field.default, field.default_factory = custom.default, custom.default_factory
+            field.description = custom.description or field.description
+            field.metadata = field.metadata + [rule for rule in custom.metadata if rule not in field.metadata]
             fields[name] = (field.annotation, field)
-        made = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
-        made.source = self
-        return made
+        derived = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
+        derived.source = self
+        return derived
 
-    def settings(self, **given: Any) -> Settings:
+    def settings(self, **changes: Any) -> Settings:
         """Returns its settings with some of them changed.
 
         Raises:
             ValueError: A name is unknown, or a value is invalid.
         """
-        return self.Settings.of(given)
+        return self.Settings.of(changes)
 
     def check(self, settings: Settings) -> None:
         """Raises a ValueError if settings cannot be combined."""
@@ -122,14 +122,14 @@ class Recipe:
         """
         if hasattr(self.code, "controls"):
             offered = self._own_controls(settings, splits, seed)
-            made = offered[checks.choice("control", name, offered)]
+            built = offered[checks.choice("control", name, offered)]
             with _seeded(seed), self.located_errors():
-                return self._module(f"controls, {name!r}", made if isinstance(made, nn.Module) else made())
+                return self._module(f"controls, {name!r}", built if isinstance(built, nn.Module) else built())
         net = self._called(settings, splits, seed)
         with self.located_errors():
-            made = layers.control(net, name, seed=seed, example=splits.example())
-        self._require_exchanged(name, made, splits)
-        return made
+            built = layers.control(net, name, seed=seed, example=splits.example())
+        self._require_exchanged(name, built, splits)
+        return built
 
     def _require_exchanged(self, name: str, net: nn.Module, splits: Any) -> None:
         """Checks that a control has replaced every circuit.
@@ -138,13 +138,13 @@ class Recipe:
             ValueError: The net still runs a circuit that is not among its modules, or does not call a layer
                 that replaces one.
         """
-        seen: list[nn.Module] = []
-        hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+        called: list[nn.Module] = []
+        hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(module))
         with hook, _seeded(0), layers.evaluating(net), self.located_errors():
             layers.called(net, splits.example())
         inside = set(net.modules())
-        unused = {each for each in inside if isinstance(each, layers.STAND_INS)} - {*seen}
-        outside = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
+        unused = {each for each in inside if isinstance(each, layers.STAND_INS)} - {*called}
+        outside = [each for each in called if isinstance(each, layers.QuantumLayer) and each not in inside]
         if outside or unused:
             rule = "replace every circuit of the net"
             step = "Store a QuantumLayer only as an attribute or in a ModuleList, and call the layer itself."
@@ -179,8 +179,8 @@ class Recipe:
         parameters = inspect.signature(function).parameters.values()
         needed = {x.name for x in parameters if x.default is x.empty and "VAR" not in x.kind.name}
         if unknown := needed - offered.keys():
-            step = f"It may ask for {', '.join(offered)}."
-            raise self.wrong(f"Function `{part}` must not ask for `{unknown.pop()}`. {step}")
+            step = f"It may take {', '.join(offered)}."
+            raise self.wrong(f"Function `{part}` must not take an argument `{unknown.pop()}`. {step}")
         with self.located_errors():
             return tasks.asked(function, **offered)
 
@@ -194,10 +194,10 @@ class Recipe:
                 raise
             raise located(self.reference, error) from error
 
-    def _module(self, part: str, made: Any) -> nn.Module:
-        if not isinstance(made, nn.Module):
-            raise self.refusal(part, "return a torch.nn.Module", type(made).__name__, "Return the net.")
-        return made
+    def _module(self, part: str, net: Any) -> nn.Module:
+        if not isinstance(net, nn.Module):
+            raise self.refusal(part, "return a torch.nn.Module", type(net).__name__, "Return the net.")
+        return net
 
     def refusal(self, part: str, rule: str, value: Any, step: str) -> RecipeError:
         """Returns an error about a part of the recipe; see `checks.message`."""

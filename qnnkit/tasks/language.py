@@ -143,13 +143,13 @@ def continuation(
     if temperature:
         options = {"top_p": 1.0, "top_k": 0, "temperature": temperature} | options
     place = next(model.parameters()).device
-    given = torch.tensor([context], device=place)
-    options |= {"attention_mask": torch.ones_like(given), "max_new_tokens": n}
+    prompt = torch.tensor([context], device=place)
+    options |= {"attention_mask": torch.ones_like(prompt), "max_new_tokens": n}
     options |= {"logits_processor": [allowed] if allowed else None}
     forked = torch.random.fork_rng([] if place.type == "cpu" else [place], device_type=place.type)
     with evaluating(model), once(model), forked:
         torch.manual_seed(seed)
-        return model.generate(input_ids=given, **options)[0, len(context) :].tolist()
+        return model.generate(input_ids=prompt, **options)[0, len(context) :].tolist()
 
 
 def generate(

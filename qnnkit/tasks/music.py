@@ -75,8 +75,8 @@ class Music(Language):
         from qnnkit import plots
 
         rolls, begun = {}, _beginnings(splits, "test", splits.length // 2, n)
-        for number, (name, given) in enumerate(begun.items(), start=1):
-            score, before = continue_piece(net, splits.tokenizer, given, seed=seed), Counter(_notes(given))
+        for number, (name, intro) in enumerate(begun.items(), start=1):
+            score, before = continue_piece(net, splits.tokenizer, intro, seed=seed), Counter(_notes(intro))
             new = Counter(_notes(score)) - before
             rolls[name] = {"given": [*before.elements()], "generated": [*new.elements()]}
             if folder is not None:
@@ -111,10 +111,10 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n: int | None = None
         ValueError: A setting is out of range.
     """
     written = writing(tokenizer)
-    given = written.encode(prompt)[0][: -written.width]  # without the end token
+    ids = written.encode(prompt)[0][: -written.width]  # without the end token
     n = min(NEW_TOKENS, positions(model) // 2) if n is None else n
-    new = continuation(model, given, n, allowed=written.allowed, width=written.width, **settings)
-    return written.decode(given + new)
+    new = continuation(model, ids, n, allowed=written.allowed, width=written.width, **settings)
+    return written.decode(ids + new)
 
 
 def _beginnings(splits: TokenSplits, split: str, n_tokens: int, n: int = PIECES) -> dict[str, Any]:

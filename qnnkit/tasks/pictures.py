@@ -35,7 +35,7 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
             image = read(path.read_bytes()).pixels
         except Exception as error:  # a damaged file makes Pillow raise almost anything
             reason = words.first_line(error).partition(" <_io")[0]
-            rule, step = "be an image that can be read", f"Pillow says: {reason}. Save it again as PNG."
+            rule, step = "be a readable image", f"Pillow says: {reason}. Save it again as PNG."
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
     else:
         image = np.asarray(eight_bit(given))

@@ -58,7 +58,7 @@ def test_what_is_given_stays_and_controls_differ_in_nothing_else(base):
         ("target_modules", "lora", {"targets": ["query"]}, "called down_proj, gate_proj, k_proj"),
         ("target_modules", "lora", {"targets": ["q_proj", "query"], "n_weights": 9}, "is 'query'"),
         ("target_modules", "quantum_peft", {"targets": ["embed_tokens", "q_proj"]}, "linear layers"),
-        ("name", "lora", {"targets": "nothing.*"}, "It says: Target modules"),  # in PEFT's words
+        ("name", "lora", {"targets": "nothing.*"}, "Error: Target modules"),  # in PEFT's words
         ("name", "lorra", {}, "lora"), ("name", "qpa", {}, "quantum_peft"),
         ("options", "prompt_tuning", {"targets": TARGETS}, ""), ("options", "lora", {"rank": 4}, ""),
         ("options", "vera", {"lora_alpha": 4}, ""), ("n_weights", "lora", {"n_weights": -1}, ""),
@@ -89,9 +89,9 @@ def saved(folder, name):
 
 
 OTHERS = {
-    "one layer less": ("lora", lambda: llama(32, 1), "is not in both"),
+    "one layer less": ("lora", lambda: llama(32, 1), "only one of them has"),
     "wider": ("vera", lambda: llama(80, 2), "size mismatch"),
-    "one layer more": ("quantum_peft", lambda: llama(32, 3), "is not in both"),
+    "one layer more": ("quantum_peft", lambda: llama(32, 3), "only one of them has"),
     "of no such layers": ("lora", lambda: nn.Sequential(nn.Linear(8, 8, device="meta")), "not found in"),
 }
 

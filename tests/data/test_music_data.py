@@ -122,7 +122,7 @@ FORMS = {
     "MIDI of type 2": ("a.mid", midi_bytes(NOTE, NOTE, kind=2), "type 2"),
     "too deep": ("a.json", b"[" * 10**5, "a.json"),
     "not UTF-8": ("a.json", b"\xff\xfe{}", "a.json"),
-    "an empty JSON": ("a.json", b"{}", "hold music that can be read"),
+    "an empty JSON": ("a.json", b"{}", "hold readable music"),
     "another file in a zip": ("a.zip", {"a.mxl": b""}, "1 files that are not music"),
     "flat": ("a.json", b'{"a": [60, 62]}', "list"),
     "no pitch": ("a.json", b'{"a": [[128]]}', "127"),
