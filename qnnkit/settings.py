@@ -163,15 +163,15 @@ class Settings(Base):
 
     # --- success ---
     max_memory_gb: Annotated[float | None, LATER] = Field(default=None, gt=0)
-    """Success: highest memory of training on its device, in GB (1e9 bytes). May change later."""
+    """Success: maximum memory of training on its device, in GB (1e9 bytes). May change later."""
     max_epoch_seconds: Annotated[float | None, LATER] = Field(default=None, gt=0)
-    """Success: highest median seconds of an epoch, mean over seeds. May change later."""
+    """Success: maximum of the median seconds per epoch, mean over seeds. May change later."""
     min_accuracy: Annotated[float | None, LATER] = Field(default=None, ge=0, le=1)
-    """Success: lowest test accuracy, 0 to 1, mean over seeds; for images. May change later."""
+    """Success: minimum test accuracy, 0 to 1, mean over seeds; for images. May change later."""
     min_recall: Annotated[float | None, LATER] = Field(default=None, ge=0, le=1)
-    """Success: lowest test recall@1, 0 to 1, mean over seeds; for captions. May change later."""
+    """Success: minimum test recall@1, 0 to 1, mean over seeds; for captions. May change later."""
     max_loss: Annotated[float | None, LATER] = Field(default=None, gt=0)
-    """Success: highest test loss, nats / token, mean over seeds; for text and music. May change later."""
+    """Success: maximum test loss, nats / token, mean over seeds; for text and music. May change later."""
 
     source: ClassVar[Any] = None
     """The recipe of these settings, as `recipes.find` returned it; None for settings alone."""

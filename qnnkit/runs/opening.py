@@ -67,7 +67,7 @@ def open_run(
     if begun is not None:
         return _resume(folder, begun.with_paths(workspace.located), given)
     if not workspace.is_known():
-        fault = "This run will be lost when this Colab machine ends, as no lasting folder is set. Run "
+        fault = "This run will vanish with this Colab machine, as no lasting folder is set. Run "
         step = "colab_setup.ipynb first, which mounts Drive, or set QNNKIT_HOME to a folder of your own."
         warnings.warn(fault + step, stacklevel=2)
     require_usable(run)

@@ -117,7 +117,7 @@ def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811
 def test_a_net_that_is_built_from_its_data_is_said_to_be_none_for_predict(home):  # noqa: F811
     text = RECIPE.replace("    qnode =", "    mean = splits.train.inputs.mean()\n    qnode =")
     (home / "mine.py").write_text(text)
-    with pytest.warns(UserWarning, match=r"without its data.*mine\.py.*`train` is part of"):
+    with pytest.warns(UserWarning, match=r"without its data.*mine\.py.*it has no `train`"):
         run = runs.open_run("runs/one", "mine.py", **TINY)
     assert len(run.nets) == 5, "it may be trained all the same"
 

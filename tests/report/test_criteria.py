@@ -78,7 +78,7 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     assert told["max_memory_gb"] == "pass: 1 GB of memory; limit: at most 4 GB."
     assert told["min_accuracy"].startswith("pass: test accuracy 90.0 %")
     assert run.result["criteria"] == report.judge(run) and told["min_accuracy"] in run.report.read_text()
-    with pytest.raises(ValueError, match="Success: the least test"):
+    with pytest.raises(ValueError, match="Success: minimum test"):
         runs.open_run(run.folder, min_accuracy=1.2)
     command = "run", "--run-dir", run.folder, "--set", "min_accuracy=1"
     code, printed, _ = typing(monkeypatch, capfd)(*command)
