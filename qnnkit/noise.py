@@ -51,11 +51,10 @@ def robustness(
 ) -> list[dict[str, Any]]:
     """Accuracy of a trained net with exact circuits, with finite shots, and under noise, one at a time.
 
-    Shots are drawn on `default.qubit`. Noise runs on `default.mixed` without shots: after every gate, a
-    depolarising channel on each of its wires, or, just before a wire is measured, a bit flip. For a circuit
-    of 4 wires and 40 gates, one condition took 0.03 ms (100 shots) to 0.7 ms (10,000 shots), depolarising
-    noise 0.6 ms, a fake device 5 ms at 1,000 shots (docs/results/noise.csv; a 2-core x86). Memory is 128 MiB
-    or, above 8 wires, that of one circuit.
+    Shots are drawn on `default.qubit`. Noise runs on `default.mixed` without shots: a depolarising channel on
+    each wire of every gate, or a bit flip just before a wire is measured. A circuit of 4 wires and 40 gates
+    took 0.03 ms (100 shots) to 0.7 ms (10,000 shots), 0.6 ms with depolarising noise, 5 ms on a fake device
+    (1,000 shots; docs/results/noise.csv, a 2-core x86). Memory is 128 MiB or, above 8 wires, one circuit's.
 
     Args:
         model: A classifier with `QuantumLayer`s anywhere in it; not changed.
@@ -64,22 +63,20 @@ def robustness(
         shots: Numbers of shots.
         depolarizing: Probabilities p: the channel applies X, Y or Z with p / 3 each.
         readout: Probabilities that a wire is read as its opposite.
-        device: A fake device of qiskit-ibm-runtime, such as "FakeManilaV2": a local simulation of a real
-            device's noise, readout errors and wiring. Needs the extra `hardware`.
+        device: A fake device of qiskit-ibm-runtime, such as "FakeManilaV2", which simulates a real one's
+            noise, readout errors and wiring. Needs the extra `hardware`.
         device_shots: Numbers of shots on the device.
         seed: Fixes the shots.
 
     Returns:
-        A row for exact circuits, then one per number of shots and probability: `condition` ("exact", "shots",
-        "depolarizing", "readout" or "device"), `strength` (number of shots, or probability of an error; None
-        for exact), `accuracy` with `low` and `high`, its 95 % interval over the images (Clopper and Pearson
-        1934), `change` (mean absolute change of a measured value at its circuit's inputs), `images` and
-        `seconds`.
+        Rows for exact circuits, each number of shots and each probability: `condition` ("exact", "shots",
+        "depolarizing", "readout" or "device"), `strength` (shots, or probability of an error), `accuracy` and
+        its 95 % interval over the images, `low` to `high` (Clopper and Pearson 1934), `change` (mean absolute
+        change of a measured value at its circuit's inputs), `images`, `seconds`.
 
     Raises:
-        ValueError: No circuit runs; a circuit already has shots or noise, returns a state, or is too wide
-            for `default.mixed` or the device; a number is out of range (for a probability, with PennyLane's
-            message); or images and labels differ in number.
+        ValueError: No circuit runs; one has shots or noise, returns a state, or is too wide for
+            `default.mixed` or the device; a number is out of range; images and labels differ in number.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
     conditions = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
@@ -88,19 +85,17 @@ def robustness(
     _require_numbers(images, labels, (*shots, *conditions["device"]))
     net = copy.deepcopy(model), images, labels  # hooks are set on the copy
     first, exact = _as_it_is(net)
+    limits = [(MOST_WIRES, "default.mixed")] if depolarizing or readout else []
+    limits += [(backend.num_qubits, type(backend).__name__)] if backend else []
     for layer, row in first.items():
         _require_exact(layer)
-        wires = _tape(layer, row).wires
-        if depolarizing or readout:
-            _require_narrow(wires, MOST_WIRES, "default.mixed")
-        if backend:
-            _require_narrow(wires, backend.num_qubits, type(backend).__name__)
+        for most, name in limits:
+            _require_narrow(_tape(layer, row).wires, most, name)
     rows = [exact]
-    for condition, strengths in conditions.items():
-        for strength in strengths:
-            arguments = strength, seed, backend
-            qnodes = {layer: _changed(condition, layer, i, *arguments) for i, layer in enumerate(first)}
-            rows.append(_under(net, condition, strength, qnodes))
+    for condition, strength in [(name, each) for name, values in conditions.items() for each in values]:
+        arguments = strength, seed, backend
+        qnodes = {layer: _changed(condition, layer, i, *arguments) for i, layer in enumerate(first)}
+        rows.append(_under(net, condition, strength, qnodes))
     return rows
 
 
