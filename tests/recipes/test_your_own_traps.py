@@ -155,7 +155,7 @@ REFUSED = {
     "an unknown argument": (
         "build(settings, splits, seed)",
         "build(settings, splits, sed)",
-        "an argument `sed`",
+        "argument `sed`",
     ),
     "other settings": ("(qnnkit.Settings)", "", "`Settings` must derive from qnnkit.Settings"),
     "an error in load": ("np.sin(3 * t)", "1 / 0", "line 21, in load: ZeroDivisionError"),
