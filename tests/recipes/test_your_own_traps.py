@@ -152,7 +152,7 @@ REFUSED = {
     "no net": (LAYERS, "return 3", "Argument `build` must"),
     "wider data": ("nn.Linear(3, 3)", "nn.Linear(4, 3)", "shapes cannot be multiplied"),
     "no splits": ("    return data.arrays", "    return t\n    data.arrays", "`load` must return splits"),
-    "an unknown argument": ("build(settings, splits, seed)", "build(settings, splits, sed)", "an argument `sed`"),
+    "an unknown argument": ("build(settings, splits, seed)", "build(settings, splits, sed)", "must not take"),
     "other settings": ("(qnnkit.Settings)", "", "`Settings` must derive from qnnkit.Settings"),
     "an error in load": ("np.sin(3 * t)", "1 / 0", "line 21, in load: ZeroDivisionError"),
     "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
