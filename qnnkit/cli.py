@@ -228,7 +228,7 @@ def predict(
     run_dir: Trained,
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, CSV, or a text.")],
     recipe: RecipeName = None,
-    classical: Annotated[bool, Option("--classical", help="Replace circuits by functions.")] = False,
+    classical: Annotated[bool, Option("--classical", help="Use circuits' classical functions.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply a trained net to new data: classify images, match captions, continue a text or a piece.
@@ -307,7 +307,7 @@ def sample(
     folder: Annotated[Path, Argument(metavar="DST", help="New or empty folder for the sample.")],
     per_class: Annotated[int, Option(metavar="N", help="Images per class.")],
     seed: Annotated[int, Option(help="Seed of the random choice.")] = 0,
-    pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group: a name's label.")] = None,
+    pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group is the label.")] = None,
 ) -> None:
     """Copy a few images of each class into a new folder."""
     from qnnkit import data

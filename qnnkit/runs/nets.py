@@ -52,7 +52,7 @@ def first_batch(
 
 
 def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu", seed: int | None = None) -> Splits:
-    """Returns what a net of the run is given: the data, or images' features from its frozen part."""
+    """Returns the inputs of a net of the run: the data, or features that its frozen part makes of images."""
     splits = run.splits_of(run.config.seed if seed is None else seed)
     varies = run.config.of_kit("augmentation", "none") != "none" or run.config.shots or run.config.noise
     if varies or not isinstance(splits, ImageSplits):  # features that vary cannot be computed once
@@ -84,7 +84,7 @@ def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
 
 
 def placed(run: Run) -> Placement:
-    """Returns where the nets of a run are trained on this machine, as recorded in its provenance.json.
+    """Returns the device, backend and threads that train a run on this machine, as in its provenance.json.
 
     The choice is made once, with the run's main net, for its controls too: when the run begins if the batch
     size is "auto", else when it is first trained. A resumed run keeps it; on another machine, or if another
