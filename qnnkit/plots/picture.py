@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
@@ -28,9 +29,17 @@ class Picture(Figure):
 
 
 def as_png(figure: Figure, **metadata: str) -> bytes:
-    """A figure as a PNG, with metadata such as Title and Description in it."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+    """A figure as a PNG, with metadata such as Title and Description in it.
+
+    It is drawn once: `savefig` draws it once more before, to lay it out.
+    """
+    buffer, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
+    try:
+        figure.dpi = 110
+        FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": "qnnkit"} | metadata)
+    finally:
+        figure.set_canvas(canvas)
+        figure.dpi = dpi
     return buffer.getvalue()
 
 
