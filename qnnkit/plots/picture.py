@@ -28,15 +28,19 @@ class Picture(Figure):
         return as_png(self)
 
 
-def as_png(figure: Figure, **metadata: str) -> bytes:
+def as_png(figure: Any, **metadata: str) -> bytes:
     """A figure as a PNG, with metadata such as Title and Description in it.
 
-    It is drawn once: `savefig` draws it once more before, to lay it out.
+    The kit's own are drawn once: `savefig` draws once more before, to lay out.
     """
-    buffer, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
+    buffer, metadata = io.BytesIO(), {"Software": "qnnkit"} | metadata
+    if not isinstance(figure, Picture):
+        figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
+        return buffer.getvalue()
+    canvas, dpi = figure.canvas, figure.dpi
     try:
         figure.dpi = 110
-        FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": "qnnkit"} | metadata)
+        FigureCanvasAgg(figure).print_png(buffer, metadata=metadata)
     finally:
         figure.set_canvas(canvas)
         figure.dpi = dpi
