@@ -243,7 +243,6 @@ def compose(
     assert entry.weights_shape is not None  # every entry of ANSAETZE has one
     structure = {"seed": seed} if ansatz == "random" else {}
     whole, layers = (partial(each, **structure) for each in (entry.function, entry.layers or entry.function))
-    pair = [layers, qp.adjoint(layers)][:: -1 if entry.ends_in_entangler else 1]
 
     def gates(inputs: Any, weights: Any) -> None:
         if embed is not None and entry.kind != "both":
@@ -251,6 +250,7 @@ def compose(
         if not mirrored:
             whole(*([inputs] if entry.kind == "both" else []), weights, wires)
             return
+        pair = [layers, qp.adjoint(layers)][:: -1 if entry.ends_in_entangler else 1]
         for k in range(0, n_layers, 2):
             if entry.embeds is not None:
                 entry.embeds(inputs, wires)

@@ -23,8 +23,8 @@ sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgument
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
 LONGEST = (
-    *("notebooks", "colab_image", "notebook_cells", "kinds", "measure_memory", "colab", "batch"),
-    *("recipes", "random_circuits", "study", "your_own", "claims", "runs", "cli", "contract", "warm"),
+    *("notebooks", "notebook_cells", "colab_image", "colab", "measure_memory", "recipes", "your_own"),
+    *("contract", "study", "batch", "kinds", "random_circuits", "claims", "runs", "train", "simulator"),
 )
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
@@ -27,10 +28,22 @@ class Picture(Figure):
         return as_png(self)
 
 
-def as_png(figure: Figure, **metadata: str) -> bytes:
-    """A figure as a PNG, with metadata such as Title and Description."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+def as_png(figure: Any, **metadata: str) -> bytes:
+    """A figure as a PNG, with metadata such as Title and Description.
+
+    A `Picture` is drawn once; `savefig` would draw it once more to compute the layout.
+    """
+    buffer, metadata = io.BytesIO(), {"Software": "qnnkit"} | metadata
+    if not isinstance(figure, Picture):
+        figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
+        return buffer.getvalue()
+    canvas, dpi = figure.canvas, figure.dpi
+    try:
+        figure.dpi = 110
+        FigureCanvasAgg(figure).print_png(buffer, metadata=metadata)
+    finally:
+        figure.set_canvas(canvas)
+        figure.dpi = dpi
     return buffer.getvalue()
 
 

@@ -25,7 +25,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
     lines = max((title.count("\n") + 1 for title in wrapped), default=1)
     figure = picture(1.5 * ACROSS, (1.6 + 0.16 * lines) * rows)
     for axis in figure.subplots(rows, ACROSS, squeeze=False).flat:
-        axis.set_axis_off()
+        axis.set(xticks=[], yticks=[], frame_on=False)
     for axis, image, title in zip(figure.axes, images, wrapped, strict=False):
         show(axis, image)
         axis.set_title(title, fontsize=8, parse_math=False)

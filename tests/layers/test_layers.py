@@ -72,7 +72,7 @@ def test_circuits_are_computed_in_float32_at_least(of_inputs, of_weights, contex
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        ("auto", "one fused program over"),
+        ("auto", "its Python reads only its arguments and constants, and ran once"),
         ("default.qubit", "all samples at once"),
         ("lightning.qubit", "one sample after the other"),
     ],
