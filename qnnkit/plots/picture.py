@@ -29,21 +29,13 @@ class Picture(Figure):
 
 
 def as_png(figure: Any, **metadata: str) -> bytes:
-    """A figure as a PNG, with metadata such as Title and Description.
-
-    A `Picture` is drawn once; `savefig` would draw it once more to compute the layout.
-    """
+    """A figure as a PNG, with metadata such as Title and Description."""
     buffer, metadata = io.BytesIO(), {"Software": "qnnkit"} | metadata
-    if not isinstance(figure, Picture):
-        figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
-        return buffer.getvalue()
-    canvas, dpi = figure.canvas, figure.dpi
-    try:
+    if isinstance(figure, Picture):  # drawn once; `savefig` draws it twice, first for its layout
         figure.dpi = 110
         FigureCanvasAgg(figure).print_png(buffer, metadata=metadata)
-    finally:
-        figure.set_canvas(canvas)
-        figure.dpi = dpi
+    else:
+        figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
     return buffer.getvalue()
 
 
