@@ -79,7 +79,7 @@ def robustness(
     Raises:
         ValueError: No circuit runs, one has shots or noise already, gives a state, or is too wide for
             `default.mixed` or the device; a number is out of its range (of a probability, PennyLane's own
-            sentence); there is no label for each image.
+            sentence); there is no class for each image.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
     asked = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
@@ -326,9 +326,9 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
 
 def _require_numbers(images: Tensor, labels: Tensor, shots: Sequence[int]) -> None:
     checks.positive("the number of images", len(images), "Give at least one.")
-    if len(images) != len(labels):
-        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
-        raise ValueError(checks.message("labels", rule, len(labels), step))
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        rule, step = f"be a class for each of {len(images)} images", "Give whole numbers, one for each."
+        raise ValueError(checks.message("labels", rule, f"{labels.dtype} {tuple(labels.shape)}", step))
     for n in shots:
         checks.positive("shots", n)
 

@@ -76,7 +76,7 @@ def test_an_interval_of_a_score_stays_within_what_it_can_be(score, values, kind,
     assert score.interval(values, [None, 5])[1:] == (max(least, low), min(most, high))
     [row] = decided(values, {"other": values[::-1]}, score)
     _, low, high = mean_interval(np.subtract(values, values[::-1]).tolist())
-    bound = 1 if score.per == "%" else math.inf
+    bound = most if score.per == "%" else math.inf
     assert (row["low"], row["high"]) == (max(-bound, low), min(bound, high))
 
 

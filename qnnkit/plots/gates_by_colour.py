@@ -25,7 +25,6 @@ DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
 def coloured_circuit(
     gates: Sequence[Any],
-    n_wires: int,
     values: np.ndarray,
     label: str,
     *,
@@ -37,7 +36,6 @@ def coloured_circuit(
 
     Args:
         gates: In the order of time; each has what `gradients.Gate` has.
-        n_wires: Number of wires.
         values: A number above zero per weight, such as the size of its gradient, of shape (n_weights,); zero
             and NaN have no colour. Of a gate with several weights the largest counts.
         label: What the numbers are, with their unit.
@@ -47,6 +45,7 @@ def coloured_circuit(
 
     values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     values[list(dead)] = np.nan
+    n_wires = 1 + max((wire for gate in gates for wire in gate.wires), default=0)
     columns = _columns(gates, n_wires)
     n_columns = max(columns, default=0) + 1
     n_rows = -(-n_columns // ACROSS)

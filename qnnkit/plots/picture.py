@@ -6,6 +6,7 @@ Figures are made without pyplot, so nothing global is kept; a notebook shows one
 from __future__ import annotations
 
 import io
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,6 +115,7 @@ def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
     plot.on(figure).plot()
     for axis in figure.axes:
         axis.margins(0.08)  # what ends where a score does stays clear of the frame
+        axis.title.set_text(textwrap.fill(axis.get_title(), 30))  # as wide as a panel
     for legend in figure.legends:
         legend.set_bbox_to_anchor(None)
         legend.set_loc("outside right center")

@@ -103,7 +103,8 @@ class Study:
 def _latex(styler: Any, title: str) -> str:
     """A Styler as LaTeX, its words escaped by pandas; numbers keep their forms."""
     words = styler.data.select_dtypes(exclude="number").columns
-    styler = copy.deepcopy(styler).format(escape="latex", subset=words).format_index(escape="latex", axis=1)
+    styler = copy.deepcopy(styler).format(escape="latex", na_rep="", subset=words)
+    styler = styler.format_index(escape="latex", axis=1)
     caption = "".join(f"\\{each}" if each in "&%$#_{}" else each for each in title if each not in "\\~^")
     return styler.to_latex(hrules=True, caption=caption, position_float="centering")
 
@@ -243,7 +244,8 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
     """
     score, (rows, curves) = study.score, best(study, means)
     n_shares = rows["data"].nunique()
-    size = (3.2 * n_shares + 1.5, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
+    longest = (rows["model"] + rows["net"]).map(len).max()
+    size = (3.2 * n_shares + 0.1 * longest + 0.3, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
     title = f"Test {score.word}: each seed, mean and 95 % interval"
     yield study.save(plots.study_scores(rows, score), "scores", title, size)
     size, labels = (3.2 * n_shares + 1, 2.4 * curves["model"].nunique()), {"x": "epoch"}

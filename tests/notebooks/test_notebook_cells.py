@@ -6,10 +6,12 @@ from pathlib import Path
 import matplotlib
 import nbformat
 import pandas
+import pennylane as qp
 import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from torch import nn
 
 from qnnkit import QuantumLayer, runs, workspace
 from qnnkit.data.tokenizers import trained
@@ -17,15 +19,33 @@ from qnnkit.measure import survey
 from qnnkit.models import causal_lm
 from tests.acted import read_lines
 from tests.same import from_seed
-from tests.toys import texts
+from tests.toys import AsFloat, Digits, linear, texts
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1, "epochs": 1}
+
+
+class Frozen(Digits):
+    """Its circuit takes its weights first, on a device without wires of its own."""
+
+    @staticmethod
+    def build(splits, seed):
+        def circuit(weights, inputs):
+            qp.RX(inputs[..., 0], "a")
+            qp.RY(weights[0], "a")
+            return [qp.expval(qp.Z("a"))]
+
+        layer = QuantumLayer(qp.QNode(circuit, qp.device("default.qubit")), {"weights": (1,)})
+        parts = AsFloat(), nn.Flatten(), linear(64, 1), layer.requires_grad_(False), linear(1, 10)
+        return nn.Sequential(*parts)
+
+
 NETS = {
     "quanv": {"quantum_clip_norm": 1e-3, "controls": ["classical"]},
     "frozen filters": {"filters": 2, "trainable": False, "circuit": "random"},
     "iqp": {"circuit": "hardware_efficient", "embedding": "iqp", "n_layers": 1},
     "amplitude": {"circuit": "strongly_entangling", "embedding": "amplitude"},
+    "frozen": {"recipe": Frozen},
     "resnet": {"recipe": "resnet_circuit_trained", "dataset": "digits", "stem_stride": 1},
 }
 BRIEF = {"samples": 1, "plateau_qubits": 2, "try_updates": 2, "hardware_images": 2}
@@ -119,7 +139,7 @@ def test_a_net_is_trained_and_looked_into_with_and_without_recorded_gradients(pl
 
 
 def test_frozen_angles_have_no_landscape(place):
-    run = begun(place / "frozen filters", **NETS["frozen filters"])
+    run = begun(place / "frozen", **NETS["frozen"])
     list(runs.train_all(run))
     shown = cells("04b_inside", run, hardware_images=0)
     assert shown["lines"] == {} and "13_landscape" not in figures(run)
