@@ -55,7 +55,7 @@ def scan(
         depths: Numbers of layers; "10n" is ten for every qubit.
         initialisations: Names in `circuits.INITIALISATIONS`. identity_block has another circuit, the mirrored
             one; the spread of gaussian is that for an observable of one wire, whatever is measured.
-        n: Number of initialisations, at least 2.
+        n: Number of initialisations, at least 8: of fewer a bootstrap sample may hold one alone.
         embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>, as the literature does
             (then identity blocks have no gradient: |0...0> is an eigenstate of both observables).
         seed: Fixes weights, inputs, resampling and the structure of `random`.
@@ -87,8 +87,8 @@ def scan(
     checks.choice("circuit", circuit, circuits.ANSAETZE)
     for each in initialisations:
         checks.choice("initialisations", each, circuits.INITIALISATIONS)
-    if n < 2:
-        raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; take 200."))
+    if n < 8:
+        raise ValueError(checks.message("n", "be at least 8", n, "An interval needs several; take 200."))
     sizes = [*itertools.product(qubits, depths)]
     for size in sizes:
         _require_size(*size, paired=bool(set(initialisations) & set(circuits.MIRRORED)))

@@ -243,8 +243,7 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
         means: Of its frame, as `report.means` gives them.
     """
     score, (rows, curves) = study.score, best(study, means)
-    n_shares = rows["data"].nunique()
-    longest = (rows["model"] + rows["net"]).map(len).max()
+    n_shares, longest = rows["data"].nunique(), (rows["model"] + rows["net"]).map(len).max()
     size = (3.2 * n_shares + 0.1 * longest + 0.3, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
     title = f"Test {score.word}: each seed, mean and 95 % interval"
     yield study.save(plots.study_scores(rows, score), "scores", title, size)

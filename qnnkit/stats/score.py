@@ -14,8 +14,6 @@ from qnnkit.stats.intervals import Interval, loss_interval, mean_interval, share
 _RISING = "accuracy|acc|precision|recall|f1|auc|auroc|r2|iou|miou|dice|mcc|kappa|bleu|psnr|ssim|fidelity"
 _FALLING = "loss|error|mse|mae|rmse|mape|nll|ece|bce|brier|cross entropy|perplexity|hinge|wer|divergence|fid"
 _FILLER = r"score|rate|total|mean|sum|at|per|token|sample|batch|epoch|k|(?:top|k)?\d+"
-MOST_PLAIN = 1e9
-"""Numbers from this one on are written with an exponent."""
 _NEGATION = r"^(?:1|one) |\b(?:minus|neg|negative|inverse|inv|anti)\b"
 
 
@@ -104,7 +102,7 @@ class Score:
             ('97.4', '89.996', '2.040e-05')
         """
         text, least = "", 0.0 if self.per == "%" else 0.5 * 10**-self.digits  # a share may be 0.0
-        form = "f" if not value or least <= abs(self.factor * value) < MOST_PLAIN else "e"
+        form = "f" if not value or least <= abs(self.factor * value) < 1e9 else "e"  # with an exponent
         for digits in range(self.digits, self.digits + 13):
             text = f"{self.factor * value:z.{digits}{form}}"
             if beside in (None, value) or text != f"{self.factor * beside:z.{digits}{form}}":

@@ -177,9 +177,8 @@ def decide(
     for given in rows:
         margin = score.margin(min_difference, given["others"])
         row = compare(given["values"], given["others"], given.get("ratio", 0.0), margin, len(rows))
-        if score.shares(
-            [*given["values"], *given["others"]]
-        ):  # no two shares differ by more than 1; NaN stays
+        # No two shares differ by more than 1; NaN stays.
+        if score.shares([*given["values"], *given["others"]]):
             row |= {"low": max(row["low"], -1.0), "high": min(row["high"], 1.0)}
             row["detectable"] = row["detectable"] if not row["detectable"] > 1 else math.inf
         decided.append({name: given[name] for name in given if name not in scores} | row)

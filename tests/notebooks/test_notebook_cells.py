@@ -25,19 +25,19 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1, "epochs": 1}
 
 
+@qp.qnode(qp.device("default.qubit"))
+def weights_first(weights, inputs):
+    qp.RX(inputs[..., 0] + weights[0], "a")
+    return [qp.expval(qp.Z("a"))]
+
+
 class Frozen(Digits):
-    """Its circuit takes its weights first, on a device without wires of its own."""
+    """Of a circuit that takes its weights first, on a device without wires of its own."""
 
     @staticmethod
     def build(splits, seed):
-        def circuit(weights, inputs):
-            qp.RX(inputs[..., 0], "a")
-            qp.RY(weights[0], "a")
-            return [qp.expval(qp.Z("a"))]
-
-        layer = QuantumLayer(qp.QNode(circuit, qp.device("default.qubit")), {"weights": (1,)})
-        parts = AsFloat(), nn.Flatten(), linear(64, 1), layer.requires_grad_(False), linear(1, 10)
-        return nn.Sequential(*parts)
+        layer = QuantumLayer(weights_first, {"weights": (1,)}).requires_grad_(False)
+        return nn.Sequential(AsFloat(), nn.Flatten(), linear(64, 1), layer, linear(1, 10))
 
 
 NETS = {
@@ -98,7 +98,7 @@ def place(tmp_path_factory):
 )
 def test_the_gradient_check_of_every_kind_of_circuit(place, name):
     run, width = begun(place / name, **NETS[name]), 4 if name in PLATEAUS else 2
-    shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=4)
+    shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=8)
     assert figures(run) >= {"02_circuit", "02_gates", "02_sizes"}
     fresh = runs.build(run, run.nets[0], 0).state_dict()
     assert all(torch.equal(value, fresh[key]) for key, value in shown["model"].state_dict().items())
