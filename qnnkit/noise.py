@@ -76,7 +76,7 @@ def robustness(
 
     Raises:
         ValueError: No circuit runs; one has shots or noise, returns a state, or is too wide for
-            `default.mixed` or the device; a number is out of range; images and labels differ in number.
+            `default.mixed` or the device; a number is out of range; an image has no class.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
     conditions = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
@@ -326,9 +326,9 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
 
 def _require_numbers(images: Tensor, labels: Tensor, shots: Sequence[int]) -> None:
     checks.positive("the number of images", len(images), "Give at least one.")
-    if len(images) != len(labels):
-        rule, step = f"have one entry for each of {len(images)} images", "Give as many labels as images."
-        raise ValueError(checks.message("labels", rule, len(labels), step))
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        rule, step = f"be a class for each of {len(images)} images", "Give an integer for each image."
+        raise ValueError(checks.message("labels", rule, f"{labels.dtype} {tuple(labels.shape)}", step))
     for n in shots:
         checks.positive("shots", n)
 

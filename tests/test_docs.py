@@ -39,7 +39,7 @@ CANNOT = {
 }
 """Commands of shell blocks that no test runs, each with its reason."""
 QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
-QUICK |= {"plateau_qubits": 2, "plateau_starts": 4, "hardware_images": 0}  # of notebooks
+QUICK |= {"plateau_qubits": 2, "plateau_starts": 8, "hardware_images": 0}  # of notebooks
 """What a run is begun with here, where its command says nothing else: minutes become seconds."""
 COMMANDS = typer.main.get_command(cli.app).commands
 RECIPE = "class Settings(qnnkit.Settings)"

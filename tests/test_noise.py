@@ -131,7 +131,7 @@ ELEVEN = {"images": torch.ones(2, 11), "labels": torch.zeros(2, dtype=torch.int6
 
 
 def asked(model: nn.Module, **given):
-    usual = {"images": ANGLES, "labels": torch.zeros(8), "shots": (10,)}
+    usual = {"images": ANGLES, "labels": torch.zeros(8).long(), "shots": (10,)}
     return noise.robustness(model, **NOISE | usual | given)
 
 
@@ -148,7 +148,8 @@ REFUSED = [
     ("model", lambda: asked(rotations(measured=qp.state))),
     ("model", lambda: asked(wide(11), **ELEVEN, depolarizing=(0.01,))),
     ("shots", lambda: asked(rotations(), shots=(0,))),
-    ("labels", lambda: asked(rotations(), labels=torch.zeros(3))),
+    ("labels", lambda: asked(rotations(), labels=torch.zeros(3).long())),
+    ("labels", lambda: asked(rotations(), labels=torch.zeros(8))),
     ("the number of images", lambda: asked(rotations(), images=ANGLES[:0])),
     ("model", lambda: put(put(rotations(), shots=10), noise=("readout=0.1",))),
     ("backend", lambda: put(rotations(), "default.qubit", shots=10)),

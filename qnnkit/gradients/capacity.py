@@ -154,6 +154,7 @@ def _jacobian(
 ) -> tuple[Tensor, Tensor]:
     """Outputs, of shape (n, n_outputs), and their derivatives by the trained weights, in evaluation mode."""
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    checks.positive("the number of weights to train", len(trained), "Make a part of the model trainable.")
     values = {name: weight.detach() for name, weight in trained.items()} | (weights or {})
 
     def outputs(values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

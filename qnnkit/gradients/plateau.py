@@ -55,7 +55,7 @@ def scan(
         depths: Numbers of layers; "10n" means ten per qubit.
         initialisations: Names in `circuits.INITIALISATIONS`. identity_block uses the mirrored circuit. The
             spread of gaussian is that for an observable of one wire, whatever is measured.
-        n: Number of initialisations, at least 2.
+        n: Number of initialisations, at least 8: a bootstrap sample of fewer may consist of only one.
         embedding: Embedding for an ansatz that embeds nothing itself. None starts from |0...0>, as in the
             literature (identity blocks then have no gradient: |0...0> is an eigenstate of both observables).
         seed: Seed of weights, inputs, resampling and the structure of `random`.
@@ -87,8 +87,8 @@ def scan(
     checks.choice("circuit", circuit, circuits.ANSAETZE)
     for initialisation in initialisations:
         checks.choice("initialisations", initialisation, circuits.INITIALISATIONS)
-    if n < 2:
-        raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; use 200."))
+    if n < 8:
+        raise ValueError(checks.message("n", "be at least 8", n, "An interval needs several; use 200."))
     sizes = [*itertools.product(qubits, depths)]
     for size in sizes:
         _require_size(*size, paired=bool(set(initialisations) & set(circuits.MIRRORED)))

@@ -61,7 +61,8 @@ def of_batch(model: nn.Module, task: Task, batch: Any) -> dict[str, Tensor]:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
-    return {name: gradient.cpu().double() for name, gradient in zip(named, parts, strict=True)}
+    parts = (part.cpu().to(torch.promote_types(part.dtype, torch.float64)) for part in parts)
+    return {name: gradient for name, gradient in zip(named, parts, strict=True)}
 
 
 @dataclass(frozen=True)

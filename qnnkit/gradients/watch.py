@@ -100,7 +100,7 @@ class Watch:
             if weights:
                 totals.append(({"group": group.name, "clip_norm": group.clip_norm}, None, [*places]))
         self.owners, self.n_layers = [*layers.values(), *totals], len(layers)
-        self.sizes = np.array([weight.numel() for weight in self.parameters], dtype=int)
+        self.sizes = np.array([each.numel() * (1 + each.is_complex()) for each in self.parameters], int)
         self.entries = -(-self.sizes // np.array(self.strides, dtype=int))
         self.width = len(self.sizes) + 3 * int(self.entries.sum())
 
@@ -131,8 +131,8 @@ class Watch:
             self.steps.append(step)
 
     def _entries(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        flat = (tensor.detach().reshape(-1) for tensor in tensors)
-        return [tensor if k == 1 else tensor[::k] for tensor, k in zip(flat, self.strides, strict=True)]
+        real = (torch.view_as_real(each) if each.is_complex() else each for each in tensors)
+        return [each.detach().reshape(-1)[::k] for each, k in zip(real, self.strides, strict=True)]
 
     def state(self) -> dict[str, Any] | None:
         """Observations of an unfinished epoch, for a checkpoint."""
@@ -217,10 +217,13 @@ def on_batch(model: nn.Module, task: Task, batch: Any) -> Training:
     """
     named = of_batch(model, task, batch)
     weights = [model.get_parameter(name) for name in named]
-    watch = Watch(model, [SimpleNamespace(name="", clip_norm=None, parameters=weights)])
-    watch.before([part.to(weight) for part, weight in zip(named.values(), weights, strict=True)])
-    watch.after(0)
-    return Training("", 0, [watch.end(0, 1) | {"warnings": []}])
+    row = {"epoch": 0, "updates": 1, "steps": [], "layers": [], "groups": []}
+    if weights:  # otherwise nothing is trained
+        watch = Watch(model, [SimpleNamespace(name="", clip_norm=None, parameters=weights)])
+        watch.before([part.to(weight) for part, weight in zip(named.values(), weights, strict=True)])
+        watch.after(0)
+        row = watch.end(0, 1)
+    return Training("", 0, [row | {"warnings": []}])
 
 
 def signal_to_noise(products: np.ndarray) -> np.ndarray:

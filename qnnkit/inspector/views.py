@@ -156,9 +156,8 @@ class Views:
     def _coloured(self, epoch: int) -> plots.Redrawn:
         """The circuit, with each gate coloured by its gradient."""
         sizes, label = self.recorded(epoch).abs().mean().to_numpy(float), "mean |gradient| (loss per radian)"
-        n_wires = 1 + max((wire for gate in self.gates for wire in gate.wires), default=0)
         dead = {i for fault in self.dead for i in fault.weights}
-        return plots.Redrawn(plots.coloured_circuit(self.gates, n_wires, sizes, label, dead=dead))
+        return plots.Redrawn(plots.coloured_circuit(self.gates, sizes, label, dead=dead))
 
     @last
     def _outlined(self, epoch: int, weight: int) -> bytes:

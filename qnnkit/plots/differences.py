@@ -45,6 +45,6 @@ def forest(
     axis.set_yticks([])
     axis.margins(x=0.08)
     axis.spines[["top", "left", "right"]].set_visible(False)
-    axis.set_xlabel(label, fontsize=11)
+    axis.set_xlabel(label, fontsize=11, parse_math=False)
     axis.tick_params(labelsize=11)
     return figure

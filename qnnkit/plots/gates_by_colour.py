@@ -25,7 +25,6 @@ DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
 def coloured_circuit(
     gates: Sequence[Any],
-    n_wires: int,
     values: np.ndarray,
     label: str,
     *,
@@ -37,7 +36,6 @@ def coloured_circuit(
 
     Args:
         gates: Gates in order of time, with the attributes of `gradients.Gate`.
-        n_wires: Number of wires.
         values: A number above zero for each weight, such as the size of its gradient, of shape (n_weights,).
             Zero and NaN have no colour. If a gate has several weights, the largest number counts.
         label: Name and unit of the numbers.
@@ -47,6 +45,7 @@ def coloured_circuit(
 
     values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     values[list(dead)] = np.nan
+    n_wires = 1 + max((wire for gate in gates for wire in gate.wires), default=0)
     columns = _columns(gates, n_wires)
     n_columns = max(columns, default=0) + 1
     n_rows = -(-n_columns // ACROSS)

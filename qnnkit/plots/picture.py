@@ -6,6 +6,7 @@ Figures are made without pyplot, so there is no global state. A notebook shows a
 from __future__ import annotations
 
 import io
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,6 +120,7 @@ def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
     plot.on(figure).plot()
     for axis in figure.axes:
         axis.margins(0.08)  # keeps marks at the ends of the scale away from the frame
+        axis.title.set_text(textwrap.fill(axis.get_title(), 30))  # the width of a panel
     for legend in figure.legends:
         legend.set_bbox_to_anchor(None)
         legend.set_loc("outside right center")

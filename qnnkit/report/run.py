@@ -278,12 +278,11 @@ def _as_classical(run: Run) -> list[str]:
 
 
 def _gradient_notes(run: Run) -> list[str]:
-    if not run.config.gradient_samples:
-        return ["No gradients were recorded: gradient_samples was 0."]
     try:
         history = gradients.read(run.folder)
     except (FileNotFoundError, ValueError):
-        return ["No gradients are shown: gradients.jsonl is missing or damaged."]
+        why = "gradients.jsonl is missing or damaged" if run.config.gradient_samples else "none were recorded"
+        return [f"No gradients are shown: {why}."]
     circuits = any(training.quantum_layers for training in history.trainings.values())
     damaged = [f"Skipped damaged lines of gradients.jsonl: {history.damaged}."] if history.damaged else []
     calm = ["No circuit's gradient vanished or exploded."] if circuits else []

@@ -103,7 +103,8 @@ class Study:
 def _latex(styler: Any, title: str) -> str:
     """A Styler as LaTeX. pandas escapes its text; numbers keep their formats."""
     words = styler.data.select_dtypes(exclude="number").columns
-    styler = copy.deepcopy(styler).format(escape="latex", subset=words).format_index(escape="latex", axis=1)
+    styler = copy.deepcopy(styler).format(escape="latex", na_rep="", subset=words)
+    styler = styler.format_index(escape="latex", axis=1)
     caption = "".join(f"\\{sign}" if sign in "&%$#_{}" else sign for sign in title if sign not in "\\~^")
     return styler.to_latex(hrules=True, caption=caption, position_float="centering")
 
@@ -242,8 +243,8 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
         means: Means of its frame, from `report.means`.
     """
     score, (rows, curves) = study.score, best(study, means)
-    n_shares = rows["data"].nunique()
-    size = (3.2 * n_shares + 1.5, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
+    n_shares, longest = rows["data"].nunique(), (rows["model"] + rows["net"]).map(len).max()
+    size = (3.2 * n_shares + 0.1 * longest + 0.3, 0.25 * rows.groupby(["model", "net"]).ngroups + 1)
     title = f"Test {score.word}: each seed, mean and 95 % interval"
     yield study.save(plots.study_scores(rows, score), "scores", title, size)
     size, labels = (3.2 * n_shares + 1, 2.4 * curves["model"].nunique()), {"x": "epoch"}

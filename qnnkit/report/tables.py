@@ -306,11 +306,11 @@ def show(value: Any) -> str:
     """A setting in readable form.
 
     Example:
-        >>> show(True), show(None), show(0.0010000000474974513), show(["a", "b"])
+        >>> show(True), show([]), show(0.0010000000474974513), show(["a", "b"])
         ('yes', 'none', '0.001', 'a, b')
     """
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, float):
         return f"{value:.5g}"
-    return ", ".join(map(show, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(show, value)) or "none" if isinstance(value, list) else str(value)

@@ -98,13 +98,14 @@ class Score:
         """Returns a value without its unit, with as many digits as distinguish it from the value `beside`.
 
         Example:
-            >>> ACCURACY.tell(0.9741), ACCURACY.tell(0.89996, beside=0.9)
-            ('97.4', '89.996')
+            >>> ACCURACY.tell(0.9741), ACCURACY.tell(0.89996, beside=0.9), LOSS.tell(0.0000204)
+            ('97.4', '89.996', '2.040e-05')
         """
-        text = ""
-        for digits in range(self.digits, 13):
-            text = f"{self.factor * value:z.{digits}f}"
-            if beside in (None, value) or text != f"{self.factor * beside:z.{digits}f}":
+        text, least = "", 0.0 if self.per == "%" else 0.5 * 10**-self.digits  # a share may be 0.0
+        form = "f" if not value or least <= abs(self.factor * value) < 1e9 else "e"  # with an exponent
+        for digits in range(self.digits, self.digits + 13):
+            text = f"{self.factor * value:z.{digits}{form}}"
+            if beside in (None, value) or text != f"{self.factor * beside:z.{digits}{form}}":
                 break
         return text
 
@@ -133,10 +134,16 @@ class Score:
         Example:
             >>> ACCURACY.with_interval(0.989, 0.962, 0.997), LOSS.with_interval(0.5, 0.5, 0.5000001)
             ('98.9 (96.2 to 99.7)', '0.500 (0.5000000 to 0.5000001)')
+            >>> LOSS.with_interval(0.5, 0.0, 2.5e304)
+            '0.500 (0.000 to 2.500e+304)'
         """
         if low is None or high is None or not math.isfinite(high - low):
             return "" if math.isnan(mean) else self.tell(mean)
         return f"{self.tell(mean)} ({self.tell(low, high)} to {self.tell(high, low)})"
+
+    def shares(self, values: Sequence[float]) -> bool:
+        """Whether these are shares, between 0 and 1 and reported in percent; an error may be above 100 %."""
+        return (self.per, self.factor) == ("%", 100) and 0 <= min(values) <= max(values) <= 1
 
     def margin(self, min_difference: float | None, others: Sequence[float]) -> float:
         """Returns the least difference that matters, in the unit in which scores are stored.
@@ -149,10 +156,12 @@ class Score:
         Example:
             >>> ACCURACY.margin(2, []), ACCURACY.margin(None, []), LOSS.margin(None, [2.0, 4.0])
             (0.02, 0.01, 0.03)
+            >>> Score("error", "error", factor=1.0).margin(None, [])  # kept in percent
+            1.0
         """
         if min_difference is not None:
             return min_difference / self.factor
-        return 0.01 if self.per == "%" else 0.01 * abs(statistics.fmean(others))
+        return 1 / self.factor if self.per == "%" else 0.01 * abs(statistics.fmean(others))
 
     def interval(
         self, values: Sequence[float], n_test: Iterable[float | None] = (), ratio: float = 0.0
@@ -169,7 +178,7 @@ class Score:
         """
         sizes = [int(n) for n in n_test if n is not None and n > 0]  # without NaN
         mean, low, high = mean_interval(values, ratio=ratio)
-        if self.per == "%" and 0 <= min(values) <= max(values) <= 1:
+        if self.shares(values):
             if sizes and len(sizes) == len(values):
                 return share_interval(values, min(sizes), ratio=ratio)
             return Interval(mean, max(low, 0.0), min(high, 1.0))  # NaN stays

@@ -177,7 +177,8 @@ def decide(
     for given in rows:
         margin = score.margin(min_difference, given["others"])
         row = compare(given["values"], given["others"], given.get("ratio", 0.0), margin, len(rows))
-        if score.per == "%":  # no two shares differ by more than 1; NaN stays
+        # No two shares differ by more than 1; NaN stays.
+        if score.shares([*given["values"], *given["others"]]):
             row |= {"low": max(row["low"], -1.0), "high": min(row["high"], 1.0)}
             row["detectable"] = row["detectable"] if not row["detectable"] > 1 else math.inf
         decided.append({name: given[name] for name in given if name not in scores} | row)
@@ -238,7 +239,7 @@ def detectable(row: Mapping[str, Any], score: Score) -> str:
     """
     if math.isnan(row["detectable"]):
         return ""
-    least = f"{score.factor * row['detectable']:.{score.digits}f} {score.unit}".rstrip()
+    least = f"{score.tell(row['detectable'])} {score.unit}".rstrip()
     least = "no difference" if math.isinf(row["detectable"]) else least
     enough = f"{row['seeds_needed']:,.0f}" if row["seeds_needed"] < math.inf else f"more than {MOST_SEEDS:,}"
     many = f"{row['seeds']} {row['unit']}"

@@ -80,6 +80,7 @@ CASES = {  # net, and what is said: parts of each sentence
     "never called": (lambda: computing(lambda net, points: net.last(net.first(points))), [
         "Unused circuit in `circuit`: nothing calls it, so the net does not depend on it"]),
     "frozen": (lambda: Turned(net().circuit.requires_grad_(False)), ["No circuit trains in `model`"]),
+    "all of it frozen": (lambda: net().requires_grad_(False), ["No circuit trains in `model`"]),
     "no circuit": (lambda: net().last, ["No circuit in `model`"]),
 }  # fmt: skip
 
@@ -245,7 +246,7 @@ def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
 @pytest.mark.parametrize("values", [[1e-3, 2.0, 0.5, 1, 1, 1], [0.0, np.nan] * 3])
 def test_the_coloured_circuit_shows_every_gate_where_its_wires_are_free(values):
     gates = gradients.gates(layer_on(3, staircase, {"weights": (2, 3)}))
-    figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5})
+    figure = plots.coloured_circuit(gates, np.array(values), "size", dead={2, 4, 5})
     boxes = [box for box in figure.axes[0].patches if box.get_zorder() == 4]
     assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
     assert (boxes[3].get_facecolor() != boxes[4].get_facecolor()) == (values[1] == 2.0)
@@ -257,10 +258,10 @@ def test_gates_of_every_form_are_drawn_and_a_long_circuit_goes_on_below():
     forms = [("Hadamard", (0,), 0), ("IsingXX", (0, 2), 0), ("CRX", (2, 0), 1), ("CZ", (0, 1), 1)]
     forms += [("CNOT", (2, 1), 1), ("Toffoli", (0, 1, 2), 2), ("MottonenStatePreparation", (), 0)]
     gates = [gradients.Gate(*form, (i,), (), True) for i, form in enumerate(forms)]
-    figure = plots.coloured_circuit(gates, 3, np.full(7, 0.5), "size")
+    figure = plots.coloured_circuit(gates, np.full(7, 0.5), "size")
     boxes = [box.get_gid() for box in figure.axes[0].patches if box.get_gid()]
     assert boxes == [(0,), (1,), (1,), (2,), (3,), (5,), (6,)]
     assert len(plots.outlines(figure, 1)) == 2 and plots.outlines(figure, 4) == []
     gates = gradients.gates(shipped("strongly_entangling", n_qubits=4, n_layers=4, mirrored=True))
     assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}, "inverse gates are gates"
-    assert plots.coloured_circuit(gates, 4, np.ones(48), "size").get_figheight() > 5
+    assert plots.coloured_circuit(gates, np.ones(48), "size").get_figheight() > 5

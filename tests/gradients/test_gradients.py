@@ -16,10 +16,10 @@ from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
 from tests.toys import layer_on, linear, refused, shipped, uniform
 
-TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-7}
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-7, torch.bfloat16: 2**-7}
 BACKENDS = ("auto", "default.qubit", "lightning.qubit")
 CASES = [("data_reuploading", "angle", backend, torch.float32) for backend in BACKENDS]
-CASES += [("data_reuploading", "angle", "auto", torch.float64)]
+CASES += [("data_reuploading", "angle", "auto", dtype) for dtype in (torch.float64, torch.bfloat16)]
 CASES += [("hardware_efficient", each, "auto", torch.float32) for each in circuits.EMBEDDINGS]
 CASES += [(each, "angle", "auto", torch.float32) for each in ("strongly_entangling", "random")]
 PENNYLANES = ["backprop", "parameter-shift", "adjoint", "finite-diff"]
@@ -146,6 +146,8 @@ def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, shots, lac
 
 def test_the_gradient_of_a_batch_is_that_of_backward():
     model = nn.Sequential(layer_of(), linear(2, 3), nn.BatchNorm1d(3, affine=False))
+    model.register_parameter("factor", nn.Parameter(torch.tensor([1 + 2j, 2 - 1j, 0.5j])))
+    model.register_forward_hook(lambda net, given, outputs: (net.factor * outputs - 0.5).abs())
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     model[1].bias.requires_grad_(False)
     model[1].weight.grad = torch.full((3, 2), 7.0)
@@ -156,8 +158,13 @@ def test_the_gradient_of_a_batch_is_that_of_backward():
     assert (model[1].weight.grad == 7).all() and model[0].weights.grad is None
     model.zero_grad()
     task(model, batch).loss.backward()
-    assert set(found) == {"unused", "0.weights", "1.weight"} and not found.pop("unused").any()
+    assert set(found) == {"unused", "0.weights", "1.weight", "factor"} and not found.pop("unused").any()
     for name, gradient in found.items():
-        torch.testing.assert_close(gradient, model.get_parameter(name).grad.double(), rtol=1e-5, atol=1e-7)
+        double = torch.complex128 if name == "factor" else torch.float64
+        expected = model.get_parameter(name).grad.to(double)
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
         assert gradient.norm() > 1e-4
+    norm = gradients.on_batch(model, task, batch).frame("all")["norm"].item()
+    squares = [float(each.abs().square().sum()) for each in found.values()]
+    assert norm == pytest.approx(sum(squares) ** 0.5, rel=1e-3)
     assert gradients.of_batch(model.requires_grad_(False), task, batch) == {}

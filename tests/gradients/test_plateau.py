@@ -81,14 +81,14 @@ def test_every_initialisation_is_fixed_by_its_seed_in_chunks_too(initialisation,
 
 
 def test_identity_blocks_on_the_zero_state_are_dead_throughout():
-    found = plateau.scan(qubits=(2, 3), depths=(2,), n=5, initialisations=("identity_block",), embedding=None)
+    found = plateau.scan(qubits=(2, 3), depths=(2,), n=8, initialisations=("identity_block",), embedding=None)
     assert (found["variance"] == 0).all() and (found["n_dead"] == found["n_weights"]).all()
     assert plateau.fit(found).empty
 
 
 def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
     monkeypatch.setattr(plateau, "_of_size", lambda *sizes: pytest.fail("it began"))
-    bad = [("circuit", "angle"), ("n", 1), ("initialisations", ("unform",)), ("depths", ("deep",))]
+    bad = [("circuit", "angle"), ("n", 7), ("initialisations", ("unform",)), ("depths", ("deep",))]
     for argument, value in [*bad, ("depths", (0,)), ("qubits", ("2",)), ("qubits", (26,))]:
         with refused(argument):
             plateau.scan(**{argument: value})

@@ -6,10 +6,12 @@ from pathlib import Path
 import matplotlib
 import nbformat
 import pandas
+import pennylane as qp
 import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from torch import nn
 
 from qnnkit import QuantumLayer, runs, workspace
 from qnnkit.data.tokenizers import trained
@@ -17,15 +19,33 @@ from qnnkit.measure import survey
 from qnnkit.models import causal_lm
 from tests.acted import read_lines
 from tests.same import from_seed
-from tests.toys import texts
+from tests.toys import AsFloat, Digits, linear, texts
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1, "epochs": 1}
+
+
+@qp.qnode(qp.device("default.qubit"))
+def weights_first(weights, inputs):
+    qp.RX(inputs[..., 0] + weights[0], "a")
+    return [qp.expval(qp.Z("a"))]
+
+
+class Frozen(Digits):
+    """Of a circuit that takes its weights first, on a device without wires of its own."""
+
+    @staticmethod
+    def build(splits, seed):
+        layer = QuantumLayer(weights_first, {"weights": (1,)}).requires_grad_(False)
+        return nn.Sequential(AsFloat(), nn.Flatten(), linear(64, 1), layer, linear(1, 10))
+
+
 NETS = {
     "quanv": {"quantum_clip_norm": 1e-3, "controls": ["classical"]},
     "frozen filters": {"filters": 2, "trainable": False, "circuit": "random"},
     "iqp": {"circuit": "hardware_efficient", "embedding": "iqp", "n_layers": 1},
     "amplitude": {"circuit": "strongly_entangling", "embedding": "amplitude"},
+    "frozen": {"recipe": Frozen},
     "resnet": {"recipe": "resnet_circuit_trained", "dataset": "digits", "stem_stride": 1},
 }
 BRIEF = {"samples": 1, "plateau_qubits": 2, "try_updates": 2, "hardware_images": 2}
@@ -78,7 +98,7 @@ def place(tmp_path_factory):
 )
 def test_the_gradient_check_of_every_kind_of_circuit(place, name):
     run, width = begun(place / name, **NETS[name]), 4 if name in PLATEAUS else 2
-    shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=4)
+    shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=8)
     assert figures(run) >= {"02_circuit", "02_gates", "02_sizes"}
     fresh = runs.build(run, run.nets[0], 0).state_dict()
     assert all(torch.equal(value, fresh[key]) for key, value in shown["model"].state_dict().items())
@@ -119,7 +139,7 @@ def test_a_net_is_trained_and_looked_into_with_and_without_recorded_gradients(pl
 
 
 def test_frozen_angles_have_no_landscape(place):
-    run = begun(place / "frozen filters", **NETS["frozen filters"])
+    run = begun(place / "frozen", **NETS["frozen"])
     list(runs.train_all(run))
     shown = cells("04b_inside", run, hardware_images=0)
     assert shown["lines"] == {} and "13_landscape" not in figures(run)

@@ -79,6 +79,8 @@ def test_a_source_is_clean_and_its_cells_are_short(path: Path) -> None:
             assert cell.outputs == [] and cell.execution_count is None
             assert len(cell.source.splitlines()) <= 15, cell.source
             assert before.cell_type == "markdown" or path == SETUP, cell.source
+        elif path.stem[:2] in ("04", "06"):  # of which a page may leave out a section
+            assert "\n## " not in cell.source, cell.source
     assert cells[0].cell_type == cells[-1].cell_type == "markdown"
     assert all(f"**{word}**" in cells[0].source for word in ("Question:", "Reads", "Writes", "Takes"))
     assert any("**Prediction:**" in cell.source for cell in cells if cell.cell_type == "markdown")

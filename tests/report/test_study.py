@@ -296,11 +296,12 @@ def test_the_stamp_changes_with_results_and_settings_and_with_nothing_else(study
 
 def test_names_are_neither_latex_nor_html_nor_mathematics(space):
     """Nor does a figure change with the day that it is drawn on. One seed shows nothing, and is drawn."""
-    hostile = r"$a_b$ & 5 %{c}#^~\input{x}<b>"
+    hostile = r"$a_b$ & 5 %{c}#^~\input{x}<b>, a name as long as those of several settings are"
     space.write("a", {"hybrid": [0.99], "classical": [0.10]}, name=hostile)
     names, drawn = space.execute(), space.folder / "study" / "scores.pdf"
     first, table = drawn.read_bytes(), names["compared"]
-    next(report.draw(names["study"], names["means"]))
+    figure = next(report.draw(names["study"], names["means"]))
+    assert figure.get_tightbbox().x0 >= 0, "names are cut"
     assert first == drawn.read_bytes() and first[:5] == b"%PDF-" and b"/Type3" not in first
     assert table[["low", "high", "effect_size", "p", "p_holm"]].isna().all().all()
     assert "0 better, 0 worse, 0 equivalent, 1 undecided of 1." in report.verdict(table)
@@ -310,6 +311,7 @@ def test_names_are_neither_latex_nor_html_nor_mathematics(space):
         body = (space.folder / "study" / name).read_text().split("\n", 1)[1]
         words = r"\$a\_b\$ \& 5 \%\{c\}\#\textasciicircum \textasciitilde \textbackslash input\{x\}"
         assert words in body.replace("~", "") and r"\input{x}" not in body and r"\toprule" in body
+        assert "nan" not in body
         bare = re.sub(r"\\[&%$#_{}]", "", body)
         assert not re.search(r"[%#^~]", bare), "a special character without its backslash"
         lines = [line for line in bare.splitlines() if line.rstrip().endswith(r"\\")]
