@@ -36,8 +36,8 @@ class Frozen(Digits):
 
     @staticmethod
     def build(splits, seed):
-        layer = QuantumLayer(weights_first, {"weights": (1,)}).requires_grad_(False)
-        return nn.Sequential(AsFloat(), nn.Flatten(), linear(64, 1), layer, linear(1, 10))
+        layer = QuantumLayer(weights_first, {"weights": (1,)}).requires_grad_(False).bfloat16()
+        return nn.Sequential(AsFloat(), nn.Flatten(), linear(64, 1), layer, AsFloat(), linear(1, 10))
 
 
 NETS = {
