@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
+functorch: Any = vars(torch._C)["_functorch"]
 Given = Tensor | Mapping[str, Tensor]
 """What a model takes: a tensor, or several by name."""
 
@@ -54,7 +55,10 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
     inputs_of: dict[QuantumLayer, list[Tensor]] = {}
 
     def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        inputs_of.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
+        rows = inputs[0].detach()
+        while (axis := functorch.maybe_get_bdim(rows)) >= 0:  # of torch.vmap
+            rows = functorch.get_unwrapped(rows).movedim(axis, 0)
+        inputs_of.setdefault(layer, []).append(rows.reshape(-1, rows.shape[-1]))
 
     look(model, images, QuantumLayer, keep)
     return {layer: torch.cat(rows) for layer, rows in inputs_of.items()}

@@ -62,7 +62,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     n_features: int | None = None
     """Length of the inputs' last axis, as last seen by `forward`."""
     n_outputs: int | None = None
-    """Length of the outputs' last axis, as last seen by `forward`; None for a single value or a state."""
+    """Length of the outputs' last axis, as last seen by `forward`; 0 for a single value, None for a state."""
     input_dtype: torch.dtype | None = None
     """Of the inputs, as last seen by `forward`, before the circuit rounds them up to float32 at least."""
 
@@ -178,7 +178,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
                 error.add_note(f"The inputs have {n_features} features; {last}.")
             raise
         is_complex = outputs.is_complex()
-        n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
+        n_outputs = None if is_complex or outputs.ndim > inputs.ndim else 0
+        if n_outputs == 0 and outputs.ndim == inputs.ndim:
+            n_outputs = outputs.shape[-1]
         if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
             self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
         surrounding = outputs.dtype if is_complex else surrounding

@@ -53,9 +53,9 @@ class Data:
         raise AttributeError(f"A trained net is built without its data, which `{name}` is part of. {step}")
 
     def example(self, n: int = 1) -> Any:
-        """Zeros in the shape of what the net takes."""
+        """Ones, which unlike zeros have a norm, in the shape of what the net takes."""
         made = {
-            name: torch.zeros(n, *shape, dtype=getattr(torch, dtype))
+            name: torch.ones(n, *shape, dtype=getattr(torch, dtype))
             for name, (dtype, *shape) in self.shapes.items()
         }
         return made.get("", made)

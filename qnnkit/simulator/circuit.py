@@ -176,7 +176,7 @@ def apart() -> Iterator[None]:
         except NotFusable:
             raise
         except Exception as error:
-            reason = f"its Python cannot be run on numbers in general ({type(error).__name__}: {error})"
+            reason = f"it needs the numbers of each call ({type(error).__name__}: {error})"
             raise NotFusable(reason.splitlines()[0]) from error
 
 
