@@ -88,9 +88,11 @@ def test_backends_agree_are_kept_and_explain_themselves(device, backend, words):
 
 
 MEASURED = {
-    "a number": lambda inputs: qp.expval(qp.Z(0)),
+    "a number": lambda inputs: (qp.RX(inputs[..., 0], 0), qp.expval(qp.Z(0)))[-1],
     "probabilities of a batch alone": lambda inputs: (qp.RX(inputs[:, 0], 0), qp.probs(0))[-1],
-    "several circuits": lambda inputs: [qp.expval(qp.X(0)), qp.expval(qp.Z(0))],
+    "several circuits": lambda inputs: (qp.RX(inputs[..., 0], 0), [qp.expval(qp.Y(0)), qp.expval(qp.Z(0))])[
+        -1
+    ],
 }
 
 
@@ -231,9 +233,11 @@ def test_classical_layer_goes_on_with_products():
     x, y = (inputs / np.pi).T
     polynomial = layer.weights @ torch.stack([x**0, x, y, x * x, x * y, y * y, x**3, x * x * y])
     found, true = layer(inputs)[:, 0], polynomial.tanh()
-    same([found, *mixed_gradients(found, [inputs])], [true, *mixed_gradients(true, [inputs])], FLOAT64)
-    slopes = [torch.autograd.grad(each.sum(), inputs, create_graph=True)[0] for each in (layer(inputs), true)]
-    same(*(mixed_gradients(each, [inputs, layer.weights]) for each in slopes), FLOAT64)
+    sides = []
+    for values in (found, true):
+        [slopes] = torch.autograd.grad(values.sum(), inputs, create_graph=True)
+        sides.append([values, slopes, *mixed_gradients(slopes, [inputs, layer.weights])])
+    same(*sides, FLOAT64)
 
 
 # --- controls -----------------------------------------------------------------------------------------
@@ -354,7 +358,7 @@ def test_a_layer_used_twice_stays_one():
 def test_circuits_are_seen_under_vmap():
     model, inputs = nn.Sequential(shipped()), uniform(3, 5, 4)
     model.forward = torch.vmap(torch.vmap(model[0], in_dims=1), in_dims=2)
-    assert torch.equal(layers.circuit_inputs(model, inputs)[model[0]], inputs.T.reshape(20, 3))
+    assert torch.equal(layers.circuit_inputs(model, inputs)[model[0]], inputs.permute(2, 1, 0).reshape(20, 3))
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------

@@ -199,11 +199,15 @@ def test_copies_share_the_python_and_explain_themselves(duplicate):
 
 
 def repeated(inputs, weights):
+    qp.AngleEmbedding(inputs, wires=range(2))
     qp.layer(lambda angle: qp.RX(angle, 0), 3, weights[:, 0, 0])
     return two_expvals()
 
 
-REASONS = {"self": MethodType(lambda self, **given: plain(**given), 0), "partial": partial(plain)}
+REASONS = {
+    "self": MethodType(lambda self, inputs, weights: plain(inputs, weights), 0),
+    "partial": partial(plain),
+}
 REASONS |= {"layer": repeated}
 
 
