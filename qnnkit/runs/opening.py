@@ -175,8 +175,7 @@ def require_usable(run: Run) -> None:
             net = recipes.made(config, run.splits, name, config.seed, bare=True)
         except NotImplementedError as error:  # a control that not every circuit has
             raise ValueError(str(error)) from None
-        n = sum(weight.requires_grad for weight in net.parameters())
-        step = "Make a part of it trainable; leave a control without any out of `controls`."
+        n, step = sum(weight.requires_grad for weight in net.parameters()), "Make a part of it trainable."
         checks.positive(f"the number of weights to train in {name}", n, step)
         if own_controls or name == run.nets[0]:
             _require_runs(run, net)

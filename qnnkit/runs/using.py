@@ -276,8 +276,7 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
         if settings is None:
             splits: Any = unsplit.tokens(root, about.tokenizer, about.length)
         elif "tokenizer" in about.sizes or not about.classes or "image_size" not in about.sizes:
-            step = "Use qnnkit predict, or the report of a run on these data."
-            rule = "be of labelled images or tokens"
+            rule, step = "be of labelled images or tokens", "Use qnnkit predict, or a run's report on these."
             raise NotImplementedError(checks.message("run_dir", rule, str(run_dir), step))
         else:
             flat = LAST_NUMBER if settings.of_kit("dataset") == "flat_folder" else None

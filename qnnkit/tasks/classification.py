@@ -138,9 +138,8 @@ class Classification:
 
 def _of_logits(logits: Tensor, classes: Sequence[str]) -> dict[str, Any]:
     """Class and probabilities of one sample; of a net that gives these itself they stay as they are."""
-    shares = logits.double()
-    if (shares < 0).any() or abs(shares.sum() - 1) > 1e-5:  # rounding
-        shares = shares.softmax(0)
+    given = logits.double()
+    shares = given if (given >= 0).all() and abs(given.sum() - 1) < 1e-5 else given.softmax(0)
     probabilities = dict(zip(classes, shares.tolist(), strict=True))
     return {"class": max(probabilities, key=lambda name: probabilities[name]), "probabilities": probabilities}
 
