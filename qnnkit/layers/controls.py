@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.layers.counting import Given, look
+from qnnkit.layers.counting import Given, look, rows_of
 from qnnkit.layers.fourier import FourierLayer, fourier_fit, seeded_linear, sizes_of
 from qnnkit.layers.quantum import QuantumLayer
 
@@ -324,7 +324,13 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
     of_circuits = set(map(id, quantum_parameters(model)))
     classical = [w for w in model.parameters() if w.requires_grad and id(w) not in of_circuits]
     sums: list[Tensor] = []
-    look(model, example, QuantumLayer, lambda _, inputs, __: sums.append(inputs[0].sum()), gradients=True)
+    look(
+        model,
+        example,
+        QuantumLayer,
+        lambda _, given, __: sums.append(rows_of(given[0]).sum()),
+        gradients=True,
+    )
     sums = [each for each in sums if each.requires_grad]
     gradients = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
     before = [weight for weight, gradient in zip(classical, gradients, strict=False) if gradient is not None]

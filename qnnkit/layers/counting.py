@@ -55,13 +55,17 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
     inputs_of: dict[QuantumLayer, list[Tensor]] = {}
 
     def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        rows = inputs[0].detach()
-        while (axis := functorch.maybe_get_bdim(rows)) >= 0:  # of torch.vmap
-            rows = functorch.get_unwrapped(rows).movedim(axis, 0)
-        inputs_of.setdefault(layer, []).append(rows.reshape(-1, rows.shape[-1]))
+        inputs_of.setdefault(layer, []).append(rows_of(inputs[0].detach()))
 
     look(model, images, QuantumLayer, keep)
     return {layer: torch.cat(rows) for layer, rows in inputs_of.items()}
+
+
+def rows_of(inputs: Tensor) -> Tensor:
+    """Features that a layer meets, of shape (n, n_features): under torch.vmap those of all samples."""
+    while (axis := functorch.maybe_get_bdim(inputs)) >= 0:
+        inputs = functorch.get_unwrapped(inputs).movedim(axis, 0)
+    return inputs.reshape(-1, inputs.shape[-1])
 
 
 def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
