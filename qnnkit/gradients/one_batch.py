@@ -44,7 +44,7 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[Fault]:
     faults, row = [], None
     with contextlib.ExitStack() as hooks, layers.evaluating(model):
         for layer in circuits.values():
-            look = lambda layer, inputs: seen.setdefault(layer, []).append(inputs[0].detach())  # noqa: E731
+            look = lambda layer, given: seen.setdefault(layer, []).append(layers.rows_of(given[0].detach()))  # noqa: E731
             hooks.enter_context(layer.register_forward_pre_hook(look))
         try:
             row = on_batch(model, task, batch).rows[0]
@@ -60,7 +60,7 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[Fault]:
             if row is not None:
                 faults.append(fault("not called", name, "nothing calls it, so the net does not depend on it"))
             continue
-        rows = torch.cat([inputs.reshape(-1, inputs.shape[-1]) for inputs in seen[layer]])
+        rows = torch.cat(seen[layer])
         silent = [*_dead(name, layer, rows)]
         faults += [*half(name, rows.dtype, "inputs"), *of_inputs(name, layer, rows), *silent]
         if row is not None and name in trained:

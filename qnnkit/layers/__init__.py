@@ -21,6 +21,7 @@ from qnnkit.layers.counting import (
     circuits_per_image,
     evaluating,
     feature_maps_of,
+    rows_of,
 )
 from qnnkit.layers.fourier import FourierLayer, fourier_fit
 from qnnkit.layers.quantum import BACKENDS, QuantumLayer
@@ -30,5 +31,5 @@ __all__ = [
     "QuantumLayer", "Quanv2d", "CONTROLS", "STAND_INS", "BACKENDS", "ClassicalLayer",
     "FourierLayer", "as_classical", "fourier_fit", "control", "control_names", "controls", "Given", "called",
     "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters",
-    "circuit_inputs", "circuits_per_image", "evaluating", "feature_maps_of",
+    "circuit_inputs", "circuits_per_image", "evaluating", "feature_maps_of", "rows_of",
 ]  # fmt: skip

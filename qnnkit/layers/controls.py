@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pennylane as qp
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.layers.counting import Given, look
+from qnnkit.layers.counting import Given, look, rows_of
 from qnnkit.layers.fourier import FourierLayer, fourier_fit, seeded_linear, sizes_of
 from qnnkit.layers.quantum import QuantumLayer
 
@@ -25,7 +25,8 @@ class ClassicalLayer(nn.Module):
     Every output is tanh of a polynomial in the features (divided by pi, so that angles are of order 1).
     Weights are assigned in turn: a constant for every output, then each feature, then products of two, of
     three ... until `n_weights` are used. With n_weights = n_outputs * (n_features + 1) it is an ordinary
-    linear layer or convolution with a tanh. No weight is unused, whatever the count.
+    linear layer or convolution with a tanh. No weight is unused, whatever the count. If the circuit returns
+    probabilities, the layer ends in a softmax instead.
 
     Args:
         n_features: Length of the inputs' last axis.
@@ -41,6 +42,7 @@ class ClassicalLayer(nn.Module):
 
     powers: Tensor
     slots: Tensor
+    of_probabilities = False
 
     def __init__(self, n_features: int, n_outputs: int, n_weights: int, *, seed: int = 0):
         super().__init__()
@@ -59,17 +61,24 @@ class ClassicalLayer(nn.Module):
         """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
         checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
         scaled = inputs / math.pi
-        terms = (scaled.unsqueeze(-2) ** self.powers).prod(-1)  # (..., n_terms)
+        # (..., n_terms, n_features); torch's powers 0 and 1 have no second derivative at 0
+        rows = scaled.unsqueeze(-2).expand(*scaled.shape[:-1], *self.powers.shape)
+        higher = torch.where(self.powers > 1, rows, 1.0) ** self.powers
+        terms = torch.where(self.powers == 1, rows, higher).prod(-1)
         matrix = self.weights.new_zeros(self.powers.shape[0] * self.n_outputs)
         matrix = matrix.index_put((self.slots,), self.weights).reshape(-1, self.n_outputs)
-        return torch.tanh(terms.to(matrix.dtype) @ matrix)
+        values = terms.to(matrix.dtype) @ matrix
+        return values.softmax(-1) if self.of_probabilities else values.tanh()
 
 
 class Bypass(nn.Module):
     """Returns a circuit's features, divided by pi, in place of its outputs. Has no weights.
 
-    If the numbers of features and outputs differ, features are averaged or repeated.
+    If the numbers of features and outputs differ, features are averaged or repeated. If the circuit returns
+    probabilities, a softmax follows.
     """
+
+    of_probabilities = False
 
     def __init__(self, n_features: int, n_outputs: int):
         super().__init__()
@@ -79,6 +88,7 @@ class Bypass(nn.Module):
         """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
         rows = inputs.reshape(-1, 1, self.n_features) / math.pi
         values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
+        values = values.softmax(-1) if self.of_probabilities else values
         return values.reshape(*inputs.shape[:-1], self.n_outputs)
 
 
@@ -134,7 +144,7 @@ def controls(model: nn.Module, *, seed: int = 0, example: Given | None = None) -
 
     Raises:
         ValueError: The model holds no `QuantumLayer`.
-        NotImplementedError: A layer has not run yet, or its QNode returns a single value or a state.
+        NotImplementedError: A layer has not run yet, or its QNode returns a state.
     """
     copies = {name: control(model, name, seed=seed) for name in control_names(model)}
     for name in MORE_CONTROLS if example is not None else MORE_CONTROLS[:-1]:
@@ -209,7 +219,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`: QuantumLayers, and modules marked `of_circuit`."""
-    return [weight for module in model.modules() if _is_circuit(module) for weight in module.parameters()]
+    return _weights_of(module for module in model.modules() if _is_circuit(module))
 
 
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -217,8 +227,12 @@ def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
 
     Both train alike. A `FourierLayer` and a `MatchedLayer` train with the learning rate of classical weights.
     """
-    parts = [each for each in model.modules() if _is_circuit(each) or isinstance(each, ClassicalLayer)]
-    return [weight for module in parts for weight in module.parameters()]
+    return _weights_of(m for m in model.modules() if _is_circuit(m) or isinstance(m, ClassicalLayer))
+
+
+def _weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Their weights; those that they share once."""
+    return list(dict.fromkeys(weight for module in modules for weight in module.parameters()))
 
 
 def on_backend(model: nn.Module, backend: str) -> nn.Module:
@@ -262,14 +276,30 @@ def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
 def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
     weights = list(layer.parameters())
     twin = ClassicalLayer(*sizes_of(layer), sum(weight.numel() for weight in weights), seed=seed)
-    return twin.requires_grad_(any(weight.requires_grad for weight in weights))
+    return _bounded(twin, layer).requires_grad_(any(weight.requires_grad for weight in weights))
+
+
+def _bounded(twin: Any, layer: QuantumLayer) -> Any:
+    """The stand-in, which gives probabilities where that is all that the circuit gives."""
+    kinds = [type(each) for tape in _tapes(layer, "top") for each in tape.measurements]
+    twin.of_probabilities = kinds == [qp.measurements.ProbabilityMP]
+    return twin
+
+
+def _tapes(layer: QuantumLayer, level: str) -> Any:
+    """What its QNode queues for one sample: bits, angles, amplitudes of norm 1."""
+    one = torch.eye(1, layer.n_features)
+    tapes = qp.workflow.construct_batch(layer.qnode, level=level)
+    try:
+        return tapes(**layer._arguments(one[0]))[0]
+    except Exception:  # its Python asks for a batch
+        return tapes(**layer._arguments(one))[0]
 
 
 def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
     n_features, n_outputs = sizes_of(layer)
-    arguments = layer._arguments(torch.zeros(n_features))
-    tape = qp.workflow.construct_tape(layer.qnode, level="device")(**arguments)
-    n_multiplications = sum(4 * 2 ** (len(tape.wires) + len(gate.wires)) for gate in tape.operations)
+    gates = [(tape.wires, gate) for tape in _tapes(layer, "device") for gate in tape.operations]
+    n_multiplications = sum(4 * 2 ** (len(wires) + len(gate.wires)) for wires, gate in gates)
     return MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
 
 
@@ -278,7 +308,7 @@ _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
     "frozen_random": _frozen_random,
     "classical": _classical,
     "classical_trained": lambda layer, seed: _classical(layer, seed).requires_grad_(True),
-    "no_quantum": lambda layer, seed: Bypass(*sizes_of(layer)),
+    "no_quantum": lambda layer, seed: _bounded(Bypass(*sizes_of(layer)), layer),
     "fourier": lambda layer, seed: FourierLayer(layer, seed=seed),
     "fourier_random": lambda layer, seed: FourierLayer(layer, seed=seed, random=True),
     "compute_matched": _matched,
@@ -294,7 +324,13 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
     of_circuits = set(map(id, quantum_parameters(model)))
     classical = [w for w in model.parameters() if w.requires_grad and id(w) not in of_circuits]
     sums: list[Tensor] = []
-    look(model, example, QuantumLayer, lambda _, inputs, __: sums.append(inputs[0].sum()), gradients=True)
+    look(
+        model,
+        example,
+        QuantumLayer,
+        lambda _, given, __: sums.append(rows_of(given[0]).sum()),
+        gradients=True,
+    )
     sums = [each for each in sums if each.requires_grad]
     gradients = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
     before = [weight for weight, gradient in zip(classical, gradients, strict=False) if gradient is not None]
@@ -316,15 +352,26 @@ def _without_quantum(model: nn.Module) -> nn.Module:
     return model
 
 
+def _single(stand_in: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+    """What stands in for a circuit with a single value gives one, too."""
+    return outputs.squeeze(-1)
+
+
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
     """Replaces each QuantumLayer of `model`, in place, by `make(layer, index)`."""
     holder = nn.ModuleList([model])
     replaced: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
+    owners: dict[tuple[Any, ...], nn.Module] = {}  # of shared weights
     for parent in list(holder.modules()):
         for name, child in list(parent._modules.items()):  # named_children() skips a child's second name
             if isinstance(child, QuantumLayer):
                 if child not in replaced:
                     place = next(child.parameters(), torch.zeros(()))
                     replaced[child] = make(child, len(replaced)).to(place).train(child.training)
+                    if child.n_outputs == 0 and isinstance(replaced[child], STAND_INS):
+                        replaced[child].register_forward_hook(_single)
+                    owner = owners.setdefault((*child.parameters(),) or (child,), replaced[child])
+                    for key, weight in owner.named_parameters(recurse=False):  # which the circuits share
+                        setattr(replaced[child], key, weight)
                 setattr(parent, name, replaced[child])
     return holder[0]

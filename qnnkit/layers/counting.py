@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
+functorch: Any = vars(torch._C)["_functorch"]
 Given = Tensor | Mapping[str, Tensor]
 """Inputs of a model: a tensor, or several by name."""
 
@@ -54,10 +55,17 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
     inputs_of: dict[QuantumLayer, list[Tensor]] = {}
 
     def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        inputs_of.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
+        inputs_of.setdefault(layer, []).append(rows_of(inputs[0].detach()))
 
     look(model, images, QuantumLayer, keep)
     return {layer: torch.cat(rows) for layer, rows in inputs_of.items()}
+
+
+def rows_of(inputs: Tensor) -> Tensor:
+    """Features that a layer meets, of shape (n, n_features): under torch.vmap those of all samples."""
+    while (axis := functorch.maybe_get_bdim(inputs)) >= 0:
+        inputs = functorch.get_unwrapped(inputs).movedim(axis, 0)
+    return inputs.reshape(-1, inputs.shape[-1])
 
 
 def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:

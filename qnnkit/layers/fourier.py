@@ -41,11 +41,13 @@ def seeded_linear(n_inputs: int, n_outputs: int, generator: torch.Generator, **o
 
 
 def sizes_of(layer: QuantumLayer) -> tuple[int, int]:
-    """Lengths of the last axes of a layer's inputs and outputs."""
+    """Lengths of the last axes of a layer's inputs and outputs; of a single value 1."""
     if layer.n_features is None or layer.n_outputs is None:
-        rule, step = "have run once and return a list", "Call the model on a batch; return [qp.expval(...)]."
-        raise NotImplementedError(checks.message("qnode", rule, "one whose outputs are unknown", step))
-    return layer.n_features, layer.n_outputs
+        rule, value, step = "have run once", "a new one", "Call the model on a batch."
+        if layer.n_features is not None:
+            rule, value, step = "return real numbers", "a state, or several shots", "Return [qp.expval(...)]."
+        raise NotImplementedError(checks.message("qnode", rule, value, step))
+    return layer.n_features, layer.n_outputs or 1
 
 
 class FourierLayer(nn.Module):
@@ -134,7 +136,7 @@ def fourier_fit(layer: QuantumLayer, *, most: int = MAX_FEATURES) -> tuple[Fouri
     generator, shape = torch.Generator().manual_seed(0), (n_rows, twin.encoding.n_features)
     rows = width * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
     with torch.no_grad():
-        values, features = exact.forward(rows), twin.features(rows)
+        values, features = exact.forward(rows).reshape(n_rows, -1), twin.features(rows)
         # gelsd cuts small singular values; the default driver is wrong if features are linearly dependent.
         fitted = torch.linalg.lstsq(features[256:], values[256:], driver="gelsd").solution
         twin.linear.weight.copy_(fitted.T)
@@ -232,5 +234,5 @@ def _half(combinations: Tensor, phases: Tensor) -> Tensor:
 
 
 def _outside(reason: str) -> NotImplementedError:
-    rule, step = "embed its inputs as angles of gates", "Omit the controls fourier and fourier_random."
+    rule, step = "embed its inputs as angles of gates", "Omit fourier and fourier_random, or --classical."
     return NotImplementedError(checks.message("layer", rule, f"a circuit where {reason}", step))

@@ -62,7 +62,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     n_features: int | None = None
     """Length of the inputs' last axis in the last call of `forward`."""
     n_outputs: int | None = None
-    """Length of the outputs' last axis in the last call of `forward`; None for a single value or a state."""
+    """Length of the outputs' last axis in the last call of `forward`; 0: a single value, None: a state."""
     input_dtype: torch.dtype | None = None
     """dtype of the inputs in the last call of `forward`, before the promotion to float32 at least."""
 
@@ -178,7 +178,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
                 error.add_note(f"The inputs have {n_features} features; {last}.")
             raise
         is_complex = outputs.is_complex()
-        n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
+        n_outputs = None if is_complex or outputs.ndim > inputs.ndim else 0
+        if n_outputs == 0 and outputs.ndim == inputs.ndim:
+            n_outputs = outputs.shape[-1]
         if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
             self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)

@@ -112,7 +112,9 @@ class Recipe:
         """Returns the names of the controls."""
         if hasattr(self.code, "controls"):
             return tuple(self._own_controls(settings, splits, seed))
-        return layers.control_names(self.build(settings, splits, seed))
+        net = self.build(settings, splits, seed)
+        fixed = () if layers.count_parameters(net)["classical"] else ("frozen_random", "no_quantum")
+        return tuple(name for name in layers.control_names(net) if name not in fixed)  # nothing to train
 
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
         """Returns a control, with the same initial weights as the recipe's net.

@@ -73,9 +73,7 @@ def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
     """Returns a net as `trained` does, and the number of its best epoch: 0 if the first has not ended."""
     model, store = build(run, net, seed), Store(run.checkpoints(net, seed), run.identity(net, seed))
     if store.restore() is None:
-        raise FileNotFoundError(
-            f"Net {net} of seed {seed} must be trained first: run 03_train on {run.folder}."
-        )
+        raise FileNotFoundError(f"Net {net} of seed {seed} is not trained: run 03_train on {run.folder}.")
     progress = store.load_best(model)["progress"]
     return model.eval(), progress["epoch"]
 

@@ -175,6 +175,8 @@ def require_usable(run: Run) -> None:
             net = recipes.made(config, run.splits, name, config.seed, bare=True)
         except NotImplementedError as error:  # the circuit does not support this control
             raise ValueError(str(error)) from None
+        n, step = sum(weight.requires_grad for weight in net.parameters()), "Make a part of it trainable."
+        checks.positive(f"the number of weights to train in {name}", n, step)
         if own_controls or name == run.nets[0]:
             _require_runs(run, net)
     for setting in config.net_settings:

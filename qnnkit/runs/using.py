@@ -53,9 +53,9 @@ class Data:
         raise AttributeError(f"A trained net is built without its data, so it has no `{name}`. {step}")
 
     def example(self, n: int = 1) -> Any:
-        """Returns zeros in the shapes of the net's inputs, for `n` samples."""
+        """Returns ones, which unlike zeros have a norm, in the shapes of the net's inputs, for `n` samples."""
         tensors = {
-            name: torch.zeros(n, *shape, dtype=getattr(torch, dtype))
+            name: torch.ones(n, *shape, dtype=getattr(torch, dtype))
             for name, (dtype, *shape) in self.shapes.items()
         }
         return tensors.get("", tensors)
@@ -280,8 +280,8 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
         if settings is None:
             splits: Any = unsplit.tokens(root, about.tokenizer, about.length)
         elif "tokenizer" in about.sizes or not about.classes or "image_size" not in about.sizes:
-            step = "Use qnnkit predict, or the report of a run on these data."
             rule = "hold a net of labelled images or tokens"
+            step = "Use qnnkit predict, or the report of a run on these data."
             raise NotImplementedError(checks.message("run_dir", rule, str(run_dir), step))
         else:
             flat = LAST_NUMBER if settings.of_kit("dataset") == "flat_folder" else None

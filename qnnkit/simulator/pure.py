@@ -30,7 +30,7 @@ from qnnkit.simulator.queueing import is_pennylanes
 
 CONSTANTS = (int, float, complex, str, bool, type(None), range, slice, type(...))
 FUNCTIONS = [
-    qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod,
+    qp.expval, qp.var, qp.probs, qp.state, qp.adjoint, qp.ctrl, qp.prod, qp.exp,
     *map(vars(builtins).get, names("range len enumerate zip reversed list tuple int float sum abs")),
     torch.range, torch.sum, torch.abs,  # builtins have functions of these names, too
     *map(vars(torch).get, names("sin cos tan atan arctan tanh sigmoid exp sqrt square stack cat")),
@@ -66,7 +66,7 @@ class Names:
         self._getters: list[Callable[[], Any]] = []
         self._values: list[Any] = []
         self.reads_sizes, self._accepted = False, set()
-        self._accept(function, "function")
+        self._accept(function, "self" if isinstance(function, types.MethodType) else type(function).__name__)
 
     def hold(self) -> bool:
         """Whether each name still refers to the same object; takes about a microsecond."""
@@ -90,6 +90,8 @@ class Names:
             parts = value.func, *value.args, *value.keywords.values()
         elif kind is circuits.Circuit:
             parts = value.function, value.layers, value.embeds
+        elif kind is types.FunctionType and (value.__module__ or "").partition(".")[0] in LIBRARIES:
+            raise NotPure(f"`{name}`")  # by the name that the user wrote, not one inside
         elif kind is types.FunctionType and vars(value).keys() <= {"__wrapped__"}:  # else it may read these
             self._function(value)
         elif not (

@@ -55,6 +55,7 @@ class Own:
         return getattr(self.task, name)
 
     def __call__(self, model: nn.Module, batch: Any, **given: Any) -> Step:
+        given = {"micro_batch": None} | given if getattr(self.task, "whole", False) else given
         step = self.task(model, batch, **given)
         if not isinstance(step, Step):
             raise Refused(checks.message("task", "return a Step", type(step).__name__, "See tasks.Step."))

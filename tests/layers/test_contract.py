@@ -343,10 +343,6 @@ def test_every_call_agrees(name, monkeypatch):
     assert where != "exchanged" or "unmodified PennyLane" in layer.explain()
 
 
-def test_most_cases_are_batched():
-    assert 100 <= len(CASES) >= 10 * sum(where == "device" for where, *_ in CASES.values())
-
-
 INPUTS = uniform(4, 3).double()
 PURE_AND_NOT = pytest.mark.parametrize("name", ["plain", "containers"])
 

@@ -87,11 +87,23 @@ def test_backends_agree_are_kept_and_explain_themselves(device, backend, words):
     assert sentence.endswith(".") and sentence.count(". ") == 0
 
 
-def test_a_number_for_a_sample_has_no_controls():
-    layer = layer_on(1, lambda inputs: (qp.RY(inputs[..., 0], 0), qp.expval(qp.Z(0)))[-1], {})
-    assert layer(uniform(5, 1)).shape == (5,) and layer.n_outputs is None
-    with refused("qnode", NotImplementedError):
-        controls(layer)
+MEASURED = {
+    "a number": lambda: qp.expval(qp.Z(0)),
+    "probabilities": lambda: qp.probs(0),
+    "several circuits": lambda: [qp.expval(qp.Y(0)), qp.expval(qp.Z(0))],
+}
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_controls_give_what_the_circuit_gives(kind):
+    """Where it gives probabilities, they sum to 1, too; its Python may ask for a batch."""
+    layer = layer_on(2, lambda inputs, w: (qp.RX(inputs[:, 0] + w, 0), MEASURED[kind]())[-1], {"w": ()})
+    layer.qnode, inputs = qp.transforms.split_non_commuting(layer.qnode), uniform(5, 2)
+    outputs = layer(inputs)
+    for name, control in controls(layer).items():
+        assert control(inputs).shape == outputs.shape, name
+        if name in CONTROLS and kind == "probabilities":
+            assert control(inputs).sum(1).allclose(torch.ones(5))
 
 
 def test_a_circuit_without_weights_has_no_classical_control():
@@ -213,13 +225,17 @@ def test_classical_layer_has_exactly_so_many_weights(n_features, n_outputs, n_we
 
 
 def test_classical_layer_goes_on_with_products():
-    """From a linear layer; weights are dealt out in this order. Inputs of 0 have a gradient as well."""
+    """From a linear layer; weights are dealt out in this order. Inputs of 0 have second derivatives."""
     layer = ClassicalLayer(2, 1, 8).double()
     inputs = torch.cat([torch.zeros(1, 2), uniform(6, 2)]).double().requires_grad_()
     x, y = (inputs / np.pi).T
     polynomial = layer.weights @ torch.stack([x**0, x, y, x * x, x * y, y * y, x**3, x * x * y])
     found, true = layer(inputs)[:, 0], polynomial.tanh()
-    same([found, *mixed_gradients(found, [inputs])], [true, *mixed_gradients(true, [inputs])], FLOAT64)
+    sides = []
+    for values in (found, true):
+        [slopes] = torch.autograd.grad(values.sum(), inputs, create_graph=True)
+        sides.append([values, slopes, *mixed_gradients(slopes, [inputs, layer.weights])])
+    same(*sides, FLOAT64)
 
 
 # --- controls -----------------------------------------------------------------------------------------
@@ -327,12 +343,20 @@ def test_without_a_circuit_its_features_go_on(n_features, n_outputs):
 
 
 def test_a_layer_used_twice_stays_one():
-    layer = shipped()
-    model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, shipped(seed=1))})
+    layer, tied = shipped(), shipped(seed=2)
+    tied.weights = layer.weights
+    model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, shipped(seed=1)), "d": tied})
+    assert len(quantum_parameters(model)) == 2
     for name, control in controls(model).items():
         assert control["a"] is control["b"] is control["c"][0]
         assert control["a"] is not layer and control["a"] is not control["c"][1]
         assert name not in CONTROLS or size(control) == (0 if name == "no_quantum" else size(model))
+
+
+def test_circuits_are_seen_under_vmap():
+    model, inputs = nn.Sequential(shipped()), uniform(3, 5, 4)
+    model.forward = torch.vmap(torch.vmap(model[0], in_dims=1), in_dims=2)
+    assert torch.equal(layers.circuit_inputs(model, inputs)[model[0]], inputs.permute(2, 1, 0).reshape(20, 3))
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 import copy
 import pickle
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
+from types import MethodType, SimpleNamespace
 
 import numpy as np
 import pennylane as qp
@@ -11,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qnnkit import QuantumLayer, circuits
+from qnnkit import QuantumLayer, circuits, controls
 from tests.same import from_seed
-from tests.toys import linear, measured, same, two_expvals, uniform
+from tests.toys import linear, measured, refused, same, two_expvals, uniform
 
 TorchLayer = qp.qnn.TorchLayer
 
@@ -197,6 +198,25 @@ def test_copies_share_the_python_and_explain_themselves(duplicate):
     assert (twin.weights is layer.weights) == (duplicate is copy.copy)
 
 
+def repeated(inputs, weights):
+    qp.AngleEmbedding(inputs, wires=range(2))
+    qp.layer(lambda angle: qp.RX(angle, 0), 3, weights[:, 0, 0])
+    return two_expvals()
+
+
+REASONS = {
+    "self": MethodType(lambda self, inputs, weights: plain(inputs, weights), 0),
+    "partial": partial(plain),
+}
+REASONS |= {"layer": repeated}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_makes_python_run_at_every_call_is_named(name):
+    layer = make(QuantumLayer, qp.QNode(REASONS[name], circuits.make_device("default.qubit", 2)))
+    assert layer(INPUTS).shape == (5, 2) and f"since it holds `{name}`." in layer.explain()
+
+
 class Custom(QuantumLayer):
     """A subclass, of which copies must be, too."""
 
@@ -296,3 +316,5 @@ def test_states_are_alike_on_every_path():
         same([batched], [device])
         assert batched.dtype == torch.complex64 and batched.shape == (*inputs.shape[:-1], 4)
     assert [(layer.n_features, layer.n_outputs) for layer in layers] == [(2, None)] * 2
+    with refused("qnode", NotImplementedError, "return real numbers"):
+        controls(layers[0])

@@ -120,6 +120,9 @@ def test_a_net_that_is_built_from_its_data_is_said_to_be_none_for_predict(home):
     with pytest.warns(UserWarning, match=r"without its data.*mine\.py.*it has no `train`"):
         run = runs.open_run("runs/one", "mine.py", **TINY)
     assert len(run.nets) == 5, "it may be trained all the same"
+    (home / "mine.py").write_text(RECIPE.replace(LAYERS, ALONE))
+    run = runs.open_run("runs/two", "mine.py", **TINY)
+    assert run.nets == ("hybrid", "no_entanglement", "classical"), "the others have nothing to train"
 
 
 HELD_TWICE = """
@@ -135,7 +138,7 @@ class Net(nn.Module):
 """
 
 LAYERS = "return nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 1))"
-NET = "return Net(layer)"
+NET, ALONE = "return Net(layer)", "return layer"
 CONTROLS = "def controls():\n    return {%r: lambda: nn.Linear(%d, 1)}\n\n\nclass Regression"
 TYPED = 'def odd(x: int): ...\n\n\nassert odd.__annotations__["x"] is not int\n\n\n'
 SETTING, AFTER = "    n_layers: int = 2\n", "\n    def model_post_init(self, context):\n        raise %s\n"
@@ -148,6 +151,7 @@ REFUSED = {
     "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
     "a circuit outside its modules": (LAYERS, NET, "replace every circuit of the net"),
+    "a control with nothing to train": (LAYERS, ALONE, "weights to train in frozen_random` must be above 0"),
     "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 11: ZeroDivisionError"),
     "no net": (LAYERS, "return 3", "Argument `build` must"),
     "wider data": ("nn.Linear(3, 3)", "nn.Linear(4, 3)", "shapes cannot be multiplied"),
@@ -171,7 +175,8 @@ def test_what_is_wrong_is_told_in_a_sentence_and_begins_no_run(kind, home):  # n
     before, after, told = REFUSED[kind]
     assert before in RECIPE
     (home / "mine.py").write_text(RECIPE.replace(before, after) + HELD_TWICE)
-    controls = {"controls": ["classical"]} if after == NET else {}
+    named = {NET: "classical", ALONE: "frozen_random"}.get(after)
+    controls = {"controls": [named]} if named else {}
     with pytest.raises(ValueError, match=rf"^.*{re.escape(told)}.*\Z"):
         runs.open_run("runs/one", "mine.py", **TINY, **controls)
     assert not (home / "runs" / "one" / "config.json").exists()

@@ -19,7 +19,7 @@ from PIL import Image
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from qnnkit import cli, runs, stats, workspace
+from qnnkit import cli, runs, stats, tasks, workspace
 from qnnkit.data import pieces
 from qnnkit.data.pieces import of_midi, of_steps
 from qnnkit.runs import using
@@ -311,6 +311,9 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
         with refused("inputs"):
             runs.predict("runs/one", [f"{name}.{ending}"], recipe="mine.py")
     about = using.Data("a table", {}, {"": ["float32", 3]})  # of a net that knows no names
+    shares = np.float32([0.25, 0.25, 0.5])
+    [told] = tasks.Classification().predict(lambda given: given, [shares], replace(about, classes=(*"abc",)))
+    assert list(told["probabilities"].values()) == [*shares] and about.example(2).min() == 1
     for line in ("0,,1", "0,NA,1", "0,?,1"):  # a first line with a gap is no heading
         (home / "gap.CSV").write_text(f"{line}\n0,0,0\n")
         with refused("inputs"):

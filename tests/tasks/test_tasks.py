@@ -89,8 +89,8 @@ class Regression:
         if monitor is not None:
             self.monitor = monitor
 
-    def __call__(self, model, batch):
-        inputs, values = batch
+    def __call__(self, model, batch, **given):
+        self.given, (inputs, values) = given, batch
         loss = (model(inputs)[:, 0] - values).square().mean()
         sums = {name: make(loss, len(values)) for name, make in self.reported.items()}
         return Step(loss, sums, len(values))
@@ -156,6 +156,8 @@ def test_a_loss_is_reported_though_the_task_names_none():
     own = complete(Regression(loss=lambda loss, n: 7.0, graph=lambda loss, n: loss * n))
     assert not own(line(), (POINTS, VALUES)).sums["graph"].requires_grad
     assert float(own(line(), (POINTS, VALUES)).sums["loss"]) == 7, "what it reports itself counts"
+    own.task.whole = True
+    assert own(line(), (POINTS, VALUES)) and own.task.given == {"micro_batch": None}
 
 
 def test_a_score_watches_the_monitor():
