@@ -53,7 +53,7 @@ class Data:
         raise AttributeError(f"A trained net is built without its data, so it has no `{name}`. {step}")
 
     def example(self, n: int = 1) -> Any:
-        """Returns ones, which unlike zeros have a norm, in the shapes of the net's inputs, for `n` samples."""
+        """Returns ones (zeros have no norm) in the shapes of the net's inputs, for `n` samples."""
         tensors = {
             name: torch.ones(n, *shape, dtype=getattr(torch, dtype))
             for name, (dtype, *shape) in self.shapes.items()

@@ -136,7 +136,7 @@ class Classification:
 
 
 def _of_logits(logits: Tensor, classes: Sequence[str]) -> dict[str, Any]:
-    """Returns the class and probabilities of one sample; probabilities that the net returns stay unchanged."""
+    """Returns class and probabilities of one sample; a net's own probabilities stay unchanged."""
     values = logits.double()
     shares = values if (values >= 0).all() and abs(values.sum() - 1) < 1e-5 else values.softmax(0)
     probabilities = dict(zip(classes, shares.tolist(), strict=True))
