@@ -131,7 +131,7 @@ HALF, WHOLE = {"train_fraction": LOW}, {"train_fraction": HIGH}
         ([{"circuit": "random"}, WHOLE], ["random", "digits_quanv"]),
         # of the nets only where nothing else tells models apart
         ([{"head": "a", "controls": []}, {"head": "b", "controls": ["classical"]}], ["a", "b"]),
-        ([{"controls": []}, {"controls": ["classical"]}], ["controls ", "controls classical"]),
+        ([{"controls": []}, {"controls": ["classical"]}], ["controls none", "controls classical"]),
         # of epochs not where each fraction has its own, for as many updates
         ([HALF | {"epochs": 6}, WHOLE | {"epochs": 3}], ["digits_quanv"]),
         ([each | {"epochs": n} for each in (HALF, WHOLE) for n in (6, 3)], ["epochs 6", "epochs 3"]),
