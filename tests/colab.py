@@ -219,11 +219,8 @@ class Machine:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def here(self, text: str) -> str:
-        return (
-            without_address(text)
-            .replace("/content/", f"{self.content}/")
-            .replace("MyDrive/qnnkit", "MyDrive/my runs")
-        )
+        text = without_address(text).replace("/content/", f"{self.content}/")
+        return text.replace("MyDrive/qnnkit", "MyDrive/my runs")
 
     def asked(self) -> list[dict[str, object]]:
         """What the stand-in package was asked to do."""

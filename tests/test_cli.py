@@ -66,9 +66,8 @@ def test_settings_are_json_or_text_of_words_and_files(home):
     for word in AS_TEXT:  # YAML's or JSON's number would not be what is written
         (home / "word.yaml").write_text(word.replace("=", ": "))
         text = {"name": word.removeprefix("name=")}
-        assert (
-            cli_settings.gathered(None, [word]) == cli_settings.gathered([home / "word.yaml"], None) == text
-        )
+        for given in ((None, [word]), ([home / "word.yaml"], None)):
+            assert cli_settings.gathered(*given) == text
     (home / "machine.yaml").write_text("device: cpu\nthreads: 2\nepochs: 7\n")
     (home / "experiment.yaml").write_text("epochs: 3\nlearning_rate: 1e-3\n")
     files = [home / "machine.yaml", home / "experiment.yaml"]
@@ -209,9 +208,8 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     of_each = [{name: given[name] for name in given if name not in ("recipe", "run_dir")} for given in asked]
     assert of_each == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
     refused(qnnkit(*begin, "--set", "plateau_qubits=four"), "`plateau_qubits` must be of type int")
-    monkeypatch.setattr(
-        chain, "declared", lambda path: {"x": {"inferred_type_name": "float", "help": "", "default": "0"}}
-    )
+    declared = {"x": {"inferred_type_name": "float", "help": "", "default": "0"}}
+    monkeypatch.setattr(chain, "declared", lambda path: declared)
     assert chain.of_notebooks("run", {"x": "1e-3"}, (), ("00_setup",)) == {"x": 0.001}
 
 

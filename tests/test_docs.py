@@ -163,10 +163,8 @@ def exists(words: list[str]) -> bool:
     options = {name for each in known.params for name in (*each.opts, *each.secondary_opts)}
     pairs = [*itertools.pairwise(words)]
     given = {value.partition("=")[0] for word, value in pairs if word == "--set"}
-    ships = [
-        recipes.RECIPES[value] for word, value in pairs if word == "--recipe" and value in recipes.RECIPES
-    ]
-    names = ships[0].Settings.model_fields if ships else given
+    asked = [value for word, value in pairs if word == "--recipe" and value in recipes.RECIPES]
+    names = recipes.RECIPES[asked[0]].Settings.model_fields if asked else given
     return {word for word in words if word.startswith("--")} <= options and given <= set(names)
 
 
@@ -178,10 +176,9 @@ def test_every_command_exists(page: Path) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace, which is the current folder, with small data under the names that the pages use."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("benchmarks", "notebooks"):
@@ -200,16 +197,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     toys.pack(tmp_path / "my_images", tmp_path / "my_images.zip", "my_images/")
     toys.pack(toys.ahcd_files(tmp_path / "ahcd", 40, 10), tmp_path / "ahcd_csv.zip")
     shutil.copy(tmp_path / "ahcd_csv.zip", tmp_path / "data")
-    write_words(tmp_path)
-    return tmp_path
+    write_words(home)
+    return home
 
 
 def write_words(home: Path) -> None:
     """Speeches, images with captions, and pieces of two composers."""
     said = "love night sun moon sword kiss name rose day grave light speak".split()  # noqa: SIM905
-    lines = (
-        f"{who}:\n{' '.join(said[i % 7 :])}.\n" for i in range(60) for who in ("ROMEO", "JULIET", "NURSE")
-    )
+    speakers = "ROMEO", "JULIET", "NURSE"
+    lines = (f"{who}:\n{' '.join(said[i % 7 :])}.\n" for i in range(60) for who in speakers)
     (home / "shakespeare.txt").write_text("\n".join(lines))
     records = [{"image": f"{i}.png", "captions": [f"{a} {said[i % 12]}" for a in "at"]} for i in range(40)]
     toys.fill(home / "my_captions", [each["image"] for each in records], size=(32, 32, 3))

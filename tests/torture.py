@@ -137,9 +137,8 @@ def torture_run(
                 assert row["scores"] == finals[finals["net"] == row["net"]]["test_accuracy"].tolist()
         assert not list((home / "killed").rglob("*.running.ipynb"))
 
-    return torture_command(
-        folder, words, n_kills, generator, compare, 12.0 if command == "run" else 3.0, mirrored
-    )
+    longest = 12.0 if command == "run" else 3.0
+    return torture_command(folder, words, n_kills, generator, compare, longest, mirrored)
 
 
 def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:

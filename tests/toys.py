@@ -79,9 +79,8 @@ def refused(
     with pytest.raises(error) as caught:
         yield caught
     told = str(caught.value)
-    assert re.fullmatch(rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]", told), (
-        told
-    )
+    form = rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]"
+    assert re.fullmatch(form, told), told
     assert says in told, told
 
 

@@ -66,10 +66,8 @@ EMBEDDED = [{"image": {"bytes": name.encode(), "path": name}, "text": [*said]} f
 ASKED = {"from": "human", "value": "<image>\nDescribe."}
 LLAVA = [{"id": n, "image": n, "conversations": [ASKED, {"from": "gpt", "value": s}]} for n, s in ROWS]
 KARPATHY = [sentences("a.jpg", {"split": "restval"}), sentences("b.jpg", {"split": "val"})]
-SPLIT = {
-    f"{side}/metadata.jsonl": [row]
-    for side, row in zip(("train", "dev"), records("file_name", "text"), strict=True)
-}
+OF_TRAIN, OF_DEV = ([row] for row in records("file_name", "text"))
+SPLIT = {"train/metadata.jsonl": OF_TRAIN, "dev/metadata.jsonl": OF_DEV}
 BARE = [(name.removesuffix(".jpg").upper(), text) for name, text in ROWS]
 THREE = ("image", "caption", "by")
 REFUSED = "refused"

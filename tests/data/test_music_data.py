@@ -277,9 +277,8 @@ def test_real_notes_come_back(name):
     pieces, n_off = collect(real("music", name))[0], 0
     assert (len(pieces), sum(piece.score.note_num() for piece in pieces)) == REAL[name]
     sides = Counter(piece.side for piece in pieces)  # those of the file, if it has any
-    assert sides == (
-        {"train": 229, "validation": 76, "test": 77} if "jsb" in name.lower() else {"any": len(pieces)}
-    )
+    chorales = {"train": 229, "validation": 76, "test": 77}
+    assert sides == (chorales if "jsb" in name.lower() else {"any": len(pieces)})
     for piece in pieces[:: len(pieces) // 8]:
         again = TOKENS.decode(TOKENS.encode(piece.score).ids)
         assert again.note_num() == piece.score.note_num()

@@ -10,14 +10,11 @@ from qnnkit.models.causal_lm import LLAMA
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    """The workspace."""
+def brief(home, monkeypatch):
     figuring = sys.modules["qnnkit.measure.figures"]  # the package's attribute is the function
     monkeypatch.setattr(figuring, "ARRAY", 2**22)
     monkeypatch.setattr(figuring, "LONG_ENOUGH", 1e-4)
     monkeypatch.setitem(LLAMA, "small", (64, 2, 4, 4, 172, 500))  # hidden, layers, heads, inner, vocabulary
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

@@ -121,9 +121,8 @@ def test_parts_are_what_they_are_called():
 
 
 def test_work_grows_with_the_batch_and_with_its_pieces():
-    one, four, three = (
-        seen(llama, **each).work for each in ({}, {"batch_size": 8}, {"batch_size": 6, "micro_batch": 2})
-    )
+    changes = {}, {"batch_size": 8}, {"batch_size": 6, "micro_batch": 2}
+    one, four, three = (seen(llama, **each).work for each in changes)
     assert (four.flops, three.flops) == pytest.approx((4 * one.flops, 3 * one.flops), rel=0.01)
     assert one.bytes < four.bytes < 4 * one.bytes, "moments and weights are moved once"
     assert 2 * one.bytes < three.bytes < 3 * one.bytes

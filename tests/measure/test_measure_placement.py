@@ -155,9 +155,8 @@ def test_what_is_heavy_is_timed_with_few_samples_and_what_never_fits_not_at_all(
     assert max(seen) < 64 == heavy.batch_size and heavy.sentence.endswith(f". Timed at batch {max(seen)}.")
     calls = place(reader(lambda n: seen.append(n) or 0.001), batch(2048), **ON_CPU)
     assert max(seen) == 2048 and "Timed at" not in calls.sentence, "which takes no longer than a small one"
-    on_two = place(
-        reader(lambda n: 0.001 if n < 65 or torch.get_num_threads() == 2 else 1 / 0), batch(512), **ON_CPU
-    )
+    fails = reader(lambda n: 0.001 if n < 65 or torch.get_num_threads() == 2 else 1 / 0)
+    on_two = place(fails, batch(512), **ON_CPU)
     assert on_two.threads == 2, "where one thread fails, and at its full size alone"
     none = place(reader(refusing(0)), batch(), **ON_CPU)
     assert none.threads == 1 and "nothing could be measured, so this is the simplest" in none.sentence

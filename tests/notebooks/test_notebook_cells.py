@@ -119,9 +119,8 @@ def test_a_net_is_trained_and_looked_into_with_and_without_recorded_gradients(pl
     pandas.testing.assert_frame_equal(runs.frame(run)[alike], again[alike], check_exact=True)
     shown = cells("04_analyze", run)
     shares, groups = shown["shares"], shown["of_groups"]
-    assert len(shares) == 3 and shares["as trained"] == pytest.approx(
-        100 * runs.frame(run)["test_accuracy"][0]
-    )
+    accuracy = runs.frame(run)["test_accuracy"][0]
+    assert len(shares) == 3 and shares["as trained"] == pytest.approx(100 * accuracy)
     assert groups.loc["quantum", "n_weights"] == 24 and groups.loc["quantum", "clipped"] == 1
     assert groups["share"].sum() == pytest.approx(1, abs=0.02)
     shown = cells("04b_inside", run, hardware_images=0)

@@ -131,11 +131,8 @@ def test_the_wheel_carries_notebooks_recipes_and_templates(wheel: Path) -> None:
 
 
 def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
-    outputs = {
-        name: [o for cell in code_cells(finished.notebook(name)) for o in cell.outputs]
-        for name in runs.NOTEBOOKS
-    }
-    for shown in outputs.values():
+    for name in runs.NOTEBOOKS:
+        shown = [o for cell in code_cells(finished.notebook(name)) for o in cell.outputs]
         assert not [o for o in shown if o.output_type == "error" or o.get("name") == "stderr"]
     assert not list(finished.folder.rglob("*.running.ipynb"))
     hybrid, classical = finished.result["nets"]

@@ -142,9 +142,8 @@ def test_colour_images_keep_their_channels_and_confusion_has_the_truth_in_rows()
 
 
 def test_a_roll_shows_its_notes():
-    figure = plots.piano_roll(
-        {"a": {"given": [(0, 60, 4)], "new": [(4, 64, 2), (6, 48, 1)]}, "b": {"new": [(0, 55, 32)]}}
-    )
+    rows = {"a": {"given": [(0, 60, 4)], "new": [(4, 64, 2), (6, 48, 1)]}, "b": {"new": [(0, 55, 32)]}}
+    figure = plots.piano_roll(rows)
     shown = [[segments.get_segments() for segments in axis.collections] for axis in figure.axes]
     notes = [[[(x0, x1, y0) for (x0, y0), (x1, _) in part] for part in parts] for parts in shown]
     assert notes == [[[(1, 1.225, 60)], [(1.25, 1.3625, 64), (1.375, 1.43125, 48)]], [[(1, 2 + 0.8, 55)]]]

@@ -20,12 +20,11 @@ TINY = {"epochs": 2, "n_seeds": 1, "threads": 1}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace with mine.py in it, which is the current folder."""
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(RECIPE)
-    return tmp_path
+    monkeypatch.chdir(home)
+    (home / "mine.py").write_text(RECIPE)
+    return home
 
 
 def in_cells(cells: list[str]) -> str:

@@ -9,17 +9,12 @@ import pytest
 from qnnkit import report, stats
 from qnnkit.report import write_batch_page
 from qnnkit.report.batch_page import runs_table
-from tests.report.test_study import TWO, Workspace
+from tests.report.test_study import TWO, space  # noqa: F401  one is a fixture
 from tests.showing import Page
 
 
 @pytest.fixture
-def space(home):  # without a workspace every read looks for one
-    return Workspace(home)
-
-
-@pytest.fixture
-def four(space):
+def four(space):  # noqa: F811
     """Two that finished, one that failed with a notebook, one that waits."""
     good = {"hybrid": [0.93, 0.95], "classical": [0.88, 0.90]}
     space.write("digits-good", good, n_layers=2, learning_rate=0.01)
@@ -41,13 +36,13 @@ def write_failure(folder, error, state="failed"):
     (folder / "failed.json").write_text(json.dumps({"state": state, "error": error}))
 
 
-def read(space):
-    html = write_batch_page(space.folder).read_text()
+def read(place):
+    html = write_batch_page(place.folder).read_text()
     return html, Page(html)
 
 
-def rows(space):
-    return runs_table(report.read_study(space.folder)).set_index("run").to_dict("index")
+def rows(place):
+    return runs_table(report.read_study(place.folder)).set_index("run").to_dict("index")
 
 
 # --- what it says ------------------------------------------------------------------------------------------
@@ -135,7 +130,7 @@ def test_a_run_of_another_score_is_left_out(four):
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def test_hostile_words_stay_text(space):
+def test_hostile_words_stay_text(space):  # noqa: F811
     """A setting, an id, an error, a notebook and a folder that would be HTML or an address."""
     space.write("fine", TWO, n_layers=1)
     for folder in ("javascript:alert(3)", '"onmouseover="alert(4)'):

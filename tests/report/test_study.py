@@ -236,9 +236,8 @@ def test_of_a_loss_the_least_is_better_and_no_interval_is_below_what_it_can_be(s
     space.write("text", losses, recipe="text_adapter", score=stats.LOSS)
     names = space.execute()
     means = names["means"].set_index("net")
-    assert means.loc["hybrid", ["loss", "perplexity"]].tolist() == pytest.approx(
-        [2.5, math.exp(2.5)], rel=1e-4
-    )
+    found = means.loc["hybrid", ["loss", "perplexity"]].tolist()
+    assert found == pytest.approx([2.5, math.exp(2.5)], rel=1e-4)
     assert means.loc["vera", "loss_low"] > 0 and means.loc["vera", "perplexity_low"] == 1
     told = report.verdict(names["compared"])
     assert "Against LoRA, which has no circuit: 1 better, 0 worse, 0 equivalent, 0 undecided of 1." in told

@@ -288,9 +288,8 @@ GAPS = (DAYS, [[0, np.nan, 0]], [["a", "b", "c"]], [[0, 1], [0]], [[1j, 0, 0]])
 
 def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
     listed, table = "[np.array([a, a * a, a**3]) for a in t]", 'pd.DataFrame({"a": t, "b": t * t, "c": t**3})'
-    (home / "mine.py").write_text(
-        RECIPE.replace("import numpy", "import pandas as pd\nimport numpy").replace(listed, table)
-    )
+    text = RECIPE.replace("import numpy", "import pandas as pd\nimport numpy")
+    (home / "mine.py").write_text(text.replace(listed, table))
     run = trained("mine.py")
     with refused("run_dir", NotImplementedError):
         runs.evaluate("runs/one", home, recipe="mine.py")

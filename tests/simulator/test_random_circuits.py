@@ -354,9 +354,8 @@ MIDDLE = [("Z", (1,), 0), ("word", (3, 0, 4), 2), ("word", (2, 1), 7)]
 
 
 def after_a_layer(*gates: Gate, measurements: list = MIDDLE, n_wires: int = 5) -> Circuit:
-    return Circuit(
-        n_wires, [Gate("AngleEmbedding", tuple(range(n_wires))), LAYER, *gates], measurements, True, 2
-    )
+    gates = Gate("AngleEmbedding", tuple(range(n_wires))), LAYER, *gates
+    return Circuit(n_wires, [*gates], measurements, True, 2)
 
 
 def of_state(circuit: Circuit) -> Circuit:

@@ -45,9 +45,8 @@ def given(home, base):
 @pytest.fixture(scope="module")
 def adapted(home, given):
     """A quantum adapter on it, and its controls."""
-    run = trained(
-        home / "adapted", "text_adapter", part="ann/", adapter_weights=3000, n_seeds=1, **HERE, **given
-    )
+    small = {"part": "ann/", "adapter_weights": 3000, "n_seeds": 1}
+    run = trained(home / "adapted", "text_adapter", **small, **HERE, **given)
     report.finish(run)
     return run
 

@@ -61,9 +61,8 @@ def test_music_is_trained_written_and_drawn(base):
 
 def test_every_net_is_judged_on_every_composer(pair, base, monkeypatch):
     finals = runs.frame(pair[0])
-    assert [name for name in finals if "_on_" in name] == [
-        f"test_{kind}_on_{name}" for name in THREE for kind in ("loss", "base")
-    ], "of the fourth there is too little"
+    columns = [f"test_{kind}_on_{name}" for name in THREE for kind in ("loss", "base")]
+    assert [name for name in finals if "_on_" in name] == columns, "of the fourth there is too little"
     plain, parts = runs.trained(base), by_composer(base.splits)
     for name in ("bach", "nottingham"):
         expected = tasks.Language().loss(plain, parts[name])

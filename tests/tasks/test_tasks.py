@@ -203,9 +203,7 @@ def test_a_task_that_shows_nothing_shows_what_its_data_allow():
 
 def test_mistakes_of_a_classifier_by_hand(monkeypatch):
     """Counts by truth and answer, and the wrong ones whose truth seemed least likely, worst first."""
-    shares = torch.tensor(
-        [[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.8, 0.1], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4]]
-    )
+    shares = torch.tensor([[7, 2, 1], [5, 4, 1], [1, 8, 1], [9, 1, 0], [3, 3, 4]]) / 10
     test = data.ImageSet(shares.log(), torch.tensor([0, 1, 1, 2, 2]), tuple("vwxyz"))
     splits = SimpleNamespace(test=test, classes=("a", "b", "c"))
     monkeypatch.setattr(plots, "confusion", lambda counts, names: counts.tolist())
