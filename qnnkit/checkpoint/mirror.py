@@ -278,7 +278,7 @@ def restore(remote: Path, local: Path) -> list[str]:
         if not any(1 <= rank(name)[0] <= 3 for name in names):
             return []  # the local copy is as new, or there is no run, or a kill left nothing of it
         if SETTINGS not in names or workspace.read_json(remote / SETTINGS) is None:
-            step = "Put it back from Drive's trash or history, or choose another run_dir."
+            step = "Restore it from Drive's trash or history, or choose another run_dir."
             raise ValueError(f"Run folder `{remote}` cannot be restored: it has no {SETTINGS}. {step}")
         workspace.make_folder(local)
         with contextlib.suppress(Timeout), lock_of(local).acquire(timeout=0 if marks else 60):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pennylane as qp
 import torch
+from pennylane.measurements import ProbabilityMP
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
@@ -231,7 +232,7 @@ def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Their weights; those that they share once."""
+    """The weights of modules, without duplicates of shared ones."""
     return list(dict.fromkeys(weight for module in modules for weight in module.parameters()))
 
 
@@ -280,20 +281,20 @@ def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
 
 
 def _bounded(twin: Any, layer: QuantumLayer) -> Any:
-    """The stand-in, which gives probabilities where that is all that the circuit gives."""
+    """Makes a stand-in end in a softmax if probabilities are all that the circuit returns."""
     kinds = [type(each) for tape in _tapes(layer, "top") for each in tape.measurements]
-    twin.of_probabilities = kinds == [qp.measurements.ProbabilityMP]
+    twin.of_probabilities = kinds == [ProbabilityMP]
     return twin
 
 
 def _tapes(layer: QuantumLayer, level: str) -> Any:
-    """What its QNode queues for one sample: bits, angles, amplitudes of norm 1."""
-    one = torch.eye(1, layer.n_features)
+    """The tapes of a layer's QNode for one sample that is valid as bits, angles or amplitudes."""
+    sample = torch.eye(1, sizes_of(layer)[0])
     tapes = qp.workflow.construct_batch(layer.qnode, level=level)
     try:
-        return tapes(**layer._arguments(one[0]))[0]
-    except Exception:  # its Python asks for a batch
-        return tapes(**layer._arguments(one))[0]
+        return tapes(**layer._arguments(sample[0]))[0]
+    except Exception:  # the QNode's Python requires a batch
+        return tapes(**layer._arguments(sample))[0]
 
 
 def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
@@ -353,7 +354,7 @@ def _without_quantum(model: nn.Module) -> nn.Module:
 
 
 def _single(stand_in: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
-    """What stands in for a circuit with a single value gives one, too."""
+    """A forward hook that returns a single value, as the replaced circuit did."""
     return outputs.squeeze(-1)
 
 

@@ -76,7 +76,7 @@ class Programs:
             rows: Inputs of shape (batch, n_features) or (n_features,).
             weights: Weights by name, with the dtype and device of `rows`.
         """
-        reason = own_device(self.qnode) if self._methods.hold() else "its device has been modified"
+        reason = own_device(self.qnode) if self._methods.hold() else "it has no unmodified PennyLane device"
         if reason is None and self.qnode.shots and not self._samples(rows):
             reason = "it has a finite number of shots"
         if reason is not None:

@@ -144,6 +144,5 @@ def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown
 
 def _shortened(values: Any) -> str:
     """Returns the first and last numbers of a tensor as text."""
-    numbers = torch.as_tensor(values).flatten().cpu()
-    numbers = numbers.float() if numbers.dtype == torch.bfloat16 else numbers  # NumPy has no bfloat16
-    return np.array2string(numbers.numpy(), precision=4, threshold=VALUES)
+    numbers = np.array(torch.as_tensor(values).flatten().tolist())  # NumPy has no bfloat16
+    return np.array2string(numbers, precision=4, threshold=VALUES)

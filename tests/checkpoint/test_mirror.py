@@ -401,7 +401,7 @@ def test_what_is_damaged_where_it_is_mirrored_harms_nothing_else(local, remote, 
     name = path.relative_to(remote).as_posix()
     damage(path, harm)
     if name == "config.json" and harm not in ("flip", "cut"):  # of which no JSON tells
-        with pytest.raises(ValueError, match=r"config\.json.*Put it back"):
+        with pytest.raises(ValueError, match=r"config\.json.*Restore it"):
             again(remote, tmp_path)
         assert names(tmp_path / "fresh") in ([], [".run.mirror.lock"])
         return

@@ -214,7 +214,7 @@ REASONS |= {"layer": repeated}
 @pytest.mark.parametrize("name", REASONS)
 def test_what_makes_python_run_at_every_call_is_named(name):
     layer = make(QuantumLayer, qp.QNode(REASONS[name], circuits.make_device("default.qubit", 2)))
-    assert layer(INPUTS).shape == (5, 2) and f"since it holds `{name}`." in layer.explain()
+    assert layer(INPUTS).shape == (5, 2) and f"since it uses `{name}`." in layer.explain()
 
 
 class Custom(QuantumLayer):
