@@ -63,8 +63,7 @@ def robustness(
         shots: Numbers of shots.
         depolarizing: Probabilities p: the channel applies X, Y or Z with p / 3 each.
         readout: Probabilities that a wire is read as its opposite.
-        device: A fake device of qiskit-ibm-runtime, such as "FakeManilaV2", which simulates a real one's
-            noise, readout errors and wiring. Needs the extra `hardware`.
+        device: A fake device (noise and wiring of a real one), as "FakeManilaV2"; needs the extra `hardware`.
         device_shots: Numbers of shots on the device.
         seed: Fixes the shots.
 
@@ -92,10 +91,11 @@ def robustness(
         for most, name in limits:
             _require_narrow(_tape(layer, row).wires, most, name)
     rows = [exact]
-    for condition, strength in [(name, each) for name, values in conditions.items() for each in values]:
-        arguments = strength, seed, backend
-        qnodes = {layer: _changed(condition, layer, i, *arguments) for i, layer in enumerate(first)}
-        rows.append(_under(net, condition, strength, qnodes))
+    for condition, strengths in conditions.items():
+        for strength in strengths:
+            arguments = strength, seed, backend
+            qnodes = {layer: _changed(condition, layer, i, *arguments) for i, layer in enumerate(first)}
+            rows.append(_under(net, condition, strength, qnodes))
     return rows
 
 

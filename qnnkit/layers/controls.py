@@ -41,7 +41,7 @@ class ClassicalLayer(nn.Module):
         (24, torch.Size([8, 4]))
     """
 
-    powers: Tensor
+    factors: Tensor
     slots: Tensor
     of_probabilities = False
 
@@ -50,9 +50,10 @@ class ClassicalLayer(nn.Module):
         for name in ("n_features", "n_outputs", "n_weights"):
             checks.positive(name, locals()[name])
         self.n_features, self.n_outputs = n_features, n_outputs
-        terms = itertools.islice(_terms(n_features), math.ceil(n_weights / n_outputs))
-        exponents = [[term.count(feature) for feature in range(n_features)] for term in terms]
-        self.register_buffer("powers", torch.tensor(exponents), persistent=False)  # (n_terms, n_features)
+        terms = [*itertools.islice(_terms(n_features), math.ceil(n_weights / n_outputs))]
+        degree = len(terms[-1])  # lower terms are filled up with the factor 1, which follows the features
+        factors = [[*term, *[n_features] * (degree - len(term))] for term in terms]
+        self.register_buffer("factors", torch.tensor(factors, dtype=torch.int64), persistent=False)
         self.register_buffer("slots", torch.arange(n_weights), persistent=False)
         generator = torch.Generator().manual_seed(seed)
         bound = 1 / math.sqrt(n_features)  # as in torch.nn.Linear
@@ -61,12 +62,9 @@ class ClassicalLayer(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
         checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
-        scaled = inputs / math.pi
-        # (..., n_terms, n_features); torch's powers 0 and 1 have no second derivative at 0
-        rows = scaled.unsqueeze(-2).expand(*scaled.shape[:-1], *self.powers.shape)
-        higher = torch.where(self.powers > 1, rows, 1.0) ** self.powers
-        terms = torch.where(self.powers == 1, rows, higher).prod(-1)
-        matrix = self.weights.new_zeros(self.powers.shape[0] * self.n_outputs)
+        scaled = nn.functional.pad(inputs / math.pi, (0, 1), value=1.0)  # (..., n_features + 1)
+        terms = scaled[..., self.factors].prod(-1)  # (..., n_terms, degree) -> (..., n_terms)
+        matrix = self.weights.new_zeros(len(self.factors) * self.n_outputs)
         matrix = matrix.index_put((self.slots,), self.weights).reshape(-1, self.n_outputs)
         values = terms.to(matrix.dtype) @ matrix
         return values.softmax(-1) if self.of_probabilities else values.tanh()
@@ -282,19 +280,24 @@ def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
 
 def _bounded(twin: Any, layer: QuantumLayer) -> Any:
     """Makes a stand-in end in a softmax if probabilities are all that the circuit returns."""
-    kinds = [type(each) for tape in _tapes(layer, "top") for each in tape.measurements]
-    twin.of_probabilities = kinds == [ProbabilityMP]
+    with contextlib.suppress(NotImplementedError):
+        kinds = [type(each) for tape in _tapes(layer, "top") for each in tape.measurements]
+        twin.of_probabilities = kinds == [ProbabilityMP]
     return twin
 
 
 def _tapes(layer: QuantumLayer, level: str) -> Any:
-    """The tapes of a layer's QNode for one sample that is valid as bits, angles or amplitudes."""
-    sample = torch.eye(1, sizes_of(layer)[0])
-    tapes = qp.workflow.construct_batch(layer.qnode, level=level)
-    try:
-        return tapes(**layer._arguments(sample[0]))[0]
-    except Exception:  # the QNode's Python requires a batch
-        return tapes(**layer._arguments(sample))[0]
+    """The tapes of a layer's QNode for one sample that is valid as bits, angles or amplitudes.
+
+    Raises:
+        NotImplementedError: The QNode's Python does not take this sample.
+    """
+    batch = torch.eye(1, sizes_of(layer)[0])
+    for sample in (batch[0], batch):
+        with contextlib.suppress(Exception):
+            return qp.workflow.construct_batch(layer.qnode, level)(**layer._arguments(sample))[0]
+    rule, step = "take one feature of 1 and others of 0", "Omit the control compute_matched."
+    raise NotImplementedError(checks.message("qnode", rule, "one that raises an error", step))
 
 
 def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
@@ -325,13 +328,11 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
     of_circuits = set(map(id, quantum_parameters(model)))
     classical = [w for w in model.parameters() if w.requires_grad and id(w) not in of_circuits]
     sums: list[Tensor] = []
-    look(
-        model,
-        example,
-        QuantumLayer,
-        lambda _, given, __: sums.append(rows_of(given[0]).sum()),
-        gradients=True,
-    )
+
+    def add(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
+        sums.append(rows_of(inputs[0]).sum())
+
+    look(model, example, QuantumLayer, add, gradients=True)
     sums = [each for each in sums if each.requires_grad]
     gradients = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
     before = [weight for weight, gradient in zip(classical, gradients, strict=False) if gradient is not None]

@@ -62,7 +62,7 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
 
 
 def rows_of(inputs: Tensor) -> Tensor:
-    """Features that a layer meets, of shape (n, n_features): under torch.vmap those of all samples."""
+    """The features that a layer receives, of shape (n, n_features); under torch.vmap, of all samples."""
     while (axis := functorch.maybe_get_bdim(inputs)) >= 0:
         inputs = functorch.get_unwrapped(inputs).movedim(axis, 0)
     return inputs.reshape(-1, inputs.shape[-1])

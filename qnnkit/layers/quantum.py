@@ -178,9 +178,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
                 error.add_note(f"The inputs have {n_features} features; {last}.")
             raise
         is_complex = outputs.is_complex()
-        n_outputs = None if is_complex or outputs.ndim > inputs.ndim else 0
-        if n_outputs == 0 and outputs.ndim == inputs.ndim:
-            n_outputs = outputs.shape[-1]
+        n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim else 0
+        n_outputs = None if is_complex or outputs.ndim > inputs.ndim else n_outputs
         if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
             self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)

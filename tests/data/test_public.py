@@ -57,9 +57,7 @@ FAULTS = [
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
 @pytest.mark.parametrize(("name", "fault", "reason"), FAULTS)
-def test_what_does_not_come_whole_leaves_nothing_and_what_does_comes_once(
-    server, store, monkeypatch, name, fault, reason
-):
+def test_a_broken_download_leaves_nothing(server, store, monkeypatch, name, fault, reason):
     """The dataset's own four files, or an archive at an address."""
     files = idx_files(suffix=".gz")
     sums = {each: f"md5:{hashlib.md5(content).hexdigest()}" for each, content in files.items()}

@@ -96,6 +96,15 @@ def test_controls_give_what_the_circuit_gives(kind):
             assert control(inputs).sum(1).allclose(torch.ones(5))
 
 
+def test_a_circuit_that_refuses_other_inputs_has_controls():
+    def circuit(inputs, w):
+        qp.RX(inputs[inputs > 0].view_as(inputs)[:, 0] + w, 0)
+        return qp.probs(0)
+
+    layer = layer_on(2, circuit, {"w": ()})
+    assert layer(1 + uniform(5, 2).abs()).shape == (5, 2) and controls(layer).keys() >= {*CONTROLS}
+
+
 def test_a_circuit_without_weights_has_no_classical_control():
     made = controls(layer_on(1, lambda inputs: (qp.RX(inputs[..., 0], 0), qp.probs(0))[-1], {}))
     assert made and not any(name.startswith("classical") for name in made)

@@ -31,13 +31,20 @@ def weights_first(weights, inputs):
     return [qp.expval(qp.Z("a"))]
 
 
+class OneByOne(nn.Sequential):
+    def forward(self, rows):
+        return torch.stack([super(OneByOne, self).forward(row) for row in rows])
+
+
 class Frozen(Digits):
-    """Of a circuit that takes its weights first, on a device without wires of its own."""
+    """A circuit for one sample at a time, which takes its weights first, on a device without wires."""
 
     @staticmethod
     def build(splits, seed):
         layer = QuantumLayer(weights_first, {"weights": (1,)}).requires_grad_(False).bfloat16()
-        return nn.Sequential(AsFloat(), nn.Flatten(), linear(64, 1), layer, AsFloat(), linear(1, 10))
+        return nn.Sequential(
+            AsFloat(), nn.Flatten(), linear(64, 1), OneByOne(layer), AsFloat(), linear(1, 10)
+        )
 
 
 NETS = {
@@ -142,6 +149,7 @@ def test_frozen_angles_have_no_landscape(place):
     list(runs.train_all(run))
     shown = cells("04b_inside", run, hardware_images=0)
     assert shown["lines"] == {} and "13_landscape" not in figures(run)
+    assert [*cells("04_analyze", run)["shares"]] == ["as trained"], "the others have no rows to exchange"
 
 
 # --- other data, and a net without a circuit ----------------------------------------------------------------

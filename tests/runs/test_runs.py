@@ -193,9 +193,7 @@ def test_a_notebook_that_is_stopped_shows_one_sentence(capsys):
     assert (shown.out + shown.err).strip() == sentence
 
 
-def test_stopped_in_and_between_nets_and_moved_it_ends_in_the_same_numbers(
-    pictures, once, tmp_path, monkeypatch
-):
+def test_stopped_and_moved_it_ends_in_the_same_numbers(pictures, once, tmp_path, monkeypatch):
     """In the first net, between the first two and in the second; each time in another place."""
     shutil.copytree(pictures, tmp_path / "0" / "my images")
     for place, (event, net, epoch) in enumerate(

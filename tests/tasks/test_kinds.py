@@ -180,9 +180,7 @@ def test_a_plan_counts_the_precision_of_a_base_and_reads_no_weights_in_four_bits
     assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
 
 
-def test_parameters_are_counted_and_what_is_too_large_is_planned_without_weights(
-    adapted, tmp_path, monkeypatch
-):
+def test_parameters_are_counted_and_large_nets_planned_without_weights(adapted, tmp_path, monkeypatch):
     whole = {net: layers.count_parameters(runs.build(adapted, net, 0)) for net in adapted.nets}
     monkeypatch.setattr(nets, "SHARE", 0.0)
     monkeypatch.setattr(sys.modules["qnnkit.measure.predict"], "SHARE", 0.0)
