@@ -1,7 +1,9 @@
 # Every target makes the environment that it needs first; a machine needs only Python 3.11+ and make.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+# Not compiled: most modules of these packages are never imported, and the others are compiled then.
+PIP := python -m pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := $(BIN)/$(PIP) --constraint constraints.txt --editable
 export PYTORCH_ENABLE_MPS_FALLBACK := 1
 
 .DEFAULT_GOAL := help
@@ -38,7 +40,7 @@ slow: .venv/with-dev  ## the tests that take long or ask a package registry
 IMAGE_PYTHON ?= $(firstword $(foreach each,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python) $(shell uv python find 3.13 2>/dev/null),$(shell $(each) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 .colab-image/installed: pyproject.toml constraints.txt tests/notebooks/colab_image.txt
 	$(IMAGE_PYTHON) -m venv --clear .colab-image
-	.colab-image/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/notebooks/colab_image.txt "$$(grep ^torch== constraints.txt)" '.[music,cluster,sweep,track]'
+	.colab-image/bin/$(PIP) --constraint tests/notebooks/colab_image.txt "$$(grep ^torch== constraints.txt)" '.[music,cluster,sweep,track]'
 	.colab-image/bin/python -m pip uninstall --quiet --yes qnnkit
 	@touch $@
 
