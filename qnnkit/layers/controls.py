@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pennylane as qp
@@ -15,7 +15,7 @@ from pennylane.measurements import ProbabilityMP
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.layers.counting import Given, look, rows_of
+from qnnkit.layers.counting import Given, look
 from qnnkit.layers.fourier import FourierLayer, fourier_fit, seeded_linear, sizes_of
 from qnnkit.layers.quantum import QuantumLayer
 
@@ -42,7 +42,6 @@ class ClassicalLayer(nn.Module):
     """
 
     factors: Tensor
-    slots: Tensor
     of_probabilities = False
 
     def __init__(self, n_features: int, n_outputs: int, n_weights: int, *, seed: int = 0):
@@ -54,7 +53,6 @@ class ClassicalLayer(nn.Module):
         degree = len(terms[-1])  # lower terms are filled up with the factor 1, which follows the features
         factors = [[*term, *[n_features] * (degree - len(term))] for term in terms]
         self.register_buffer("factors", torch.tensor(factors, dtype=torch.int64), persistent=False)
-        self.register_buffer("slots", torch.arange(n_weights), persistent=False)
         generator = torch.Generator().manual_seed(seed)
         bound = 1 / math.sqrt(n_features)  # as in torch.nn.Linear
         self.weights = nn.Parameter((2 * torch.rand(n_weights, generator=generator) - 1) * bound)
@@ -64,8 +62,8 @@ class ClassicalLayer(nn.Module):
         checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
         scaled = nn.functional.pad(inputs / math.pi, (0, 1), value=1.0)  # (..., n_features + 1)
         terms = scaled[..., self.factors].prod(-1)  # (..., n_terms, degree) -> (..., n_terms)
-        matrix = self.weights.new_zeros(len(self.factors) * self.n_outputs)
-        matrix = matrix.index_put((self.slots,), self.weights).reshape(-1, self.n_outputs)
+        n_unused = len(self.factors) * self.n_outputs - len(self.weights)
+        matrix = nn.functional.pad(self.weights, (0, n_unused)).reshape(-1, self.n_outputs)
         values = terms.to(matrix.dtype) @ matrix
         return values.softmax(-1) if self.of_probabilities else values.tanh()
 
@@ -218,7 +216,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`: QuantumLayers, and modules marked `of_circuit`."""
-    return _weights_of(module for module in model.modules() if _is_circuit(module))
+    return list(nn.ModuleList(filter(_is_circuit, model.modules())).parameters())
 
 
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -226,12 +224,8 @@ def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
 
     Both train alike. A `FourierLayer` and a `MatchedLayer` train with the learning rate of classical weights.
     """
-    return _weights_of(m for m in model.modules() if _is_circuit(m) or isinstance(m, ClassicalLayer))
-
-
-def _weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The weights of modules, without duplicates of shared ones."""
-    return list(dict.fromkeys(weight for module in modules for weight in module.parameters()))
+    modules = [m for m in model.modules() if _is_circuit(m) or isinstance(m, ClassicalLayer)]
+    return list(nn.ModuleList(modules).parameters())
 
 
 def on_backend(model: nn.Module, backend: str) -> nn.Module:
@@ -327,13 +321,8 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
         raise ValueError(checks.message("example", rule, example, step))
     of_circuits = set(map(id, quantum_parameters(model)))
     classical = [w for w in model.parameters() if w.requires_grad and id(w) not in of_circuits]
-    sums: list[Tensor] = []
-
-    def add(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        sums.append(rows_of(inputs[0]).sum())
-
-    look(model, example, QuantumLayer, add, gradients=True)
-    sums = [each for each in sums if each.requires_grad]
+    calls = look(model, example, QuantumLayer, gradients=True)
+    sums = [rows.sum() for _, rows, _ in calls if rows.requires_grad]
     gradients = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
     before = [weight for weight, gradient in zip(classical, gradients, strict=False) if gradient is not None]
     if not before:
