@@ -89,22 +89,6 @@ class Bypass(nn.Module):
         return values.reshape(*inputs.shape[:-1], self.n_outputs)
 
 
-class MatchedLayer(nn.Sequential):
-    """The classical stand-in with the circuit's computing budget: two linear layers with tanh in between.
-
-    The width of the hidden layer makes the number of multiplications equal to that of a gate-by-gate
-    simulation of the circuit: 4 * 2**(n_wires + k) for a gate on k wires.
-    """
-
-    def __init__(self, n_features: int, n_outputs: int, n_multiplications: int, *, seed: int = 0):
-        n_hidden = max(1, n_multiplications // (n_features + n_outputs))
-        generator = torch.Generator().manual_seed(seed)
-        first = seeded_linear(n_features, n_hidden, generator)
-        super().__init__(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
-
-
-STAND_INS = (ClassicalLayer, Bypass, FourierLayer, MatchedLayer)
-"""Classes that replace a circuit in a control."""
 CONTROLS = ("no_entanglement", "frozen_random", "classical", "classical_trained", "no_quantum")
 """Names of the controls that a run trains by default."""
 MORE_CONTROLS = ("fourier", "fourier_random", "compute_matched", "frozen_classical")
@@ -222,7 +206,7 @@ def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`, or of the `ClassicalLayer`s that replace them.
 
-    Both train alike. A `FourierLayer` and a `MatchedLayer` train with the learning rate of classical weights.
+    Both train alike. Other layers that replace a circuit train with the learning rate of classical weights.
     """
     modules = [m for m in model.modules() if _is_circuit(m) or isinstance(m, ClassicalLayer)]
     return list(nn.ModuleList(modules).parameters())
@@ -294,11 +278,18 @@ def _tapes(layer: QuantumLayer, level: str) -> Any:
     raise NotImplementedError(checks.message("qnode", rule, "one that raises an error", step))
 
 
-def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
-    n_features, n_outputs = sizes_of(layer)
+def _matched(layer: QuantumLayer, seed: int) -> nn.Sequential:
+    """The classical stand-in with the circuit's computing budget: two linear layers with tanh in between.
+
+    The width of the hidden layer makes the number of multiplications equal to that of a gate-by-gate
+    simulation of the circuit: 4 * 2**(n_wires + k) for a gate on k wires.
+    """
+    (n_features, n_outputs), generator = sizes_of(layer), torch.Generator().manual_seed(seed)
     gates = [(tape.wires, gate) for tape in _tapes(layer, "device") for gate in tape.operations]
     n_multiplications = sum(4 * 2 ** (len(wires) + len(gate.wires)) for wires, gate in gates)
-    return MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
+    n_hidden = max(1, n_multiplications // (n_features + n_outputs))
+    first = seeded_linear(n_features, n_hidden, generator)
+    return nn.Sequential(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
 
 
 _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
@@ -351,7 +342,7 @@ def _single(stand_in: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
     """Replaces each QuantumLayer of `model`, in place, by `make(layer, index)`."""
     holder = nn.ModuleList([model])
-    replaced: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
+    replaced: dict[QuantumLayer, Any] = {}  # a layer used in two places stays one layer
     owners: dict[tuple[Any, ...], nn.Module] = {}  # of shared weights
     for parent in list(holder.modules()):
         for name, child in list(parent._modules.items()):  # named_children() skips a child's second name
@@ -359,7 +350,8 @@ def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) 
                 if child not in replaced:
                     place = next(child.parameters(), torch.zeros(()))
                     replaced[child] = make(child, len(replaced)).to(place).train(child.training)
-                    if child.n_outputs == 0 and isinstance(replaced[child], STAND_INS):
+                    replaced[child].replaces_circuit = not isinstance(replaced[child], QuantumLayer)
+                    if child.n_outputs == 0 and replaced[child].replaces_circuit:
                         replaced[child].register_forward_hook(_single)
                     owner = owners.setdefault((*child.parameters(),) or (child,), replaced[child])
                     for key, weight in owner.named_parameters(recurse=False):  # which the circuits share
