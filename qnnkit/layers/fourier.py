@@ -83,10 +83,9 @@ class FourierLayer(nn.Module):
         super().__init__()
         self.encoding = _Encoding(layer)
         generator = torch.Generator().manual_seed(2**32 + seed)
-        combinations, self.is_sampled = _combinations(self.encoding, generator)
-        frequencies = combinations
+        frequencies, self.is_sampled = _combinations(self.encoding, generator)
         if self.encoding.slopes is not None:  # (n_frequencies, n_angles) @ (n_angles, n_features)
-            frequencies = combinations @ self.encoding.slopes
+            frequencies = frequencies @ self.encoding.slopes
         if random:
             spread = frequencies.square().mean(0).sqrt()
             drawn = torch.randn(frequencies[1:].shape, generator=generator, dtype=torch.float64)

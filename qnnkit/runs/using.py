@@ -77,7 +77,6 @@ def data_of(splits: Any) -> Data:
 def write_model(run: Run, net: nn.Module) -> Path:
     """Writes a net of the run to `model/` of its folder: weights, settings, recipe, and its `Data`."""
     folder, data = workspace.make_folder(run.folder / "model"), dict(vars(data_of(run.splits)))
-    data["sizes"] = dict(data["sizes"])
     if "tokenizer" in data["sizes"]:
         data["sizes"].pop("tokenizer").save_pretrained(folder / "tokenizer")
     from safetensors.torch import save
@@ -155,8 +154,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
     else:
         model = causal_lm(folder)
     tokens: Any = pieces.of_folder(folder) or tokenizers.loaded(folder)
-    longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
-    length = settings.get("sequence_length") or min(LENGTH, longest)
+    length = settings.get("sequence_length") or min(LENGTH, tasks.language.positions(model))
     about = Data(folder.name, {"tokenizer": tokens, "vocabulary": len(tokens), "length": length})
     return model.eval(), about, tasks.usual(about)
 
