@@ -68,7 +68,7 @@ class ClassicalLayer(nn.Module):
         return values.softmax(-1) if self.of_probabilities else values.tanh()
 
 
-class Bypass(nn.Module):
+class Bypass(nn.AdaptiveAvgPool1d):
     """Returns a circuit's features, divided by pi, in place of its outputs. Has no weights.
 
     If the numbers of features and outputs differ, features are averaged or repeated. If the circuit returns
@@ -77,16 +77,11 @@ class Bypass(nn.Module):
 
     of_probabilities = False
 
-    def __init__(self, n_features: int, n_outputs: int):
-        super().__init__()
-        self.n_features, self.n_outputs = n_features, n_outputs
-
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
-        rows = inputs.reshape(-1, 1, self.n_features) / math.pi
-        values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
+        """Outputs of shape (..., output_size) for features of shape (..., n_features), in radians."""
+        values = super().forward(inputs.reshape(-1, 1, inputs.shape[-1]) / math.pi)
         values = values.softmax(-1) if self.of_probabilities else values
-        return values.reshape(*inputs.shape[:-1], self.n_outputs)
+        return values.reshape(*inputs.shape[:-1], values.shape[-1])
 
 
 CONTROLS = ("no_entanglement", "frozen_random", "classical", "classical_trained", "no_quantum")
@@ -297,7 +292,7 @@ _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
     "frozen_random": _frozen_random,
     "classical": _classical,
     "classical_trained": lambda layer, seed: _classical(layer, seed).requires_grad_(True),
-    "no_quantum": lambda layer, seed: _bounded(Bypass(*sizes_of(layer)), layer),
+    "no_quantum": lambda layer, seed: _bounded(Bypass(sizes_of(layer)[1]), layer),
     "fourier": lambda layer, seed: FourierLayer(layer, seed=seed),
     "fourier_random": lambda layer, seed: FourierLayer(layer, seed=seed, random=True),
     "compute_matched": _matched,
