@@ -154,7 +154,8 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
     else:
         model = causal_lm(folder)
     tokens: Any = pieces.of_folder(folder) or tokenizers.loaded(folder)
-    length = settings.get("sequence_length") or min(LENGTH, tasks.language.positions(model))
+    longest = getattr(model.config, "max_position_embeddings", None) or LENGTH
+    length = settings.get("sequence_length") or min(LENGTH, longest)
     about = Data(folder.name, {"tokenizer": tokens, "vocabulary": len(tokens), "length": length})
     return model.eval(), about, tasks.usual(about)
 
