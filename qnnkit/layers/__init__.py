@@ -2,7 +2,6 @@
 
 from qnnkit.layers.controls import (
     CONTROLS,
-    STAND_INS,
     ClassicalLayer,
     as_classical,
     control,
@@ -28,7 +27,7 @@ from qnnkit.layers.quantum import BACKENDS, QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
 __all__ = [
-    "QuantumLayer", "Quanv2d", "CONTROLS", "STAND_INS", "BACKENDS", "ClassicalLayer",
+    "QuantumLayer", "Quanv2d", "CONTROLS", "BACKENDS", "ClassicalLayer",
     "FourierLayer", "as_classical", "fourier_fit", "control", "control_names", "controls", "Given", "called",
     "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters",
     "circuit_inputs", "circuits_per_image", "evaluating", "feature_maps_of", "rows_of",

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pennylane as qp
@@ -15,7 +15,7 @@ from pennylane.measurements import ProbabilityMP
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.layers.counting import Given, look, rows_of
+from qnnkit.layers.counting import Given, look
 from qnnkit.layers.fourier import FourierLayer, fourier_fit, seeded_linear, sizes_of
 from qnnkit.layers.quantum import QuantumLayer
 
@@ -42,7 +42,6 @@ class ClassicalLayer(nn.Module):
     """
 
     factors: Tensor
-    slots: Tensor
     of_probabilities = False
 
     def __init__(self, n_features: int, n_outputs: int, n_weights: int, *, seed: int = 0):
@@ -54,7 +53,6 @@ class ClassicalLayer(nn.Module):
         degree = len(terms[-1])  # lower terms are filled up with the factor 1, which follows the features
         factors = [[*term, *[n_features] * (degree - len(term))] for term in terms]
         self.register_buffer("factors", torch.tensor(factors, dtype=torch.int64), persistent=False)
-        self.register_buffer("slots", torch.arange(n_weights), persistent=False)
         generator = torch.Generator().manual_seed(seed)
         bound = 1 / math.sqrt(n_features)  # as in torch.nn.Linear
         self.weights = nn.Parameter((2 * torch.rand(n_weights, generator=generator) - 1) * bound)
@@ -64,13 +62,13 @@ class ClassicalLayer(nn.Module):
         checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
         scaled = nn.functional.pad(inputs / math.pi, (0, 1), value=1.0)  # (..., n_features + 1)
         terms = scaled[..., self.factors].prod(-1)  # (..., n_terms, degree) -> (..., n_terms)
-        matrix = self.weights.new_zeros(len(self.factors) * self.n_outputs)
-        matrix = matrix.index_put((self.slots,), self.weights).reshape(-1, self.n_outputs)
+        n_unused = len(self.factors) * self.n_outputs - len(self.weights)
+        matrix = nn.functional.pad(self.weights, (0, n_unused)).reshape(-1, self.n_outputs)
         values = terms.to(matrix.dtype) @ matrix
         return values.softmax(-1) if self.of_probabilities else values.tanh()
 
 
-class Bypass(nn.Module):
+class Bypass(nn.AdaptiveAvgPool1d):
     """Returns a circuit's features, divided by pi, in place of its outputs. Has no weights.
 
     If the numbers of features and outputs differ, features are averaged or repeated. If the circuit returns
@@ -79,34 +77,13 @@ class Bypass(nn.Module):
 
     of_probabilities = False
 
-    def __init__(self, n_features: int, n_outputs: int):
-        super().__init__()
-        self.n_features, self.n_outputs = n_features, n_outputs
-
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
-        rows = inputs.reshape(-1, 1, self.n_features) / math.pi
-        values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
+        """Outputs of shape (..., output_size) for features of shape (..., n_features), in radians."""
+        values = super().forward(inputs.reshape(-1, 1, inputs.shape[-1]) / math.pi)
         values = values.softmax(-1) if self.of_probabilities else values
-        return values.reshape(*inputs.shape[:-1], self.n_outputs)
+        return values.reshape(*inputs.shape[:-1], values.shape[-1])
 
 
-class MatchedLayer(nn.Sequential):
-    """The classical stand-in with the circuit's computing budget: two linear layers with tanh in between.
-
-    The width of the hidden layer makes the number of multiplications equal to that of a gate-by-gate
-    simulation of the circuit: 4 * 2**(n_wires + k) for a gate on k wires.
-    """
-
-    def __init__(self, n_features: int, n_outputs: int, n_multiplications: int, *, seed: int = 0):
-        n_hidden = max(1, n_multiplications // (n_features + n_outputs))
-        generator = torch.Generator().manual_seed(seed)
-        first = seeded_linear(n_features, n_hidden, generator)
-        super().__init__(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
-
-
-STAND_INS = (ClassicalLayer, Bypass, FourierLayer, MatchedLayer)
-"""Classes that replace a circuit in a control."""
 CONTROLS = ("no_entanglement", "frozen_random", "classical", "classical_trained", "no_quantum")
 """Names of the controls that a run trains by default."""
 MORE_CONTROLS = ("fourier", "fourier_random", "compute_matched", "frozen_classical")
@@ -218,20 +195,16 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`: QuantumLayers, and modules marked `of_circuit`."""
-    return _weights_of(module for module in model.modules() if _is_circuit(module))
+    return list(nn.ModuleList(filter(_is_circuit, model.modules())).parameters())
 
 
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`, or of the `ClassicalLayer`s that replace them.
 
-    Both train alike. A `FourierLayer` and a `MatchedLayer` train with the learning rate of classical weights.
+    Both train alike. Other layers that replace a circuit train with the learning rate of classical weights.
     """
-    return _weights_of(m for m in model.modules() if _is_circuit(m) or isinstance(m, ClassicalLayer))
-
-
-def _weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The weights of modules, without duplicates of shared ones."""
-    return list(dict.fromkeys(weight for module in modules for weight in module.parameters()))
+    modules = [m for m in model.modules() if _is_circuit(m) or isinstance(m, ClassicalLayer)]
+    return list(nn.ModuleList(modules).parameters())
 
 
 def on_backend(model: nn.Module, backend: str) -> nn.Module:
@@ -300,11 +273,18 @@ def _tapes(layer: QuantumLayer, level: str) -> Any:
     raise NotImplementedError(checks.message("qnode", rule, "one that raises an error", step))
 
 
-def _matched(layer: QuantumLayer, seed: int) -> MatchedLayer:
-    n_features, n_outputs = sizes_of(layer)
+def _matched(layer: QuantumLayer, seed: int) -> nn.Sequential:
+    """The classical stand-in with the circuit's computing budget: two linear layers with tanh in between.
+
+    The width of the hidden layer makes the number of multiplications equal to that of a gate-by-gate
+    simulation of the circuit: 4 * 2**(n_wires + k) for a gate on k wires.
+    """
+    (n_features, n_outputs), generator = sizes_of(layer), torch.Generator().manual_seed(seed)
     gates = [(tape.wires, gate) for tape in _tapes(layer, "device") for gate in tape.operations]
     n_multiplications = sum(4 * 2 ** (len(wires) + len(gate.wires)) for wires, gate in gates)
-    return MatchedLayer(n_features, n_outputs, n_multiplications, seed=seed)
+    n_hidden = max(1, n_multiplications // (n_features + n_outputs))
+    first = seeded_linear(n_features, n_hidden, generator)
+    return nn.Sequential(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
 
 
 _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
@@ -312,7 +292,7 @@ _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {
     "frozen_random": _frozen_random,
     "classical": _classical,
     "classical_trained": lambda layer, seed: _classical(layer, seed).requires_grad_(True),
-    "no_quantum": lambda layer, seed: _bounded(Bypass(*sizes_of(layer)), layer),
+    "no_quantum": lambda layer, seed: _bounded(Bypass(sizes_of(layer)[1]), layer),
     "fourier": lambda layer, seed: FourierLayer(layer, seed=seed),
     "fourier_random": lambda layer, seed: FourierLayer(layer, seed=seed, random=True),
     "compute_matched": _matched,
@@ -327,13 +307,8 @@ def _freeze_before_circuits(model: nn.Module, example: Given | None) -> nn.Modul
         raise ValueError(checks.message("example", rule, example, step))
     of_circuits = set(map(id, quantum_parameters(model)))
     classical = [w for w in model.parameters() if w.requires_grad and id(w) not in of_circuits]
-    sums: list[Tensor] = []
-
-    def add(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        sums.append(rows_of(inputs[0]).sum())
-
-    look(model, example, QuantumLayer, add, gradients=True)
-    sums = [each for each in sums if each.requires_grad]
+    calls = look(model, example, QuantumLayer, gradients=True)
+    sums = [rows.sum() for _, rows, _ in calls if rows.requires_grad]
     gradients = torch.autograd.grad(sums, classical, allow_unused=True) if sums and classical else ()
     before = [weight for weight, gradient in zip(classical, gradients, strict=False) if gradient is not None]
     if not before:
@@ -362,7 +337,7 @@ def _single(stand_in: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
     """Replaces each QuantumLayer of `model`, in place, by `make(layer, index)`."""
     holder = nn.ModuleList([model])
-    replaced: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
+    replaced: dict[QuantumLayer, Any] = {}  # a layer used in two places stays one layer
     owners: dict[tuple[Any, ...], nn.Module] = {}  # of shared weights
     for parent in list(holder.modules()):
         for name, child in list(parent._modules.items()):  # named_children() skips a child's second name
@@ -370,7 +345,8 @@ def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) 
                 if child not in replaced:
                     place = next(child.parameters(), torch.zeros(()))
                     replaced[child] = make(child, len(replaced)).to(place).train(child.training)
-                    if child.n_outputs == 0 and isinstance(replaced[child], STAND_INS):
+                    replaced[child].replaces_circuit = not isinstance(replaced[child], QuantumLayer)
+                    if child.n_outputs == 0 and replaced[child].replaces_circuit:
                         replaced[child].register_forward_hook(_single)
                     owner = owners.setdefault((*child.parameters(),) or (child,), replaced[child])
                     for key, weight in owner.named_parameters(recurse=False):  # which the circuits share

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,11 +53,8 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
         For each layer a tensor of shape (n_circuits, n_features), on the model's device.
     """
     inputs_of: dict[QuantumLayer, list[Tensor]] = {}
-
-    def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        inputs_of.setdefault(layer, []).append(rows_of(inputs[0].detach()))
-
-    look(model, images, QuantumLayer, keep)
+    for layer, rows, _ in look(model, images, QuantumLayer):
+        inputs_of.setdefault(layer, []).append(rows.detach())
     return {layer: torch.cat(rows) for layer, rows in inputs_of.items()}
 
 
@@ -83,9 +80,8 @@ def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
         >>> feature_maps_of(net, torch.zeros(2, 1, 4, 4)).shape
         torch.Size([2, 4, 2, 2])
     """
-    maps: list[Tensor] = []
-    look(model, images, Quanv2d, lambda layer, inputs, outputs: maps.append(outputs.detach().cpu()))
-    return maps[0] if maps else None
+    calls = look(model, images, Quanv2d)
+    return calls[0][2].detach().cpu() if calls else None
 
 
 @contextlib.contextmanager
@@ -101,10 +97,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def look(model: nn.Module, images: Given, kind: Any, hook: Callable[..., None], gradients=False) -> None:
-    """Runs one forward pass in evaluation mode with a hook on all modules of a kind, if there are any."""
+def look(model: nn.Module, images: Given, kind: Any, gradients: bool = False) -> list[tuple[Any, ...]]:
+    """All calls of modules of a kind in one forward pass in evaluation mode: (module, `rows_of`, outputs)."""
+    calls: list[tuple[Any, ...]] = []
     if modules := [module for module in model.modules() if isinstance(module, kind)]:
         with contextlib.ExitStack() as stack, evaluating(model), torch.set_grad_enabled(gradients):
             for module in modules:
-                stack.enter_context(module.register_forward_hook(hook))
+                hook = module.register_forward_hook(lambda m, x, y: calls.append((m, rows_of(x[0]), y)))
+                stack.enter_context(hook)
             called(model, images)
+    return calls

@@ -83,10 +83,9 @@ class FourierLayer(nn.Module):
         super().__init__()
         self.encoding = _Encoding(layer)
         generator = torch.Generator().manual_seed(2**32 + seed)
-        combinations, self.is_sampled = _combinations(self.encoding, generator)
-        frequencies = combinations
+        frequencies, self.is_sampled = _combinations(self.encoding, generator)
         if self.encoding.slopes is not None:  # (n_frequencies, n_angles) @ (n_angles, n_features)
-            frequencies = combinations @ self.encoding.slopes
+            frequencies = frequencies @ self.encoding.slopes
         if random:
             spread = frequencies.square().mean(0).sqrt()
             drawn = torch.randn(frequencies[1:].shape, generator=generator, dtype=torch.float64)
@@ -176,7 +175,7 @@ class _Encoding:
         self.chosen = [i for i, each in enumerate(differences) if moving[i] and each[-1] > 0]
         if not self.chosen:
             raise _outside("no gate has a separate angle for each sample")
-        self.differences = [differences[i][differences[i] > 0].tolist() for i in self.chosen]
+        self.differences = [torch.from_numpy(differences[i][differences[i] > 0]) for i in self.chosen]
         first, second = ((each - each[0])[:, self.chosen].detach() for _, each in runs[:2])
         if not torch.allclose(first, second, equal_nan=True):  # weights may only be added
             raise _outside("weights multiply the inputs")
@@ -205,10 +204,7 @@ class _Encoding:
 
 def _combinations(encoding: _Encoding, generator: torch.Generator) -> tuple[Tensor, bool]:
     """Frequencies (n_frequencies, n_angles), 0 and one of each pair d, -d; and whether they are a sample."""
-    choices = [
-        torch.tensor([0.0, *each, *(-one for one in each)], dtype=torch.float64)
-        for each in encoding.differences
-    ]
+    choices = [torch.cat([each.new_zeros(1), each, -each]) for each in encoding.differences]
     sums = torch.zeros(1, 0, dtype=torch.float64)
     for i, each in enumerate(choices, 1):
         sums = torch.cat([sums.repeat_interleave(len(each), 0), each.repeat(len(sums)).unsqueeze(-1)], -1)

@@ -93,22 +93,23 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def explain(self) -> str:
         """One sentence: what runs the circuit and why; before the first call, what will be tried."""
-        obstacle, last = self._obstacle(), self._programs and self._programs.last
-        if obstacle is None and isinstance(last, Sampled):
+        if obstacle := self._obstacle():
+            how = (
+                "all samples at once" if self.backend.startswith("default") else "one sample after the other"
+            )
+            return (
+                f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, "
+                f"because {obstacle}."
+            )
+        if self._programs is None or self._programs.last is None:
+            return "Has not run yet; it will try one fused program over the whole batch."
+        if isinstance(last := self._programs.last, Sampled):
             return (
                 f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
                 "differentiated by the parameter-shift rule, with separate shots for each shifted circuit."
             )
-        if obstacle is None and not last:
-            return "Has not run yet; it will try one fused program over the whole batch."
-        if obstacle is None and self._programs:
-            how = self._programs.how
-            return f"Runs as one fused program over the whole batch: every gate is unitary, no shots; {how}."
-        how = "all samples at once" if self.backend.startswith("default") else "one sample after the other"
-        return (
-            f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
-            f"{obstacle}."
-        )
+        how = self._programs.how
+        return f"Runs as one fused program over the whole batch: every gate is unitary, no shots; {how}."
 
     def _obstacle(self) -> str | None:
         """Why the circuit does not run as a fused program; None if it does or has not run yet."""

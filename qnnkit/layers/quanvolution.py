@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -80,7 +79,7 @@ class Quanv2d(nn.Module):
             layer = QuantumLayer(qnode, shapes, partial(draw, generator=generator), backend=backend)
             self.filters.append(layer.requires_grad_(trainable))
             outputs = layer(torch.zeros(0, n_features))  # (0, n_outputs), or (0,) for a single output
-            self.out_channels += in_channels * math.prod(outputs.shape[1:])
+            self.out_channels += in_channels * outputs.unsqueeze(-1).flatten(1).shape[1]
 
     def forward(self, images: Tensor) -> Tensor:
         """The feature maps of `images`.
@@ -105,8 +104,7 @@ class Quanv2d(nn.Module):
         patches = images.unfold(2, k, s).unfold(3, k, s)  # (batch, channels, rows, columns, k, k), a view
         rows, columns = patches.shape[2:4]
         patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, in the program's order
-        results = (layer(patches.t()) for layer in self.filters)
-        maps = [each.reshape(len(each), math.prod(each.shape[1:])) for each in results]
+        maps = [layer(patches.t()).unsqueeze(-1).flatten(1) for layer in self.filters]
         values = maps[0] if len(maps) == 1 else torch.cat(maps, dim=1)
         # (batch * channels * rows * columns, all outputs) -> (batch, out_channels, rows, columns)
         values = values.reshape(batch, channels, rows, columns, values.shape[-1]).movedim(-1, 2)

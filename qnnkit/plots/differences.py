@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from qnnkit.plots.picture import COLOURS, Picture
@@ -35,8 +34,7 @@ def forest(
     for place, (name, middle, (low, high), note) in enumerate(
         zip(names, differences, ends, notes, strict=True)
     ):
-        if math.isfinite(low) and math.isfinite(high):
-            axis.plot([low, high], [place, place], color=COLOURS[0], linewidth=2.5, solid_capstyle="butt")
+        axis.plot([low, high], [place, place], color=COLOURS[0], linewidth=2.5, solid_capstyle="butt")
         axis.plot(middle, place, "o", color=COLOURS[0], markersize=8)
         where = {"xy": (0, place - 0.38), "xycoords": ("axes fraction", "data"), "va": "center"}
         over = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # covers the band and the line at zero

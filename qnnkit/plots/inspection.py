@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.ticker import MaxNLocator
 
 from qnnkit.plots.picture import COLOURS, Picture, picture, show
 
@@ -100,8 +99,7 @@ class ImageSeen(Redrawn):
             drawn = axes[-1].imshow(np.zeros(shape), cmap="RdBu_r", vmin=-1, vmax=1)  # pyright: ignore
             axes[-1].set_title(f"channel {place}", fontsize=8)
         if n_maps:
-            label = "expectation value"
-            figure.colorbar(drawn, ax=axes[1:], shrink=0.8, ticks=[-1, 0, 1], label=label)
+            figure.colorbar(drawn, ax=axes[1:], shrink=0.8, ticks=[-1, 0, 1], label="expectation value")
         for axis in axes:
             axis.set(xticks=[], yticks=[])
         self.images = [axis.images[0] for axis in axes]
@@ -128,18 +126,17 @@ class WhatIfFigure(Redrawn):
         places: Any = [0] * n_outputs, range(n_outputs)
         [self.before] = left.plot(*places, "o", ms=9, mfc="none", color=now, label="as it is")
         [self.there] = left.plot(*places, "D", ms=5, color=then, label="moved")
-        left.axvline(0, color="#999", lw=0.8)
+        for axis in figure.axes:
+            axis.axvline(0, color="#999", lw=0.8)
+            axis.locator_params(nbins=5)
         left.set(
             xlim=(-1.08, 1.08), ylim=(n_outputs - 0.4, -0.6), xlabel="expectation value", ylabel="output"
         )
-        left.locator_params(nbins=5)
-        left.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+        left.locator_params(axis="y", nbins=8, integer=True)
         self.title = left.set_title("Measured by circuit 1 of 1 for this image", fontsize=10)
         [self.curve] = right.plot([-np.pi, np.pi], [1.0005, 1.0045], lw=1.2, color=now)
         [self.dot] = right.plot([0], [1.0005], "D", ms=7, color=then)
-        right.axvline(0, color="#999", lw=0.8)
         right.set_xticks([-np.pi, 0, np.pi], ["−π", "0", "π"])
-        right.yaxis.set_major_locator(MaxNLocator(5))
         right.set_xlabel("weight moved by (rad)")
         right.set_title(f"Loss of {n_images} validation images along this weight", fontsize=10)
         figure.legend(handles=[self.before, self.there], loc="outside lower left", ncols=2, frameon=False)

@@ -145,7 +145,7 @@ class Recipe:
         with hook, _seeded(0), layers.evaluating(net), self.located_errors():
             layers.called(net, splits.example())
         inside = set(net.modules())
-        unused = {each for each in inside if isinstance(each, layers.STAND_INS)} - {*called}
+        unused = {each for each in inside if getattr(each, "replaces_circuit", False)} - {*called}
         outside = [each for each in called if isinstance(each, layers.QuantumLayer) and each not in inside]
         if outside or unused:
             rule = "replace every circuit of the net"

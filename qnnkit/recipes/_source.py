@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib.util
 import inspect
 import linecache
 import sys
 import sysconfig
 import textwrap
-import tokenize
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,12 +62,13 @@ def texts_of(path: Path) -> tuple[str, dict[str, str]]:
     Raises:
         SyntaxError, ValueError: A file is not Python, or not in the encoding that it declares.
     """
-    source, texts = _read(path), dict[str, str]()
+    decoded = importlib.util.decode_source  # in the declared encoding, as Python reads it
+    source, texts = decoded(path.read_bytes()), dict[str, str]()
 
     def gather(name: str, text: str) -> None:
         for file in sorted(_imported(name, text)):
             if file not in texts and (place := path.parent / file) != path and place.is_file():
-                gather(file, texts.setdefault(file, _read(place)))
+                gather(file, texts.setdefault(file, decoded(place.read_bytes())))
 
     gather(path.name, source)
     return source, texts
@@ -85,11 +86,6 @@ def _imported(name: str, text: str) -> set[str]:
     parts = [word.split(".") for word in words if word.partition(".")[0] != "qnnkit"]  # even if next to it
     stems = {"/".join(each[:n]) for each in parts for n in range(1, len(each) + 1)}
     return {f"{stem}{ending}" for stem in stems for ending in (".py", "/__init__.py")}
-
-
-def _read(path: Path) -> str:
-    with tokenize.open(path) as file:  # in the declared encoding, as Python reads it
-        return file.read()
 
 
 def source_of(code: Any) -> str:

@@ -353,9 +353,7 @@ def _manager(folder: str, running: Path, kernels: list[Any]) -> type:
     """Returns a Jupyter kernel manager that forks kernels if possible and adds them to `kernels`."""
     from jupyter_client.manager import AsyncKernelManager
 
-    options: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
-    if os.name == "posix":
-        options |= {"transport": "ipc", "ip": f"{folder}/kernel"}
+    options = {"shutdown_wait_time": STOP_TIMEOUT, "transport": "ipc", "ip": f"{folder}/kernel"}
 
     class Manager(AsyncKernelManager):
         def __init__(self, **arguments: Any):

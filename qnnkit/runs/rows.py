@@ -184,5 +184,4 @@ def write_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
 def read_hashes(folder: Path) -> dict[str, str]:
     """Returns the hash (hex) of each file that SHA256SUMS lists; empty without that file."""
     lines = (content(folder, SUMS) or b"").decode(errors="replace").splitlines()
-    pairs = (line.split("  ", 1) for line in lines if "  " in line)
-    return {name: digest for digest, name in pairs}
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}

@@ -275,11 +275,10 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     outputs = {"outputs": torch.cat(seen)} if seen else {}
     judged = tasks.asked(judge, **outputs, splits=splits, net=model, means=means) or {}
-    plain = {
-        name: value.tolist() if hasattr(value, "tolist") else value for name, value in judged.items()
-    } | means
-    unknown = [name for name, value in plain.items() if isinstance(value, float) and not math.isfinite(value)]
-    values: dict[str, Any] = plain | dict.fromkeys(unknown)
+    values: dict[str, Any] = {**judged, **means}
+    for name, value in values.items():
+        value = value.tolist() if hasattr(value, "tolist") else value
+        values[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     if values.get(task.score.name, 0) is None:
         raise not_finite(f"test {task.score.name}")
     return values
@@ -295,18 +294,16 @@ def tracked(run: Run) -> Iterator[None]:
     Each tracker has a thread, which reads the file. A tracker that is not installed, fails or hangs is
     disabled, with one sentence on stderr.
     """
-    over, names = threading.Event(), run.config.trackers
-    shared = run, len(run.rows("metrics")), over
-    threads = [threading.Thread(target=_send, args=(name, *shared), name=name, daemon=True) for name in names]
-    for thread in threads:
-        thread.start()
+    over, seen, threads = threading.Event(), len(run.rows("metrics")), list[threading.Thread]()
+    for name in run.config.trackers:
+        threads.append(threading.Thread(target=_send, args=(name, run, seen, over), name=name, daemon=True))
+        threads[-1].start()
     try:
         yield
     finally:
         over.set()
-        end = time.monotonic() + END
         for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(END / len(threads))
             if thread.is_alive():
                 _disabled(thread.name, f"it had not finished {END:.0f} s after the training")
 

@@ -77,7 +77,6 @@ def data_of(splits: Any) -> Data:
 def write_model(run: Run, net: nn.Module) -> Path:
     """Writes a net of the run to `model/` of its folder: weights, settings, recipe, and its `Data`."""
     folder, data = workspace.make_folder(run.folder / "model"), dict(vars(data_of(run.splits)))
-    data["sizes"] = dict(data["sizes"])
     if "tokenizer" in data["sizes"]:
         data["sizes"].pop("tokenizer").save_pretrained(folder / "tokenizer")
     from safetensors.torch import save

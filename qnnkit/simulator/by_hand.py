@@ -73,9 +73,7 @@ class Run(torch.autograd.Function):
         for i, part in enumerate(parts):
             flowing = gradients[:, first : (first := first + samples_of(part))]
             flowing = in_chunks(flowing, len(part) if part.ndim == 3 else 1)
-            tape = None
-            if tapes:
-                tape, tapes[i] = tapes[i], None
+            tape = tapes[i] if tapes else None
             if tape is None:
                 program.forward(way, part, built, tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)

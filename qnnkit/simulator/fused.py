@@ -299,8 +299,7 @@ class Fused:
         """
         with exactly(self.device.type, way is self.near):
             built, values = self.built(way, vector), []
-            most = KEPT_BYTES if self.device.type == "cpu" else KEPT_ELSEWHERE
-            left = 0 if tapes is None else most
+            left = KEPT_BYTES if self.device.type == "cpu" else KEPT_ELSEWHERE
             for part in parts:
                 left -= samples_of(part) * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []

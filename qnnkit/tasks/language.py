@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -112,7 +112,6 @@ def continuation(
     end: int | None = None,
     temperature: float = 1.0,
     seed: int = 0,
-    allowed: Callable[[Tensor, Tensor], Tensor] | None = None,
     width: int = 1,
     **options: Any,
 ) -> list[int]:
@@ -127,9 +126,9 @@ def continuation(
         end: Token at which the model stops; None never stops.
         temperature: Above 1 flattens, below 1 sharpens the model's distribution; 0 takes the likeliest token.
         seed: Determines the sample; the caller's generators do not change.
-        allowed: Logits processor of transformers, (ids, scores) -> scores.
         width: Number of tokens that are never separated, such as those of an event.
-        options: Other arguments of `generate`, such as `top_p` and `top_k`, which exclude nothing by default.
+        options: Other arguments of `generate`, such as `logits_processor`, `top_p` or `top_k`; the last two
+            exclude nothing by default.
 
     Raises:
         ValueError: A setting is out of range.
@@ -145,7 +144,6 @@ def continuation(
     place = next(model.parameters()).device
     prompt = torch.tensor([context], device=place)
     options |= {"attention_mask": torch.ones_like(prompt), "max_new_tokens": n}
-    options |= {"logits_processor": [allowed] if allowed else None}
     forked = torch.random.fork_rng([] if place.type == "cpu" else [place], device_type=place.type)
     with evaluating(model), once(model), forked:
         torch.manual_seed(seed)

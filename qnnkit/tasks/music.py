@@ -113,7 +113,7 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n: int | None = None
     written = writing(tokenizer)
     ids = written.encode(prompt)[0][: -written.width]  # without the end token
     n = min(NEW_TOKENS, positions(model) // 2) if n is None else n
-    new = continuation(model, ids, n, allowed=written.allowed, width=written.width, **settings)
+    new = continuation(model, ids, n, logits_processor=[written.allowed], width=written.width, **settings)
     return written.decode(ids + new)
 
 

@@ -48,9 +48,8 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
         notes.append("It is in colour, but the training images are grey: it was converted to grey.")
     if abs(np.log((width / height) / (size[1] / size[0]))) > np.log(1.2):
         notes.append(f"It is {width}x{height} and was squeezed to {size[1]}x{size[0]}, as in training.")
-    tensor = torch.from_numpy(fit(image, size, "L" if grey else "RGB").copy())
-    tensor = (tensor[None] if grey else tensor.permute(2, 0, 1)).unsqueeze(0).contiguous()
-    return tensor, notes
+    values = np.atleast_3d(fit(image, size, "L" if grey else "RGB"))  # (height, width, channels)
+    return torch.from_numpy(values.transpose(2, 0, 1)[None].copy()), notes
 
 
 def array(given: Any, about: Any) -> tuple[Tensor, bool]:

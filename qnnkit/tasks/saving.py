@@ -68,8 +68,7 @@ def save(
 
 def _base_name(described: Mapping[str, Any], folder: Path) -> str:
     """Returns a name of the base of an adapter in `folder` that is valid on other machines."""
-    base = described.get("base_model_name_or_path") or ""
-    name = workspace.portable(base)
+    name = workspace.portable(described.get("base_model_name_or_path") or "")
     if Path(name).is_absolute() and (Path(name).parent / "provenance.json").exists():  # of a run
         return os.path.relpath(name, folder)
     return name

@@ -333,7 +333,7 @@ def test_controls_of_a_frozen_quanvolution_are_frozen():
 def test_without_a_circuit_its_features_go_on(n_features, n_outputs):
     """Divided by pi; averaged or repeated where the numbers differ."""
     inputs = uniform(5, n_features)
-    values = Bypass(n_features, n_outputs)(inputs)
+    values = Bypass(n_outputs)(inputs)
     share = n_features // n_outputs or 1
     expected = inputs.reshape(5, -1, share).mean(2).repeat_interleave(n_outputs // n_features or 1, 1)
     same([values], [expected / np.pi], FLOAT32)

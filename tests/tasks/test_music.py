@@ -129,7 +129,7 @@ def test_only_music_is_written():
         model.lm_head.bias = nn.Parameter(torch.zeros(len(TOKENS)))
         model.lm_head.bias[TOKENS.special_tokens_ids] = 40.0
         model.lm_head.bias[TOKENS.token_ids_of_type("Pitch")] = 20.0
-    given = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "allowed": writing(TOKENS).allowed}
+    given = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "logits_processor": [writing(TOKENS).allowed]}
     new = continuation(model, **given)
     assert not {*TOKENS.special_tokens_ids} & {*new}
     n_notes = sum(TOKENS[token].startswith("Duration") for token in new)
