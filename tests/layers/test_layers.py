@@ -178,7 +178,7 @@ def quanvolution(**options) -> Quanv2d:
 
 SIZED = "n_features", "n_outputs", "n_weights"
 BAD = {  # argument, what is given -> the call
-    **{(name, 0): lambda name=name: quanvolution(**{name: 0})
+    **{(name, value): lambda name=name, value=value: quanvolution(**{name: value}) for value in (0, 1.5, True)
        for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers")},
     ("initialisation", "tiny"): lambda: quanvolution(initialisation="tiny"),
     ("n_layers", 3): lambda: quanvolution(n_layers=3, initialisation="identity_block"),
