@@ -257,9 +257,9 @@ def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], dict[str, Any]]:
     first: dict[QuantumLayer, Tensor] = {}
 
     def look(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        if outputs.is_complex():
-            step = "Measure expectation values or probabilities."
-            raise ValueError(checks.message("model", "measure numbers", "a circuit that gives a state", step))
+        if outputs.is_complex() or vars(torch._C)["_functorch"].is_batchedtensor(outputs):
+            value, step = "a circuit of a state, or in vmap", "Measure expectations, on a batch of inputs."
+            raise ValueError(checks.message("model", "measure numbers, outside torch.vmap", value, step))
         first.setdefault(layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[:1])
 
     row = _run(net, "exact", None, dict.fromkeys(_layers(net[0]), look))

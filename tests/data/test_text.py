@@ -44,9 +44,8 @@ def test_a_single_file_is_cut_at_blank_lines_and_no_speech_is_lost(shakespeare):
 
 
 def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
-    lines = [str(i) * (1 + i % 7) for i in range(1000)]
     path = tmp_path / "long.txt"
-    for content in ("\n".join(lines), "x" * 10_000):
+    for content in ("\n".join(str(i) * (1 + i % 7) for i in range(1000)), "x" * 10_000):
         path.write_text(content)
         found = [document.text for document in documents(path)[0]]
         assert ("\n" if "\n" in content else "").join(found) == content and max(map(len, found)) <= 2000
