@@ -72,13 +72,13 @@ def positive(
 ) -> None:
     """Raises ValueError unless `value` is a whole number, or if not `whole` any number, above zero."""
     number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not (number and above < value < math.inf):
+    if not (number and above < value < math.inf):  # pyright: ignore[reportOperatorIssue]
         raise ValueError(message(name, f"be a {'whole ' * whole}number above {above}", value, next_step))
 
 
 def share(name: str, value: Any, next_step: str = "Use 0.1 for 10 %.") -> None:
     """Raises ValueError unless `value` is a number from 0 to 1."""
-    if not (isinstance(value, Real) and 0 <= value <= 1):
+    if not (isinstance(value, Real) and 0 <= value <= 1):  # pyright: ignore[reportOperatorIssue]
         raise ValueError(message(name, "be a number from 0 to 1", value, next_step))
 
 
