@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +24,7 @@ MANY = 20
 _names: ContextVar[Mapping[str, str]] = ContextVar("names", default={})  # noqa: B039  never changed
 
 
-class Message(str):
-    """The message of an error, with its parts: name, rule, value, next step."""
-
-    parts: tuple[str, str, Any, str]
-
-
-def message(name: str, rule: str, value: object, next_step: str) -> Message:
+def message(name: str, rule: str, value: object, next_step: str) -> str:
     """Returns an error message about an argument, in the form that all of qnnkit uses; see `renamed`.
 
     Example:
@@ -36,9 +32,7 @@ def message(name: str, rule: str, value: object, next_step: str) -> Message:
         'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
     """
     name = _names.get().get(name, name)
-    text = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}".rstrip())
-    text.parts = name, rule, value, next_step
-    return text
+    return f"Argument `{name}` must {rule}, but is {value!r}. {next_step}".rstrip()
 
 
 @contextlib.contextmanager
@@ -73,22 +67,25 @@ def choice(name: str, value: str, choices: Collection[str], more: str = "") -> s
     raise ValueError(message(name, "be a known name", value, f"{hint}{names}{more}"))
 
 
-def positive(name: str, value: float, next_step: str = "Use 1 or more.") -> None:
-    """Raises ValueError unless `value` is above zero."""
-    if not value > 0:
-        raise ValueError(message(name, "be above 0", value, next_step))
+def positive(
+    name: str, value: Any, next_step: str = "Use 1 or more.", *, above: int = 0, whole: bool = True
+) -> None:
+    """Raises ValueError unless `value` is a whole number, or if not `whole` any number, above zero."""
+    number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not (number and above < value < math.inf):  # pyright: ignore[reportOperatorIssue]
+        raise ValueError(message(name, f"be a {'whole ' * whole}number above {above}", value, next_step))
+
+
+def share(name: str, value: Any, next_step: str = "Use 0.1 for 10 %.") -> None:
+    """Raises ValueError unless `value` is a number from 0 to 1."""
+    if not (isinstance(value, Real) and 0 <= value <= 1):  # pyright: ignore[reportOperatorIssue]
+        raise ValueError(message(name, "be a number from 0 to 1", value, next_step))
 
 
 def last_axis(name: str, tensor: torch.Tensor, size: int, next_step: str) -> None:
     """Raises ValueError unless the last axis of `tensor` has length `size`."""
     if tensor.ndim == 0 or tensor.shape[-1] != size:
         raise ValueError(message(name, f"have shape (..., {size})", tuple(tensor.shape), next_step))
-
-
-def axes(name: str, tensor: torch.Tensor, names: str, next_step: str) -> None:
-    """Raises ValueError unless `tensor` has as many axes as `names` has, such as "batch, height, width"."""
-    if tensor.ndim != len(names.split(",")):
-        raise ValueError(message(name, f"have the axes ({names})", tuple(tensor.shape), next_step))
 
 
 def folder(name: str, path: str | Path, next_step: str) -> Path:
@@ -153,6 +150,5 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         if twice := [key for key in keys if keys.count(key) > 1]:
-            fault = f"`{twice[0]}` is given twice"
-            raise yaml.MarkedYAMLError(problem=fault, problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"`{twice[0]}` is given twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)

@@ -81,7 +81,7 @@ def robustness(
     conditions = {"shots": shots, "depolarizing": depolarizing, "readout": readout}
     conditions["device"] = device_shots if device else ()
     backend = _backend(device) if device else None
-    _require_numbers(images, labels, (*shots, *conditions["device"]))
+    _require_numbers(images, labels, conditions)
     net = copy.deepcopy(model), images, labels  # hooks are set on the copy
     first, exact = _as_it_is(net)
     limits = [(MOST_WIRES, "default.mixed")] if depolarizing or readout else []
@@ -108,8 +108,8 @@ def _changed(condition: str, layer: QuantumLayer, i: int, strength: Any, seed: i
         return _OnDevice(layer, backend, strength, seed)
     if condition == "shots":
         device = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=seed * 1000 + i)
-        return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=int(strength))
-    return (_depolarized if condition == "depolarizing" else _misread)(_mixed(layer), strength)
+        return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=strength)
+    return NOISY[condition](_mixed(layer), strength)
 
 
 def _depolarized(qnode: qp.QNode, probability: float) -> Any:
@@ -143,6 +143,10 @@ def _read_wrongly(tape: Any, probability: float) -> Any:
     return [tape.copy(operations=[*tape.operations, *flips])], lambda results: results[0]
 
 
+NOISY = {"depolarizing": _depolarized, "readout": _misread}
+"""Function that adds each kind of noise to a QNode."""
+
+
 def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -> None:
     """Makes the circuits of a net run with shots or with noise, in training and afterwards.
 
@@ -156,8 +160,8 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
         noise: For example ("depolarizing=0.01", "readout=0.02"), see `robustness`; only without shots.
 
     Raises:
-        ValueError: Both are given, or an unknown noise; a circuit already has shots or noise, is too wide for
-            `default.mixed`, or its layer has a `backend` that names a device.
+        ValueError: Both are given, or one breaks its rule; a circuit already has shots or noise, is too wide
+            for `default.mixed`, or its layer has a `backend` that names a device.
 
     Example:
         >>> from qnnkit import circuits
@@ -170,7 +174,7 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
     if shots and noise:
         step = "Omit one of the two: noise is computed as exact expectation values."
         raise ValueError(checks.message("noise", "be () if shots are set", noise, step))
-    chances = dict(each.split("=") for each in Settings.of({"noise": noise}).noise)
+    chances = dict(each.split("=") for each in Settings.of({"shots": shots, "noise": noise}).noise)
     for layer in _layers(model):
         _require_exact(layer)
         if layer.wanted_backend not in ("auto", "batched"):
@@ -181,11 +185,10 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
             layer.generator = "torch"
         if noise:
             _require_narrow(layer.qnode.device.wires, MOST_WIRES, "default.mixed")
-            qnode = _mixed(layer, "backprop")
-            if probability := float(chances.get("depolarizing", 0)):
-                qnode = _depolarized(qnode, probability)
-            probability = float(chances.get("readout", 0))
-            layer.qnode = _misread(qnode, probability) if probability else qnode
+            layer.qnode = _mixed(layer, "backprop")
+            for name, noisy in NOISY.items():
+                if probability := float(chances.get(name, 0)):
+                    layer.qnode = noisy(layer.qnode, probability)
             layer.wanted_backend = "auto"  # a density matrix has no fused program
 
 
@@ -254,9 +257,9 @@ def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], dict[str, Any]]:
     first: dict[QuantumLayer, Tensor] = {}
 
     def look(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        if outputs.is_complex():
-            step = "Measure expectation values or probabilities."
-            raise ValueError(checks.message("model", "measure numbers", "a circuit that gives a state", step))
+        if outputs.is_complex() or vars(torch._C)["_functorch"].is_batchedtensor(outputs):
+            value, step = "a circuit of a state, or in vmap", "Measure expectations, on a batch of inputs."
+            raise ValueError(checks.message("model", "measure numbers, outside torch.vmap", value, step))
         first.setdefault(layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[:1])
 
     row = _run(net, "exact", None, dict.fromkeys(_layers(net[0]), look))
@@ -324,13 +327,14 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
 # --- checks -------------------------------------------------------------------------------------------------
 
 
-def _require_numbers(images: Tensor, labels: Tensor, shots: Sequence[int]) -> None:
+def _require_numbers(images: Tensor, labels: Tensor, conditions: dict[str, Any]) -> None:
     checks.positive("the number of images", len(images), "Give at least one.")
     if labels.shape != images.shape[:1] or labels.is_floating_point():
         rule, step = f"be a class for each of {len(images)} images", "Give an integer for each image."
         raise ValueError(checks.message("labels", rule, f"{labels.dtype} {tuple(labels.shape)}", step))
-    for n in shots:
-        checks.positive("shots", n)
+    for name, strengths in conditions.items():
+        for strength in strengths:
+            checks.share(name, strength) if name in NOISY else checks.positive("shots", strength)
 
 
 def _require_narrow(wires: Any, most: int, name: str) -> None:
@@ -342,6 +346,6 @@ def _require_narrow(wires: Any, most: int, name: str) -> None:
 def _require_exact(layer: QuantumLayer) -> None:
     name, shots = layer.qnode.device.name, layer.qnode.shots
     if shots or name not in EXACT_DEVICES:
-        value = f"a circuit of {shots.total_shots} shots" if shots else f"one on {name}"
+        value = f"a circuit with shots={shots.total_shots}" if shots else f"one on {name}"
         step = "Build the net with an exact device: this function adds shots and noise itself."
         raise ValueError(checks.message("model", "have exact circuits", value, step))

@@ -15,10 +15,11 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import forkserver, popen_forkserver
+from multiprocessing import forkserver, popen_forkserver, util
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,18 @@ def begin() -> None:
         return
     _begun = True
     forkserver.set_forkserver_preload(["qnnkit.kernel", "qnnkit.cli"])
+    usual, tempfile.tempdir = tempfile.tempdir, sockets()
+    util.get_temp_dir()  # made now, for the socket of the server
+    tempfile.tempdir = usual
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     forkserver.ensure_running()  # blocks Ctrl-C, which a terminal sends to all processes
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def sockets() -> str:
+    """Returns the folder of temporary files; /tmp if its path is too long for sockets, with 107 bytes."""
+    folder = tempfile.gettempdir()
+    return "/tmp" if os.name == "posix" and len(os.fsencode(folder)) > 60 else folder
 
 
 def ready(command: Sequence[str]) -> bool:

@@ -22,8 +22,7 @@ def first_line(error: BaseException) -> str:
         >>> first_line(ValueError("No such file.\\nAnd more.")), first_line(ValueError())
         ('No such file', 'ValueError')
     """
-    line = str(error).strip().partition("\n")[0]
-    return line.rstrip(".:! ") or type(error).__name__
+    return str(error).strip().partition("\n")[0].rstrip(".:! ") or type(error).__name__
 
 
 def error_line(error: BaseException) -> str:

@@ -273,7 +273,7 @@ def test_the_fewest_wires_for_so_many_features(name, n_features, n_qubits):
         ({"ansatz": "angle"}, "circuit", "data_reuploading"),  # an embedding has nothing to train
         ({"ansatz": "random", "embedding": "amplitud"}, "embedding", "Did you mean 'amplitude'?"),
         ({"ansatz": "random", "embedding": "random"}, "embedding", "angle, amplitude, iqp"),
-        ({"ansatz": "random", "n_qubits": 0}, "n_qubits", "but is 0"),
+        ({"ansatz": "random", "n_qubits": 2.5}, "n_qubits", "but is 2.5"),
     ],
 )
 def test_wrong_names_and_numbers(wrong, argument, contains):

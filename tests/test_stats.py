@@ -97,7 +97,8 @@ def test_simulated_studies_hold_what_intervals_and_verdicts_promise(studies):
     [
         (mean_interval, ([],), "the number of values"), (mean_interval, ([0.1, math.inf],), "values"),
         (compare, ([0.9, 0.8], [0.9]), "others"), (compare, ([0.9, math.nan], [0.9, 0.8]), "values"),
-        (direction, ("negative_mse",), "score"),
+        (direction, ("negative_mse",), "score"), (Score, ("f1", "F1", "%", 0), "factor"),
+        (Score, ("f1", "F1", "%", 100, "points", -1), "digits"),
     ],
 )  # fmt: skip
 def test_what_nothing_can_be_said_of_is_refused(function, given, argument):

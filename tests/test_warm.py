@@ -44,9 +44,10 @@ atexit.register(lambda: Path("ended").write_text(str(control.is_alive())))
 """
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 CHAIN = """
-import os, sys
+import os, sys, tempfile
 from qnnkit import warm
 os.chdir(sys.argv[2])
+os.mkdir(folder := sys.argv[2] + "/" + 99 * "t"); tempfile.tempdir = folder  # too long for sockets
 warm._begun = sys.argv[1] == "warm"
 from qnnkit import runs
 for name in ("spoils", "looks"):

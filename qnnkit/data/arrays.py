@@ -208,7 +208,7 @@ def _changed(inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
     """Returns notes on numbers that are rounded, and on targets that become classes."""
     notes, is_wide = [], inputs.dtype in (torch.int64, torch.float64)
     if n := is_wide and int(((inputs.abs() > 2**24) & (inputs != inputs.float().double())).sum()):
-        notes.append(f"Rounded {n:,} inputs above 16,777,216 to seven digits. Subtract a common offset.")
+        notes.append(f"Rounded {n:,} of the inputs (above 16,777,216) to seven digits. Subtract an offset.")
     if (values := labels.unique().tolist()) and values != [*range(max(2, len(values)))]:
         shown = first([*map(str, values)])
         notes.append(f"Targets {shown} are classes, numbered from 0. For a regression, pass floats.")
@@ -229,6 +229,8 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
             `least` samples.
     """
     try:
+        if isinstance(values, dict):
+            raise ValueError("a dictionary, whose columns numpy.column_stack([*inputs.values()]) joins")
         if not isinstance(values, torch.Tensor):
             values = values if hasattr(values, "__array__") else [*map(eight_bit, values)]
             values = np.ascontiguousarray(np.ma.filled(values, np.nan))  # masked values are missing

@@ -109,7 +109,7 @@ def stack_files(
         ValueError: A class has no readable image, or the images take more than 4 GiB.
     """
     names = [file.name for _, _, file in files]
-    checks.positive("image_size", 1 if image_size is None else int(np.min(image_size)))
+    checks.positive("image_size", 1 if image_size is None else min(np.atleast_1d(image_size).tolist()))
 
     def make() -> dict[str, torch.Tensor]:
         pictures: dict[int, Picture] = {}
@@ -142,7 +142,7 @@ def one_form(
     pictures: Sequence[Picture], names: Sequence[str], image_size: Size, grey: bool | None
 ) -> tuple[torch.Tensor, list[str]]:
     """Converts pictures to uint8 (n, channels, height, width); also returns notes on what changed."""
-    checks.positive("image_size", 1 if image_size is None else int(np.min(image_size)))
+    checks.positive("image_size", 1 if image_size is None else min(np.atleast_1d(image_size).tolist()))
     notes, total, counts = [], len(pictures), Counter(picture.size for picture in pictures)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     size = size or max(counts, key=lambda each: (counts[each], each))

@@ -87,7 +87,7 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
         except (ValueError, OSError, RuntimeError) as error:
             left_out.append(f"{member.name} ({words.first_line(error)})")
             continue
-        left_out += [f"{member.name} ({endless:,} notes without an end)"] * (endless > 0)
+        left_out += [f"{member.name} (notes without an end: {endless:,})"] * (endless > 0)
         pieces += [Piece(composer, *each) for each in read if each[1].note_num()]
         left_out += [f"{title} (no notes)" for title, score, _ in read if not score.note_num()]
     for each in composers or ():

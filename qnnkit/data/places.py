@@ -366,4 +366,5 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
 
 def left_out(names: Reasons) -> list[str]:
     """Returns a note for each kind of files that are not read."""
-    return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]
+    notes = [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]
+    return [re.sub("^Left out 1 (?!of )", "Left out ", note) for note in notes]  # "1 files" is no English

@@ -220,8 +220,7 @@ def _columns(content: bytes, is_parquet: bool) -> Iterator[Record]:
 
     buffer = pyarrow.BufferReader(content)
     read = ipc.open_file if content.startswith(b"ARROW1") else ipc.open_stream
-    table = parquet.read_table(buffer) if is_parquet else read(buffer).read_all()
-    yield from table.to_pylist()
+    yield from (parquet.read_table(buffer) if is_parquet else read(buffer).read_all()).to_pylist()
 
 
 # --- chats -------------------------------------------------------------------------------------------------

@@ -65,8 +65,7 @@ def labelled(root: str | Path, about: Any, pattern: str | None = None) -> ImageS
     names = [label(each.name) or each.base for each in images]
     if unknown := sorted({*names} - {*classes}, key=places.natural):
         rule = f"hold only images of the net's classes: {places.first(list(classes), 10)}"
-        step = "Rename or remove these."
-        raise ValueError(checks.message("data", rule, places.first(unknown), step))
+        raise ValueError(checks.message("data", rule, places.first(unknown), "Rename or remove these."))
     if missing := [name for name in classes if name not in names]:
         notes.append(f"There are no images of class {places.first(missing)}.")
     files = [("any", classes.index(name), each) for name, each in zip(names, images, strict=True)]

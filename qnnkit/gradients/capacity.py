@@ -90,9 +90,13 @@ def alignment(kernel: Tensor, labels: Tensor) -> float:
     Returns:
         A number in -1 to 1; 1 if samples are alike exactly when they have the same class.
 
+    Raises:
+        ValueError: All samples have the same class.
+
     Reference:
         Cortes et al. 2012 (JMLR 13, equation 3).
     """
+    checks.positive("the number of classes", len(labels.unique()), "Give samples of two or more.", above=1)
     same = (labels[:, None] == labels[None]).to(kernel)
     one, two = (k - k.mean(0) - k.mean(1, keepdim=True) + k.mean() for k in (kernel, same))
     return float((one * two).sum() / (one.norm() * two.norm()))
@@ -124,14 +128,13 @@ def effective_dimension(
         A number from 0 to about 1; near 1 if every weight matters.
 
     Raises:
-        ValueError: `n_data` is below 50.
+        ValueError: `n_data` is below 50, or `n_weights` below 1.
 
     Reference:
         Abbas et al. 2021 (arXiv:2011.00027), equations 2 and 3 with gamma = 1.
     """
-    if n_data < 50:
-        step = "The dimension is only defined for many samples."
-        raise ValueError(checks.message("n_data", "be at least 50", n_data, step))
+    checks.positive("n_data", n_data, "The dimension is only defined for many samples.", above=49)
+    checks.positive("n_weights", n_weights)
     kappa = n_data / (2 * math.pi * math.log(n_data))
     generator = torch.Generator().manual_seed(seed)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}

@@ -10,7 +10,7 @@ import pennylane as qp
 import torch
 from torch import Tensor, nn
 
-from qnnkit import circuits, words
+from qnnkit import checks, circuits, words
 from qnnkit.gradients.reach import circuits_of, n_features, weight_names
 from qnnkit.layers import QuantumLayer
 from qnnkit.simulator import EXACT_DEVICES
@@ -70,6 +70,7 @@ def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> pd.DataFrame:
     """
     import pandas as pd
 
+    checks.positive("samples", samples)
     circuits = {name: layer for name, layer in circuits_of(model).items() if layer.qnode_weights}
     rows = [row for name, layer in circuits.items() for row in _check_layer(name, layer, samples, seed)]
     return pd.DataFrame(rows, columns=list(COLUMNS))

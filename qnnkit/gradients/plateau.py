@@ -87,8 +87,7 @@ def scan(
     checks.choice("circuit", circuit, circuits.ANSAETZE)
     for initialisation in initialisations:
         checks.choice("initialisations", initialisation, circuits.INITIALISATIONS)
-    if n < 8:
-        raise ValueError(checks.message("n", "be at least 8", n, "An interval needs several; use 200."))
+    checks.positive("n", n, "An interval needs several; use 200.", above=7)
     sizes = [*itertools.product(qubits, depths)]
     for size in sizes:
         _require_size(*size, paired=bool(set(initialisations) & set(circuits.MIRRORED)))

@@ -94,21 +94,19 @@ class Quanv2d(nn.Module):
         Raises:
             ValueError: The shape does not fit, or the image is smaller than a patch.
         """
-        checks.axes("images", images, "batch, in_channels, height, width", "Add the missing axis.")
-        batch, channels, height, width = images.shape
-        if channels != self.in_channels or min(height, width) < self.kernel_size:
-            rule = f"have {self.in_channels} channels and sides of at least {self.kernel_size} pixels"
-            step = "Set in_channels or kernel_size to fit."
+        k, s, shape = self.kernel_size, self.stride, images.shape
+        if len(shape) != 4 or shape[1] != self.in_channels or min(shape[2:]) < k:
+            rule = f"have shape (batch, {self.in_channels}, height, width) and at least {k} x {k} pixels"
+            step = "Add the missing axis, or set in_channels or kernel_size to fit."
             raise ValueError(checks.message("images", rule, tuple(images.shape), step))
-        k, s = self.kernel_size, self.stride
         patches = images.unfold(2, k, s).unfold(3, k, s)  # (batch, channels, rows, columns, k, k), a view
         rows, columns = patches.shape[2:4]
         patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, in the program's order
         maps = [layer(patches.t()).unsqueeze(-1).flatten(1) for layer in self.filters]
         values = maps[0] if len(maps) == 1 else torch.cat(maps, dim=1)
         # (batch * channels * rows * columns, all outputs) -> (batch, out_channels, rows, columns)
-        values = values.reshape(batch, channels, rows, columns, values.shape[-1]).movedim(-1, 2)
-        return values.reshape(batch, self.out_channels, rows, columns)
+        values = values.reshape(*shape[:2], rows, columns, values.shape[-1]).movedim(-1, 2)
+        return values.reshape(len(images), self.out_channels, rows, columns)
 
     def extra_repr(self) -> str:
         sizes = f"kernel_size={self.kernel_size}, stride={self.stride}"

@@ -74,7 +74,7 @@ class Plan:
         tokens, disk = f" of {length} tokens" if length else "", self.nets * self.seeds * predicted.disk
         head = [
             f"{predicted.name}: {predicted.n_weights:,} weights, {predicted.n_trained:,} of them trained",
-            f"{config.epochs:,} epochs of {predicted.n_samples:,} samples{tokens}, batch {config.batch_size}",
+            f"epochs: {config.epochs:,}, samples: {predicted.n_samples:,}{tokens}, batch {config.batch_size}",
             f"nets: {self.nets}, seeds: {self.seeds}, checkpoints on disk: {words.size(disk)}",
         ]
         parts = [("memory at the peak", words.size(predicted.peak), f"on {predicted.device}")]
@@ -125,16 +125,16 @@ def plan(
         seconds: About how long to time updates.
 
     Raises:
-        ValueError: The device cannot compute here, or `deadline` is not above 0.
+        ValueError: The device cannot compute here, or `deadline` or `seeds` is not above 0.
         OSError, ValueError: The table of machines cannot be used.
     """
     place, table, notes = devices.choose(device), platforms.load(prices), list[str]()
-    checks.positive("deadline", 1 if deadline is None else deadline, "Give hours.")
+    checks.positive("deadline", 1 if deadline is None else deadline, "Give hours.", whole=False)
+    checks.positive("seeds", seeds)
     limits = {"time": deadline and 3600 * deadline, "price": budget}
     if measure and (busy := note(load())):
         notes.append(busy)
-    if workload.training.batch_size > workload.n_samples:
-        size = workload.training.batch_size
+    if (size := workload.training.batch_size) > workload.n_samples:
         notes.append(f"The batch size {size:,} exceeds the number of samples: a batch holds all of them.")
         workload = workload.change(batch_size=workload.n_samples)
     prediction = predict(workload, place, measured=measure, seconds=seconds, n_threads=n_threads)

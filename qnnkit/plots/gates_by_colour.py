@@ -24,11 +24,7 @@ DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
 
 def coloured_circuit(
-    gates: Sequence[Any],
-    values: np.ndarray,
-    label: str,
-    *,
-    dead: Collection[int] = (),
+    gates: Sequence[Any], values: np.ndarray, label: str, *, dead: Collection[int] = ()
 ) -> Picture:
     """A circuit from left to right, with wire 0 on top, whose gates are coloured by their weights.
 

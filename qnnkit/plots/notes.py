@@ -15,9 +15,7 @@ STEPS_PER_BAR = 16  # a bar of four quarters
 
 
 def piano_roll(
-    rolls: Mapping[str, Mapping[str, Sequence[tuple[float, int, float]]]],
-    *,
-    n_steps: int | None = None,
+    rolls: Mapping[str, Mapping[str, Sequence[tuple[float, int, float]]]], *, n_steps: int | None = None
 ) -> Picture:
     """Music as bars over time, in one panel per piece, with the same range of bars and pitches.
 

@@ -6,24 +6,41 @@ Figures are made without pyplot, so there is no global state. A notebook shows a
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 # Okabe and Ito (2008): distinct for every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LONGEST_NAME = 32  # most letters of a class name that are shown
+EAST_ASIAN = re.compile("CJK|Hiragino|PingFang|Gothic|YaHei|WenQuanYi|Nanum|Unicode MS|Fallback")
+"""Names of fonts with letters of East Asia; most systems have one of them."""
 
 
 class Picture(Figure):
-    """A figure that a notebook shows without pyplot."""
+    """A figure that a notebook shows without pyplot.
+
+    Letters that matplotlib's font lacks come from an installed font; without one they are drawn as boxes.
+    """
+
+    def draw(self, renderer: Any) -> None:
+        fonts = sorted({font.name for font in fontManager.ttflist if EAST_ASIAN.search(font.name)})
+        for text in self.findobj(Text):
+            if not text.get_text().isascii():
+                text.set_fontfamily([*dict.fromkeys([*text.get_fontfamily(), *fonts])])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # matplotlib's, for each letter that is a box
+            super().draw(renderer)
 
     def _repr_png_(self) -> bytes:
         return as_png(self)

@@ -132,7 +132,7 @@ def _named(name: str) -> Recipe:
     if name.endswith(".py") or "/" in name:
         step = f"Put it into the current folder or the workspace, or run: qnnkit new {name}."
         raise FileNotFoundError(checks.message("recipe", "be an existing .py file", name, step))
-    return RECIPES[checks.choice("recipe", name, [*RECIPES, "a .py file of yours"])]
+    return RECIPES[checks.choice("recipe", name, RECIPES, "Or give the path of a .py file of yours.")]
 
 
 def _of_file(path: Path) -> Recipe:

@@ -228,7 +228,7 @@ def _facts(run: Run) -> list[str]:
     sizes = " / ".join(f"{len(splits.split(name)):,}" for name in SPLITS)
     circuit = [f"Circuit: {config.of_kit('circuit')}"] if config.of_kit("circuit") else []
     data = f"Data: {splits.name}, {sizes} samples for training / validation / test"
-    return [data, *circuit, f"{config.epochs} epochs, batches of {config.batch_size}"]
+    return [data, *circuit, f"Epochs: {config.epochs}, batches of {config.batch_size}"]
 
 
 def _notes(run: Run) -> list[str]:

@@ -158,7 +158,7 @@ def comparisons(
             notes.append(f"{pair}: not compared, because {why}.")
             continue
         if len(seeds) < max(len(ours), len(theirs)):
-            notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
+            notes.append(f"{pair}: compared over the seeds that both have ({len(seeds)}).")
         values, others = (group[score.name].tolist() for group in compared)
         names = {"model": model, "net": net, "other_model": other_model, "other_net": other_net}
         rows.append({**names, "train_fraction": share, "values": values, "others": others, "ratio": ratio})

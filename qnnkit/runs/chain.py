@@ -326,7 +326,7 @@ def _in_a_kernel(
             )
 
     with (
-        tempfile.TemporaryDirectory(prefix="qnnkit-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(None, "qnnkit-", warm.sockets(), True) as folder,  # without errors
         ThreadPoolExecutor(1) as thread,
     ):
         execution = thread.submit(execute, _manager(folder, running, kernels))

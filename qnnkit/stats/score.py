@@ -46,7 +46,8 @@ class Score:
     """The score by which the nets of a task are compared, and its form in text.
 
     Raises:
-        ValueError: `larger` is None, and the name does not show whether larger is better.
+        ValueError: `larger` is None, and the name does not show whether larger is better; or `factor` or
+            `digits` is out of range.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Score:
     """Smallest possible loss."""
 
     def __post_init__(self) -> None:
+        checks.positive("factor", self.factor, "Use 100 for a share in percent, else 1.", whole=False)
+        checks.positive("digits", self.digits, "Use 0 to 12.", above=-1)
         if self.larger is None:
             object.__setattr__(self, "larger", direction(self.name))
 

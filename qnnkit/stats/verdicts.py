@@ -221,8 +221,7 @@ def sentence(row: Mapping[str, Any], score: Score) -> str:
         return f"{name} and {other} are equivalent within {margin}, {p}: {numbers}"
     if row["verdict"] == "undecided":
         return f"No significant difference between {name} and {other}: {numbers} {detectable(row, score)}"
-    within = row["p_equivalent"] < ALPHA
-    less = f" It is less than the {margin} that would matter." if within else ""
+    less = f" It is less than the {margin} that would matter." if row["p_equivalent"] < ALPHA else ""
     return f"{name} did {row['verdict']} than {other}: {numbers}{less}"
 
 

@@ -42,8 +42,7 @@ class Classification:
     @classmethod
     def of(cls, settings: Any) -> Classification:
         """Returns the task with the options of settings derived from `data.Images`."""
-        changes = {"none": None, "affine": augment.affine}
-        return cls(settings.label_smoothing, augment=changes[settings.augmentation])
+        return cls(settings.label_smoothing, augment=getattr(augment, settings.augmentation, None))
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch
@@ -95,6 +94,7 @@ class Classification:
 
         from qnnkit import plots
 
+        checks.positive("n", n, "Use 12, or 0 for none.", above=-1)
         test, given, labels = splits.test, (seen or splits).test, splits.test.labels
         with evaluating(net):
             logits = torch.cat([net(some).float() for some in given.pair[0].split(256)])
@@ -161,6 +161,7 @@ def calibration_error(class_probs: Tensor, labels: Tensor, n_bins: int = 15) -> 
     Reference:
         Guo et al. 2017, arXiv:1706.04599, equation 3.
     """
+    checks.positive("n_bins", n_bins)
     confidence, predicted = class_probs.double().max(dim=-1)
     edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64, device=confidence.device)
     which = torch.bucketize(confidence, edges[1:-1])

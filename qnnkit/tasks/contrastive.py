@@ -60,10 +60,8 @@ class Contrastive:
             value, rule = torch.distributed.get_world_size(), "be 1 for a contrastive loss"
             raise NotImplementedError(checks.message("processes", rule, value, step))
         scale = model.scale()  # pyright: ignore[reportCallIssue]  first: it may move its weight
-        if micro_batch is None or n <= micro_batch:
-            images, texts = model(**batch)
-        else:
-            images, texts = in_chunks(model, batch, micro_batch)
+        size = n if micro_batch is None else micro_batch
+        images, texts = model(**batch) if n <= size else in_chunks(model, batch, size)
         # bfloat16 would round a logit of 100 to halves.
         with torch.autocast(images.device.type, enabled=False):
             logits = scale * images @ texts.T  # (images, texts)
@@ -104,6 +102,7 @@ class Contrastive:
         """Shows the test images whose nearest caption is wrong, largest lead over the correct one first."""
         from qnnkit import plots
 
+        checks.positive("n", n, "Use 12, or 0 for none.", above=-1)
         embedded = embed(net, splits, "test")
         cosines = embedded.images @ embedded.texts.T
         of_right, text = cosines.masked_fill(~embedded.right, -torch.inf).max(1)

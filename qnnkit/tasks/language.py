@@ -134,7 +134,7 @@ def continuation(
         ValueError: A setting is out of range.
     """
     window = positions(model)
-    if not 0 < n <= window - width:
+    if n not in range(1, window - width + 1):
         rule = f"lie in 1..{window - width}, as the model has {window:,} positions"
         raise ValueError(checks.message("n", rule, n, "Leave it out for a number that fits."))
     context = [*ids][-((window - n) // width * width) :]
@@ -222,4 +222,5 @@ def perplexity(loss: float) -> float:
 
 def spread(rows: Sequence[int], most: int) -> list[int]:
     """Returns at most `most` of the rows, evenly spread."""
+    checks.positive("n", most, "Use 3, or 0 for none.", above=-1)
     return [rows[i * len(rows) // most] for i in range(most)] if most < len(rows) else list(rows)

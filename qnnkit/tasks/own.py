@@ -130,6 +130,7 @@ def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown
     """Returns a table of the test samples with the largest loss, and the net's outputs for them."""
     import pandas as pd
 
+    checks.positive("n", n, "Use 12, or 0 for none.", above=-1)
     rows = []
     with evaluating(net):
         batches = splits.batches("test", 1, shuffle=False)

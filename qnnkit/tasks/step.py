@@ -42,8 +42,7 @@ def counts(splits: Any, title: str, **columns: Callable[[Any], int]) -> Shown:
     import pandas as pd
 
     rows = {name: {column: of(splits.split(name)) for column, of in columns.items()} for name in SPLITS}
-    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
-    return Shown(table, "01_counts", title)
+    return Shown(pd.DataFrame.from_dict(rows, orient="index").rename_axis("split"), "01_counts", title)
 
 
 class Task(Protocol):

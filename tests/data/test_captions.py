@@ -50,7 +50,7 @@ def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
     assert f"{files} that are not there: gone.png, mouse.png." in told
     assert "Left out 4 of 23 images without a caption: train/cup.png, train/one/mouse.png, train/str" in told
     assert "Left out 1 of 19 images that cannot be read: train/boat.png (cannot identify image f" in told
-    assert "Left out 1 files that are not images" in told and "): train/cat.heic." in told
+    assert "Left out files that are not images" in told and "): train/cat.heic." in told
     assert "There is no test part" in told
     assert {*splits.validation.sources} == {f"dev/{name}" for name in TEXTS}
     lost = {"boat.png", "cup.png"}

@@ -128,7 +128,7 @@ def test_digits_are_rescaled() -> None:
 
 WRONG = [
     ("root", "digits", {"root": "images"}),
-    ("image_size", "digits", {"image_size": 0}),
+    ("image_size", "digits", {"image_size": 8.5}),
     ("imagesize", "digits", {"imagesize": 8}),
     ("dataset", "digit", {}),
 ]
@@ -292,8 +292,7 @@ def test_what_cannot_be_read_is_named_and_runs_nothing(tmp_path: Path, monkeypat
 def test_three_images_of_a_class_are_enough() -> None:
     labels, thirds = np.repeat([0, 1], 3), {"validation_fraction": 1 / 3, "test_fraction": 1 / 3}
     for names in (None, [f"{i}.png" for i in range(6)]):
-        parts = split_rows(labels, "ab", names=names, **thirds)
-        assert [sorted(part // 3) for part in parts] == [[0, 1]] * 3
+        assert [sorted(part // 3) for part in split_rows(labels, "ab", names=names, **thirds)] == [[0, 1]] * 3
 
 
 BOTH = [f"{name}/{i}.png" for name in "ab" for i in range(9)]

@@ -241,7 +241,7 @@ RECORDS: dict[str, tuple[Any, Any, str]] = {
         "a.txt (cp1252)"),
     "text that is cut in a character": ({"a.txt": f"{KATER}\n\n{OWL}".encode() + b"\xc3"},
         f"{KATER}\n\n{OWL}\ufffd", "a.txt (utf-8-sig)"),
-    "chats without an answer": ([{"messages": [HI]}], REFUSED, "1 chats without an answer"),
+    "chats without an answer": ([{"messages": [HI]}], REFUSED, "Left out chats without an answer"),
     "a key twice in a record": ({"a.jsonl": '{"text": "One.", "text": "Two."}'}, REFUSED,
         "'text' occurs twice"),
     "`weight` of a half": ([{"messages": [HI, HELLO | {"weight": 0.5}]}], REFUSED, "or 1"),

@@ -90,8 +90,7 @@ def test_one_more_or_less_moves_no_other_nor_does_a_folder_around_all(tmp_path: 
     numbers, root = [*range(60)], tmp_path / "around" / "data"
     own = loaded(kind, kind.make(root, numbers, False))
     before = placed(kind, own, numbers)
-    above = "" if kind.name == "music" else "data/"
-    assert placed(kind, loaded(kind, root.parent), numbers, above) == before
+    assert placed(kind, loaded(kind, root.parent), numbers, "" if kind.name == "music" else "data/") == before
     fewer = [i for i in numbers if i % 9]
     after = loaded(kind, kind.make(tmp_path / "fewer", fewer, False))
     assert placed(kind, after, fewer) == {i: before[i] for i in fewer}

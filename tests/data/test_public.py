@@ -88,8 +88,7 @@ def test_a_broken_download_leaves_nothing(server, store, monkeypatch, name, faul
 def test_real_files_have_the_checksums():
     for name, file in (("mnist", None), ("ahcd", "ahcd_csv.zip")):
         for there, checksum in public.PUBLIC[name]["files"].items():
-            content = real(name, file or there).read_bytes()
-            assert checksum == f"sha256:{hashlib.sha256(content).hexdigest()}"
+            assert checksum == f"sha256:{hashlib.sha256(real(name, file or there).read_bytes()).hexdigest()}"
 
 
 # --- files -------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_rows_that_are_in_two_splits_are_told():
 IDS = torch.arange(N)[:, None] * 1000
 ODD = "Targets 1, 3, 5, 7 are classes, numbered from 0. For a regression, pass floats."
 CHANGED = [
-    *((IDS.to(dtype) + 2**24 - 1, LABELS, "Rounded 39 inputs above 16,777,216") for dtype in (int, float)),
+    *((IDS.to(dtype) + 2**24 - 1, LABELS, "Rounded 39 of the inputs (above 16,7") for dtype in (int, float)),
     (X, 2 * LABELS + 1, ODD),
     (X, 0 * LABELS, ODD.replace("1, 3, 5, 7", "0")),
     (X.mul(99).byte()[:, :, None], 2 * LABELS + 1, ODD),
@@ -186,6 +186,7 @@ WRONG = [
     ("targets", X, ["a"] * N, None),
     ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
     ("targets", X, LABELS[:-1], None),
+    ("inputs", {0: X, 1: X, 2: X}, [0, 1, 0], None),
     ("targets", X, torch.arange(N), None),
     ("targets", X, LABELS - 1, list("abcd")),
     ("targets", X, LABELS, "abcd"),

@@ -44,9 +44,8 @@ def test_a_single_file_is_cut_at_blank_lines_and_no_speech_is_lost(shakespeare):
 
 
 def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
-    lines = [str(i) * (1 + i % 7) for i in range(1000)]
     path = tmp_path / "long.txt"
-    for content in ("\n".join(lines), "x" * 10_000):
+    for content in ("\n".join(str(i) * (1 + i % 7) for i in range(1000)), "x" * 10_000):
         path.write_text(content)
         found = [document.text for document in documents(path)[0]]
         assert ("\n" if "\n" in content else "").join(found) == content and max(map(len, found)) <= 2000
@@ -58,7 +57,7 @@ def test_a_file_is_a_document_which_its_path_chooses_and_a_record_its_source(tmp
     chapters = {f"austen/{i}.txt": f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9 for i in range(12)}
     found, notes = documents(write(tmp_path, chapters | {"empty.md": " \n"}))
     assert [document.name for document in found] == [*chapters]
-    assert notes == ["Left out 1 empty documents: empty.md."]
+    assert notes == ["Left out empty documents: empty.md."]
     kept = [each.name for each in documents(tmp_path, "/1")[0] if each.text]
     assert kept == [f"austen/{i}.txt" for i in (1, 10, 11)]
     records = [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)]
@@ -194,11 +193,11 @@ CHATS = {
         [*chats(), SILENT], None,
         ("User: What is ", "System: Be short", f"Assistant: Yes.{tokenizers.END}System: Be short."),
         (" It is ", f" Yes.{tokenizers.END}"), ("What", "Sure", "User", "Be short", "Thanks"),
-        "Left out 1 chats without an answer: a.jsonl, record 41."),
+        "Left out chats without an answer: a.jsonl, record 41."),
     "the last of weight 0": (chats("Yes."), None, (), ("It is",), ("Yes",), "no chat template"),
     "an empty answer": (
         [*chats(), {"prompt": "Why?", "completion": " "}], None, (), ("It is",), ("Why",),
-        "Left out 1 chats without an answer: a.jsonl, record 41."),
+        "Left out chats without an answer: a.jsonl, record 41."),
     "the first of weight 0": (chats("It is"), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
     "a template of its own": (

@@ -111,8 +111,9 @@ def test_effective_dimension_of_a_circuit_is_seeded_and_in_evaluation_mode():
     given = {"n_data": 500, "n_weights": 5}
     one, same, other = (gradients.effective_dimension(model, inputs, **given, seed=n) for n in (0, 0, 1))
     assert one == same != other and 0 < one < 1.5
-    with refused("n_data"):
-        gradients.effective_dimension(model, inputs, n_data=49)
+    for wrong in ({"n_data": 49}, {"n_weights": 0}):
+        with refused(*wrong):
+            gradients.effective_dimension(model, inputs, **given | wrong)
 
 
 # --- 04b_inside: the loss along lines -----------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_identity_blocks_on_the_zero_state_are_dead_throughout():
 def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
     monkeypatch.setattr(plateau, "_of_size", lambda *sizes: pytest.fail("it began"))
     bad = [("circuit", "angle"), ("n", 7), ("initialisations", ("unform",)), ("depths", ("deep",))]
-    for argument, value in [*bad, ("depths", (0,)), ("qubits", ("2",)), ("qubits", (26,))]:
+    for argument, value in [*bad, ("n", 9.5), ("depths", (0,)), ("qubits", ("2",)), ("qubits", (26,))]:
         with refused(argument):
             plateau.scan(**{argument: value})
     with refused("depths"):  # which come in pairs then

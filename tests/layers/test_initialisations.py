@@ -47,8 +47,7 @@ def test_a_quanvolution_starts_as_told(name):
     """Uniformly, unless it is told."""
     generator = torch.Generator().manual_seed(7 * 1000 + 1)
     expected = circuits.INITIALISATIONS[name or "uniform"](torch.empty(2, 4, 2), generator)
-    chosen = {"initialisation": name} if name else {}
-    layer = Quanv2d(1, "hardware_efficient", filters=2, seed=7, **chosen)
+    layer = Quanv2d(1, "hardware_efficient", filters=2, seed=7, **({"initialisation": name} if name else {}))
     assert torch.equal(layer.filters[1].weights, expected)
     if name == "identity_block":  # the layers undo each other: what is left is the embedding
         patch = torch.tensor([0.1, 0.7, 1.3, 2.2])
@@ -104,8 +103,7 @@ def test_pairs_are_the_layers_of_the_plain_circuit(ansatz):
     inverse = 0 if ansatz == "strongly_entangling" else 1  # the other's entangler is outside in either case
     for pair in (once, twice):
         pair[inverse] = pair[inverse].conj().T
-    expected = twice[1] @ twice[0] @ once[1] @ once[0]
-    assert np.abs(unitary(ansatz, weights, 4) - expected).max() < EXACT
+    assert np.abs(unitary(ansatz, weights, 4) - twice[1] @ twice[0] @ once[1] @ once[0]).max() < EXACT
 
 
 def test_pairs_of_random_gates_differ():

@@ -89,9 +89,8 @@ def test_controls_give_what_the_circuit_gives(kind):
     """Where it gives probabilities, they sum to 1, too; its Python may ask for a batch."""
     layer = layer_on(2, lambda inputs, w: (qp.RX(inputs[:, 0] + w, 0), MEASURED[kind]())[-1], {"w": ()})
     layer.qnode, inputs = qp.transforms.split_non_commuting(layer.qnode), uniform(5, 2)
-    outputs = layer(inputs)
     for name, control in controls(layer).items():
-        assert control(inputs).shape == outputs.shape, name
+        assert control(inputs).shape == layer(inputs).shape, name
         if name in CONTROLS and kind == "probabilities":
             assert control(inputs).sum(1).allclose(torch.ones(5))
 
@@ -178,7 +177,7 @@ def quanvolution(**options) -> Quanv2d:
 
 SIZED = "n_features", "n_outputs", "n_weights"
 BAD = {  # argument, what is given -> the call
-    **{(name, 0): lambda name=name: quanvolution(**{name: 0})
+    **{(name, value): lambda name=name, value=value: quanvolution(**{name: value}) for value in (0, 1.5, True)
        for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers")},
     ("initialisation", "tiny"): lambda: quanvolution(initialisation="tiny"),
     ("n_layers", 3): lambda: quanvolution(n_layers=3, initialisation="identity_block"),

@@ -188,7 +188,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
     ("given", "told"),
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
-        ((*QUICK, "--deadline", "0"), "`deadline` must be above 0"),
+        ((*QUICK, "--deadline", "0"), "`deadline` must be a number above 0"),
         ((*QUICK, "--only", "classical"), "`--only` must name the main net"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
         (("measure", "--out", "file/machine.json"), "A file is in its place"),

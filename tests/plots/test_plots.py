@@ -134,7 +134,8 @@ def test_live_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
 def test_colour_images_keep_their_channels_and_confusion_has_the_truth_in_rows():
     image = np.zeros((1, 3, 2, 2), dtype=np.uint8)
     image[0, 0] = 255
-    [axes, *_] = plots.labelled_images(image, ["red"]).axes
+    [axes, *_] = (figure := plots.labelled_images(image, ["red 赤"])).axes
+    assert plots.as_png(figure), "a letter that no font has raised matplotlib's warning"
     assert axes.images[0].get_array()[0, 0].tolist() == [255, 0, 0]
     figure = plots.confusion(np.array([[5, 1], [0, 7]]), ["a", "b"])
     cells = {text.get_position(): text.get_text() for text in figure.axes[0].texts}

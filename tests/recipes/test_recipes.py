@@ -185,7 +185,7 @@ class OfPoints(Digits):
 def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
     found = recipes.find("digits_quanv")
     assert recipes.find("digits_quanv") is recipes.find(found) is RECIPES["digits_quanv"] is found
-    for name in ("digit_quanv", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
+    for name in ("digit_quanv", "a .py file of yours", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
         with refused("recipe", (ValueError, OSError)):
             recipes.find(name)
     path = write("cnn.py")

@@ -151,7 +151,7 @@ REFUSED = {
     "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
     "a circuit outside its modules": (LAYERS, NET, "replace every circuit of the net"),
-    "a control with nothing to train": (LAYERS, ALONE, "weights to train in frozen_random` must be above 0"),
+    "a control with nothing to train": (LAYERS, ALONE, "weights to train in frozen_random` must be"),
     "a division": ("class Settings(", "1 / 0\nclass Settings(", "line 11: ZeroDivisionError"),
     "no net": (LAYERS, "return 3", "Argument `build` must"),
     "wider data": ("nn.Linear(3, 3)", "nn.Linear(4, 3)", "shapes cannot be multiplied"),

@@ -211,7 +211,7 @@ def test_hybrid_nets_of_different_models_are_compared_by_the_largest_margin_of_t
 @pytest.mark.parametrize(
     ("given", "paired", "note"),
     [
-        ({"seed": 0}, ([0.9, 0.8], [0.82, 0.71]), "compared over the 2 seeds that both have."),
+        ({"seed": 0}, ([0.9, 0.8], [0.82, 0.71]), "compared over the seeds that both have (2)."),
         ({"seed": 1, "data": "other"}, None, "not compared, because their data differ."),
         ({"seed": 1, "data": None}, None, "not compared, because a run has no fingerprint of its data."),
         ({"seed": 7}, None, "not compared, because no finished run of the second has the same seeds."),

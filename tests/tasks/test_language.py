@@ -88,8 +88,7 @@ def test_a_text_is_a_user_s_message_where_there_is_a_template():
     tokenizer = tokenizers.trained([TEXT], 300)
     tokenizer.chat_template = tokenizers.PLAIN_CHAT
     asked = tasks.generate(small(), tokenizer, "Who?", 5, temperature=0)
-    written = "User: Who?\nAssistant:"
-    assert asked == tasks.generate(small(), tokenizer, written, 5, temperature=0, raw=True)
+    assert asked == tasks.generate(small(), tokenizer, "User: Who?\nAssistant:", 5, temperature=0, raw=True)
     assert asked != tasks.generate(small(), tokenizer, "Who?", 5, temperature=0, raw=True)
 
 

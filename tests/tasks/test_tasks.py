@@ -211,3 +211,5 @@ def test_mistakes_of_a_classifier_by_hand(monkeypatch):
     counts, worst = (shown.content for shown in Classification().mistakes(nn.Identity(), splits))
     assert counts == [[1, 0, 0], [1, 1, 0], [1, 0, 1]] and worst == ["c, not a\ny", "b, not a\nw"]
     assert Classification().mistakes(nn.Identity(), splits, n=1)[1].content == ["c, not a\ny"]
+    with refused("n"):
+        Classification().mistakes(nn.Identity(), splits, n=-1)
