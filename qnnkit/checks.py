@@ -24,7 +24,13 @@ MANY = 20
 _names: ContextVar[Mapping[str, str]] = ContextVar("names", default={})  # noqa: B039  never changed
 
 
-def message(name: str, rule: str, value: object, next_step: str) -> str:
+class Message(str):
+    """The message of an error, with its parts: name, rule, value, next step."""
+
+    parts: tuple[str, str, Any, str]
+
+
+def message(name: str, rule: str, value: object, next_step: str) -> Message:
     """Returns an error message about an argument, in the form that all of qnnkit uses; see `renamed`.
 
     Example:
@@ -32,7 +38,9 @@ def message(name: str, rule: str, value: object, next_step: str) -> str:
         'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
     """
     name = _names.get().get(name, name)
-    return f"Argument `{name}` must {rule}, but is {value!r}. {next_step}".rstrip()
+    text = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}".rstrip())
+    text.parts = name, rule, value, next_step
+    return text
 
 
 @contextlib.contextmanager

@@ -318,7 +318,7 @@ def _refusing(argument: str, rule: str, value: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # PEFT has many kinds, one for each way in which layers differ
-        if str(error).startswith("Argument `") and not str(error).startswith("Argument `name`"):
+        if isinstance(message := next(iter(error.args), None), checks.Message) and message.parts[0] != "name":
             raise
         step = f"Error: {' '.join(str(error).split()[:40]).rstrip('.')}."
         raise ValueError(checks.message(argument, rule, value, step)) from error

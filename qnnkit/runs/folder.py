@@ -232,7 +232,8 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
         begun: The settings with which the run began, with paths as on this machine; None for a new run.
 
     Raises:
-        ValueError: A name is unknown, a value breaks its rule, or values do not go together.
+        ValueError: A name is unknown, a value breaks its rule, or values do not go together. The error's
+            argument is a `checks.Message` with its parts: `name`, `rule`, `value`, `next_step`.
     """
     kind: Any = recipe.Settings if begun is None and recipe is not None else type(begun)
     values = dict(given)
