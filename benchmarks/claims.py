@@ -40,8 +40,8 @@ def tuned(folder: str, name: str, **settings: Any) -> dict[str, float]:
     tries = {rate: trained(f"{folder}_{rate:g}", name, learning_rate=rate, **settings) for rate in RATES}
     score = tries[RATES[0]].score
     frame = pd.concat([frame_of(run).assign(rate=rate) for rate, run in tries.items()])
-    found: Any = frame.pivot_table(f"validation_{score.on_validation}", "net", "rate")
-    return (found.idxmax(axis=1) if score.larger else found.idxmin(axis=1)).to_dict()
+    pivot: Any = frame.pivot_table(f"validation_{score.on_validation}", "net", "rate")
+    return (pivot.idxmax(axis=1) if score.larger else pivot.idxmin(axis=1)).to_dict()
 
 
 def rows(data: Path, **smaller: Any) -> Iterator[dict[str, Any]]:
@@ -55,18 +55,18 @@ def rows(data: Path, **smaller: Any) -> Iterator[dict[str, Any]]:
             run = trained(folder, name, **settings, net_settings=chosen)
             score, frame = run.score, frame_of(run)
             names = [f"{score.name}{end}" for end in ("", "_low", "_high")]
-            told = {row["net"]: score.with_interval(*row[names]) for _, row in means(frame, score).iterrows()}
+            text = {row["net"]: score.with_interval(*row[names]) for _, row in means(frame, score).iterrows()}
             for row in comparisons(frame, score)[0].to_dict("records"):
                 about = {"recipe": name, "case": case, "score": score.column, "larger": score.larger}
                 for net, control in (("net", "hybrid"), ("other", row["other_net"])):
-                    about |= {f"{net}_score": told[control], f"{net}_rate": rates[control]}
+                    about |= {f"{net}_score": text[control], f"{net}_rate": rates[control]}
                 gap = (score.signed(row[key]) for key in ("difference", "low", "high"))
                 yield about | row | {"told": "{} ({} to {})".format(*gap)}
 
 
-def table(found: pd.DataFrame) -> str:
+def table(frame: pd.DataFrame) -> str:
     """Claimed, reproduced, the strongest control without a circuit, and the verdict, in Markdown."""
-    without = found[~found["other_net"].isin((*WITH_CIRCUIT, "joint"))].fillna({"case": ""})
+    without = frame[~frame["other_net"].isin((*WITH_CIRCUIT, "joint"))].fillna({"case": ""})
     gain = without["difference"].where(without["larger"], -without["difference"])
     lines = []
     for row in without.loc[gain.groupby([without["recipe"], without["case"]]).idxmin()].itertuples():

@@ -83,7 +83,7 @@ def simulate(studies: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     generator = np.random.default_rng(seed)
     for kind, (score, draw) in KINDS.items():
         for n in SEEDS:
-            found = np.zeros(4)
+            counts = np.zeros(4)
             for _ in range(studies):
                 (ours, theirs), truth = draw(generator, n, 0.0)
                 interval = score.interval(ours.tolist(), [SAMPLES] * n)
@@ -92,13 +92,13 @@ def simulate(studies: int, seed: int = 0) -> Iterator[dict[str, Any]]:
                 margin = 0.05 * score.factor  # just what they differ by
                 both = {"values": ours.tolist(), "others": theirs.tolist()}
                 [apart] = stats.decide([both], score, margin)
-                found += [
+                counts += [
                     not (truth < interval.low or truth > interval.high),  # NaN: not known
                     not (alike["low"] > 0 or alike["high"] < 0),
                     alike["verdict"] in ("better", "worse"),
                     apart["verdict"] == "equivalent",
                 ]
-            yield {"score": kind, "seeds": n, **dict(zip(SHARES, found / studies, strict=True))}
+            yield {"score": kind, "seeds": n, **dict(zip(SHARES, counts / studies, strict=True))}
 
 
 def table(rows: pd.DataFrame) -> str:

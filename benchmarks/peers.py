@@ -120,10 +120,10 @@ class Peer:
         """Values and gradients of the checked samples alone."""
         self.dtype = str(values.dtype).removeprefix("torch.")
         values, *gradients = map(np.asarray, (values, *gradients))
-        found = {"values": values[:CHECKED]}
+        answer = {"values": values[:CHECKED]}
         if gradients:
-            found |= {"gradient of inputs": gradients[0][:CHECKED], "gradient of weights": gradients[1]}
-        return found
+            answer |= {"gradient of inputs": gradients[0][:CHECKED], "gradient of weights": gradients[1]}
+        return answer
 
 
 class TorchPeer(Peer):

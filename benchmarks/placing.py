@@ -115,16 +115,16 @@ def beside_auto(table: pd.DataFrame) -> Iterator[tuple[Any, pd.Series, pd.Series
 
 def problems(table: pd.DataFrame) -> list[str]:
     """A sentence for each workload on which `auto` does not keep its promise, or was not measured."""
-    found = []
+    lines = []
     for key, auto, fixed in beside_auto(table):
         if fixed.empty or pd.isna(auto["median_ms"]):
-            found.append(f"{key}: there is nothing to compare.")
+            lines.append(f"{key}: there is nothing to compare.")
             continue
         if (ratio := auto["median_ms"] / fixed.iloc[0]) > NEAR:
-            found.append(f"{key}: auto takes {ratio:.2f} times as long as {fixed.index[0]}.")
+            lines.append(f"{key}: auto takes {ratio:.2f} times as long as {fixed.index[0]}.")
         if auto["median_ms"] > fixed.iloc[-1]:
-            found.append(f"{key}: auto is slower than {fixed.index[-1]}, the slowest.")
-    return found
+            lines.append(f"{key}: auto is slower than {fixed.index[-1]}, the slowest.")
+    return lines
 
 
 def markdown(table: pd.DataFrame) -> str:

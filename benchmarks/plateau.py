@@ -25,11 +25,11 @@ QUBITS, N = range(2, 13, 2), 200
 def scans() -> pd.DataFrame:
     """What the scans of all circuits measured."""
     options: dict[str, Any] = {"initialisations": list(circuits.INITIALISATIONS), "n": N}
-    found = {
+    frames = {
         circuit: plateau.scan(circuit, qubits=list(QUBITS), depths=["1n"], **options)
         for circuit in circuits.ANSAETZE
     }
-    return pd.concat(found, names=["circuit"]).reset_index("circuit")
+    return pd.concat(frames, names=["circuit"]).reset_index("circuit")
 
 
 def variances() -> list[dict[str, Any]]:
@@ -47,9 +47,9 @@ def rates() -> list[dict[str, Any]]:
 
 def table(rates: pd.DataFrame) -> str:
     """Rates with their intervals, by circuit, observable and initialisation, as a table in Markdown."""
-    told = [f"{row.rate:.2f} ({row.low:.2f} to {row.high:.2f})" for row in rates.itertuples()]
-    wide = rates.assign(told=told).pivot_table(
-        index=["circuit", "observable"], columns="initialisation", values="told", aggfunc="first", sort=False
+    texts = [f"{row.rate:.2f} ({row.low:.2f} to {row.high:.2f})" for row in rates.itertuples()]
+    wide = rates.assign(text=texts).pivot_table(
+        index=["circuit", "observable"], columns="initialisation", values="text", aggfunc="first", sort=False
     )
     rows = ([*names, *cells] for names, cells in wide.iterrows())
     return record.markdown(["circuit", "observable", *wide.columns], rows)

@@ -175,8 +175,8 @@ SETTINGS = {
 
 def predict(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own."""
-    found = measure.predict(setting.workload(), device, n_threads=THREADS)
-    return {name: getattr(found, name) for name in ("n_weights", "peak", "seconds_per_epoch")}
+    result = measure.predict(setting.workload(), device, n_threads=THREADS)
+    return {name: getattr(result, name) for name in ("n_weights", "peak", "seconds_per_epoch")}
 
 
 def train(setting: Setting, device: str) -> dict[str, Any]:
@@ -213,17 +213,17 @@ def apart(what: str, name: str, device: str) -> dict[str, Any]:
 
 def rounds(name: str, device: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """What was predicted, and what was then measured, as often as the time goes."""
-    begun, found = time.perf_counter(), []
-    while not found or (len(found) < ROUNDS and time.perf_counter() - begun < BUDGET):
-        found.append((apart("predict", name, device), apart("train", name, device)))
-    return found
+    begun, results = time.perf_counter(), []
+    while not results or (len(results) < ROUNDS and time.perf_counter() - begun < BUDGET):
+        results.append((apart("predict", name, device), apart("train", name, device)))
+    return results
 
 
-def compared(name: str, found: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+def compared(name: str, results: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
     """A row: medians over the rounds of a setting, and how far the predictions are off, as shares."""
-    row: dict[str, Any] = {"setting": name, "weights": found[0][0]["n_weights"], "rounds": len(found)}
+    row: dict[str, Any] = {"setting": name, "weights": results[0][0]["n_weights"], "rounds": len(results)}
     for what, unit, scale in (("peak", "mb", 1e6), ("seconds_per_epoch", "s", 1)):
-        predicted, measured = (statistics.median(each[i][what] / scale for each in found) for i in (0, 1))
+        predicted, measured = (statistics.median(each[i][what] / scale for each in results) for i in (0, 1))
         row |= {f"predicted_{unit}": predicted, f"measured_{unit}": measured}
         row[f"off_{unit}"] = predicted / measured - 1
     return row

@@ -45,10 +45,10 @@ def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """Of a script: what all of them take."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables (docs/results)")
-    found.add_argument("--quick", action="store_true", help="sizes of a test, where the script has them")
-    return found
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables (docs/results)")
+    options.add_argument("--quick", action="store_true", help="sizes of a test, where the script has them")
+    return options
 
 
 def names(parser: argparse.ArgumentParser, option: str, known: Iterable[str]) -> None:

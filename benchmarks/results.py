@@ -38,12 +38,12 @@ def table(means: pd.DataFrame) -> str:
             score for score in scores if means[score.name].notna().any() and score.larger == first.larger
         ]
         columns = {score.column: (score, means["train_fraction"] > 0) for score in known}
-    found = means[["model", "net"]].drop_duplicates().set_index(["model", "net"])
+    frame = means[["model", "net"]].drop_duplicates().set_index(["model", "net"])
     for column, (score, chosen) in columns.items():
         rows = means[chosen].set_index(["model", "net"])
         ends = rows[[score.name, f"{score.name}_low", f"{score.name}_high"]].to_numpy()
-        found[column] = pd.Series([score.with_interval(*each) for each in ends], index=rows.index)
-    rows = ([*names, *row.fillna("")] for names, row in found.iterrows())
+        frame[column] = pd.Series([score.with_interval(*each) for each in ends], index=rows.index)
+    rows = ([*names, *row.fillna("")] for names, row in frame.iterrows())
     return record.markdown(["recipe", "net", *columns], rows)
 
 

@@ -87,27 +87,27 @@ def complete(rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
 
 def problems(rows: Sequence[dict[str, Any]], tolerance: float = TOLERANCE) -> list[str]:
     """A sentence for every peer that failed or whose numbers are wrong."""
-    found = []
+    lines = []
     for row in rows:
         who = f"{row['workload']}: {peers.LABELS[row['peer']]}"
         if row.get("failed"):
-            found.append(f"{who} failed: {row['failed']}.")
+            lines.append(f"{who} failed: {row['failed']}.")
         if "deviation" in row and not row["deviation"] <= tolerance:
             far = f"{row['deviation']:.1e}"
-            found.append(f"{who} deviates from float64 by {far}, where {tolerance:g} is allowed.")
-    return found
+            lines.append(f"{who} deviates from float64 by {far}, where {tolerance:g} is allowed.")
+    return lines
 
 
 def notes(row: Mapping[str, Any], rounds: int) -> str:
     """What a reader has to know of a row: scaled, in which precision, on how many rounds, why not at all."""
-    told = []
+    parts = []
     if row.get("samples", 0) < row.get("total", 0):
-        told.append(f"scaled up from {row['samples']:,} of {row['total']:,}")
+        parts.append(f"scaled up from {row['samples']:,} of {row['total']:,}")
     if row.get("dtype") == "float64":
-        told.append("computes in float64")
+        parts.append("computes in float64")
     if 0 < row["rounds"] < rounds:
-        told.append(f"{row['rounds']} of {rounds} rounds")
-    return "; ".join([*told, *(row[why] for why in worker.LOST if row.get(why))])
+        parts.append(f"{row['rounds']} of {rounds} rounds")
+    return "; ".join([*parts, *(row[why] for why in worker.LOST if row.get(why))])
 
 
 SPEED = {

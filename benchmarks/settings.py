@@ -39,9 +39,9 @@ def tried(folder: str) -> pd.DataFrame:
     for name in (*names, *RATES):
         rows[name] = [_value(run, name) for run in rows["run"]]
     case, score = [*names, "net"], f"validation_{study.score.on_validation}"
-    found = rows.groupby([*case, *RATES], sort=False)[score].agg(["mean", "count"]).reset_index()
-    ranked = found.sort_values("mean", ascending=not study.score.larger, kind="stable")
-    return found.assign(chosen=found.index.isin(ranked.drop_duplicates(case).index))  # of equals the first
+    means = rows.groupby([*case, *RATES], sort=False)[score].agg(["mean", "count"]).reset_index()
+    ranked = means.sort_values("mean", ascending=not study.score.larger, kind="stable")
+    return means.assign(chosen=means.index.isin(ranked.drop_duplicates(case).index))  # of equals the first
 
 
 def _value(run: str, name: str) -> Any:

@@ -117,9 +117,9 @@ def rows() -> Iterator[dict[str, Any]]:
         yield {"what": case.__doc__} | {kind.__name__: cell(case, kind) for kind in kinds}
 
 
-def table(found: pd.DataFrame) -> str:
+def table(frame: pd.DataFrame) -> str:
     """The rows as the pages show them, in Markdown."""
-    shown = found[["what", "Exact", "TorchLayer", "QuantumLayer"]]
+    shown = frame[["what", "Exact", "TorchLayer", "QuantumLayer"]]
     return record.markdown(["", "right", "`TorchLayer`", "`QuantumLayer`"], shown.to_numpy())
 
 

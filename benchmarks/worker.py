@@ -62,10 +62,10 @@ def _answered(do: Callable[..., dict[str, Any]], *what: Any) -> dict[str, Any]:
     except peers.Absent as reason:
         return {"absent": str(reason)}
     except Exception as error:
-        told = traceback.format_exc()
-        if "InvalidCxxCompiler" in told:  # of Inductor, which not every machine has
+        trace = traceback.format_exc()
+        if "InvalidCxxCompiler" in trace:  # of Inductor, which not every machine has
             return {"absent": "is left out: torch.compile finds no C++ compiler"}
-        print(told, file=sys.stderr, flush=True)
+        print(trace, file=sys.stderr, flush=True)
         return {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
 
