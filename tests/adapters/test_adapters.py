@@ -62,14 +62,14 @@ def test_the_update_is_the_matrix_between_the_circuits():
     """Layer by layer, against the definition in plain loops."""
     model = nets.shaken(adapted()).double()
     layer = model.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
-    found = layer.get_delta_weight("default").detach()
+    update = layer.get_delta_weight("default").detach()
     v, u = (part["default"].parametrizations.weight[0] for part in (layer.lora_A, layer.lora_B))
     assert (v.side, u.side, u.layer) == ("lora_A", "lora_B", "model.layers.1.mlp.up_proj")
     expected = torch.zeros(48, 32, dtype=torch.float64)
     for term, strengths in enumerate(u.strengths.view(3, 2)):
         columns = [orthogonal.columns(each.angles.weights[term : term + 1], 2)[0] for each in (u, v)]
         expected += 8 * columns[0][:48] @ torch.diag(strengths) @ columns[1][:32].T
-    assert gap(found, expected) < 1e-10 and found.abs().max() > 1e-3
+    assert gap(update, expected) < 1e-10 and update.abs().max() > 1e-3
 
 
 # --- what PEFT's own adapters do -------------------------------------------------------------------
@@ -143,10 +143,10 @@ def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path)
     # as plain PEFT would, which leaves the circuits alone
     nets.shaken(model, seed=8).save_pretrained(tmp_path)
     changed = logits(model)
-    for content, told in ((kept, "it does not reproduce lora_"), (kept[:-9], "")):
+    for content, message in ((kept, "it does not reproduce lora_"), (kept[:-9], "")):
         (tmp_path / "circuit.safetensors").write_bytes(content)
         base = llama()
-        with refused("folder", says=told):
+        with refused("folder", says=message):
             adapters.load(base, tmp_path, trainable=True)
         assert not hasattr(base, "peft_config")
         assert gap(logits(adapters.load(base, tmp_path)), changed) < NEAR
@@ -208,7 +208,7 @@ def test_checkpointing_evaluations_and_further_passes_change_no_gradient():
     model.enable_input_require_grads()
     for reentrant in (False, True):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-        assert all(gap(plain[key], found) < 1e-6 for key, found in gradients(model).items())
+        assert all(gap(plain[key], grad) < 1e-6 for key, grad in gradients(model).items())
 
 
 def test_weights_that_moved_count_at_once():

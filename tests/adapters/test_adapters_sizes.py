@@ -53,7 +53,7 @@ def test_what_is_given_stays_and_controls_differ_in_nothing_else(base):
 
 
 @pytest.mark.parametrize(
-    ("argument", "name", "given", "told"),
+    ("argument", "name", "given", "message"),
     [
         ("target_modules", "lora", {"targets": ["query"]}, "called down_proj, gate_proj, k_proj"),
         ("target_modules", "lora", {"targets": ["q_proj", "query"], "n_weights": 9}, "is 'query'"),
@@ -67,8 +67,8 @@ def test_what_is_given_stays_and_controls_differ_in_nothing_else(base):
         ("r", "quantum_peft", {"r": 140}, ""),
     ],
 )  # fmt: skip
-def test_what_makes_no_adapter_leaves_the_model_alone(base, argument, name, given, told):
-    with refused(argument, says=told):
+def test_what_makes_no_adapter_leaves_the_model_alone(base, argument, name, given, message):
+    with refused(argument, says=message):
         adapters.adapt(base, name, **given)
     assert set(base.state_dict()) == set(llama().state_dict()) and not hasattr(base, "peft_config")
 
@@ -96,8 +96,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "make", "told"), OTHERS.values(), ids=OTHERS)
-def test_an_adapter_loads_onto_its_model_alone_and_is_else_refused_before(tmp_path, name, make, told):
+@pytest.mark.parametrize(("name", "make", "message"), OTHERS.values(), ids=OTHERS)
+def test_an_adapter_loads_onto_its_model_alone_and_is_else_refused_before(tmp_path, name, make, message):
     model, base, other = saved(tmp_path, name), llama(32, 2), make()
     base.name_or_path = "somewhere/else"
     with pytest.warns(UserWarning, match=f"was made for {MADE_FOR}, the model is somewhere/else"):
@@ -108,7 +108,7 @@ def test_an_adapter_loads_onto_its_model_alone_and_is_else_refused_before(tmp_pa
     before = {key: weight.requires_grad for key, weight in other.named_parameters()}
     with refused("folder", says=f"was made for {MADE_FOR}") as caught:
         adapters.load(other, tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert {key: weight.requires_grad for key, weight in other.named_parameters()} == before
     assert not other._forward_pre_hooks
 
@@ -149,10 +149,10 @@ def by_pennylane(angles, entangled):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
 def test_matrices_are_pennylanes(n, entangled):
     angles = uniform(2, 4, n, top=2 * math.pi, dtype=torch.float64)
-    found = orthogonal.columns(angles, 2**n, entangled=entangled)
+    columns = orthogonal.columns(angles, 2**n, entangled=entangled)
     few = orthogonal.columns(angles, 1, entangled=entangled)
-    assert (found[..., :1] - few).abs().max() < EXACT
-    for one, given in zip(found, angles, strict=True):
+    assert (columns[..., :1] - few).abs().max() < EXACT
+    for one, given in zip(columns, angles, strict=True):
         expected = by_pennylane(given, entangled)
         assert expected.imag.abs().max() < EXACT
         assert (one - expected.real).abs().max() < EXACT
