@@ -91,13 +91,13 @@ def batch_of(**keys):
 
 def processes():
     """Everything but this process that works in the current folder: what was started for the workspace."""
-    found = []
+    started = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             tracker = "resource_tracker" in " ".join(process.cmdline())  # Python's own, ends with its parent
             if process.cwd() == str(Path.cwd()) and not tracker and process.pid != os.getpid():
-                found.append(process)
-    return found
+                started.append(process)
+    return started
 
 
 def begun():
@@ -119,10 +119,10 @@ def calls(outcome):
 
 def quietly(content, **options):
     """run_batch in this process; returns its outcomes and what it told."""
-    told = []
+    lines = []
     with warnings.catch_warnings():
-        outcomes = batch.run_batch(content, echo=told.append, **options)
-    return outcomes, told
+        outcomes = batch.run_batch(content, echo=lines.append, **options)
+    return outcomes, lines
 
 
 def states(outcomes):
@@ -242,8 +242,8 @@ BAD = [
 def test_a_bad_batch_is_refused_before_anything_is_written(home, argument, keys):
     with pytest.raises((ValueError, OSError)) as caught:
         batch.run_batch({**BASE, **keys}, echo=print)
-    told = str(caught.value)
-    assert f"`{argument}`" in told and "\n" not in told and told.endswith((".", "?"))
+    message = str(caught.value)
+    assert f"`{argument}`" in message and "\n" not in message and message.endswith((".", "?"))
     assert list(home.iterdir()) == []
 
 
@@ -265,13 +265,13 @@ TEXTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("told", TEXTS)
-def test_text_that_is_no_batch_is_refused_and_code_in_it_is_never_executed(home, told):
-    for text in TEXTS[told]:
+@pytest.mark.parametrize("message", TEXTS)
+def test_text_that_is_no_batch_is_refused_and_code_in_it_is_never_executed(home, message):
+    for text in TEXTS[message]:
         Path("b.yaml").write_text(text, errors="surrogateescape")
         with pytest.raises(ValueError) as caught:
             batch.run_batch("b.yaml")
-        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
     assert list(home.iterdir()) == [] and not Path("executed").exists()
     with pytest.raises(FileNotFoundError, match=r"Cannot read batch file .*No such file"):
         batch.run_batch("none.yaml")
@@ -324,7 +324,7 @@ def test_recipes_grid_runs_and_seeds_combine_in_order(acted):
 
 def test_a_batch_runs_and_is_kept(acted):
     content = batch_of(grid={"learning_rate": [0.1, 0.2, 0.3]}, settings={"threads": 2}, workers=1)
-    outcomes, told = quietly(content)
+    outcomes, lines = quietly(content)
     assert states(outcomes) == ["finished"] * 3 and outcomes[-1].validation == pytest.approx(1.0)
     folder = acted / "batches" / "b"
     assert written() == outcomes and yaml.safe_load((folder / "batch.yaml").read_text()) == content
@@ -336,7 +336,7 @@ def test_a_batch_runs_and_is_kept(acted):
         assert call["threads"] == "2" and call["settings"]["threads"] == 2
         assert call["words"][4:6] == ["--notebooks", "03_train,04_analyze"]
     assert {path.name for path in folder.glob("[!.]*")} == {"batch.yaml", "batch.json"}
-    assert told[0] == "Batch b: 3 runs." and sum("  finished" in line for line in told) == 3
+    assert lines[0] == "Batch b: 3 runs." and sum("  finished" in line for line in lines) == 3
     before = {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")}
     assert quietly(content) == (outcomes, ["Batch b: 3 runs."])
     assert {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")} == before
@@ -361,21 +361,21 @@ def test_a_finished_run_that_drive_lacks_is_mirrored(acted, tmp_path, monkeypatc
     (acted / "runs").write_text("no folder can be made here")
     assert quietly(batch_of())[1][1].startswith("Its worker could not run it: ")
     (acted / "runs").unlink()
-    outcomes, told = quietly(batch_of())
-    assert states(outcomes) == ["finished"] and len(told) == 1
+    outcomes, lines = quietly(batch_of())
+    assert states(outcomes) == ["finished"] and len(lines) == 1
     assert json.loads((run.folder / "result.json").read_text()) == {"score": 1.0}
 
 
 def test_a_failure_stops_no_other_and_is_tried_as_told(acted, monkeypatch, capfd):
     content = batch_of(grid={"hidden": [99, 98, 4]}, retries=1)
-    outcomes, told = quietly(content)
+    outcomes, lines = quietly(content)
     assert states(outcomes) == ["failed", "finished", "finished"]
     failed, mended, _ = outcomes
     assert failed.error == "Notebook 03_train.ipynb stopped: It diverged."
     assert (failed.folder / "failed.json").exists() and not (mended.folder / "failed.json").exists()
     assert [len(calls(each)) for each in outcomes] == [2, 2, 1]
     for words in ("hidden=99", "1 failed, 2 finished", "failed: Notebook 03_train"):
-        assert any(words in line for line in told)
+        assert any(words in line for line in lines)
     status, text, error = typing(monkeypatch, capfd)("batch", as_file(content | {"retries": 0}))
     assert status == 1 and "Traceback" not in text + error and "Report: " in text
     assert [len(calls(each)) for each in outcomes] == [3, 2, 1], "the same command tries it again"
@@ -383,8 +383,8 @@ def test_a_failure_stops_no_other_and_is_tried_as_told(acted, monkeypatch, capfd
 
 def test_what_has_finished_is_not_run_again_whichever_batch_asks(acted):
     first, _ = quietly(batch_of(grid={"hidden": [3, 4]}))
-    other, told = quietly(batch_of(name="c", runs=[{"hidden": 4}, {"hidden": 5}, {"hidden": 5}]))
-    assert told[0] == "Batch c: 2 runs (without 1 duplicate)."
+    other, lines = quietly(batch_of(name="c", runs=[{"hidden": 4}, {"hidden": 5}, {"hidden": 5}]))
+    assert lines[0] == "Batch c: 2 runs (without 1 duplicate)."
     changed, _ = quietly(batch_of(grid={"hidden": [4, 5]}))
     assert changed[0] == first[1] and {*states(other), *states(changed)} == {"finished"}
     assert [len(calls(each)) for each in (*first, *other)] == [1] * 4
@@ -528,8 +528,8 @@ def test_a_scheduler_that_does_not_answer_or_has_no_workers(home, monkeypatch):
         random.setstate(before)
         for place in ("tls://127.0.0.1:9", empty):
             where = getattr(place, "scheduler_address", place)
-            told = rf"No scheduler with a worker answers at {where} \(.*`dask worker {where} --nthreads 1`\.$"
-            with pytest.raises(ConnectionError, match=told):
+            text = rf"No scheduler with a worker answers at {where} \(.*`dask worker {where} --nthreads 1`\.$"
+            with pytest.raises(ConnectionError, match=text):
                 quietly(batch_of(), scheduler=place)
     random.setstate(before)
     assert list(home.iterdir()) == []
@@ -541,11 +541,11 @@ def test_a_scheduler_that_does_not_answer_or_has_no_workers(home, monkeypatch):
 def test_why_a_run_ended(tmp_path):
     log, lines = tmp_path / "log.txt", ("qnnkit: It broke.\n", "Trace\nRuntimeError: odd\n")
     log.write_text("".join(lines))
-    for at, status, told in (
+    for at, status, reason in (
         (len(lines[0]), 1, "stopped with status 1: RuntimeError: odd. Its log is"),
         (len("".join(lines)), -9, "was ended by SIGKILL: it printed nothing. Memory may have run out"),
     ):
-        assert told in workers.reason(log, at, status)
+        assert reason in workers.reason(log, at, status)
 
 
 # --- a sampler ---------------------------------------------------------------------------------------------
@@ -573,15 +573,15 @@ def studies(acted, monkeypatch):
 def test_a_sampler_proposes_learns_and_prunes(studies):
     """The third run waits after two epochs until it is given up: it is worse than the median of two."""
     content = study_of(RATES, {"workers": 1}, n_trials=5, pruner="median", **STARTUP)
-    told, release = [], hold(3)
+    lines, release = [], hold(3)
 
     def echo(line):
-        told.append(line)
+        lines.append(line)
         if "pruned" in line:
             release()
 
     outcomes = batch.run_batch(content, echo=echo)
-    assert told[0] == "Batch b: up to 5 runs, proposed by tpe."
+    assert lines[0] == "Batch b: up to 5 runs, proposed by tpe."
     assert quietly(content)[0] == outcomes and len(outcomes) == 5
     for study in studies:  # the second is made of the files alone
         for trial, run in zip(study.trials, outcomes, strict=True):
