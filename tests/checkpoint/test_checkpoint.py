@@ -68,10 +68,10 @@ def test_everything_comes_back_bit_for_bit(tmp_path):
         "turned/a/b": turned.conj().to(torch.complex64),
         "shared": {"all": one, "again": one, "view": one[2:], "across": one.view(2, 3).T},
     }
-    found = file.read(written(tmp_path, state))
-    assert same(found, state), "views and tied weights too"
-    found["turned"]["a"][0][1] = 1e-45
-    assert not same(found, state), "the comparison sees one bit"
+    loaded = file.read(written(tmp_path, state))
+    assert same(loaded, state), "views and tied weights too"
+    loaded["turned"]["a"][0][1] = 1e-45
+    assert not same(loaded, state), "the comparison sees one bit"
 
 
 def test_it_has_reached_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -281,12 +281,12 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_the_newest_whole_state_is_restored_and_nothing_good_is_deleted(kept, damage):
-    do, step, told = DAMAGE[damage]
+    do, step, message = DAMAGE[damage]
     do(kept)
     before = {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()}
-    with contextlib.nullcontext() if told is None else pytest.warns(UserWarning, match=told) as warned:
+    with contextlib.nullcontext() if message is None else pytest.warns(UserWarning, match=message) as warned:
         assert restored(kept) == step
-    assert told is None or ("best epoch are lost" in str(warned[0].message)) == ("lost" in told)
+    assert message is None or ("best epoch are lost" in str(warned[0].message)) == ("lost" in message)
     assert {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()} == before
     with warnings.catch_warnings(action="ignore"):
         keep(Store(kept, IDENTITY, keep=2), 7)

@@ -102,10 +102,10 @@ def made(local, remote):
 
 def mirror(local, remote, **settings):
     """A mirror that is quick, and whose sentences are kept."""
-    told = []
+    notes = []
     made = Mirror(local, remote, **{"interval": 0.02, "patience": 30.0} | settings)
-    made.tell = told.append
-    return made, told
+    made.tell = notes.append
+    return made, notes
 
 
 def again(remote, tmp_path):
@@ -140,10 +140,10 @@ def test_what_is_mirrored_comes_back_and_lies_there_under_its_own_names(local, r
         (workspace.make_folder((local / name).parent) / Path(name).name).write_text("stays here")
     machine = local
     for step in range(5):
-        made, told = mirror(machine, remote)
+        made, notes = mirror(machine, remote)
         with made:
             train(machine, step)
-        assert told == [] and restore(remote, machine) == [], "as new as the remote, whoever wrote before"
+        assert notes == [] and restore(remote, machine) == [], "as new as the remote, whoever wrote before"
         before = {name: (remote / name).stat().st_ctime_ns for name in names(remote)}
         fresh = Mirror(machine, remote)  # of the next process
         assert not fresh.sync() and not fresh.sync(read_back=True), "without changes nothing is written"
@@ -199,10 +199,10 @@ def test_result_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, 
         workspace.write_json(local / "result.json", {"steps": step})
 
     def meanwhile(path):
-        found = stamp(path)
+        marks = stamp(path)
         if when in path.name and (step := next(steps, None)):
             trained(step)
-        return found
+        return marks
 
     trained(0)
     stamp, steps = there.stamp, iter(range(1, 4))
@@ -234,7 +234,7 @@ def test_a_slow_disk_does_not_hold_training_up_and_one_that_hangs_is_given_up(
     local, remote, tmp_path, monkeypatch, hangs
 ):
     answer = threading.Event()
-    made, told = mirror(local, remote, patience=0.05 if hangs else 30)
+    made, notes = mirror(local, remote, patience=0.05 if hangs else 30)
     in_mirror(monkeypatch, "fsync", lambda: answer.wait(60))
     with pytest.raises(OSError, match="it does not answer") if hangs else contextlib.nullcontext(), made:
         for step in range(3):
@@ -245,7 +245,7 @@ def test_a_slow_disk_does_not_hold_training_up_and_one_that_hangs_is_given_up(
     answer.set()
     made._thread.join()
     assert_comes_back(remote, tmp_path, local)
-    assert told == []
+    assert notes == []
 
 
 @contextlib.contextmanager
@@ -273,26 +273,26 @@ def test_a_disk_in_trouble_keeps_the_state_before(
 ):
     """It is told once; if nobody mends it, again in the end, by an error that the body's own goes before."""
     train(made.local, 1, size=200_000)
-    later, told = mirror(made.local, remote)
+    later, notes = mirror(made.local, remote)
     errors = {"mended": (), "for good": OSError, "the body fails too": ZeroDivisionError}
     lasting = contextlib.ExitStack()
     lasting.enter_context(trouble(monkeypatch, operation, number))
     with lasting, pytest.raises(errors[end]) if errors[end] else contextlib.nullcontext() as caught, later:
-        until(lambda: told)
+        until(lambda: notes)
         assert require_whole(again(remote, tmp_path)[0]) == 0
         if end == "mended":
             lasting.close()
-            until(lambda: len(told) == 2)
+            until(lambda: len(notes) == 2)
         _ = 1 / (end != "the body fails too")
     word, where = os.strerror(number), f"Everything is in `{made.local}`"
-    assert re.search(f"waits: .*{word}.* qnnkit tries again; training continues", told.pop(0))
+    assert re.search(f"waits: .*{word}.* qnnkit tries again; training continues", notes.pop(0))
     if end == "mended":
-        assert "works again" in told.pop()
+        assert "works again" in notes.pop()
     else:
-        sentence = str(caught.value) if end == "for good" else told.pop()
+        sentence = str(caught.value) if end == "for good" else notes.pop()
         assert re.search(f"mirrored completely to .*{word}.* {where}.* run the same command again", sentence)
         made.sync()
-    assert told == [] and not list(remote.glob(".draft"))
+    assert notes == [] and not list(remote.glob(".draft"))
     assert_comes_back(remote, tmp_path, made.local)
 
 
@@ -420,8 +420,8 @@ def test_a_workspace_of_an_earlier_version_opens(tmp_path, version):
     shutil.unpack_archive(Path(__file__).with_name(f"{version}.zip"), tmp_path)
     local, remote = tmp_path / "local", tmp_path / "drive"
     fresh, before = assert_comes_back(remote, tmp_path, local), contents(local)
-    [told] = restore(remote, local)
-    assert "was moved to" in told and contents(local) == before
+    [note] = restore(remote, local)
+    assert "was moved to" in note and contents(local) == before
     for folder in (local, fresh):
         state = Store(folder / NET, {"net": "hybrid", "seed": 0}).restore()
         with own_generators():
@@ -441,7 +441,7 @@ def test_a_workspace_of_an_earlier_version_opens(tmp_path, version):
 
 def test_only_one_mirror_works_on_a_folder_and_the_next_takes_over(local, remote, tmp_path):
     first, _ = mirror(local, remote)
-    second, told = mirror(local, remote)
+    second, notes = mirror(local, remote)
     never, _ = mirror(local, remote.with_name("never"))
     first.__enter__()
     until(lambda: (remote / STATE).exists())
@@ -453,7 +453,7 @@ def test_only_one_mirror_works_on_a_folder_and_the_next_takes_over(local, remote
         train(local, 3)
         until(lambda: contents(remote) == contents(local))
     assert_comes_back(remote, tmp_path, local)
-    assert told == [] and require_whole(local) == 3
+    assert notes == [] and require_whole(local) == 3
 
 
 def test_a_run_that_has_begun_is_there_long_before_the_first_interval_ends(local, remote, monkeypatch):
@@ -465,16 +465,16 @@ def test_a_run_that_has_begun_is_there_long_before_the_first_interval_ends(local
 
 
 def test_the_machine_that_was_overtaken_stops(made, local, remote, other, tmp_path):
-    (later, told), theirs = mirror(local, remote), Mirror(other, remote)
+    (later, notes), theirs = mirror(local, remote), Mirror(other, remote)
     assert restore(remote, other) == [] and not theirs.sync()  # looking at a run takes it from nobody
     train(other, 1)
     assert theirs.sync()
     with pytest.raises(OSError, match="another copy of this run has been mirrored"), later:
         train(local, 2)
-        until(lambda: told)
+        until(lambda: notes)
         with pytest.raises(Timeout):  # nothing may be put in its place while it is worked on
             there.lock_of(local).acquire(timeout=0)
-    assert len(told) == 1 and not any(remote.glob(f"{NET}/checkpoint-000002-*"))
+    assert len(notes) == 1 and not any(remote.glob(f"{NET}/checkpoint-000002-*"))
     assert not theirs.sync(read_back=True)
     assert_comes_back(remote, tmp_path, other)
 
@@ -552,8 +552,8 @@ def test_a_remote_that_cannot_be_brought(made, local, remote, other, monkeypatch
     assert caught.value.errno == errno.EIO
     assert not contents(other) and not list(other.parent.glob(".run.restoring"))
     before = contents(local)
-    [told] = restore(remote, local)
-    assert f"`{local}`" in told and "continues" in told and contents(local) == before
+    [note] = restore(remote, local)
+    assert f"`{local}`" in note and "continues" in note and contents(local) == before
 
 
 @pytest.mark.parametrize("keep", [1, 9])
