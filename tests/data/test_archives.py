@@ -245,8 +245,8 @@ def test_files_of_every_depth_and_name_are_read_no_link_is_followed_and_others_a
     with tarfile.open(tmp_path / "books.tgz", "w:gz") as opened:
         opened.add(books, "books")
     for root, above in ((books, ""), (tmp_path / "linked", ""), (tmp_path / "books.tgz", "books/")):
-        found, notes = documents(root)
-        assert sorted(each.name for each in found) == sorted(above + name for name in DEEP)
+        texts, notes = documents(root)
+        assert sorted(each.name for each in texts) == sorted(above + name for name in DEEP)
         others = ", ".join(above + name for name in ("c", "cover.pdf", "deep/notes.docx"))
         links = ", ".join(above + name for name in ("1/back", "c.txt", "other", "pipe.txt"))
         assert notes == [

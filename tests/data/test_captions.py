@@ -46,12 +46,12 @@ def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
     write(folder, files | {"boat.png": "no image", "cat.heic": "no image"})
     write(pictures(tmp_path / "set" / "dev"), {"captions.json": TEXTS})
     splits = captions(tmp_path / "set", image_size=8)
-    told, files = "\n".join(splits.notes), "captions.json, train/captions_more.csv"
-    assert f"{files} that are not there: gone.png, mouse.png." in told
-    assert "Left out 4 of 23 images without a caption: train/cup.png, train/one/mouse.png, train/str" in told
-    assert "Left out 1 of 19 images that cannot be read: train/boat.png (cannot identify image f" in told
-    assert "Left out 1 files that are not images" in told and "): train/cat.heic." in told
-    assert "There is no test part" in told
+    notes, files = "\n".join(splits.notes), "captions.json, train/captions_more.csv"
+    assert f"{files} that are not there: gone.png, mouse.png." in notes
+    assert "Left out 4 of 23 images without a caption: train/cup.png, train/one/mouse.png, train/str" in notes
+    assert "Left out 1 of 19 images that cannot be read: train/boat.png (cannot identify image f" in notes
+    assert "Left out 1 files that are not images" in notes and "): train/cat.heic." in notes
+    assert "There is no test part" in notes
     assert {*splits.validation.sources} == {f"dev/{name}" for name in TEXTS}
     lost = {"boat.png", "cup.png"}
     assert {*splits.train.sources, *splits.test.sources} == {f"train/{x}" for x in TEXTS.keys() - lost}
@@ -62,8 +62,8 @@ def test_images_in_two_splits_or_under_two_names_are_told(tmp_path):
     rows = [f"{name},a,train" for name in (*TEXTS, "x/hen.png")] + ["cat.png,b,test", "gone/dog.png,c,train"]
     folder = pictures(tmp_path, [*TEXTS, "y/hen.png"])
     write(folder, {"captions.csv": "\n".join(["image,caption,split", *rows])})
-    told = "\n".join(captions(tmp_path, image_size=8).notes)
-    assert "dog.png (dog.png, gone/dog.png), y/hen.png (x/hen.png, y/hen.png)." in told
+    notes = "\n".join(captions(tmp_path, image_size=8).notes)
+    assert "dog.png (dog.png, gone/dog.png), y/hen.png (x/hen.png, y/hen.png)." in notes
 
 
 BAD = [
@@ -128,8 +128,8 @@ def test_texts_come_back_between_a_begin_and_an_end_also_from_a_folder(tmp_path)
     for tokenizer in (made, of_captions(tmp_path, ["other"])):
         ids, mask = encode(tokenizer, ["a dog sleeps", "THE CAT", LONG])
         assert ids.shape == mask.shape == (3, 12) and ids.dtype == mask.dtype == torch.int64
-        told = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
-        assert told == ["a dog sleeps", "the cat", " ".join(["dog"] * 10)]
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+        assert texts == ["a dog sleeps", "the cat", " ".join(["dog"] * 10)]
         assert tokenizer.eos_token_id == SPECIAL.index(EOS) != 2  # where transformers pools texts elsewhere
         for row, n in zip(ids.tolist(), mask.sum(1).tolist(), strict=True):
             assert (row[0], row[n - 1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
@@ -156,7 +156,7 @@ def test_coco():
     splits = captions(real("captions/coco_by"), image_size=32)
     assert sum(len(splits.split(name)) for name in SPLITS) == 76 and 35 < len(splits.train) < 55
     assert splits.channels == 3 and all(len(texts) == 5 for texts in of_all(splits).values())
-    told = "\n".join(splits.notes)
-    assert all(each in told for each in ("Resized 76 of 76", "Converted 1 of 76", "that it does not know"))
+    notes = "\n".join(splits.notes)
+    assert all(each in notes for each in ("Resized 76 of 76", "Converted 1 of 76", "that it does not know"))
     words = splits.tokenizer.decode(encode(splits.tokenizer, splits.train.captions[0])[0][0])
     assert words.split()[1:4] == splits.train.captions[0][0].lower().split()[:3]

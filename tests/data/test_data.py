@@ -176,12 +176,12 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_image_is_used_or_told(tmp_path: Path, layout: str) -> None:
-    names, n_used, told = LAYOUTS[layout]
+    names, n_used, note = LAYOUTS[layout]
     paths = [name.format(i) for name in names.split("|") for i in range(8)]
     fill(tmp_path, paths, size=(8, 8))
     splits = load("flat_folder" if "flat" in layout else "class_folder", root=tmp_path)
     assert len(all_rows(splits)) == 8 * n_used and splits.n_classes == (3 if n_used == 3 else 2)
-    assert len(splits.notes) == bool(told) and "".join(splits.notes).startswith(told)
+    assert len(splits.notes) == bool(note) and "".join(splits.notes).startswith(note)
     for side in ("validation", "test"):
         there = any(re.match(rf"{side[:3]}\w*/(a/|\d_)", name.lower()) for name in paths)
         assert not there or all(each.lower().startswith(side[:3]) for each in splits.split(side).sources)
@@ -337,9 +337,9 @@ def test_names_of_a_mac_and_of_colab_are_the_same_data(tmp_path: Path) -> None:
         names = [f"{name}/{i} na\u00efve {i % 7}\u00e9.png" for i in range(30)]
         fill(folder, [unicodedata.normalize(folder.name, each) for each in names], 100 * ord(name[0]))
     packed = shutil.make_archive(str(mac), "zip", mac)
-    found = [load("class_folder", root=each) for each in (mac, colab, packed)]
-    assert len({(each.fingerprint(), each.train.sources) for each in found}) == 1
-    assert found[0].classes == ("caf\u00e9", "\u00fcber")
+    loaded = [load("class_folder", root=each) for each in (mac, colab, packed)]
+    assert len({(each.fingerprint(), each.train.sources) for each in loaded}) == 1
+    assert loaded[0].classes == ("caf\u00e9", "\u00fcber")
     shutil.copytree(mac, colab, dirs_exist_ok=True)  # names that a Mac takes for one
     with refused("root"):
         load("class_folder", root=colab)

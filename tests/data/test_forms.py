@@ -154,8 +154,8 @@ SIDES |= {form: ("train", "validation") for form in IMAGES if "side" in form or 
 
 
 def check_notes(notes, says: str) -> None:
-    told = [note for note in notes if "not used" in note or "Not UTF-8" in note]
-    assert len(told) == bool(says) and says in " ".join(told)
+    lines = [note for note in notes if "not used" in note or "Not UTF-8" in note]
+    assert len(lines) == bool(says) and says in " ".join(lines)
 
 
 @pytest.mark.parametrize("form", IMAGES)
@@ -269,11 +269,11 @@ def test_text_and_chats(tmp_path, form):
         with refused("root", says=says):
             documents(tmp_path)
         return
-    found, notes = documents(tmp_path)
+    texts, notes = documents(tmp_path)
     if isinstance(wanted, str):
-        assert "\n\n".join(each.text.strip() for each in found) == wanted
+        assert "\n\n".join(each.text.strip() for each in texts) == wanted
     else:
-        assert [(each["role"], each["content"]) for each in found[0].messages] == wanted
+        assert [(each["role"], each["content"]) for each in texts[0].messages] == wanted
     check_notes(notes, says)
 
 

@@ -142,8 +142,8 @@ def test_every_form_is_read_whole_or_refused(form, tmp_path):
             collect(path)
         return
     for root in (path,) if path.suffix == ".zip" else (path, path.parent):
-        found, notes = collect(root)
-        assert sum(piece.score.note_num() for piece in found) == expected
+        loaded, notes = collect(root)
+        assert sum(piece.score.note_num() for piece in loaded) == expected
         assert LEFT_OUT.get(form, "") in "".join(notes)
 
 
@@ -235,9 +235,9 @@ def test_transposition_shifts_pitches_and_keys_within_midi_and_leaves_drums(pitc
     for epoch in range(80):
         after = transposed(before, epoch, most=5, tokens=tokens, seed=7)
         score = tokens.decode(after.input_ids[0].tolist())
-        found = {each.is_drum: [note.pitch for note in each.notes] for each in score.tracks}
-        seen.add(shift := found[False][0] - pitches[0] if pitches else 0)
-        assert (found[True], found.get(False, [])) == ([36], [pitch + shift for pitch in pitches])
+        tracks = {each.is_drum: [note.pitch for note in each.notes] for each in score.tracks}
+        seen.add(shift := tracks[False][0] - pitches[0] if pitches else 0)
+        assert (tracks[True], tracks.get(False, [])) == ([36], [pitch + shift for pitch in pitches])
         assert after.labels[0, :5].tolist() == [IGNORED] * 5 and after.sources == before.sources
         assert torch.equal(after.labels[0, 5:], after.input_ids[0, 5:])
         for signature in score.key_signatures if pitches else ():  # a semitone is seven fifths

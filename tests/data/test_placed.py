@@ -78,10 +78,10 @@ def loaded(kind: Kind, root: Path, **options: Any) -> Any:
 def placed(kind: Kind, splits: Any, numbers: list[int], above: str = "") -> dict[int, str]:
     """Number -> the split that it is in."""
     if kind.source:
-        found = places_of(splits)
+        places = places_of(splits)
         names = {i: above + kind.source.format(i=i, side="ab"[i % 2], label=i % 2) for i in numbers}
-        assert sorted(found) == sorted(names.values())
-        return {i: found[name] for i, name in names.items()}
+        assert sorted(places) == sorted(names.values())
+        return {i: places[name] for i, name in names.items()}
     written = {name: splits.tokenizer.decode(splits.split(name).input_ids.flatten()) for name in SPLITS}
     return {i: name for i in numbers for name in SPLITS if f"Number {i:02d}." in written[name]}
 

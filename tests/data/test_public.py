@@ -71,11 +71,11 @@ def test_a_broken_download_leaves_nothing(server, store, monkeypatch, name, faul
         first.unlink()
     elif fault == "wrong":
         first.write_bytes(content[::-1])
-    with refused("root", OSError) as told:
+    with refused("root", OSError) as caught:
         load("mnist", root=root)
-    assert reason in str(told.value) and (root or entry["page"]) in str(told.value)
+    assert reason in str(caught.value) and (root or entry["page"]) in str(caught.value)
     assert not [*store.glob("mnist/*"), *store.glob("copies/*/*.zip"), *store.glob("copies/.*")]
-    del told
+    del caught
     gc.collect()
     first.write_bytes(content)
     server.asked, server.cut = [], None
@@ -136,9 +136,9 @@ def test_files_that_are_wrong_or_missing(tmp_path, name, change):
     (folder / name).unlink()
     if change is not None:
         (folder / name).write_bytes(change(content))
-    with refused("root") as told:
+    with refused("root") as caught:
         load("ahcd" if name.endswith("csv") else "mnist", root=folder)
-    assert change is not None or ("Its test labels" in str(told.value) and "https://" in str(told.value))
+    assert change is not None or ("Its test labels" in str(caught.value) and "https://" in str(caught.value))
 
 
 @pytest.mark.data

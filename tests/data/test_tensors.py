@@ -66,9 +66,9 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize(("inputs", "targets", "told"), CHANGED)
-def test_numbers_that_are_not_taken_as_they_are_are_told(inputs, targets, told):
-    assert any(note.startswith(told) for note in split(inputs, targets).notes)
+@pytest.mark.parametrize(("inputs", "targets", "note_start"), CHANGED)
+def test_numbers_that_are_not_taken_as_they_are_are_told(inputs, targets, note_start):
+    assert any(note.startswith(note_start) for note in split(inputs, targets).notes)
 
 
 def test_images_of_pillow_are_their_pixels_not_the_numbers_of_a_palette():
@@ -116,9 +116,9 @@ LIKE = {
 
 @pytest.mark.parametrize("like", LIKE.values(), ids=LIKE)
 def test_the_same_numbers_in_another_form_are_the_same_data(like):
-    found = split(like(X), like(X[:, 0]))
-    assert found.fingerprint() == split(targets=X[:, 0]).fingerprint()
-    assert not found.train.inputs.requires_grad
+    splits = split(like(X), like(X[:, 0]))
+    assert splits.fingerprint() == split(targets=X[:, 0]).fingerprint()
+    assert not splits.train.inputs.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])

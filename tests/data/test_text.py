@@ -35,12 +35,12 @@ def written(splits, name: str) -> str:
 
 
 def test_a_single_file_is_cut_at_blank_lines_and_no_speech_is_lost(shakespeare):
-    found, notes = documents(shakespeare)
-    assert "\n\n".join(document.text for document in found) == play() and notes == []
-    sizes = [len(document.text) for document in found]
+    texts, notes = documents(shakespeare)
+    assert "\n\n".join(document.text for document in texts) == play() and notes == []
+    sizes = [len(document.text) for document in texts]
     assert max(sizes) <= 2000 and sum(sizes) / len(sizes) > 1000, "several speeches a document"
-    assert all(document.text.startswith(SPEAKERS) for document in found)
-    assert found[1].name == f"play.txt, paragraph {found[0].text.count(chr(10) * 2) + 2}"
+    assert all(document.text.startswith(SPEAKERS) for document in texts)
+    assert texts[1].name == f"play.txt, paragraph {texts[0].text.count(chr(10) * 2) + 2}"
 
 
 def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
@@ -48,30 +48,30 @@ def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
     path = tmp_path / "long.txt"
     for content in ("\n".join(lines), "x" * 10_000):
         path.write_text(content)
-        found = [document.text for document in documents(path)[0]]
-        assert ("\n" if "\n" in content else "").join(found) == content and max(map(len, found)) <= 2000
+        texts = [document.text for document in documents(path)[0]]
+        assert ("\n" if "\n" in content else "").join(texts) == content and max(map(len, texts)) <= 2000
     path.write_bytes("\ufeffOne\r\n\r\nTwo".encode())  # line ends and the mark of Windows
     assert documents(path)[0][0].text == "One\n\nTwo"
 
 
 def test_a_file_is_a_document_which_its_path_chooses_and_a_record_its_source(tmp_path):
     chapters = {f"austen/{i}.txt": f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9 for i in range(12)}
-    found, notes = documents(write(tmp_path, chapters | {"empty.md": " \n"}))
-    assert [document.name for document in found] == [*chapters]
+    texts, notes = documents(write(tmp_path, chapters | {"empty.md": " \n"}))
+    assert [document.name for document in texts] == [*chapters]
     assert notes == ["Left out 1 empty documents: empty.md."]
     kept = [each.name for each in documents(tmp_path, "/1")[0] if each.text]
     assert kept == [f"austen/{i}.txt" for i in (1, 10, 11)]
     records = [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)]
-    found, notes = documents(write(tmp_path / "x", {"a.jsonl": records}), "a")
-    assert [document.text for document in found] == ["Number 0", "", "Number 2", "", "Number 4", ""]
+    texts, notes = documents(write(tmp_path / "x", {"a.jsonl": records}), "a")
+    assert [document.text for document in texts] == ["Number 0", "", "Number 2", "", "Number 4", ""]
     assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
 @pytest.mark.parametrize("part", ["ROMEO|JULIET", "^NURSE$"])
 def test_part_and_its_complement_share_no_speech_and_leave_none_out(shakespeare, part):
     def speeches(part):
-        found = documents(shakespeare, part)[0]
-        return [speech for document in found if document.text for speech in document.text.split("\n\n")]
+        texts = documents(shakespeare, part)[0]
+        return [speech for document in texts if document.text for speech in document.text.split("\n\n")]
 
     kept, others = speeches(part), speeches(f"!{part}")
     assert {each.partition(":")[0] for each in kept} == {*part.strip("^$").split("|")}
@@ -94,19 +94,19 @@ def test_what_a_part_is_tested_on_stands_in_the_test_of_the_whole(shakespeare):
 def test_no_token_is_lost_but_the_last_block_of_a_split_and_blocks_name_where_they_begin(shakespeare):
     """A byte is a token, and so is each document's end."""
     splits = text(shakespeare, **SMALL, validation_fraction=0.2, test_fraction=0.2)
-    found, kept, whole = documents(shakespeare)[0], 0, 0
+    texts, kept, whole = documents(shakespeare)[0], 0, 0
     for name in SPLITS:
         part, joined = splits.split(name), written(splits, name).replace(tokenizers.END, "\0")
         assert torch.equal(part.labels, part.input_ids) and part.n_predicted == 15 * len(part)
         kept += part.input_ids.numel()
-        for document in found:
+        for document in texts:
             if (begin := joined.find(f"{document.text}\0")) >= 0:
                 rows = range(-(-begin // 16), (begin + len(document.text)) // 16 + 1)
                 assert {part.sources[row] for row in rows if row < len(part)} == {document.name}
                 whole += 1
-    lost = sum(len(document.text) + 1 for document in found) - kept
+    lost = sum(len(document.text) + 1 for document in texts) - kept
     assert splits.notes[-1].startswith(f"Left out {lost} tokens: ends of splits, ")
-    assert 0 < lost <= 45 and whole >= len(found) - 3, "but for the last of each split"
+    assert 0 < lost <= 45 and whole >= len(texts) - 3, "but for the last of each split"
 
 
 def where(splits, marks: list[str]) -> dict[str, str]:
@@ -140,8 +140,8 @@ def test_another_file_moves_no_document(tmp_path):
 def test_equal_records_are_in_one_split(tmp_path):
     records = [{"text": f"Number {i % 20:02d}. It is a number."} for i in range(60)]
     splits = text(write(tmp_path, {"a.jsonl": records}), **SMALL | {"sequence_length": 2}, **HALVES)
-    found = [written(splits, name).count(f"Number {i:02d}.") for i in range(20) for name in SPLITS]
-    assert sorted(found) == [0] * 40 + [3] * 20
+    counts = [written(splits, name).count(f"Number {i:02d}.") for i in range(20) for name in SPLITS]
+    assert sorted(counts) == [0] * 40 + [3] * 20
 
 
 # --- tokenizers --------------------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ MARKED = (
 
 def chats(silent: str = "-") -> list[dict]:
     """Forty chats of six turns; an answer that begins so has weight 0."""
-    roles, found = ("system", *("user", "assistant") * 2, "user"), []
+    roles, records = ("system", *("user", "assistant") * 2, "user"), []
     for i in range(40):
         said = ("Be short.", f"What is {i} and {i}?", f"It is {2 * i}.", "Sure?", "Yes.", "Thanks.")
         each = zip(roles, said, strict=True)
         turns = [{"role": role, "content": x, "weight": int(not x.startswith(silent))} for role, x in each]
-        found.append({"messages": turns})
-    return found
+        records.append({"messages": turns})
+    return records
 
 
 def saved(folder: Path, template: str | None = None) -> Path:
@@ -242,9 +242,9 @@ RECORDS = {
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_record_that_is_refused_is_named(tmp_path, record):
     good = '{"text": "fine"}'
-    with refused("root", says=RECORDS[record]) as told:
+    with refused("root", says=RECORDS[record]) as caught:
         documents(write(tmp_path, {"a.jsonl": "\n".join([*[good] * 9, "", record, good])}))
-    assert "a.jsonl" in str(told.value)
+    assert "a.jsonl" in str(caught.value)
 
 
 WRONG = [
