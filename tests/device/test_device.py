@@ -19,22 +19,22 @@ INSTALL = "pip install 'qnnkit[gpu]'"
 def here(tmp_path):
     """This machine's report, which sets no variable; other globals are watched in every test."""
     before = dict(os.environ)
-    found = device.report(tmp_path / "not" / "yet")
+    report = device.report(tmp_path / "not" / "yet")
     assert dict(os.environ) == before
-    return found
+    return report
 
 
 @pytest.mark.parametrize(
-    ("name", "system", "gpu", "told"),
+    ("name", "system", "gpu", "remedy"),
     [
         ("lightning.gpu", "Linux", None, "this is Linux with no GPU."),
         ("lightning.gpu", "Linux", "T4", f"has CUDA 13. Type: {INSTALL}; see https://pennylane.ai/"),
         ("lightning.qubit", "Darwin", None, "Type: pip install --upgrade pennylane-lightning"),
     ],
 )
-def test_what_does_not_run_has_a_reason_or_a_command(monkeypatch, name, system, gpu, told):
+def test_what_does_not_run_has_a_reason_or_a_command(monkeypatch, name, system, gpu, remedy):
     monkeypatch.setattr(simulators.platform, "system", lambda: system)
-    assert told in simulators.remedy(simulators.Simulator(name, "fails"), gpu)
+    assert remedy in simulators.remedy(simulators.Simulator(name, "fails"), gpu)
     assert simulators.remedy(simulators.Simulator(name, "runs"), gpu) is None
 
 
@@ -45,7 +45,7 @@ def test_report_is_true_of_this_machine(here):
     assert facts["disk_free"] > 0 and facts["workspace"].endswith("yet")
     assert facts["torch_threads"] == torch.get_num_threads() and 1 <= facts["cores"] <= os.cpu_count()
     usable = ["cpu", *(one.device for one in here.accelerators if one.error is None)]
-    assert usable == [str(found) for found in device.usable_devices()]
+    assert usable == [str(each) for each in device.usable_devices()]
     assert device.choose("auto").type == ("cuda" if "cuda:0" in usable else "cpu")
     right, other, gpu = here.simulators
     assert (right.state, other.state, gpu.error is None) == ("runs", "runs", gpu.state == "runs")
@@ -66,8 +66,8 @@ def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
 
 
 def test_json_and_table_have_each_row_and_end_with_what_is_missing(here):
-    told = here.as_dict()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    facts = here.as_dict()
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
     labels = {line[2:20].strip() for line in device.table(here).splitlines() if line.startswith("  ")}
     assert labels >= {"platform", "processor", "cores", "memory", "disk", "cpu", "mps", "lightning.gpu"}
     gpu = accelerators.Accelerator("cuda:0", "Tesla T4", None, 15 * 2**30, 14 * 2**30, 7.5)

@@ -31,9 +31,9 @@ LINES = {  # what each hands to pip
 def by_name(lines: list[str]) -> dict[str, Requirement]:
     """The requirements in `lines` by package; a package that is named twice is an error."""
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    found = {each.name: each for each in wanted}
-    assert len(found) == len(wanted)
-    return found
+    versions = {each.name: each for each in wanted}
+    assert len(versions) == len(wanted)
+    return versions
 
 
 def colab_image() -> dict[str, Requirement]:
@@ -45,9 +45,9 @@ def colab_image() -> dict[str, Requirement]:
 def asked(source: str) -> list[str]:
     """The requirements of pyproject.toml that `source` asks for by its extras."""
     (line,) = (line for line in LINES[source] if line and not line.startswith("#"))
-    found = re.fullmatch(r"-e \.\[([a-z,]+)\]", line)
-    assert found, "the list stands in pyproject.toml alone"
-    return [*PROJECT["dependencies"], *(each for name in found[1].split(",") for each in EXTRAS[name])]
+    match = re.fullmatch(r"-e \.\[([a-z,]+)\]", line)
+    assert match, "the list stands in pyproject.toml alone"
+    return [*PROJECT["dependencies"], *(each for name in match[1].split(",") for each in EXTRAS[name])]
 
 
 def test_the_kit_takes_what_colabs_image_has() -> None:
