@@ -101,8 +101,8 @@ def test_effective_dimension_of_a_constant_fisher_information(n_idle):
     model, n_data = Coin(n_idle), 1000
     kappa, size = n_data / (2 * math.pi * math.log(n_data)), 1 + n_idle
     expected = math.log(1 + size * kappa) / math.log(kappa) / size
-    found = gradients.effective_dimension(model, torch.zeros(3, 1), n_data=n_data, n_weights=7)
-    assert found == pytest.approx(expected, rel=CLOSE) and (model.weights == 1).all()
+    result = gradients.effective_dimension(model, torch.zeros(3, 1), n_data=n_data, n_weights=7)
+    assert result == pytest.approx(expected, rel=CLOSE) and (model.weights == 1).all()
 
 
 def test_effective_dimension_of_a_circuit_is_seeded_and_in_evaluation_mode():
@@ -124,16 +124,16 @@ def lines_of(layer: QuantumLayer, rows: torch.Tensor) -> dict:
     def loss(model, batch) -> Step:
         return Step(model(batch[0]).mean(), {}, len(batch[0]))
 
-    found = {"model": layer, "layers": layers, "torch": torch, "pd": pd, "n_circuits": 1}
+    names = {"model": layer, "layers": layers, "torch": torch, "pd": pd, "n_circuits": 1}
     about = {"config": SimpleNamespace(seed=0), "save_figure": lambda *saved: None}
-    found["run"] = SimpleNamespace(task=loss, **about)
-    found["runs"] = SimpleNamespace(first_batch=lambda run, split, n: (rows,))
+    names["run"] = SimpleNamespace(task=loss, **about)
+    names["runs"] = SimpleNamespace(first_batch=lambda run, split, n: (rows,))
     with matplotlib.rc_context({"backend": "agg"}):
         for cell in nbformat.read(NOTEBOOKS / "04b_inside.ipynb", as_version=4).cells:
             if cell.cell_type == "code" and "vector_to_parameters" in cell.source:
-                exec(cell.source, found)
+                exec(cell.source, names)
         pyplot.close("all")
-    return found
+    return names
 
 
 def sum_of_angles(a=0.3, b=0.1) -> QuantumLayer:
@@ -152,16 +152,16 @@ def test_a_line_is_a_cosine_and_frozen_angles_stay():
     layer, rows = sum_of_angles(), torch.tensor([[0.3]])
     for angles in (2, 1):
         layer.a.requires_grad_(angles == 2)
-        found = lines_of(layer, rows)
-        unit = found["unit"]  # of the random direction
-        assert len(found["angles"]) == angles
+        names = lines_of(layer, rows)
+        unit = names["unit"]  # of the random direction
+        assert len(names["angles"]) == angles
         assert float(unit.square().mean()) == pytest.approx(1, abs=FLOAT32)
         steps = {"along the gradient": -angles, "random": float(unit.sum())}  # the gradient is -sin(0.7)
-        for name, line in found["lines"].items():
-            exact = np.cos(0.7 + steps.pop(name) * found["offsets"].numpy())
+        for name, line in names["lines"].items():
+            exact = np.cos(0.7 + steps.pop(name) * names["offsets"].numpy())
             np.testing.assert_allclose(line, exact, atol=FLOAT32)
         assert steps == {}
-        assert [float(each.detach()) for each in found["angles"]] == pytest.approx([0.3, 0.1][-angles:])
+        assert [float(each.detach()) for each in names["angles"]] == pytest.approx([0.3, 0.1][-angles:])
     assert lines_of(layer.requires_grad_(False), rows)["lines"] == {}
     flat = lines_of(sum_of_angles(0.0, 0.0), torch.zeros(1, 1))
     assert list(flat["lines"]) == ["random"], "at a maximum there is no gradient"
@@ -174,9 +174,9 @@ def test_a_line_is_a_cosine_and_frozen_angles_stay():
 def shown():
     """Everything that the notebook's cells define, at a small size."""
     with matplotlib.rc_context({"backend": "agg"}):
-        found = executed("07_circuit", n_qubits=2, n_pairs=50, n_weights=3)
+        names = executed("07_circuit", n_qubits=2, n_pairs=50, n_weights=3)
         pyplot.close("all")
-    return found
+    return names
 
 
 def haar(n, d, seed=0):
@@ -193,8 +193,8 @@ def test_divergences_in_closed_form(shown):
     shares = np.diff(2 / np.pi * np.arcsin(np.sqrt(np.linspace(0, 1, 76))))
     expected = float((shares * np.log(shares * 75)).sum())
     states = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    found = shown["divergence"](*shown["fidelity_histogram"](states))
-    assert found == pytest.approx(expected, abs=0.02)
+    result = shown["divergence"](*shown["fidelity_histogram"](states))
+    assert result == pytest.approx(expected, abs=0.02)
 
 
 def test_entanglement_of_known_states(shown):

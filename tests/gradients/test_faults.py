@@ -91,8 +91,8 @@ def test_one_batch_tells_what_is_wrong_and_nothing_else(name):
     model = make()
     for weight in model.parameters():
         weight.grad = torch.full_like(weight, 7)
-    found = gradients.diagnose(model, TASK, next(iter(data()["train"])))
-    sentences = [str(fault) for fault in found]
+    result = gradients.diagnose(model, TASK, next(iter(data()["train"])))
+    sentences = [str(fault) for fault in result]
     assert len(sentences) == len(expected), sentences
     for sentence, parts in zip(sentences, expected, strict=True):
         assert all(part in sentence for part in parts.split(" … ")), sentence
@@ -136,9 +136,9 @@ def row(norm=0.5, step=0.01, snr=(0.5, 1.0), others=0.5, other_snr=0.1, ratio=(0
     ],
 )
 def test_what_an_epoch_shows(numbers, expected):
-    found = faults.of_epoch(row(**numbers))
-    assert [fault.kind for fault in found] == expected
-    assert all("{" not in str(fault) for fault in found)
+    result = faults.of_epoch(row(**numbers))
+    assert [fault.kind for fault in result] == expected
+    assert all("{" not in str(fault) for fault in result)
 
 
 # --- trainings --------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_what_an_epoch_shows(numbers, expected):
 )
 def test_a_training_warns(settings, first, second):
     rows = trained(net(), **settings)
-    assert [[told.partition(" in `")[0] for told in row["warnings"]] for row in rows] == [first, second]
+    assert [[text.partition(" in `")[0] for text in row["warnings"]] for row in rows] == [first, second]
 
 
 # --- which weights can learn --------------------------------------------------------------------------------
@@ -224,10 +224,10 @@ DEAD = {  # circuit -> shapes, wires, and what is said: the weights, and why
 def test_dead_weights_have_their_reason_and_frozen_ones_are_no_news(circuit):
     shapes, n_wires, expected = DEAD[circuit]
     layer, rows = layer_on(n_wires, circuit, shapes), uniform(4, n_wires)
-    found = gradients.dead(layer, rows)
-    assert [each.weights for each in found] == [weights for weights, _ in expected]
-    assert all(why in each.value for each, (_, why) in zip(found, expected, strict=True))
-    assert {i for each in found for i in each.weights} == silent(layer, rows)
+    result = gradients.dead(layer, rows)
+    assert [each.weights for each in result] == [weights for weights, _ in expected]
+    assert all(why in each.value for each, (_, why) in zip(result, expected, strict=True))
+    assert {i for each in result for i in each.weights} == silent(layer, rows)
     list(layer.parameters())[-1].requires_grad_(False)
     assert [each.weights for each in gradients.dead(layer, rows)] == []
 

@@ -90,8 +90,8 @@ def test_a_wrong_sign_in_the_fused_program_is_found(monkeypatch, place):
     right = getattr(part, name)
 
     def wrong(self, *given):
-        found = right(self, *given)
-        return -found if place == "weights" else (-found[0], found[1])  # of both, a phase: no fault
+        grads = right(self, *given)
+        return -grads if place == "weights" else (-grads[0], grads[1])  # of both, a phase: no fault
 
     layer = layer_of()
     monkeypatch.setattr(part, name, wrong)
@@ -149,17 +149,17 @@ def test_the_gradient_of_a_batch_is_that_of_backward():
     model[1].weight.grad = torch.full((3, 2), 7.0)
     task, batch = Classification(label_smoothing=0.1), (uniform(5, 2), torch.tensor([0, 1, 2, 1, 0]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = gradients.of_batch(model, task, batch)
+    grads = gradients.of_batch(model, task, batch)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model[1].weight.grad == 7).all() and model[0].weights.grad is None
     model.zero_grad()
     task(model, batch).loss.backward()
-    assert set(found) == {"unused", "0.weights", "1.weight", "factor"} and not found.pop("unused").any()
-    for name, gradient in found.items():
+    assert set(grads) == {"unused", "0.weights", "1.weight", "factor"} and not grads.pop("unused").any()
+    for name, gradient in grads.items():
         expected = model.get_parameter(name).grad
         torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7, check_dtype=False)
         assert gradient.norm() > 1e-4 and gradient.dtype in (torch.float64, torch.complex128)
     norm = gradients.on_batch(model, task, batch).frame("all")["norm"].item()
-    squares = [float(each.abs().square().sum()) for each in found.values()]
+    squares = [float(each.abs().square().sum()) for each in grads.values()]
     assert norm == pytest.approx(sum(squares) ** 0.5, rel=1e-3)
     assert gradients.of_batch(model.requires_grad_(False), task, batch) == {}

@@ -25,14 +25,14 @@ def one_layer(monkeypatch):
 
 def test_a_product_circuit_has_the_variance_of_its_closed_form(one_layer):
     """Of prod cos^2(t_i / 2): sin^2(t) / 4 is 1/8 on average, cos^4(t / 2) 3/8. Of cos t: sin^2 t is 1/2."""
-    found = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=2000, embedding=None)
-    for row in found.itertuples():
+    frame = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=2000, embedding=None)
+    for row in frame.itertuples():
         n = row.n_qubits
         exact = {"local": 1 / 2, "global": (1 / 8) * (3 / 8) ** (n - 1)}[row.observable]
         assert row.variance == pytest.approx(exact, rel=0.1)
         assert row.low < exact < row.high and row.low < row.variance < row.high
         assert (row.n_weights, row.n_dead) == (n, n - 1 if row.observable == "local" else 0)
-    rates = {fit.observable: fit for fit in plateau.fit(found).itertuples()}
+    rates = {fit.observable: fit for fit in plateau.fit(frame).itertuples()}
     assert rates["global"].low < np.log2(8 / 3) < rates["global"].high
     assert rates["local"].low < 0 < rates["local"].high and rates["local"].verdict.startswith("slower than")
 
@@ -55,10 +55,10 @@ def test_the_reference_is_that_of_random_unitaries(n_qubits):
 
 def test_the_published_decay():
     """McClean et al. (2018): deep circuits; Cerezo et al. (2021): a local observable of shallow ones."""
-    found = plateau.scan("hardware_efficient", qubits=(2, 3, 4), depths=("10n",), n=100)
-    for row in found.itertuples():
+    frame = plateau.scan("hardware_efficient", qubits=(2, 3, 4), depths=("10n",), n=100)
+    for row in frame.itertuples():
         assert row.variance == pytest.approx(plateau.random_circuit(row.n_qubits, row.observable), rel=0.2)
-    local, deep = plateau.fit(found).itertuples()
+    local, deep = plateau.fit(frame).itertuples()
     assert deep.low <= deep.reference <= deep.high < deep.low + 0.35
     assert deep.verdict == "as in random circuits"
     assert deep.low > 1.5  # with every qubit a factor of nearly 3 or more is lost
@@ -71,19 +71,19 @@ def test_the_published_decay():
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
 def test_every_initialisation_is_fixed_by_its_seed_in_chunks_too(initialisation, monkeypatch):
     given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
-    found = plateau.scan("data_reuploading", **given)
+    frame = plateau.scan("data_reuploading", **given)
     monkeypatch.setattr(plateau, "BYTES", 1)
     again = plateau.scan("data_reuploading", **given)
-    assert found["observable"].tolist() == ["local", "global"]
-    assert (found["low"] > 0).all() and found["variance"].between(found["low"], found["high"]).all()
-    assert found[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]
-    assert again["variance"].tolist() == pytest.approx(found["variance"].tolist(), rel=1e-10)
+    assert frame["observable"].tolist() == ["local", "global"]
+    assert (frame["low"] > 0).all() and frame["variance"].between(frame["low"], frame["high"]).all()
+    assert frame[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]
+    assert again["variance"].tolist() == pytest.approx(frame["variance"].tolist(), rel=1e-10)
 
 
 def test_identity_blocks_on_the_zero_state_are_dead_throughout():
-    found = plateau.scan(qubits=(2, 3), depths=(2,), n=8, initialisations=("identity_block",), embedding=None)
-    assert (found["variance"] == 0).all() and (found["n_dead"] == found["n_weights"]).all()
-    assert plateau.fit(found).empty
+    frame = plateau.scan(qubits=(2, 3), depths=(2,), n=8, initialisations=("identity_block",), embedding=None)
+    assert (frame["variance"] == 0).all() and (frame["n_dead"] == frame["n_weights"]).all()
+    assert plateau.fit(frame).empty
 
 
 def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
@@ -98,10 +98,10 @@ def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
 
 def test_what_a_fit_says():
     """Within the interval, or within 10 % of the rate, which a few qubits do not fix."""
-    for line, told in {
+    for line, sentence in {
         (0.91, 0.90, 0.92): "as in random circuits",
         (1.3, 0.9, 1.7): "as in random circuits",
         (1.4, 1.3, 1.5): "faster than in random circuits",
         (-0.2, -0.3, 0.0): "does not vanish",
     }.items():
-        assert plateau.verdict(*line, reference=1.0) == told
+        assert plateau.verdict(*line, reference=1.0) == sentence

@@ -46,8 +46,8 @@ def test_every_number_by_hand():
         if wanted:
             watch.after(number + 1)
             seen.append({name: [*step[name], weight.detach().clone()] for name, weight in named.items()})
-    found = of([watch.end(1, 12)])
-    assert found.steps(1) == [2, 3, 5, 6, 8, 9, 11, 12] and found.quantum_layers == ["circuit"]
+    record = of([watch.end(1, 12)])
+    assert record.steps(1) == [2, 3, 5, 6, 8, 9, 11, 12] and record.quantum_layers == ["circuit"]
 
     def flat(names, which):  # 0: gradients, 1: weights before, 2: weights after; of shape (steps, entries)
         rows = [torch.cat([step[name][which].flatten() for name in names]) for step in seen]
@@ -58,7 +58,7 @@ def test_every_number_by_hand():
 
     owners = {each: [f"{each}.weight", f"{each}.bias"] for each in ("first", "last")}
     owners |= {"circuit": ["circuit.weights"], "classical": [*owners["first"], *owners["last"]]}
-    frame, whole = found.frame(), norm(flat(named, 0))
+    frame, whole = record.frame(), norm(flat(named, 0))
     for owner, names in owners.items():
         series = frame[(frame["layer"] == owner) | ((frame["layer"] == "all") & (frame["group"] == owner))]
         gradient, before, after = (flat(names, i) for i in range(3))
@@ -70,7 +70,7 @@ def test_every_number_by_hand():
         shown = series[["snr", "snr_low", "snr_high"]].iloc[0]
         np.testing.assert_allclose(shown.astype(float), noise, rtol=10 * ROUNDING, atol=1e-3)
         if owner == "circuit":
-            kept = found.gradient(owner, 1, gradients.weight_names(model.circuit))
+            kept = record.gradient(owner, 1, gradients.weight_names(model.circuit))
             assert kept.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
             turn = np.sqrt(((after - before) ** 2).mean(axis=1)).tolist()
             assert watch.rows[0]["layers"][0]["step"] == pytest.approx(turn, rel=ROUNDING)
@@ -103,10 +103,10 @@ def test_the_interval_holds_the_true_ratio(steps, ratio):
     generator = np.random.default_rng(5)
     mean = np.eye(24)[0] * ratio * math.sqrt(24)
     seen = mean + generator.standard_normal((300, steps, 24))
-    found = signal_to_noise(seen @ seen.transpose(0, 2, 1))
-    inside = (found[:, 1] <= ratio) & (ratio <= found[:, 2])
+    ratios = signal_to_noise(seen @ seen.transpose(0, 2, 1))
+    inside = (ratios[:, 1] <= ratio) & (ratio <= ratios[:, 2])
     assert inside.mean() > 0.9
-    assert np.median(found[:, 0]) == pytest.approx(ratio, abs=0.05)
+    assert np.median(ratios[:, 0]) == pytest.approx(ratio, abs=0.05)
 
 
 def test_no_ratio_without_scatter_or_with_too_few_steps():
@@ -184,14 +184,14 @@ def rows() -> list[dict]:
 
 def test_a_file_of_an_earlier_version_is_read():
     """Its warnings are plain sentences of that version; its numbers are those that it holds."""
-    found = gradients.read(OLD)
-    assert list(found.trainings) == [("hybrid", 0), ("cut", 0)] and found.damaged == 0
-    training = found["hybrid", 0]
+    record = gradients.read(OLD)
+    assert list(record.trainings) == [("hybrid", 0), ("cut", 0)] and record.damaged == 0
+    training = record["hybrid", 0]
     assert training.epochs == [1, 2] and training.steps(2) == [16, 20, 24]
     assert training.frame("circuit")["norm"].tolist()[:2] == [0.05924, 0.05402]
     assert training.gradient("circuit", 1, range(8)).iloc[0, 7] == 0.04184
     assert set(training.frame().query("group == 'quantum'")["clip_norm"].dropna()) == {0.05}
-    [warning] = found.warnings
+    [warning] = record.warnings
     assert warning.startswith("cut, seed 0, epoch 1: No gradient in `circuit`: it was exactly zero")
 
 
@@ -200,16 +200,16 @@ def test_the_last_row_of_an_epoch_counts_and_sentences_are_told_once(rows):
     again["layers"][0] |= {"norm": [9.0, 1.0, None], "snr_high": 2.0}
     for row in (first, again):
         row["warnings"] = [f"Told in `circuit`: {row['epoch']}."]
-    found = gradients.history([first, second, {"event": "plateau"}, again])
-    frame = found["hybrid", 0].frame("circuit")
+    record = gradients.history([first, second, {"event": "plateau"}, again])
+    frame = record["hybrid", 0].frame("circuit")
     assert frame["step"].tolist() == [1, 2, 4, 8, 12, 16, 20, 24] and frame["norm"].tolist()[5:7] == [9, 1]
     assert frame["norm"].isna().sum() == 1 and frame["snr"].isna().all() and frame["snr_high"].max() == 2
-    assert found.warnings == ["hybrid, seed 0, epoch 1 and 1 more: Told in `circuit`: 1."]
+    assert record.warnings == ["hybrid, seed 0, epoch 1 and 1 more: Told in `circuit`: 1."]
     with refused("key"):
-        _ = found["cut", 0]
+        _ = record["cut", 0]
     for argument, where in {"layer": ("p", 2), "epoch": ("circuit", 3), "names": ("circuit", 1)}.items():
         with refused(argument):
-            found["hybrid", 0].gradient(*where, "ab")
+            record["hybrid", 0].gradient(*where, "ab")
     for none in ([], [{"event": "plateau", "epoch": 1}], [{"event": "epoch"}]):
         with refused("rows"):
             gradients.history(none)
@@ -223,7 +223,7 @@ def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(row
     content = "".join(json.dumps(each) + "\n" for each in (*damaged, rows[0])) + json.dumps(rows[0])[:50]
     path.write_text(content)
     for place in (path, tmp_path):
-        found = gradients.read(place)
-        assert found.damaged == 4 and found["hybrid", 0].epochs == [1] and path.read_text() == content
+        record = gradients.read(place)
+        assert record.damaged == 4 and record["hybrid", 0].epochs == [1] and path.read_text() == content
     with refused("path", FileNotFoundError):
         gradients.read(tmp_path / "elsewhere")
