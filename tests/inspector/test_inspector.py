@@ -196,9 +196,9 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     assert batch.choice.weight in (2, 3, 4) and figures(batch) == list(PARTS)
     loss = run.task(batch.views.model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [batch.views.circuit.qnode_weights["turned"]])
-    found = batch.views.recorded(0)
-    assert found.columns.tolist()[1:3] == ["fixed[1]", "turned[0]"]
-    np.testing.assert_allclose(found.to_numpy(), [[np.nan, np.nan, *expected.tolist()]], rtol=6e-4)
+    frame = batch.views.recorded(0)
+    assert frame.columns.tolist()[1:3] == ["fixed[1]", "turned[0]"]
+    np.testing.assert_allclose(frame.to_numpy(), [[np.nan, np.nan, *expected.tolist()]], rtol=6e-4)
     assert ": turned[2] (RZ on wire 1). " in batch.sentences()[-1] in batch.message.value
 
 
@@ -207,7 +207,7 @@ def test_the_move_is_the_net_with_that_weight(tmp_path):
     views, validation = Views(run, "hybrid", 0), run.splits.validation
     model, image = views.model, views.images[4:5]
     moves = WhatIf(run, model, views.circuit, 3, image[0])
-    found, start, (shifts, losses) = moves.at(0.5), moves.before, moves.curve
+    moved, start, (shifts, losses) = moves.at(0.5), moves.before, moves.curve
     assert moves.n_images >= 8
     images, labels = torch.cat([image, validation.images]), validation.labels[: moves.n_images]
 
@@ -221,7 +221,7 @@ def test_the_move_is_the_net_with_that_weight(tmp_path):
     before = computed()
     model.circuit.qnode_weights["turned"].data[1] += 0.5  # the fourth weight
     after = computed()
-    for ours, exact in zip((*start, *found), (*before, *after), strict=True):
+    for ours, exact in zip((*start, *moved), (*before, *after), strict=True):
         np.testing.assert_allclose(ours, exact, atol=1e-6)
     assert abs(after[2] - before[2]) > 1e-3, "the weight does nothing: the test would pass anyhow"
     assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle comes round after 2 pi"
