@@ -78,12 +78,12 @@ def attempted(case: Any, call: int, layer: nn.Module) -> list[Tensor] | Exceptio
         return error
 
 
-def same(found: Any, true: Any, tolerance: float = 1e-10) -> None:
+def same(ours: Any, true: Any, tolerance: float = 1e-10) -> None:
     """Asserts that tensors agree one by one, or that the same exception was raised."""
-    if isinstance(found, Exception) or isinstance(true, Exception):
-        assert (type(found), str(found)) == (type(true), str(true)), f"{found!r}, where TorchLayer: {true!r}"
+    if isinstance(ours, Exception) or isinstance(true, Exception):
+        assert (type(ours), str(ours)) == (type(true), str(true)), f"{ours!r}, where TorchLayer: {true!r}"
     else:
-        torch.testing.assert_close(found, true, rtol=0, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(ours, true, rtol=0, atol=tolerance, equal_nan=True)
 
 
 # --- what the cases are made of -----------------------------------------------------------------------
@@ -334,8 +334,8 @@ def test_every_call_agrees(name, monkeypatch):
     for call in range(max(len(case.changes) + 1, len(case.rows), 3)):
         if 0 < call <= len(case.changes):
             case.changes[call - 1]()
-        true, found = (attempted(case, call, each) for each in (theirs, layer))
-        same(found, true, 1e-10 if case.dtype == torch.float64 else 1e-5)
+        true, result = (attempted(case, call, each) for each in (theirs, layer))
+        same(result, true, 1e-10 if case.dtype == torch.float64 else 1e-5)
         places.add("error" if isinstance(true, Exception) else layer.backend)
     raised, elsewhere = "error" in places, case.qnode.device.name in places
     assert raised == (where == "error") and elsewhere == (where in ("device", "exchanged")), places
@@ -371,11 +371,11 @@ def test_four_threads(name, duplicate, monkeypatch):
     batches = [uniform(3 + i, 3, seed=i).double() for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
         twins = [duplicate(layer) for _ in batches]
-        found = list(pool.map(lambda twin, batch: twin(batch), twins, batches))
+        results = list(pool.map(lambda twin, batch: twin(batch), twins, batches))
     true = [theirs(batch) for batch in batches]
-    same(found, true)
+    same(results, true)
     if duplicate is not copy.deepcopy:
-        pairs = zip((found, true), (layer, theirs), strict=True)
+        pairs = zip((results, true), (layer, theirs), strict=True)
         same(*(mixed_gradients(torch.cat(values), [of.weights])[0] for values, of in pairs))
 
 
@@ -406,8 +406,8 @@ OVER_WEIGHTS = {
 @PURE_AND_NOT
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_differentiating(name, way, monkeypatch):
-    found = [WAYS[way](layer, INPUTS.clone(), layer.weights) for layer in both(of(name, monkeypatch))]
-    same(found[1], found[0])
+    results = [WAYS[way](layer, INPUTS.clone(), layer.weights) for layer in both(of(name, monkeypatch))]
+    same(results[1], results[0])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:")
@@ -417,8 +417,8 @@ def test_functions_of_the_weights(name, way, monkeypatch):
     """They agree, and the layer can be pickled afterwards."""
     layer, (of_layer, of_qnode) = both(of(name, monkeypatch))[1], OVER_WEIGHTS[way]
     weights, call = layer.weights.detach(), functools.partial(torch.func.functional_call, layer)
-    found = of_layer(lambda weights: call({"weights": weights}, (INPUTS,)), weights)
-    same(found, of_qnode(lambda weights: torch.stack(layer.qnode(INPUTS, weights), -1), weights))
+    result = of_layer(lambda weights: call({"weights": weights}, (INPUTS,)), weights)
+    same(result, of_qnode(lambda weights: torch.stack(layer.qnode(INPUTS, weights), -1), weights))
     same(pickle.loads(pickle.dumps(layer))(INPUTS), layer(INPUTS))
 
 
@@ -437,20 +437,20 @@ def test_circuits_that_never_come_back_are_no_programs():
     """Those that do are made into one, however many others there were; it says so meanwhile."""
     net = SimpleNamespace(n=0)
     circuit = lambda inputs, weights: expvals(gates(inputs, weights), *map(qp.X, [0] * net.n))  # noqa: E731
-    layer, found = QuantumLayer(qp.QNode(circuit, on(3)), {"weights": 3}, torch.nn.init.ones_), []
+    layer, answers = QuantumLayer(qp.QNode(circuit, on(3)), {"weights": 3}, torch.nn.init.ones_), []
     for net.n in (*range(12), 11, 0):
         layer(INPUTS)
-        found.append((layer.backend, "at nearly every call" in layer.explain()))
-    assert found == [("batched", False)] * 8 + [("default.qubit", True)] * 4 + [("batched", False)] * 2
+        answers.append((layer.backend, "at nearly every call" in layer.explain()))
+    assert answers == [("batched", False)] * 8 + [("default.qubit", True)] * 4 + [("batched", False)] * 2
 
 
 @PURE_AND_NOT
 @pytest.mark.parametrize("context", [qp.queuing.AnnotatedQueue, qp.tape.QuantumTape, torch.enable_grad])
 def test_a_first_call_while_something_is_recorded(name, context, monkeypatch):
     """In a queue, a tape or (third) a QNode: values are right, and nothing is added to what is recorded."""
-    (theirs, layer), found = both(of(name, monkeypatch)), []
-    outer = lambda: last(qp.X(0), found.append(layer(INPUTS)), qp.expval(qp.Z(0)))  # noqa: E731
+    (theirs, layer), outputs = both(of(name, monkeypatch)), []
+    outer = lambda: last(qp.X(0), outputs.append(layer(INPUTS)), qp.expval(qp.Z(0)))  # noqa: E731
     with context() as queue:
         value = outer() if queue is not None else qp.QNode(outer, on(1))()
     assert value == -1 if queue is None else queue.queue == [qp.X(0), value]
-    same(found, [theirs(INPUTS)])
+    same(outputs, [theirs(INPUTS)])

@@ -156,17 +156,17 @@ class Hybrid(nn.Module):
 def test_more_controls():
     model, example = Hybrid(), uniform(4, 5)
     outputs = model(example)
-    found = controls(model, example=example)
-    assert list(found)[-4:] == ["fourier", "fourier_random", "compute_matched", "frozen_classical"]
+    nets = controls(model, example=example)
+    assert list(nets)[-4:] == ["fourier", "fourier_random", "compute_matched", "frozen_classical"]
     for name in ("fourier", "fourier_random"):
-        assert count_parameters(found[name])["classical"] == 18 + 8 + 12 + 27 * 3
-    weights = found["frozen_classical"].named_parameters()
+        assert count_parameters(nets[name])["classical"] == 18 + 8 + 12 + 27 * 3
+    weights = nets["frozen_classical"].named_parameters()
     assert [name for name, each in weights if not each.requires_grad] == ["first.weight", "first.bias"]
-    assert torch.equal(found["frozen_classical"](example), outputs)
+    assert torch.equal(nets["frozen_classical"](example), outputs)
     # 3 rotations and, in each of 2 layers, 3 of three angles and 3 entangling gates on two of three wires
     n_multiplications = 4 * (3 * 2**4 + 2 * (3 * 2**4 + 3 * 2**5))
     n_hidden = n_multiplications // (3 + 3)
-    assert found["compute_matched"].circuit[0].weight.shape == (n_hidden, 3)
+    assert nets["compute_matched"].circuit[0].weight.shape == (n_hidden, 3)
     assert "frozen_classical" not in controls(model)
     with pytest.raises(ValueError, match="example"):
         control(model, "frozen_classical")

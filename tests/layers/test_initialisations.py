@@ -21,9 +21,9 @@ def drawn(name, shape=(4, 50, 30), seed=0):
 
 
 def test_the_setting_offers_all_of_them():
-    told = typing.get_args(CircuitSettings.model_fields["initialisation"].annotation)
-    assert list(told) == list(circuits.INITIALISATIONS)
-    assert set(circuits.MIRRORED) <= set(told)
+    offered = typing.get_args(CircuitSettings.model_fields["initialisation"].annotation)
+    assert list(offered) == list(circuits.INITIALISATIONS)
+    assert set(circuits.MIRRORED) <= set(offered)
 
 
 @pytest.mark.parametrize(

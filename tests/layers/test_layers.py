@@ -227,9 +227,9 @@ def test_classical_layer_goes_on_with_products():
     inputs = torch.cat([torch.zeros(1, 2), uniform(6, 2)]).double().requires_grad_()
     x, y = (inputs / np.pi).T
     polynomial = layer.weights @ torch.stack([x**0, x, y, x * x, x * y, y * y, x**3, x * x * y])
-    found, true = layer(inputs)[:, 0], polynomial.tanh()
+    outputs, true = layer(inputs)[:, 0], polynomial.tanh()
     sides = []
-    for values in (found, true):
+    for values in (outputs, true):
         [slopes] = torch.autograd.grad(values.sum(), inputs, create_graph=True)
         sides.append([values, slopes, *mixed_gradients(slopes, [inputs, layer.weights])])
     same(*sides, FLOAT64)
@@ -264,14 +264,14 @@ def size(model: nn.Module) -> int:
 
 def test_controls_have_as_many_parameters():
     model = net()
-    found = {name: control for name, control in controls(model).items() if name in CONTROLS}
-    assert tuple(found) == CONTROLS
+    nets = {name: control for name, control in controls(model).items() if name in CONTROLS}
+    assert tuple(nets) == CONTROLS
     quantum = 2 * 2 * 4 * 3 + 2 * 3 * 3
     assert count_parameters(model) == {"quantum": quantum, "classical": 195, "frozen": 0}
-    assert count_parameters(found["no_entanglement"]) == count_parameters(model)
-    assert count_parameters(found["frozen_random"]) == {"quantum": 0, "classical": 195, "frozen": quantum}
-    assert count_parameters(found["classical"]) == {"quantum": 0, "classical": 195 + quantum, "frozen": 0}
-    assert count_parameters(found["no_quantum"]) == {"quantum": 0, "classical": 195, "frozen": 0}
+    assert count_parameters(nets["no_entanglement"]) == count_parameters(model)
+    assert count_parameters(nets["frozen_random"]) == {"quantum": 0, "classical": 195, "frozen": quantum}
+    assert count_parameters(nets["classical"]) == {"quantum": 0, "classical": 195 + quantum, "frozen": 0}
+    assert count_parameters(nets["no_quantum"]) == {"quantum": 0, "classical": 195, "frozen": 0}
 
 
 def test_controls_start_from_the_same_classical_weights_and_leave_the_model_unchanged():
@@ -318,15 +318,15 @@ def test_controls_are_seeded():
 def test_controls_of_a_frozen_quanvolution_are_frozen():
     model = Quanv2d(1, "random", trainable=False)
     model(uniform(1, 1, 4, 4))
-    found = controls(model)
-    trained = found.pop("classical_trained")
+    nets = controls(model)
+    trained = nets.pop("classical_trained")
     assert count_parameters(trained) == {"quantum": 0, "classical": 8, "frozen": 0}
-    assert torch.equal(trained(uniform(1, 1, 4, 4)), found["classical"](uniform(1, 1, 4, 4)))  # at its start
+    assert torch.equal(trained(uniform(1, 1, 4, 4)), nets["classical"](uniform(1, 1, 4, 4)))  # at its start
     for name in CONTROLS:
-        control, frozen = found[name], 0 if name == "no_quantum" else 8
+        control, frozen = nets[name], 0 if name == "no_quantum" else 8
         assert count_parameters(control) == {"quantum": 0, "classical": 0, "frozen": frozen}
-    assert count_parameters(found["fourier"]) == {"quantum": 0, "classical": 81 * 4, "frozen": 0}
-    assert found["fourier"](uniform(1, 1, 4, 4)).shape == model(uniform(1, 1, 4, 4)).shape
+    assert count_parameters(nets["fourier"]) == {"quantum": 0, "classical": 81 * 4, "frozen": 0}
+    assert nets["fourier"](uniform(1, 1, 4, 4)).shape == model(uniform(1, 1, 4, 4)).shape
 
 
 @pytest.mark.parametrize(("n_features", "n_outputs"), [(4, 4), (4, 2), (2, 4)])
