@@ -44,9 +44,9 @@ def step(virtual):
 
 
 def test_steps_take_turns_and_are_compared_by_their_samples(step):
-    found = race({"a": step("a", 0.1, 10), "b": step("b", 0.1, 5)}, rounds=4)
-    assert {name: lap.seconds for name, lap in found.items()} == pytest.approx({"a": 0.01, "b": 0.02})
-    assert [lap.rounds for lap in found.values()] == [4, 4] and winner(found) == "a"
+    laps = race({"a": step("a", 0.1, 10), "b": step("b", 0.1, 5)}, rounds=4)
+    assert {name: lap.seconds for name, lap in laps.items()} == pytest.approx({"a": 0.01, "b": 0.02})
+    assert [lap.rounds for lap in laps.values()] == [4, 4] and winner(laps) == "a"
     assert step.calls[:4] == ["a", "a", "b", "b"], "one to warm up, one timed"
     turns = [set(step.calls[i : i + 2]) for i in range(4, 12, 2)]
     assert turns == [{"a", "b"}] * 4 and step.calls[4:12:2] != ["a"] * 4, "in changing order"
@@ -54,21 +54,21 @@ def test_steps_take_turns_and_are_compared_by_their_samples(step):
 
 def test_times_and_errors_are_those_of_undisturbed_rounds(step):
     took = iter([0.1, 0.1, 0.1, 0.9, 0.2, 0.8])  # one to warm up, one to see, four rounds
-    found = race({"a": step("a", lambda: next(took)), "b": step("b", 0.1)}, rounds=4)
-    assert found["a"].seconds == pytest.approx(0.15), "0.1 and 0.2; in the others, others ran"
-    assert found["a"].error is not None and found["a"].error > 0
+    laps = race({"a": step("a", lambda: next(took)), "b": step("b", 0.1)}, rounds=4)
+    assert laps["a"].seconds == pytest.approx(0.15), "0.1 and 0.2; in the others, others ran"
+    assert laps["a"].error is not None and laps["a"].error > 0
     steady = race({"a": step("a", 0.1), "b": step("b", 0.11)}, rounds=3)
     assert (steady["a"].error, steady["b"].error) == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
 def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at_all(step):
     steps = {"a": step("a", 0.1), "b": step("b", 0.9)}
-    found = race(steps, seconds=1.0)
+    laps = race(steps, seconds=1.0)
     assert step.calls.count("b") == 3, "one to warm up, one timed, one more in case that was a hiccup"
-    assert (found["b"].seconds, found["b"].error, found["b"].rounds) == (pytest.approx(0.9), None, 1)
+    assert (laps["b"].seconds, laps["b"].error, laps["b"].rounds) == (pytest.approx(0.9), None, 1)
     assert race(steps, seconds=100.0)["b"].rounds > 1, "but where there is time, it may have been a hiccup"
-    found = race({str(n): step(str(n), 0.01 * n, n) for n in (1, 100)}, longest=0.5)
-    assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in step.calls
+    laps = race({str(n): step(str(n), 0.01 * n, n) for n in (1, 100)}, longest=0.5)
+    assert laps["100"] == Lap(None, why="A step would take too long.") and "100" not in step.calls
     long = {"a": step("long", 6.0), "b": step("b", 1.0)}
     assert race(long, seconds=10.0, longest=99.0)["b"] == Lap(None, why="The time was up.")
     assert step.calls.count("long") == 2
@@ -79,8 +79,8 @@ def test_what_fails_says_why_and_what_all_fail_with_is_raised(step):
     def fails():
         raise RuntimeError("no such thing here\nmore")
 
-    found = race({"a": step("a", fails), "b": step("b", 0.1)})
-    assert (found["a"].seconds, found["a"].why, winner(found)) == (None, "no such thing here.", "b")
+    laps = race({"a": step("a", fails), "b": step("b", 0.1)})
+    assert (laps["a"].seconds, laps["a"].why, winner(laps)) == (None, "no such thing here.", "b")
     with pytest.raises(RuntimeError, match="no such thing"):
         race({"a": step("a", fails)})
 
@@ -144,21 +144,21 @@ def test_a_survey_is_flat_rows_and_a_table_with_the_recipes_own_net(home, monkey
     command = typing(monkeypatch, capfd)
     monkeypatch.setattr(clock, "load", lambda: 1.5)
     status, out, err = command("measure", "--quick", "--out", "mine.json", "--json")
-    found = json.loads(out)
-    assert status == 0 and json.loads((home / "mine.json").read_bytes()) == found
-    assert not any(isinstance(value, dict | list) for row in found["rows"] for value in row.values())
+    saved = json.loads(out)
+    assert status == 0 and json.loads((home / "mine.json").read_bytes()) == saved
+    assert not any(isinstance(value, dict | list) for row in saved["rows"] for value in row.values())
     names = ("bandwidth", "product", "launch", "net update", "net memory", "net epoch")
-    values = {row["what"]: row["value"] for row in found["rows"] if row["device"] == "cpu"}
+    values = {row["what"]: row["value"] for row in saved["rows"] if row["device"] == "cpu"}
     assert {*values} == {*names} and min(values.values()) > 0
     assert values["net epoch"] == pytest.approx(1079 / 32 * values["net update"])
-    assert found["busy"] == {"most": 1.5, "sentence": measure.note(1.5)} and "1.5 of its" in measure.note(1.5)
-    facts = found["machine"]
+    assert saved["busy"] == {"most": 1.5, "sentence": measure.note(1.5)} and "1.5 of its" in measure.note(1.5)
+    facts = saved["machine"]
     assert not {platform.node(), getpass.getuser()} & {*map(str, facts.values())}, "whose machine it is"
-    monkeypatch.setattr(survey, "take", lambda *given, **options: found)
+    monkeypatch.setattr(survey, "take", lambda *given, **options: saved)
     status, out, err = command("measure")
     text, _, path = out.rpartition("File: ")
-    assert (status, err) == (0, "") and json.loads(Path(path.strip()).read_text()) == found
-    parts = (*names, facts["name"], survey.fastest(found), found["busy"]["sentence"])
+    assert (status, err) == (0, "") and json.loads(Path(path.strip()).read_text()) == saved
+    parts = (*names, facts["name"], survey.fastest(saved), saved["busy"]["sentence"])
     assert all(part in " ".join(text.split()) for part in parts)
     assert max(map(len, text.splitlines())) < 100, "which a page of 800 pixels shows whole"
 
@@ -231,8 +231,8 @@ INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1
 
 
 def parts_of(model, loader, **settings):
-    found = measure.step_parts(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
-    return {row["name"]: row["seconds"] for row in found}
+    rows = measure.step_parts(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
+    return {row["name"]: row["seconds"] for row in rows}
 
 
 @pytest.mark.parametrize("uses", [1, 2])
@@ -245,9 +245,9 @@ def test_what_takes_time_shows_in_its_own_part_and_the_model_is_left_as_it_was(m
     moved.to.side_effect = lambda *given, **named: spend("transfer", INPUTS)
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: spend("optimizer", right(self)))
     monkeypatch.setattr(clock, "now", lambda device: CLOCK.now)
-    found = parts_of(model, loader)
-    assert list(found) == list(parts.PARTS)
-    assert found == {name: took * (uses if "quantum" in name else 1) for name, took in TAKES.items()}
+    times = parts_of(model, loader)
+    assert list(times) == list(parts.PARTS)
+    assert times == {name: took * (uses if "quantum" in name else 1) for name, took in TAKES.items()}
     assert not model.training and not model[1]._forward_hooks
     assert all(torch.equal(weight, start[name]) for name, weight in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
@@ -257,8 +257,8 @@ def test_frozen_filters_in_half_precision_have_no_way_back():
     images = torch.linspace(0, 3, 64).reshape(4, 1, 4, 4)
     quanv = Quanv2d(1, "data_reuploading", filters=2, trainable=False, n_layers=1)
     frozen, config = nn.Sequential(quanv, nn.Flatten(), linear(32, 2)), Settings(precision="bfloat16")
-    found = parts_of(frozen, [(images, LABELS)], config=config)
-    assert found["quantum forward"] > 0 == found["quantum backward"] and found["classical backward"] > 0
+    times = parts_of(frozen, [(images, LABELS)], config=config)
+    assert times["quantum forward"] > 0 == times["quantum backward"] and times["classical backward"] > 0
 
 
 def test_a_changed_step_changes_one_thing_and_drops_nothing(monkeypatch):

@@ -86,9 +86,9 @@ def test_a_net_of_ones_own_that_counts_in_its_task():
     rows, net = (torch.ones(64, 100), torch.ones(64, 300)), linear(100, 300)
     about = Settings(batch_size=32), 500, lambda config, traced: net, lambda config: rows
     own = measure.Workload("own", *about, task, example=rows[0])
-    found = trace(own)
-    assert found.n_trained == 300 * 101
-    assert sum(found.memory.values()) == pytest.approx(measured_peak(own), rel=0.02)
+    needs = trace(own)
+    assert needs.n_trained == 300 * 101
+    assert sum(needs.memory.values()) == pytest.approx(measured_peak(own), rel=0.02)
     with refused("task"):
         trace(measure.Workload("own", *about, selects))
 
@@ -109,12 +109,12 @@ def test_torchs_own_tracker_agrees():
 
 
 def test_parts_are_what_they_are_called():
-    found = seen(llama, batch_size=4, micro_batch=2)
-    weights = 4 * found.n_weights
-    assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
-    assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
-    assert found.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
-    assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
+    needs = seen(llama, batch_size=4, micro_batch=2)
+    weights = 4 * needs.n_weights
+    assert weights <= needs.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
+    assert needs.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
+    assert needs.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
+    assert needs.memory["activations"] > 0 and not needs.memory.get("quantum states")
     few, many = (seen(digits, batch_size=n).memory["quantum states"] for n in (64, 512))
     assert 7 < many / few < 9, "eight times the circuits"
     assert many > 512 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
@@ -144,13 +144,13 @@ def test_what_is_large_is_traced_without_memory(monkeypatch):
     monkeypatch.setitem(LLAMA, "3b", (3072, 6, 24, 8, 8192, 128256))
     measure.reset_peak(torch.device("cpu"))
     before, frozen, begin = measure.resident(), gc.get_freeze_count(), time.process_time()
-    found = trace(llama("3b", lora_rank=8, sequence_length=2048))
+    needs = trace(llama("3b", lora_rank=8, sequence_length=2048))
     assert time.process_time() - begin < 10, "on one core; 1 s was measured"
     assert gc.get_freeze_count() >= frozen > 0, "a heap that its owner has frozen stays so"
     if measure.held.CLEAR.exists():  # elsewhere a peak is never forgotten
         assert measure.peak() - before < 1e9, "its weights alone would take 4 GB"
-    assert found.n_weights > 9e8 and found.memory["weights"] == pytest.approx(4 * found.n_weights, rel=0.01)
-    assert found.n_trained < 1e-3 * found.n_weights and found.memory["optimizer"] < 2**25
+    assert needs.n_weights > 9e8 and needs.memory["weights"] == pytest.approx(4 * needs.n_weights, rel=0.01)
+    assert needs.n_trained < 1e-3 * needs.n_weights and needs.memory["optimizer"] < 2**25
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 4), ("sgd", 2)])
@@ -180,21 +180,21 @@ def test_checkpoints_take_the_disk_that_is_counted(tmp_path):
     loaders = {split: workload.loader(1) for split in ("train", "validation")}
     train.fit(model, workload.task, loaders, config, groups=workload.groups(model, config), folder=tmp_path)
     sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
-    found, more = measure.predict(workload, measured=False), 2**16  # names and random states
-    assert found.checkpoint < max(sizes) < found.checkpoint + more and found.checkpoint > 5 * more
-    assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < found.disk + 3 * more
+    result, more = measure.predict(workload, measured=False), 2**16  # names and random states
+    assert result.checkpoint < max(sizes) < result.checkpoint + more and result.checkpoint > 5 * more
+    assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < result.disk + 3 * more
 
 
 def test_predictions_add_up(monkeypatch):
     workload = digits()
-    found = measure.predict(workload, seconds=0.1, n_threads=1)
-    assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
-    assert found.memory["framework"] > 100 * 2**20 and found.memory["data"] == workload.data_bytes
-    assert found.seconds > 0 and found.spread >= 1 and "scaled" not in found.notes[-1]
+    result = measure.predict(workload, seconds=0.1, n_threads=1)
+    assert result.peak == result.in_all == sum(result.memory.values()) > result.on_accelerator > 0
+    assert result.memory["framework"] > 100 * 2**20 and result.memory["data"] == workload.data_bytes
+    assert result.seconds > 0 and result.spread >= 1 and "scaled" not in result.notes[-1]
     monkeypatch.setattr(train, "fit", None)  # nothing is run where only memory is asked
     again = measure.predict(workload, measured=False)
     assert again.seconds is again.seconds_per_epoch is None
-    assert {*again.memory} == {*found.memory} - {"workspace"}
+    assert {*again.memory} == {*result.memory} - {"workspace"}
 
 
 @pytest.mark.parametrize("n_samples", [1000, 4])
@@ -203,9 +203,9 @@ def test_what_timing_itself_keeps_is_not_counted_twice(n_samples):
     rows = torch.ones(8, 3000), torch.zeros(8, dtype=torch.long)
     config = Settings(batch_size=2, optimizer="sgd", learning_rate=1e-6)
     about = (lambda *_: linear(3000, 3000), lambda config: rows, tasks.Classification())
-    found = measure.predict(measure.Workload("", config, n_samples, *about, example=rows[0]), seconds=0.1)
-    assert found.memory["weights"] > 3.5e7 and found.memory["checkpoint"] > 3.5e7
-    assert found.memory["workspace"] < 0.5 * found.memory["weights"]
+    result = measure.predict(measure.Workload("", config, n_samples, *about, example=rows[0]), seconds=0.1)
+    assert result.memory["weights"] > 3.5e7 and result.memory["checkpoint"] > 3.5e7
+    assert result.memory["workspace"] < 0.5 * result.memory["weights"]
 
 
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(monkeypatch):
@@ -213,9 +213,9 @@ def test_what_would_not_fit_is_timed_at_a_smaller_batch(monkeypatch):
     held = sum(trace(workload).memory.values())
     for free, size in ((1.8 * held, 2), (0, 0)):
         monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
-        found = measure.predict(workload, seconds=0.1, n_threads=1)
-        assert (found.seconds is None) == (size == 0)
-        assert any("with 2 samples at a time" in note for note in found.notes) == (size == 2)
+        result = measure.predict(workload, seconds=0.1, n_threads=1)
+        assert (result.seconds is None) == (size == 0)
+        assert any("with 2 samples at a time" in note for note in result.notes) == (size == 2)
 
 
 def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):
@@ -223,12 +223,12 @@ def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):
     plain, four = (seen(llama, batch_size=64, **each) for each in ({}, {"micro_batch": 16}))
     spot = Spot(HERE, "cpu", int(0.9 * (plain.held + plain.copied) + measure.resident()))
     monkeypatch.setattr(platforms, "this_machine", lambda *given: spot)
-    found = measure.plan(workload, device="cpu", measure=False)
-    rows = {each["command"].removeprefix("--set "): each for each in found.remedies}
+    plan = measure.plan(workload, device="cpu", measure=False)
+    rows = {each["command"].removeprefix("--set "): each for each in plan.remedies}
     first, last = ["micro_batch=16", "gradient_checkpointing=true"], ["precision=bfloat16", "batch_size=32"]
     assert list(rows) == first + last
-    for each in found.remedies:
+    for each in plan.remedies:
         assert each["fits"] == (each["needs"] <= planning.FULL * spot.usable) and each["slow"] is None
-    less = found.places[0]["needs"] - rows["micro_batch=16"]["needs"]
+    less = plan.places[0]["needs"] - rows["micro_batch=16"]["needs"]
     assert less == plain.held + plain.copied - four.held - four.copied > 0
-    assert "--set micro_batch=16" in str(found)
+    assert "--set micro_batch=16" in str(plan)

@@ -72,7 +72,7 @@ SIZES = [Candidate("cpu", 1, size) for size in (16, 32, 64, 128)]
 
 
 @pytest.mark.parametrize(
-    ("found", "seconds", "errors", "index"),
+    ("choices", "seconds", "errors", "index"),
     [
         (THREADS, (1.2, 1.1, 1.0), (0.05, 0.01, 0.0), 2),
         (THREADS, (1.08, 1.1, 1.0), (0.15, 0.01, 0.0), 0),  # noise: ties go to fewer threads
@@ -86,10 +86,10 @@ SIZES = [Candidate("cpu", 1, size) for size in (16, 32, 64, 128)]
         (SIZES, (None, None, None, None), (), 0),
     ],
 )
-def test_the_simplest_that_is_not_clearly_slower(found, seconds, errors, index):
-    both = itertools.zip_longest(found, seconds, errors)
+def test_the_simplest_that_is_not_clearly_slower(choices, seconds, errors, index):
+    both = itertools.zip_longest(choices, seconds, errors)
     laps = {one.name: Lap(took, error) for one, took, error in both}
-    assert placement.decide(found, laps) == found[index]
+    assert placement.decide(choices, laps) == choices[index]
 
 
 def test_candidates_are_what_the_settings_leave_open(monkeypatch):
@@ -114,7 +114,7 @@ def test_threads_are_of_physical_cores(monkeypatch):
     monkeypatch.setattr(placement, "torch", SimpleNamespace(get_num_threads=lambda: 12))
     monkeypatch.setattr(machine, "cores", lambda: 16)
     for physical, expected in ((8, [1, 4, 8]), (1, [1]), (2, [1, 2]), (None, [1, 6, 12])):
-        monkeypatch.setattr(psutil, "cpu_count", lambda logical, found=physical: found)
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical, number=physical: number)
         assert THREAD_COUNTS() == expected
 
 
@@ -125,11 +125,11 @@ def test_a_planted_slow_number_of_threads_is_found_and_the_net_is_left_as_it_was
     """Dropout draws, and nothing outside may know."""
     net = reader(lambda n: 0.03 if torch.get_num_threads() == 1 else 0.001)
     before = copy.deepcopy(net.state_dict())
-    found = place(nn.Sequential(net, nn.Dropout(0.5)), batch(), **ON_CPU)
-    assert (found.device, found.threads, found.batch_size) == ("cpu", 2, 8)
+    choice = place(nn.Sequential(net, nn.Dropout(0.5)), batch(), **ON_CPU)
+    assert (choice.device, choice.threads, choice.batch_size) == ("cpu", 2, 8)
     assert same(net.state_dict(), before) and all(weight.grad is None for weight in net.parameters())
-    assert found.rows[0]["candidate"] == (first := "cpu on 2 threads, batch 8")
-    assert re.fullmatch(rf"{first}: [\d,]+ samples/s; cpu on .* times that.", found.sentence)
+    assert choice.rows[0]["candidate"] == (first := "cpu on 2 threads, batch 8")
+    assert re.fullmatch(rf"{first}: [\d,]+ samples/s; cpu on .* times that.", choice.sentence)
 
 
 def refusing(most):
@@ -144,9 +144,9 @@ def refusing(most):
 
 
 def test_the_size_of_batch_is_the_best_that_fits(reader):
-    found = place(reader(refusing(32)), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
-    assert found.sentence.startswith("cpu on 1 thread, batch 32: ") and found.batch_size == 32
-    assert {row["why"] for row in found.rows} == {"", "CUDA out of memory. Tried to allocate 2.00 GiB."}
+    choice = place(reader(refusing(32)), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
+    assert choice.sentence.startswith("cpu on 1 thread, batch 32: ") and choice.batch_size == 32
+    assert {row["why"] for row in choice.rows} == {"", "CUDA out of memory. Tried to allocate 2.00 GiB."}
 
 
 def test_what_is_heavy_is_timed_with_few_samples_and_what_never_fits_not_at_all(reader):
@@ -169,8 +169,8 @@ def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, reader):
     monkeypatch.setattr(placement.held, "reset_peak", lambda place: held.append(0))
     monkeypatch.setattr(placement.held, "peak_on", lambda place: 10**6 * held[-1])
     slow = lambda n: held.append(n) or 0.001  # noqa: E731
-    found = place(reader(slow), batch(), AUTO, threads=1, n_samples=1024 * 20, **ON_CPU)
-    assert found.batch_size in {*held} == {0, 16, 32}, "64 samples would take all there is"
+    choice = place(reader(slow), batch(), AUTO, threads=1, n_samples=1024 * 20, **ON_CPU)
+    assert choice.batch_size in {*held} == {0, 16, 32}, "64 samples would take all there is"
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -253,6 +253,6 @@ def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_is_raced_too():
     wide = nn.Sequential(linear(4, 4096), nn.ReLU(), linear(4096, 4096), nn.ReLU(), linear(4096, 2))
-    found = place(wide, batch(512), seconds=5)
-    raced = {row["candidate"] for row in found.rows}
-    assert found.device == "cuda:0" and raced >= {"cpu on 1 thread, batch 512", "cuda:0, batch 512"}
+    choice = place(wide, batch(512), seconds=5)
+    raced = {row["candidate"] for row in choice.rows}
+    assert choice.device == "cuda:0" and raced >= {"cpu on 1 thread, batch 512", "cuda:0, batch 512"}

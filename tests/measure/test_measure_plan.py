@@ -37,15 +37,15 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     )
     limits = "--set", "epochs=7", "--deadline", 0.0003, "--budget", "0"
     status, out, err = typed(*RECIPE, *limits, "--json")
-    found, [planned] = json.loads(out), plans
-    assert (status, err, found) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
-    places, prediction = {each["machine"]: each for each in found["places"]}, found["prediction"]
+    parsed, [planned] = json.loads(out), plans
+    assert (status, err, parsed) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
+    places, prediction = {each["machine"]: each for each in parsed["places"]}, parsed["prediction"]
     assert [*places] == [HERE, *platforms.load().shown]
-    assert (prediction["n_samples"], found["nets"], found["seeds"], found["remedies"]) == (1079, 5, 3, [])
+    assert (prediction["n_samples"], parsed["nets"], parsed["seeds"], parsed["remedies"]) == (1079, 5, 3, [])
     mine, other, epoch = places[HERE], places["T4"], prediction["seconds_per_epoch"]
     assert (mine["basis"], other["basis"]) == ("measured here", "published")
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
-    assert (mine["why"], other["why"], found["answer"]) == (["time"], ["time", "price"], planned.answer)
+    assert (mine["why"], other["why"], parsed["answer"]) == (["time"], ["time", "price"], planned.answer)
     text = str(planned)
     parts = "memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "price unknown"
     assert all(part in " ".join(text.split()) for part in (*parts, planned.answer))
@@ -57,13 +57,13 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
 def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(home):
     asked = runs.to_plan("digits_quanv", {"stride": 4}, timed=False)
     workload = asked["workload"].change(precision="float16", batch_size=10**6)  # no arithmetic of a CPU
-    found = measure.plan(**asked | {"workload": workload})
-    assert found.prediction.seconds is found.places[0]["epoch"] is None and found.prediction.peak > 0
-    assert any("float16" in note for note in found.notes) and found.places[0]["basis"] == "not timed"
-    assert found.prediction.training.batch_size == found.prediction.n_samples
-    assert "The batch size 1,000,000 exceeds the number of samples: a batch holds all of them." in found.notes
+    plan = measure.plan(**asked | {"workload": workload})
+    assert plan.prediction.seconds is plan.places[0]["epoch"] is None and plan.prediction.peak > 0
+    assert any("float16" in note for note in plan.notes) and plan.places[0]["basis"] == "not timed"
+    assert plan.prediction.training.batch_size == plan.prediction.n_samples
+    assert "The batch size 1,000,000 exceeds the number of samples: a batch holds all of them." in plan.notes
     assert list(home.iterdir()) == [], "a plan leaves nothing behind"
-    assert found.places[1]["factor"] == platforms.FACTORS["estimated"] > platforms.FACTORS["published"]
+    assert plan.places[1]["factor"] == platforms.FACTORS["estimated"] > platforms.FACTORS["published"]
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("places", "ending"),
     [
         ([at("L4", 0.7, 3.9, 0.0, 8)], "; comfortable."),
         ([at("L4", 0.701, 1, 0.0, 8)], "; marginal: memory."),
@@ -95,8 +95,8 @@ def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
          "No machine fits; the nearest is H100: 2 h 0 min (x 2.0), 4.00 USD, 1 GB of 10 GB; not here: time."),
     ],
 )  # fmt: skip
-def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, told):
-    assert planning.answer(places).endswith(told)
+def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, ending):
+    assert planning.answer(places).endswith(ending)
 
 
 # --- other machines ----------------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ def test_the_step_that_was_measured_here_is_carried_over_unless_it_is_far_off():
 
 def test_what_a_training_may_use_here_is_what_is_free(monkeypatch):
     total, available = device.machine.memory()
-    found = platforms.this_machine(torch.device("cpu"), 0.7)
-    assert available * 0.5 < found.usable <= total and (found.name, found.price_per_hour) == (HERE, 0.7)
+    machine = platforms.this_machine(torch.device("cpu"), 0.7)
+    assert available * 0.5 < machine.usable <= total and (machine.name, machine.price_per_hour) == (HERE, 0.7)
     assert platforms.this_machine(torch.device("cpu")).price_per_hour == 0.0
     monkeypatch.setattr(device.machine, "memory", lambda: (16 * GB, 15 * GB))
     assert platforms.this_machine(torch.device("mps")).usable == int(2 / 3 * 16 * GB), "as macOS allows"
@@ -185,7 +185,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "words"),
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         ((*QUICK, "--deadline", "0"), "`deadline` must be above 0"),
@@ -194,7 +194,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
         (("measure", "--out", "file/machine.json"), "A file is in its place"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(given, told, home, monkeypatch, capfd):
+def test_what_is_wrong_is_told_in_one_sentence(given, words, home, monkeypatch, capfd):
     (home / "file").touch()
     status, out, err = typing(monkeypatch, capfd)(*given)
-    assert (status, out) == (2, "") and told in err and err.startswith("qnnkit: ") and err.count("\n") == 1
+    assert (status, out) == (2, "") and words in err and err.startswith("qnnkit: ") and err.count("\n") == 1
