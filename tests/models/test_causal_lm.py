@@ -117,8 +117,8 @@ def test_four_bits_need_cuda_bitsandbytes_and_a_trained_model(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed.get(name) or find(name))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     for given, why in ((("base", "cpu"), "CUDA"), (("base", "mps"), "CUDA"), (("tiny", "cuda"), "scratch")):
-        computes, told = in_four_bits(*given)
-        assert computes is None and told.startswith("Weights are in float32, not in 4 bits") and why in told
+        computes, note = in_four_bits(*given)
+        assert computes is None and note.startswith("Weights are in float32, not in 4 bits") and why in note
     assert in_four_bits("base", "cuda")[0] == torch.float16
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert in_four_bits("base", "cuda")[0] is None
@@ -128,5 +128,5 @@ def test_how_a_weight_is_kept_is_known_of_a_skeleton():
     """PEFT asks weights in 4 bits for it when it puts an adapter beside them."""
     base = small()
     base.lm_head.weight.quant_type = "nf4"
-    found = trial(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
-    assert found.is_meta and found.quant_type == "nf4" and not base.lm_head.weight.is_meta
+    weight = trial(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
+    assert weight.is_meta and weight.quant_type == "nf4" and not base.lm_head.weight.is_meta

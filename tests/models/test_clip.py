@@ -114,13 +114,13 @@ def test_the_scale_begins_at_1_over_007_and_stays_below_100():
 
 def test_controls_of_equal_counts():
     clip = clip_of("quantum", circuit="hardware_efficient", n_layers=3).eval()
-    before, found = clip(**batch_of()), controls(clip)
-    counts = {name: sum(count_parameters(net).values()) for name, net in found.items()}
+    before, nets = clip(**batch_of()), controls(clip)
+    counts = {name: sum(count_parameters(net).values()) for name, net in nets.items()}
     n_weights, n_all = 2 * 24, sum(weight.numel() for weight in clip.parameters())
     assert sum(weight.numel() for weight in exchanged_parameters(clip)) == n_weights
     for name in ("no_entanglement", "frozen_random", "classical", "no_quantum"):
         assert counts[name] == n_all - n_weights * (name == "no_quantum"), name
-        for one, other in zip(found[name](**batch_of()), before, strict=True):
+        for one, other in zip(nets[name](**batch_of()), before, strict=True):
             assert one.shape == (3, 64) and (one - other).abs().max() > 1e-4, name
     linear = {name: value.shape for name, value in clip_of("linear").state_dict().items()}
     quantum = {name: value.shape for name, value in clip.state_dict().items() if "circuit" not in name}

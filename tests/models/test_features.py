@@ -23,11 +23,11 @@ def net_of(**settings):
     return QuanvNet(1, (6, 6), 2, **{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
 
 
-def close(found: ImageSplits, net, images: ImageSplits) -> None:
+def close(result: ImageSplits, net, images: ImageSplits) -> None:
     """The maps are those of the net itself, and all else is as it was."""
-    assert found is not images
+    assert result is not images
     for name in SPLITS:
-        part, whole = found.split(name), images.split(name)
+        part, whole = result.split(name), images.split(name)
         torch.testing.assert_close(part.images, net.features(whole.images), rtol=0, atol=FLOAT32)
         assert part.labels is whole.labels and part.sources is whole.sources
         assert part.images.grad_fn is None and not part.images.requires_grad

@@ -118,13 +118,13 @@ def test_what_a_file_has_comes_back_or_is_counted(case):
 
 def _notes(score, lengths: bool = True) -> Counter:
     """How many notes there are of each beginning and length in 16ths, pitch, velocity and program."""
-    found = Counter()
+    counts = Counter()
     for each in score.tracks:
         for note in each.notes:
             begin, length = (round(16 * ticks / score.tpq) for ticks in (note.time, note.duration))
             kind = note.pitch, note.velocity, each.program, each.is_drum
-            found[begin, max(1, length) * lengths, *kind] += 1
-    return found
+            counts[begin, max(1, length) * lengths, *kind] += 1
+    return counts
 
 
 def test_the_key_of_a_file_that_names_none_is_that_of_its_notes():
@@ -291,11 +291,11 @@ def test_the_notebook_says_whether_it_fits_here(pieces, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "plan", once)
     sizes = {"size": "tiny", "sequence_length": 64, "n_samples": 2, "n_events": 4, "pieces": 20}
     with matplotlib.rc_context({"backend": "agg"}):
-        found = executed("08_midi_model", data_dir=str(pieces), run_dir=str(tmp_path / "run"), **sizes)
+        names = executed("08_midi_model", data_dir=str(pieces), run_dir=str(tmp_path / "run"), **sizes)
         pyplot.close("all")
-    assert found["weights"] == sum(weight.numel() for weight in found["model"].parameters())
-    assert (found["written"]["tokens"] == 4 * WIDTH).all()
-    peaks, speed = found["table"]["GB"], found["events_per_second"]
+    assert names["weights"] == sum(weight.numel() for weight in names["model"].parameters())
+    assert (names["written"]["tokens"] == 4 * WIDTH).all()
+    peaks, speed = names["table"]["GB"], names["events_per_second"]
     assert len(peaks) == 5 and peaks.between(0.05, 12).all(), "mostly the process's own memory"
-    assert found["verdict"]["met"].tolist() == [speed >= 4, found["days"] <= 7, peaks.min() < 12]
+    assert names["verdict"]["met"].tolist() == [speed >= 4, names["days"] <= 7, peaks.min() < 12]
     assert (tmp_path / "run" / "music" / "sample.mid").stat().st_size > 0
