@@ -157,13 +157,13 @@ NO_ADDRESS = (
 
 
 @pytest.mark.parametrize(
-    ("change", "refuses", "told"),
+    ("change", "refuses", "words"),
     [({"repository": ""}, {}, NO_ADDRESS), ({}, {"STAND_IN_REFUSES_DRIVE": "1"}, "access was not allowed")],
 )
-def test_without_an_address_or_drive_nothing_is_fetched(machine: Machine, change, refuses, told) -> None:
+def test_without_an_address_or_drive_nothing_is_fetched(machine: Machine, change, refuses, words) -> None:
     code = without_address("\n\n".join(machine.cells(**change)))
     done = machine.run_code(code, GIT_TRACE=str(machine.folder / "git.txt"), **refuses)
-    assert told in sentence(done) and (not refuses or "Drive could not be mounted" in sentence(done))
+    assert words in sentence(done) and (not refuses or "Drive could not be mounted" in sentence(done))
     assert machine.fetched() == machine.mounts() == [], "Drive was mounted for nothing"
     assert list(machine.content.iterdir()) == []
 
