@@ -42,5 +42,5 @@ def test_its_claim_is_told_with_where_it_stands(name):
     assert claim["arxiv"] in (claims.RECIPES / f"{name}.py").read_text("utf-8")
     assert claim["verified"] or ("as remembered" in claim["claimed"] and "as remembered" in claim["source"])
     assert claim["number"] is None or f"{claim['number']:g} %" in claim["claimed"]
-    told = " ".join(PAGE.split())
-    assert all(deviation in told for deviation in claim["deviations"]) and claim["claim"] in told
+    text = " ".join(PAGE.split())
+    assert all(deviation in text for deviation in claim["deviations"]) and claim["claim"] in text

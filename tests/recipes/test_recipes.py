@@ -45,12 +45,12 @@ def sets(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pretrained(sets):
     """Folder of a base that nobody has trained, for each kind of token."""
-    found = {}
+    folders = {}
     for kind in TINY:
         run = runs.open_run(sets / f"{kind}_base", f"{kind}_llama", data_dir=str(sets / kind), **TINY[kind])
         net, folder = runs.build(run, "reference", 0), sets / f"{kind}_model"
-        found[kind] = str(tasks.save(net, run.splits.tokenizer, folder))
-    return found
+        folders[kind] = str(tasks.save(net, run.splits.tokenizer, folder))
+    return folders
 
 
 def toy(name, sets, pretrained):
@@ -183,29 +183,29 @@ class OfPoints(Digits):
 
 
 def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
-    found = recipes.find("digits_quanv")
-    assert recipes.find("digits_quanv") is recipes.find(found) is RECIPES["digits_quanv"] is found
+    recipe = recipes.find("digits_quanv")
+    assert recipes.find("digits_quanv") is recipes.find(recipe) is RECIPES["digits_quanv"] is recipe
     for name in ("digit_quanv", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
         with refused("recipe", (ValueError, OSError)):
             recipes.find(name)
     path = write("cnn.py")
     monkeypatch.syspath_prepend(str(path.parent))
-    for told in (path, str(path), "cnn.py", importlib.import_module("cnn")):
-        found = recipes.find(told)
-        assert (found.name, found.reference, found.shipped) == ("cnn", str(path), False)
-    assert found.source == path.read_text()
-    assert found.settings(n_layers=4).n_layers == 4 and found.settings().recipe == str(path)
+    for key in (path, str(path), "cnn.py", importlib.import_module("cnn")):
+        recipe = recipes.find(key)
+        assert (recipe.name, recipe.reference, recipe.shipped) == ("cnn", str(path), False)
+    assert recipe.source == path.read_text()
+    assert recipe.settings(n_layers=4).n_layers == 4 and recipe.settings().recipe == str(path)
     assert recipes.find(importlib.import_module("qnnkit.recipes.cnn")) is RECIPES["cnn"]
 
 
 def test_a_recipe_is_found_by_its_object(tmp_path):
-    found = recipes.find(OfPoints)
-    assert found.name == "OfPoints" and recipes.find(OfPoints()).digest == found.digest
-    assert "class AsFloat" in found.source, "what it uses is part of what a run is"
+    recipe = recipes.find(OfPoints)
+    assert recipe.name == "OfPoints" and recipes.find(OfPoints()).digest == recipe.digest
+    assert "class AsFloat" in recipe.source, "what it uses is part of what a run is"
     run = runs.open_run(tmp_path / "run", OfPoints, epochs=1, train_fraction=0.2)
     [final] = runs.train_all(run)
     assert final["net"] == "reference" and run.nets == ("reference",)
-    assert (run.folder / "recipe.py").read_text() == found.source
+    assert (run.folder / "recipe.py").read_text() == recipe.source
     with refused("recipe"):
         recipes.find(SimpleNamespace(load=data.of, build=OfPoints.build))
 

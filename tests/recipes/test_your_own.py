@@ -55,7 +55,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> No
     done = forked.run(*words)
     assert done.returncode == 0, done.stdout
     kept = (home / "runs" / "wave" / "run.log").read_text()
-    assert all("[2/2] 04_analyze: done in" in told for told in (kept, done.stdout)), "it is kept, too"
+    assert all("[2/2] 04_analyze: done in" in text for text in (kept, done.stdout)), "it is kept, too"
     assert rows.read_text().splitlines()[: len(known) - 1] == known[:-1]
     result = json.loads((home / "runs" / "wave" / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]

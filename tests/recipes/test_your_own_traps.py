@@ -64,7 +64,7 @@ def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbou
 
 def test_what_a_recipe_imports_from_its_folder_counts_as_it_is_now(home, tmp_path, monkeypatch):  # noqa: F811
     """By a dot or by a link, too."""
-    link, found = tmp_path / "link", []
+    link, seen = tmp_path / "link", []
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     link.symlink_to(home / "a")
     sys.path.insert(0, str(link))  # as of a script that was started by the link
@@ -76,12 +76,12 @@ def test_what_a_recipe_imports_from_its_folder_counts_as_it_is_now(home, tmp_pat
         for name, text in (files | {"near.py": f"number = {near}\n", "pkg/bare/deep.py": ""}).items():
             (home / folder / name).write_text(text)
             os.utime(home / folder / name, (1e9, 1e9))  # within the same second
-        found.append(recipe := recipes.find(home / folder / "mine.py"))
+        seen.append(recipe := recipes.find(home / folder / "mine.py"))
         assert (recipe.code.near.number, recipe.code.pkg.number) == (near, inner)
         inside = [f"pkg/{name}.py" for name in ("__init__", "bare/deep", "inner")]
         assert sorted(recipe.neighbours) == ["near.py", *inside]
-    assert len({recipe.digest for recipe in found}) == 4
-    assert [recipe.code.near.number for recipe in found] == [1, 2, 2, 3], "each has its own"
+    assert len({recipe.digest for recipe in seen}) == 4
+    assert [recipe.code.near.number for recipe in seen] == [1, 2, 2, 3], "each has its own"
 
 
 OWN_NAMES = """
@@ -103,8 +103,8 @@ def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(ho
     run = trained("runs/one", "mine.py", controls=[], **TINY)
     assert run.config.circuit == "data_reuploading" and run.config.of_kit("circuit") is None
     assert runs.export(run).name == "model" and run.nets == ("hybrid",)
-    [found] = runs.predict("runs/one", [np.full(3, 0.5, np.float32)], recipe="mine.py")
-    assert np.isfinite(found["output"])
+    [row] = runs.predict("runs/one", [np.full(3, 0.5, np.float32)], recipe="mine.py")
+    assert np.isfinite(row["output"])
 
 
 def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811
@@ -172,12 +172,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_wrong_is_told_in_a_sentence_and_begins_no_run(kind, home):  # noqa: F811
-    before, after, told = REFUSED[kind]
+    before, after, words = REFUSED[kind]
     assert before in RECIPE
     (home / "mine.py").write_text(RECIPE.replace(before, after) + HELD_TWICE)
     named = {NET: "classical", ALONE: "frozen_random"}.get(after)
     controls = {"controls": [named]} if named else {}
-    with pytest.raises(ValueError, match=rf"^.*{re.escape(told)}.*\Z"):
+    with pytest.raises(ValueError, match=rf"^.*{re.escape(words)}.*\Z"):
         runs.open_run("runs/one", "mine.py", **TINY, **controls)
     assert not (home / "runs" / "one" / "config.json").exists()
 
@@ -186,14 +186,14 @@ def test_the_file_that_failed_is_named_with_its_line(home):  # noqa: F811
     text = RECIPE.replace("import qnnkit\n", "import helping\nimport qnnkit\n", 1)
     (home / "mine.py").write_text(text.replace("np.sin(3 * t)", "helping.scale()"))
     helping = '"""Help."""\n\n\ndef scale():\n    return 1 / 0\n'
-    for text, told in (  # when it is used, imported and read
+    for text, words in (  # when it is used, imported and read
         (helping, r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
         (helping + "\n\nscale()\n", r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
         (helping + "\n\nraise SystemExit(0)\n", r"mine\.py`, helping\.py, line 8: SystemExit: 0"),
         ("\n\ndef (\n", r"mine\.py`: SyntaxError: .*\(helping\.py, line 3\)"),
     ):
         (home / "helping.py").write_text(text)
-        with pytest.raises(recipes.RecipeError, match=told):
+        with pytest.raises(recipes.RecipeError, match=words):
             runs.open_run("runs/one", "mine.py")
 
 
@@ -217,6 +217,6 @@ class Nine(Digits):
 
 
 def test_a_net_that_does_not_take_its_images_is_told(tmp_path):
-    for kind, told in ((Bytes, "uint8. Begin forward with: images = "), (Nine, "returns shape (2, 10)")):
-        with pytest.raises(recipes.RecipeError, match=re.escape(told)):
+    for kind, words in ((Bytes, "uint8. Begin forward with: images = "), (Nine, "returns shape (2, 10)")):
+        with pytest.raises(recipes.RecipeError, match=re.escape(words)):
             runs.open_run(tmp_path / "run", kind)
