@@ -49,15 +49,15 @@ def rows(place):
 
 
 def test_the_table_says_what_the_runs_say(four):
-    found = rows(four)
-    good = found["digits-good"]
+    attrs = rows(four)
+    good = attrs["digits-good"]
     assert (good["n_layers"], good["learning_rate"], good["state"]) == ("2", "0.01", "finished")
     # t of two values: 12.706 * 1 point; no interval goes beyond 100 %
     assert good["hybrid, test accuracy (%)"] == "94.0 (81.3 to 100.0)"
     assert good["classical, test accuracy (%)"] == "89.0 (76.3 to 100.0)"
     names = ("validation accuracy, mean", "circuit weights", "other weights", "s / epoch")
     assert [good[name] for name in names] == ["89.0", "24", "1,000", "0.25"]
-    lost, waiting = found["digits-lost"], found["digits-next"]
+    lost, waiting = attrs["digits-lost"], attrs["digits-next"]
     assert lost["state"] == "failed" and lost["hybrid, test accuracy (%)"] == ""
     assert "not finite at epoch 2, batch 3." in lost["notes"]
     assert waiting["state"] == "waiting" and waiting["learning_rate"] == "none"
@@ -66,8 +66,8 @@ def test_the_table_says_what_the_runs_say(four):
     assert "2 finished, 1 failed, 1 waiting" in text
     assert "All comparisons: 0 better, 0 worse, 0 equivalent, 3 undecided of 3." in text
     assert text.count("the choice of test samples") == 1
-    assert [tag for tag, found in page.tags if "src" in found or tag in ("link", "iframe", "object")] == []
-    links = {found["href"] for tag, found in page.tags if tag == "a"}
+    assert [tag for tag, attrs in page.tags if "src" in attrs or tag in ("link", "iframe", "object")] == []
+    links = {attrs["href"] for tag, attrs in page.tags if tag == "a"}
     places = "good/report.html", "fair/report.html", "lost/notebooks/03_train.failed.ipynb"
     assert links == {f"../../runs/digits-{place}" for place in places}
 
@@ -110,15 +110,15 @@ def test_a_folder_that_is_not_whole_costs_one_row_and_is_left_out(four, file, co
     elif content is not None:
         path.write_bytes(b"".join(before.splitlines(True)[:-1]) if content == "the last row" else content)
     study = four.read()
-    found = runs_table(study).set_index("run").to_dict("index")
-    assert found["digits-fair"]["state"] == "finished" and read(four)[0]
+    table = runs_table(study).set_index("run").to_dict("index")
+    assert table["digits-fair"]["state"] == "finished" and read(four)[0]
     assert study.left_out.get("digits-good", "").endswith(why) and study.finished == 2 - bool(why)
-    assert len(study.frame) == 4 * study.finished and (study.planned, len(found)) == (4, 4)
-    scores = [told for name, told in found["digits-good"].items() if "test accuracy" in name]
+    assert len(study.frame) == 4 * study.finished and (study.planned, len(table)) == (4, 4)
+    scores = [cell for name, cell in table["digits-good"].items() if "test accuracy" in name]
     assert any(scores) is (not why)
     if why != UNFINISHED:
-        assert found["digits-good"]["state"] == ("unfinished" if why else "finished")
-        assert found["digits-good"]["notes"].endswith(why)
+        assert table["digits-good"]["state"] == ("unfinished" if why else "finished")
+        assert table["digits-good"]["notes"].endswith(why)
 
 
 def test_a_run_of_another_score_is_left_out(four):
@@ -144,7 +144,7 @@ def test_hostile_words_stay_text(space):  # noqa: F811
     space.plan("last", {})
     html, page = read(space)
     assert "<script>alert" not in html and not [tag for tag, _ in page.tags if tag in ("img", "b")]
-    assert not {name for _, found in page.tags for name in found if name.startswith("on")}
-    links = [found["href"] for tag, found in page.tags if tag == "a"]
+    assert not {name for _, attrs in page.tags for name in attrs if name.startswith("on")}
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
     assert all(link.startswith("../../runs/") for link in links)
     assert HOSTILE in page.text

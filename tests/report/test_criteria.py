@@ -35,7 +35,7 @@ QUANV, LLAMA, MEMORY, SECONDS = "digits_quanv", "text_llama", "max_memory_gb", "
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name", "bound", "column", "values", "measured", "told"),
+    ("recipe", "name", "bound", "column", "values", "measured", "sentence"),
     [
         (QUANV, "min_accuracy", 0.9, "test_accuracy", [0.97, 0.98, 0.99], 0.98, "pass: test accuracy 98.0 % "
             "(95 % interval 95.5 to 100.0); limit: at least 90.0 %."),
@@ -52,12 +52,12 @@ QUANV, LLAMA, MEMORY, SECONDS = "digits_quanv", "text_llama", "max_memory_gb", "
             "limit: at least 50.0 %."),
     ],
 )  # fmt: skip
-def test_a_bound_is_met_or_not(tmp_path, recipe, name, bound, column, values, measured, told):
+def test_a_bound_is_met_or_not(tmp_path, recipe, name, bound, column, values, measured, sentence):
     rows = [{"test_accuracy": 0.9} | {column: value} for value in values]
     row = only(run_with(tmp_path, rows, recipe, **{name: bound}), name)
-    assert (row["bound"], row["met"], row["sentence"]) == (bound, told.startswith("pass"), told)
+    assert (row["bound"], row["met"], row["sentence"]) == (bound, sentence.startswith("pass"), sentence)
     assert row["measured"] == pytest.approx(measured)
-    assert (row["low"] is None) == ("interval" not in told)
+    assert (row["low"] is None) == ("interval" not in sentence)
     json.dumps(row, allow_nan=False)
 
 
@@ -74,10 +74,10 @@ def test_what_cannot_be_judged_says_so(tmp_path):
 def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_path, monkeypatch, capfd):
     run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=1, controls=[], min_accuracy=0.01)
     log_test(run, "hybrid", 0, 0.9, peak_memory=1e9)
-    told = {row["criterion"]: row["sentence"] for row in report.finish(run)["criteria"]}
-    assert told["max_memory_gb"] == "pass: 1 GB of memory; limit: at most 4 GB."
-    assert told["min_accuracy"].startswith("pass: test accuracy 90.0 %")
-    assert run.result["criteria"] == report.judge(run) and told["min_accuracy"] in run.report.read_text()
+    lines = {row["criterion"]: row["sentence"] for row in report.finish(run)["criteria"]}
+    assert lines["max_memory_gb"] == "pass: 1 GB of memory; limit: at most 4 GB."
+    assert lines["min_accuracy"].startswith("pass: test accuracy 90.0 %")
+    assert run.result["criteria"] == report.judge(run) and lines["min_accuracy"] in run.report.read_text()
     with pytest.raises(ValueError, match="Success: minimum test"):
         runs.open_run(run.folder, min_accuracy=1.2)
     command = "run", "--run-dir", run.folder, "--set", "min_accuracy=1"

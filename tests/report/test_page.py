@@ -35,9 +35,9 @@ def test_what_was_shown_by_section_without_code_and_without_the_way_there(tmp_pa
         code("3"),
     ]
     nbformat.write(new_notebook(cells=cells), tmp_path / "04_analyze.ipynb")
-    found = page.body(tmp_path / "04_analyze.ipynb")
-    assert [title for _, title in found.sections] == ["Prose alone", "First", 'A "second"']
+    body = page.body(tmp_path / "04_analyze.ipynb")
+    assert [title for _, title in body.sections] == ["Prose alone", "First", 'A "second"']
     for shown in ("<em>stress</em>", "97.6 % &lt;script", 'alt="First"', "alt='A \"second\"'"):
-        assert shown in found.html
+        assert shown in body.html
     for gone in ("secret source", "Title", "Parameters", "run_dir", "¶", "verdict", "Circuits"):
-        assert gone not in found.html
+        assert gone not in body.html

@@ -130,11 +130,11 @@ RIVAL = "Against its strongest classical control: hybrid"
 def test_the_headline_is_of_the_strongest_control_without_a_circuit(begin, accuracies, margin, cell, said):
     """On the page too, which tells no number that there is not."""
     run = begin(accuracies, min_difference=margin)
-    result, told = report.finish(run), read(run)
+    result, text = report.finish(run), read(run)
     assert result["verdict"].startswith(said) and result["min_difference"] == margin
     assert report.table(report.summary(run))["test accuracy (%)"].iloc[0] == cell
-    assert result["verdict"] in told and cell in told
-    assert not re.findall(r"\bNone\b|\bnan\b|-0\.0\b", told)
+    assert result["verdict"] in text and cell in text
+    assert not re.findall(r"\bNone\b|\bnan\b|-0\.0\b", text)
 
 
 def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
@@ -148,7 +148,7 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
     assert hybrid["low"] < 0.95 < hybrid["high"], "seeds agree: the interval is over test images"
     assert (hybrid["macro_f1"], hybrid["loss"], hybrid["ece"]) == pytest.approx((0.905, 1.0, 0.03))
     assert (classical["macro_f1"], classical["ece"]) == (None, None), "tested before qnnkit told it"
-    told = read(run)
+    text = read(run)
     for sentence in (
         "circuit weightsother weightsfrozen weightss / epoch hybrid",
         "Other scores nettest macro-F1 (%)test NLL (nats)test ECE (%) hybrid90.51.0003.0",
@@ -156,8 +156,8 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
         "classical (a classical layer of as many weights as the circuit).",
         "label smoothing of 0.1 in training makes a net less confident",
     ):
-        assert sentence in told, sentence
-    assert "None" not in told
+        assert sentence in text, sentence
+    assert "None" not in text
 
 
 # --- the page ----------------------------------------------------------------------------------------------
@@ -182,11 +182,11 @@ def test_the_page_shows_result_and_figures_and_fetches_nothing(three):
     assert result["nets"] == report.summary(three)
     html = three.report.read_text()
     shown = Page(html)
-    for told in ("92.0 (87.0 to 97.0)", *result["verdicts"], "digits, 1,079 / 359 / 359 samples"):
-        assert told in shown.text
+    for words in ("92.0 (87.0 to 97.0)", *result["verdicts"], "digits, 1,079 / 359 / 359 samples"):
+        assert words in shown.text
     forest, curves = images(shown)
     assert forest["class"] == "forest" and curves["alt"] == "Learning curves" and "Read them." in shown.text
-    links = [value for _, found in shown.tags for name, value in found.items() if name in ("src", "href")]
+    links = [value for _, attrs in shown.tags for name, value in attrs.items() if name in ("src", "href")]
     assert all(link.startswith(("data:", "#", "notebooks/")) for link in links)
     assert "@import" not in html and "url(" not in html
 
@@ -206,5 +206,5 @@ def test_hostile_names_stay_text(tmp_path):
     shown = Page(run.report.read_text())
     assert [tag for tag, _ in shown.tags if tag == "script"] == [] and len(images(shown)) == 1
     assert [name for _, attributes in shown.tags for name in attributes if name.startswith("on")] == []
-    for told in (f"{HOSTILE}/<script>alert(2).png", "<script>alert(3)", "<script>alert(4)</script>"):
-        assert told in shown.text
+    for words in (f"{HOSTILE}/<script>alert(2).png", "<script>alert(3)", "<script>alert(4)</script>"):
+        assert words in shown.text

@@ -61,8 +61,8 @@ class Workspace:
                 for epoch in (1, 2):
                     learned = {"event": "epoch", "epoch": epoch, watched: value - 0.05 * (3 - epoch)}
                     run.log("metrics", row | learned)
-                beside = {"macro_f1": value - 0.01, "ece": 0.02, "perplexity": math.exp(value), "loss": 0.5}
-                row |= {f"test_{each}": found for each, found in (beside | {score.name: value}).items()}
+                others = {"macro_f1": value - 0.01, "ece": 0.02, "perplexity": math.exp(value), "loss": 0.5}
+                row |= {f"test_{each}": tested for each, tested in (others | {score.name: value}).items()}
                 row |= {"quantum": 24, "classical": 1000, "frozen": 3, "seconds_per_epoch": 0.25}
                 row |= {"n_test": 20} if "split_seed" in varied else {}
                 run.log("metrics", row | {"event": "test", "best_epoch": 2, watched: value - 0.05})
@@ -104,9 +104,9 @@ def study(space):
 
 
 def test_one_row_per_model_net_fraction_and_seed(study):
-    found = study.read()
-    assert (found.planned, found.finished, found.left_out) == (4, 4, {})
-    frame = found.frame
+    data = study.read()
+    assert (data.planned, data.finished, data.left_out) == (4, 4, {})
+    frame = data.frame
     order = frame[["model", "net", "train_fraction", "seed"]].to_numpy().tolist()
     assert len(frame) == 18 and order[:4] == [["frozen", "hybrid", *each] for each in
                                               ((LOW, 0), (LOW, 1), (LOW, 2), (HIGH, 0))]  # fmt: skip
@@ -116,8 +116,8 @@ def test_one_row_per_model_net_fraction_and_seed(study):
     assert row[["quantum", "classical", "frozen", "seconds_per_epoch"]].tolist() == [24, 1000, 3, 0.25]
     assert math.isnan(row["circuits_per_image"]), "not recorded by these runs"
     assert row["run"] == "frozen-0.5" and row["data"] == "one"
-    assert len(found.curves) == 2 * len(frame)
-    curve = found.curves.query("net == 'hybrid' and train_fraction == 0.5 and seed == 1")
+    assert len(data.curves) == 2 * len(frame)
+    curve = data.curves.query("net == 'hybrid' and train_fraction == 0.5 and seed == 1")
     assert curve["epoch"].tolist() == [1, 2] and curve["validation"].tolist() == pytest.approx([0.71, 0.76])
 
 
@@ -189,10 +189,10 @@ def test_comparisons_are_paired_and_corrected_over_the_table(study):
     assert table["p_holm"].tolist() == pytest.approx(holm(table["p"])) and notes == []
     assert table["verdict"].tolist() == ["better", "undecided", "undecided", "worse"]
     assert set(table["family"]) == {4} and set(table["min_difference"]) == {0.01}
-    told = report.verdict(table).splitlines()
-    assert told[0] == "All comparisons: 1 better, 1 worse, 0 equivalent, 2 undecided of 4."
+    lines = report.verdict(table).splitlines()
+    assert lines[0] == "All comparisons: 1 better, 1 worse, 0 equivalent, 2 undecided of 4."
     rival = "Against a classical layer of as many weights as the circuit"
-    assert f"{rival}: 1 better, 0 worse, 0 equivalent, 1 undecided of 2." in told
+    assert f"{rival}: 1 better, 0 worse, 0 equivalent, 1 undecided of 2." in lines
     assert "no verdict on any difference" in report.verdict(pd.DataFrame())
 
 
@@ -200,8 +200,8 @@ def test_hybrid_nets_of_different_models_are_compared_by_the_largest_margin_of_t
     for name, scores, margin in (("frozen", HYBRID, 2.0), ("trainable", CLASSICAL, 50.0)):
         nets = {"hybrid": scores[LOW], "classical": CLASSICAL[LOW]}
         space.write(name, nets, LOW, name=name, min_difference=margin)
-    found = space.read()
-    table, notes = report.comparisons(found.frame, found.score, found.min_difference)
+    data = space.read()
+    table, notes = report.comparisons(data.frame, data.score, data.min_difference)
     assert notes == [] and len(table) == 3 and set(table["min_difference"]) == {0.5}
     assert table.loc[2, ["model", "other_model", "other_net"]].tolist() == ["frozen", "trainable", "hybrid"]
     assert table["p"][2] == pytest.approx(scipy_stats.ttest_rel(HYBRID[LOW], CLASSICAL[LOW]).pvalue)
@@ -236,11 +236,11 @@ def test_of_a_loss_the_least_is_better_and_no_interval_is_below_what_it_can_be(s
     space.write("text", losses, recipe="text_adapter", score=stats.LOSS)
     names = space.execute()
     means = names["means"].set_index("net")
-    found = means.loc["hybrid", ["loss", "perplexity"]].tolist()
-    assert found == pytest.approx([2.5, math.exp(2.5)], rel=1e-4)
+    scores = means.loc["hybrid", ["loss", "perplexity"]].tolist()
+    assert scores == pytest.approx([2.5, math.exp(2.5)], rel=1e-4)
     assert means.loc["vera", "loss_low"] > 0 and means.loc["vera", "perplexity_low"] == 1
-    told = report.verdict(names["compared"])
-    assert "Against LoRA, which has no circuit: 1 better, 0 worse, 0 equivalent, 0 undecided of 1." in told
+    text = report.verdict(names["compared"])
+    assert "Against LoRA, which has no circuit: 1 better, 0 worse, 0 equivalent, 0 undecided of 1." in text
     head = (space.folder / "study" / "means.tex").read_text()
     assert "test loss (nats / token)" in head and "test perplexity" in head and "accuracy" not in head
 
@@ -254,20 +254,20 @@ def test_the_command_writes_page_and_study_of_the_runs_they_name(study):
     assert "undecided" in told.output
     place, path = study.folder / "study", study.folder / "report.html"
     assert f"Study: {place}" in told.output and f"Report: {path}" in told.output
-    found, page, executed = study.read(), path.read_text(), study.folder / "06_study.ipynb"
+    data, page, executed = study.read(), path.read_text(), study.folder / "06_study.ipynb"
     before = executed.stat().st_mtime_ns
     drawn = {f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")}
     assert {each.name for each in place.iterdir()} == TABLES | drawn
-    assert re.fullmatch("[0-9a-f]{12}", found.stamp)
-    assert all(found.stamp.encode() in each.read_bytes() for each in place.iterdir())
-    assert set(pd.read_csv(place / "runs.csv", dtype=str)["stamp"]) == {found.stamp}
+    assert re.fullmatch("[0-9a-f]{12}", data.stamp)
+    assert all(data.stamp.encode() in each.read_bytes() for each in place.iterdir())
+    assert set(pd.read_csv(place / "runs.csv", dtype=str)["stamp"]) == {data.stamp}
     notes = [f"Data of 3 of 5 runs: {TWICE}", f"Data of 1 of 5 runs: {damaged}"]
     told = report.verdict(study.compared()[0]), *notes, "their data differ"
     assert all(each in (place / "conclusions.txt").read_text() for each in told)
     assert all(f"<li>{each}</li>" in page for each in notes)
     assert page.count("data:image/png;base64,") == len(DRAWN), "the figures of the notebook"
     assert "Paired comparisons</h2>" in page and 'href="06_study.ipynb"' in page
-    assert 'href="study/"' in page and found.stamp in page and "report.read_study" not in page, "code"
+    assert 'href="study/"' in page and data.stamp in page and "report.read_study" not in page, "code"
     report.analyze_batch(study.folder, again=False)
     assert executed.stat().st_mtime_ns == before and path.read_text() == page, "nothing has changed"
     study.plan("waiting", {"recipe": "frozen"})
@@ -378,8 +378,8 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
     stops = raises(runs.NotebookError("Notebook 06_study.ipynb stopped: mine."))
     monkeypatch.setattr("qnnkit.report.batch_page.launch", stops)
     show_batch(study.folder, again=False)
-    told = "The page of the batch could not be made: Notebook 06_study.ipynb stopped: mine"
-    assert told in capsys.readouterr().out
+    message = "The page of the batch could not be made: Notebook 06_study.ipynb stopped: mine"
+    assert message in capsys.readouterr().out
     page = (study.folder / "report.html").read_text()
     assert "1 better, 1 worse, 0 equivalent, 2 undecided of 4." in page and "frozen-1.0" in page
 
@@ -388,9 +388,9 @@ def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space)
     for rate, hybrid, classical in ((0.1, 0.7, 0.9), (0.2, 0.8, 0.6)):
         nets = {"hybrid": [hybrid, hybrid - 0.1], "classical": [classical, classical - 0.1]}
         space.write(f"a{rate}", nets, learning_rate=rate, quantum_learning_rate=5 * rate)
-    found = step_sizes.tried(str(space.folder)).set_index(["net", "learning_rate"])
-    assert found.loc[found["chosen"]].index.tolist() == [("classical", 0.1), ("hybrid", 0.2)]
-    assert found.loc[("hybrid", 0.2), "mean"] == pytest.approx(0.70)  # on validation images
+    means = step_sizes.tried(str(space.folder)).set_index(["net", "learning_rate"])
+    assert means.loc[means["chosen"]].index.tolist() == [("classical", 0.1), ("hybrid", 0.2)]
+    assert means.loc[("hybrid", 0.2), "mean"] == pytest.approx(0.70)  # on validation images
     space.plan("waiting", {})
     with pytest.raises(ValueError, match=r"have not finished: waiting\. Run the batch again"):
         step_sizes.tried(str(space.folder))

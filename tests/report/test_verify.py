@@ -66,8 +66,8 @@ def test_every_damage_is_named_by_the_systems_own_tool_too(finished, name):
         (finished / name).unlink()
     elif name:
         (finished / name).write_bytes((finished / name).read_bytes() + b"\n")
-    assert [each for each, told in checked(finished).items() if told == "FAILED"] == ([name] if name else [])
+    assert [each for each, done in checked(finished).items() if done == "FAILED"] == ([name] if name else [])
     if tool := shutil.which("sha256sum"):
         command = [tool, "--check", "--quiet", rows.SUMS]
-        told = subprocess.run(command, cwd=finished, capture_output=True, text=True)
-        assert told.returncode == bool(name) and (not name or f"{name}: FAILED" in told.stdout)
+        done = subprocess.run(command, cwd=finished, capture_output=True, text=True)
+        assert done.returncode == bool(name) and (not name or f"{name}: FAILED" in done.stdout)
