@@ -21,8 +21,8 @@ def home(home, monkeypatch):
 
 def test_a_finished_one_is_reported_and_used(home, monkeypatch):
     run = runs.open_run("runs/finished", "mine.py")
-    before, stands = run.result, runs.state.of_run("runs/finished")
-    assert (stands.state, stands.row["net"]) == ("finished", "classical")
+    before, status = run.result, runs.state.of_run("runs/finished")
+    assert (status.state, status.row["net"]) == ("finished", "classical")
     assert runs.train_all(run) == list(run.tested().values()), "nothing is left to train"
     seen, opened = [], Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path.name) or opened(path))
@@ -35,8 +35,8 @@ def test_a_finished_one_is_reported_and_used(home, monkeypatch):
 
 def test_a_stopped_one_resumes_to_the_same_numbers(home):
     run, whole = runs.open_run("runs/stopped", "mine.py"), runs.open_run("runs/finished", "mine.py")
-    stands, first = runs.state.of_run("runs/stopped"), runs.frame(run, "epoch")["train_loss"].tolist()
-    assert (stands.state, stands.row["net"], stands.row["epoch"]) == ("stopped", "hybrid", 2)
+    status, first = runs.state.of_run("runs/stopped"), runs.frame(run, "epoch")["train_loss"].tolist()
+    assert (status.state, status.row["net"], status.row["epoch"]) == ("stopped", "hybrid", 2)
     finals = runs.train_all(run)
     losses = runs.frame(run, "epoch")["train_loss"].tolist()
     assert losses[: len(first)] == first and len(losses) == 6

@@ -21,11 +21,11 @@ def test_where_a_run_begins_and_whether_the_checkout_was_changed(tmp_path, monke
     monkeypatch.setattr(opening.qnnkit, "__file__", str(file))
 
     def seen():
-        found = opening.origin()
-        assert found["machine"]["versions"]["torch"] == metadata.version("torch")
-        assert found["machine"]["memory_bytes"] > 0
-        assert not platform.node() or f'"{platform.node()}' not in json.dumps(found, allow_nan=False)
-        return found["commit"]
+        origin = opening.origin()
+        assert origin["machine"]["versions"]["torch"] == metadata.version("torch")
+        assert origin["machine"]["memory_bytes"] > 0
+        assert not platform.node() or f'"{platform.node()}' not in json.dumps(origin, allow_nan=False)
+        return origin["commit"]
 
     git(tmp_path, "init", "-q")
     assert seen() is None, "another project's checkout"

@@ -49,8 +49,8 @@ def once(pictures, tmp_path_factory):
 
 def files(folder):
     """Content of every file below `folder`, but for locks."""
-    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 # --- opening -----------------------------------------------------------------------------------------------
@@ -321,9 +321,9 @@ def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
     output = workspace.make_folder(tmp_path / "out") / "copy.ipynb"
     output.with_suffix(".failed.ipynb").write_text("of an earlier try")
     assert runs.launch(source, output, {"count": 5, "rate": 0.5}) == output
-    *told, ip = json.loads(Path("told.json").read_text())
+    *values, ip = json.loads(Path("told.json").read_text())
     # Jupyter's own sockets lie in the current folder, where two at once take the same.
-    assert told == [5, 0.5, "a"] and Path(ip).is_absolute() and not Path(ip).parent.exists()
+    assert values == [5, 0.5, "a"] and Path(ip).is_absolute() and not Path(ip).parent.exists()
     assert dict(os.environ) == environment and source.read_bytes() == before
     assert [path.name for path in output.parent.iterdir()] == ["copy.ipynb"]
     counts = [cell.execution_count for cell in nbformat.read(output, 4).cells]
@@ -338,8 +338,8 @@ def test_a_notebook_that_stops_and_what_is_shared_names_no_folder_of_this_machin
     monkeypatch.setenv("HOME", str(tmp_path / "person"))
     places = f"print({str(home / 'runs' / 'a')!r}, {str(tmp_path / 'person' / 'data')!r})"
     source, failed = notebook(places, 'raise ValueError("It is wrong.")', "print(1)"), home / "a.failed.ipynb"
-    told = f"Notebook source.ipynb stopped: It is wrong. The cell and the full traceback are in {failed}."
-    with pytest.raises(runs.NotebookError, match=f"^{re.escape(told)}$"):
+    message = f"Notebook source.ipynb stopped: It is wrong. The cell and the full traceback are in {failed}."
+    with pytest.raises(runs.NotebookError, match=f"^{re.escape(message)}$"):
         runs.launch(source, home / "a.ipynb", {"name": str(home / "images")})
     assert list(home.iterdir()) == [failed]
     outputs = [out for cell in nbformat.read(failed, 4).cells for out in cell.get("outputs", [])]

@@ -116,8 +116,8 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         state.of_batch(tmp_path)
     for name in ("provenance.json", "failed.json"):
         (planted(tmp_path) / name).write_text(damaged)
-        found = read(tmp_path)
-        assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
+        run = read(tmp_path)
+        assert (run.row["net"], run.state) == ("hybrid", "stopped") and state.line(run)
     (tmp_path / "provenance.json").write_text('{"score": {}}')
     assert read(tmp_path).score == ACCURACY
     (tmp_path / "batch.json").write_text(damaged)
@@ -160,9 +160,9 @@ def test_a_run_that_has_failed_says_why_until_somebody_works_on_it(tmp_path):
     for work in ("chain", "train"):
         with forked.holding(tmp_path, work):  # validation may be long, and a process that lives goes on
             assert read(tmp_path).state == "running"
-    for result, told in (('{"nets": []}', ("finished", None)), ("{", ("failed", state.DAMAGED))):
+    for result, expected in (('{"nets": []}', ("finished", None)), ("{", ("failed", state.DAMAGED))):
         (tmp_path / "result.json").write_text(result)
-        assert (read(tmp_path).state, read(tmp_path).error) == told
+        assert (read(tmp_path).state, read(tmp_path).error) == expected
 
 
 # --- what is shown -----------------------------------------------------------------------------------------
@@ -206,6 +206,6 @@ def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_p
             stack.close()
 
     with contextlib.ExitStack() as stack:
-        found = runs.watch(tmp_path, echo)
-    assert [run.state for run in found] == ["finished", "stopped", "failed"]
+        states = runs.watch(tmp_path, echo)
+    assert [run.state for run in states] == ["finished", "stopped", "failed"]
     assert len(said) == 5 == len({*said})

@@ -15,5 +15,5 @@ KILLS = {"training": 3, "mirrored": 3, "chain": 1, "batch": 2}
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", torture.KINDS)
 def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, kind):
-    found = torture.KINDS[kind](tmp_path, KILLS[kind], random.Random(1))
-    assert found["kills"] >= KILLS[kind]
+    counts = torture.KINDS[kind](tmp_path, KILLS[kind], random.Random(1))
+    assert counts["kills"] >= KILLS[kind]

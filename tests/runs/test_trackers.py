@@ -33,9 +33,9 @@ def scalars(home):
     """What TensorBoard reads: tag -> [(step, value)]."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     [folder] = (home / "tensorboard").iterdir()
-    found = accumulator.EventAccumulator(str(folder)).Reload()
-    tags = found.Tags()["scalars"]
-    return {tag: [(event.step, round(event.value, 4)) for event in found.Scalars(tag)] for tag in tags}
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, round(event.value, 4)) for event in events.Scalars(tag)] for tag in tags}
 
 
 def test_a_run_is_tracked_in_the_workspace(begin, tmp_path):
@@ -43,11 +43,11 @@ def test_a_run_is_tracked_in_the_workspace(begin, tmp_path):
     run, before = begin("tracked", "tensorboard"), dict(PartialState._shared_state)
     runs.train_all(run)
     assert dict(PartialState._shared_state) == before, "the next net may compute elsewhere"
-    found, rows = scalars(tmp_path), runs.frame(run, "epoch")
-    kept = [value for net in run.nets for _, value in found[f"{net}/seed0/train_loss"]]
+    curves, rows = scalars(tmp_path), runs.frame(run, "epoch")
+    kept = [value for net in run.nets for _, value in curves[f"{net}/seed0/train_loss"]]
     assert kept == pytest.approx(rows["train_loss"].tolist(), abs=1e-4)
-    assert [step for step, _ in found["classical/seed0/train_loss"]] == rows["updates"].tolist()[2:]
-    assert not [tag for tag in found if tag.endswith(("/net", "/event", "/device"))], "numbers alone"
+    assert [step for step, _ in curves["classical/seed0/train_loss"]] == rows["updates"].tolist()[2:]
+    assert not [tag for tag in curves if tag.endswith(("/net", "/event", "/device"))], "numbers alone"
     assert not list(run.folder.rglob("*tfevents*"))
 
 

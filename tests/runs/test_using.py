@@ -34,9 +34,9 @@ OTHER = "a dog lay on the rug. " * 200
 
 
 def command(*words):
-    found = CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.output
+    done = CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def trained(recipe, name="one", **settings):
@@ -76,8 +76,8 @@ def there(moved, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, there, monkeypatch):
     card = (there / "runs/two/adapter/README.md").read_text()
-    for told in ("base model | `./runs/base/model`", "quantum_peft", "of circuits", "| data | other.txt |"):
-        assert told in card
+    for words in ("base model | `./runs/base/model`", "quantum_peft", "of circuits", "| data | other.txt |"):
+        assert words in card
     assert re.search(r"test loss \| \d\.\d+ nats / token", card) and "More Information Needed" not in card
     [code] = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     monkeypatch.chdir(there)
@@ -114,7 +114,7 @@ def test_an_adapter_is_merged_where_it_is_copied_to(moved, there, tmp_path, monk
 
 def test_a_text_is_evaluated_block_by_block_to_its_last_token(there, tmp_path):
     (tmp_path / "new.txt").write_text(OTHER[:150])
-    found = runs.evaluate("runs/two", tmp_path / "new.txt")
+    result = runs.evaluate("runs/two", tmp_path / "new.txt")
     model, about, _ = runs.load_model(there / "runs/two/adapter")
     ids = torch.tensor([*about.tokenizer.encode(OTHER[:150]), about.tokenizer.eos_token_id])
     losses = []
@@ -123,10 +123,10 @@ def test_a_text_is_evaluated_block_by_block_to_its_last_token(there, tmp_path):
             logits = model(block.unsqueeze(0)).logits[0, :-1]
             losses += torch.nn.functional.cross_entropy(logits, block[1:], reduction="none").tolist()
     assert len(losses) % 15, "the last block is not full"
-    assert (found["tokens"], found["data"]) == (len(losses), "new.txt") and "interval" not in found
-    assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-    assert json.loads(command("evaluate", "runs/two", tmp_path / "new.txt", "--json")) == found
+    assert (result["tokens"], result["data"]) == (len(losses), "new.txt") and "interval" not in result
+    assert result["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert json.loads(command("evaluate", "runs/two", tmp_path / "new.txt", "--json")) == result
     chat = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]}
     (tmp_path / "chat.jsonl").write_text(json.dumps(chat) + "\n")
     assert runs.evaluate("runs/base", tmp_path / "chat.jsonl")["tokens"] < 8, "only the answers"
@@ -157,9 +157,9 @@ def test_a_piece_is_gone_on_with(home, monkeypatch):
     before, after = (of_midi(Path(each).read_bytes()) for each in (begun, row["file"]))
     assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
     assert round(after.tempos[0].qpm) == 87
-    found = runs.evaluate("runs/one", begun)
+    result = runs.evaluate("runs/one", begun)
     ids = pieces.writing(pieces.tokenizer_of(home / "runs/one/model")).encode(before)[0]
-    assert len(ids) > 2 * 32 and (found["tokens"], found["score"]) == (len(ids) - 1, "loss")
+    assert len(ids) > 2 * 32 and (result["tokens"], result["score"]) == (len(ids) - 1, "loss")
     (home / "bad.mid").write_bytes(b"MThd")
     with refused("inputs"):
         list(runs.predict("runs/one", [home / "bad.mid"]))
@@ -211,22 +211,22 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
         assert torch.equal(net(test.images).softmax(1), shares)
     for image, path in zip(test.images, paths, strict=False):
         Image.fromarray(image[0].numpy()).save(path)
-    found = list(runs.predict("runs/one", paths))
-    for row, each in zip(found, shares, strict=False):
+    answers = list(runs.predict("runs/one", paths))
+    for row, each in zip(answers, shares, strict=False):
         assert row["class"] == about.classes[each.argmax()] and row["notes"] == []
         assert list(row["probabilities"].values()) == pytest.approx(each.tolist(), abs=1e-6)
     pixels = test.images[0, 0].numpy()
     changes = {"": pixels, "in colour": np.stack([pixels] * 3, -1), "squeezed to": np.tile(pixels, 2)}
     rows = [next(runs.predict("runs/one", [each])) for each in changes.values()]
-    assert rows[0]["probabilities"] == found[0]["probabilities"]
-    assert all(told in "".join(row["notes"]) for told, row in zip(changes, rows, strict=True))
+    assert rows[0]["probabilities"] == answers[0]["probabilities"]
+    assert all(change in "".join(row["notes"]) for change, row in zip(changes, rows, strict=True))
     palette = Image.fromarray(np.stack([pixels] * 3, -1)).quantize(40)
     same = [next(runs.predict("runs/one", [each])) for each in (palette, np.asarray(palette.convert("L")))]
     assert same[0]["probabilities"] == same[1]["probabilities"]
     [as_classical] = runs.predict("runs/one", paths[:1], classical=True)
-    assert as_classical["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-4)
-    assert as_classical["probabilities"] != found[0]["probabilities"]
-    assert json.loads(command("predict", "runs/one", paths[0], "--json")) == found[0]
+    assert as_classical["probabilities"] == pytest.approx(answers[0]["probabilities"], abs=1e-4)
+    assert as_classical["probabilities"] != answers[0]["probabilities"]
+    assert json.loads(command("predict", "runs/one", paths[0], "--json")) == answers[0]
     paths[0].write_text("no image")
     bytes_ = [np.zeros(shape, np.uint8) for shape in ((1, 6, 6), (6, 6, 4), (0, 0))]
     for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))], *zip(bytes_)):
@@ -241,12 +241,12 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
 def test_labelled_images_are_judged_as_the_test_split_was(pictured):
     [row] = pictured.tested().values()
     for place in ("held", "held.zip"):
-        found = runs.evaluate("runs/one", place)
-        assert (found["samples"], found["notes"]) == (row["n_test"], []), place
+        result = runs.evaluate("runs/one", place)
+        assert (result["samples"], result["notes"]) == (row["n_test"], []), place
         for name in ("accuracy", "loss", "macro_f1", "ece"):
-            assert found[name] == pytest.approx(row[f"test_{name}"], abs=1e-6), place
-        low, high = stats.clopper_pearson(found["accuracy"] * row["n_test"], row["n_test"])
-        assert found["interval"] == [low, high] and low < found["accuracy"] <= high
+            assert result[name] == pytest.approx(row[f"test_{name}"], abs=1e-6), place
+        low, high = stats.clopper_pearson(result["accuracy"] * row["n_test"], row["n_test"])
+        assert result["interval"] == [low, high] and low < result["accuracy"] <= high
 
 
 def test_classes_are_matched_by_name(pictured, tmp_path):
@@ -254,8 +254,8 @@ def test_classes_are_matched_by_name(pictured, tmp_path):
     Image.fromarray(pixels).save(below / "a.png")
     (below / "b.png").write_text("no image")
     (below / "c.txt").write_text("words")
-    found = runs.evaluate("runs/one", tmp_path)
-    assert found["samples"] == 1 and ["above" in note for note in found["notes"]] == [False, False, True]
+    result = runs.evaluate("runs/one", tmp_path)
+    assert result["samples"] == 1 and ["above" in note for note in result["notes"]] == [False, False, True]
     shutil.copytree(below, tmp_path / "beneath")
     with refused("data") as caught:
         runs.evaluate("runs/one", tmp_path)
@@ -311,8 +311,8 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
             runs.predict("runs/one", [f"{name}.{ending}"], recipe="mine.py")
     about = using.Data("a table", {}, {"": ["float32", 3]})  # of a net that knows no names
     shares = np.float32([0.25, 0.25, 0.5])
-    [told] = tasks.Classification().predict(lambda given: given, [shares], replace(about, classes=(*"abc",)))
-    assert list(told["probabilities"].values()) == [*shares] and about.example(2).min() == 1
+    [item] = tasks.Classification().predict(lambda given: given, [shares], replace(about, classes=(*"abc",)))
+    assert list(item["probabilities"].values()) == [*shares] and about.example(2).min() == 1
     for line in ("0,,1", "0,NA,1", "0,?,1"):  # a first line with a gap is no heading
         (home / "gap.CSV").write_text(f"{line}\n0,0,0\n")
         with refused("inputs"):
@@ -324,8 +324,8 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
     for given, dtype in [*((each, "float32") for each in GAPS), ([[0.5, 1, 0]], "uint8")]:
         with refused("inputs"):
             array(given, replace(about, shapes={"": [dtype, 3]}))
-    task, told = type(run.task.task), ["mine"]
-    monkeypatch.setattr(task, "predict", lambda self, net, inputs: told + inputs, raising=False)
+    task, mark = type(run.task.task), ["mine"]
+    monkeypatch.setattr(task, "predict", lambda self, net, inputs: mark + inputs, raising=False)
     assert list(runs.predict("runs/one", ["a"], recipe="mine.py")) == ["mine", "a"]
 
 
