@@ -17,11 +17,11 @@ ROWS = 3
 
 def row_by_row(qnode, rows):
     """Values of `default.qubit`, of shape (batch, n_outputs)."""
-    found = []
+    outputs = []
     for i in range(ROWS):
         values = qnode(**{name: each[i] for name, each in rows.items()})
-        found.append(torch.stack(list(values)) if isinstance(values, list | tuple) else values)
-    return torch.stack(found)
+        outputs.append(torch.stack(list(values)) if isinstance(values, list | tuple) else values)
+    return torch.stack(outputs)
 
 
 def check(qnode, shapes, n_features):
@@ -33,9 +33,9 @@ def check(qnode, shapes, n_features):
     }
     inputs = rows.get("inputs", torch.zeros(0, dtype=torch.float64))
     ours = OverWeights(qnode, shapes, n_features)(inputs, {name: rows[name] for name in shapes})
-    found = [(each, *mixed_gradients(each, [*rows.values()])) for each in (ours, row_by_row(qnode, rows))]
-    same(*found, FLOAT64)
-    assert all(each.abs().max() > 1e-3 for each in found[0]), "there was something to compare"
+    both = [(each, *mixed_gradients(each, [*rows.values()])) for each in (ours, row_by_row(qnode, rows))]
+    same(*both, FLOAT64)
+    assert all(each.abs().max() > 1e-3 for each in both[0]), "there was something to compare"
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,8 @@ class Circuit(NamedTuple):
             for gate in self.gates:
                 apply(gate, inputs, weights)
             kinds = MEASUREMENTS | {"state": lambda w, s: qp.state()}
-            found = [kinds[kind](list(wires), seed) for kind, wires, seed in self.measurements]
-            return found if self.listed else found[0]
+            values = [kinds[kind](list(wires), seed) for kind, wires, seed in self.measurements]
+            return values if self.listed else values[0]
 
         return qp.QNode(circuit, qp.device("default.qubit", wires=self.n_wires, seed=None))
 
@@ -336,9 +336,9 @@ def agree(circuit: Circuit, *, single: bool = True, backend: str = "batched") ->
     if backend == "auto":
         return
     if single:
-        found = with_gradients(run, *(tensor.float() for tensor in given))
-        assert all(tensor.dtype == torch.float32 for tensor in found)
-        close(found, true, FLOAT32)
+        result = with_gradients(run, *(tensor.float() for tensor in given))
+        assert all(tensor.dtype == torch.float32 for tensor in result)
+        close(result, true, FLOAT32)
     else:
         values, pull = torch.func.vjp(run, *given)  # nothing is differentiated by hand
         close((values, *pull(mixture(values))), true, FLOAT64)

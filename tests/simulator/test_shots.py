@@ -72,8 +72,8 @@ def test_it_is_exact_as_shots_grow():
         return qp.expval(qp.X(0)), qp.probs(wires=1), qp.var(qp.Z(1))
 
     exact, many = (step(layer_of(with_variance, shots)) for shots in (None, 10**7))
-    for true, found in zip(exact, many, strict=True):
-        assert torch.allclose(found, true, rtol=0, atol=0.01) and not torch.equal(found, true)
+    for true, mean in zip(exact, many, strict=True):
+        assert torch.allclose(mean, true, rtol=0, atol=0.01) and not torch.equal(mean, true)
 
 
 def test_a_generator_fixes_every_shot():

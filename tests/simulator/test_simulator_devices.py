@@ -131,14 +131,14 @@ def test_torchs_precision_changes_no_digit(setting, n_rows, monkeypatch):
 
         monkeypatch.setattr(part, name, spy)
     layer, inputs = layer_and_inputs(n_rows)
-    found = []
+    results = []
     for asked in ("none", setting):
         set_precision(asked, *PRODUCTS)
         set_precision("none" if asked == "none" else "tf32", "cuda", "matmul")
-        found.append(measured(layer, inputs.detach()))
+        results.append(measured(layer, inputs.detach()))
         assert precision(*PRODUCTS) == asked
     assert seen and (n_rows == 3 or set(seen) <= {"none", "ieee"})  # NumPy knows no such settings
-    same(*found, 0)
+    same(*results, 0)
 
 
 def test_what_is_inherited_stays_inherited():
@@ -160,8 +160,8 @@ def test_what_torch_itself_differentiates_is_not_rounded(setting, dtype, monkeyp
     [second] = torch.autograd.grad(first.sum(), layer.weights)
     assert seen == {dtype} and second.dtype == torch.float32 and second.abs().max() > 0.1
     seen.clear()
-    found = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))(inputs.detach())
-    assert seen == {dtype} and found.dtype == torch.float32
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))(inputs.detach())
+    assert seen == {dtype} and jacobian.dtype == torch.float32
 
 
 def test_a_program_over_weights_is_exact_at_any_precision():
@@ -184,10 +184,10 @@ def test_both_passes_are_captured(ansatz):
     layer = QuantumLayer(*circuits.build(ansatz)).cuda()
     sample, inputs = (uniform(64, 4, seed=seed).cuda().requires_grad_() for seed in (0, 1))
     graphed = torch.cuda.make_graphed_callables(layer, (sample,))
-    true, found = (
+    true, result = (
         torch.autograd.grad(run(inputs).square().sum(), [inputs, layer.weights]) for run in (layer, graphed)
     )
-    same(found, true, FLOAT32)
+    same(result, true, FLOAT32)
 
 
 @pytest.mark.gpu
