@@ -97,15 +97,15 @@ def batch_of(n: int = 20) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("chunk", [1, 6, 19])
 @pytest.mark.parametrize("head", ["full", "quantum"])
 def test_chunks_give_the_gradient_of_the_whole(head, chunk):
-    clip, batch, found = clip_of(head).double(), batch_of(), []
+    clip, batch, results = clip_of(head).double(), batch_of(), []
     for pieces in ({}, {"micro_batch": chunk}):
         clip.zero_grad()
         loss = Contrastive()(clip, batch, **pieces).loss
         loss.backward()
         slopes = {name: each.grad.clone() for name, each in clip.named_parameters() if each.grad is not None}
-        found.append(slopes | {"loss": loss.detach()})
-    close(found[1], found[0], atol=1e-10)
-    assert max(float(value.abs().max()) for value in found[0].values()) > 1e-2, "nothing to compare"
+        results.append(slopes | {"loss": loss.detach()})
+    close(results[1], results[0], atol=1e-10)
+    assert max(float(value.abs().max()) for value in results[0].values()) > 1e-2, "nothing to compare"
 
 
 def test_what_is_refused(monkeypatch):
@@ -156,7 +156,7 @@ def directions(n: int, seed: int, size: int = 6) -> torch.Tensor:
 def by_hand(queries, candidates, right: set[tuple[int, int]], k: int) -> float:
     """The k nearest of each query, one after the other."""
     nearest = (-queries @ candidates.T).argsort(1)[:, :k].tolist()
-    return np.mean([any((q, c) in right for c in found) for q, found in enumerate(nearest)])
+    return np.mean([any((q, c) in right for c in row) for q, row in enumerate(nearest)])
 
 
 def test_what_cannot_be_compared_is_never_found():
@@ -165,8 +165,8 @@ def test_what_cannot_be_compared_is_never_found():
     for images, texts in ((good, broken), (broken, good), (broken, broken), (torch.ones(3, 1),) * 2):
         assert set(recall(images, texts, right, ranks=(1, 2)).values()) == {0.0}
     good[1] = torch.nan
-    found = recall(good, torch.eye(3), right, ranks=(1,))
-    assert found["image_to_text_recall_1"] == pytest.approx(2 / 3), "the others are found all the same"
+    scored = recall(good, torch.eye(3), right, ranks=(1,))
+    assert scored["image_to_text_recall_1"] == pytest.approx(2 / 3), "the others are found all the same"
 
 
 @pytest.mark.parametrize("rows", [3, 512])
@@ -177,12 +177,12 @@ def test_recall_with_several_captions(rows, monkeypatch):
     flipped = {(t, i) for i, t in right}
     pairs = torch.tensor(right)[torch.randperm(27, generator=torch.Generator().manual_seed(2))]
     given = Embeddings(images, texts, pairs, ("",) * 25)
-    found = recall(images, texts, given.right, ranks=(1, 2, 5, 30))
+    scored = recall(images, texts, given.right, ranks=(1, 2, 5, 30))
     for k in (1, 2, 5, 30):
-        assert found[f"image_to_text_recall_{k}"] == by_hand(images, texts, {*right}, k)
-        assert found[f"text_to_image_recall_{k}"] == by_hand(texts, images, flipped, k)
-    assert found["image_to_text_recall_30"] == found["text_to_image_recall_30"] == 1
-    assert 0 < found["image_to_text_recall_1"] != found["text_to_image_recall_1"]
+        assert scored[f"image_to_text_recall_{k}"] == by_hand(images, texts, {*right}, k)
+        assert scored[f"text_to_image_recall_{k}"] == by_hand(texts, images, flipped, k)
+    assert scored["image_to_text_recall_30"] == scored["text_to_image_recall_30"] == 1
+    assert 0 < scored["image_to_text_recall_1"] != scored["text_to_image_recall_1"]
 
 
 def test_zero_shot():
@@ -196,20 +196,20 @@ def test_zero_shot():
 
 def test_a_split_in_the_space_of_a_model():
     part, clip = SPLITS.validation, clip_of()
-    found, whole = (embed(clip, SPLITS, "validation", batch_size=n) for n in (100, 1000))
-    assert found.images.shape == (len(part), 64) and found.texts.shape == (30, 64)
-    assert torch.equal(found.labels, part.labels) and found.classes.shape == (10, 64)
+    space, whole = (embed(clip, SPLITS, "validation", batch_size=n) for n in (100, 1000))
+    assert space.images.shape == (len(part), 64) and space.texts.shape == (30, 64)
+    assert torch.equal(space.labels, part.labels) and space.classes.shape == (10, 64)
     batch = next(iter(SPLITS.batches("validation", 7, shuffle=False)))
     ids, mask = tokenizers.encode(SPLITS.tokenizer, SPLITS.prompts[4])
     with torch.no_grad():
         (images, texts), mean = clip(**batch), clip.embed_texts(ids, mask).mean(0)
-    close(found.images, whole.images)
-    close(found.images[:7], images)
-    close(found.texts[found.captions.index(part.captions[0][0])], texts[0])
-    close(found.classes[4], mean / mean.norm())
-    pairs = {(i, found.captions.index(text)) for i, texts in enumerate(part.captions) for text in texts}
-    assert {tuple(pair) for pair in found.pairs.tolist()} == pairs
-    told = scores(found)
-    assert len(told) == 8 and all(0 <= value <= 1 for value in told.values())
-    assert told["recall_1"] == (told["image_to_text_recall_1"] + told["text_to_image_recall_1"]) / 2
-    assert Contrastive().judge(clip, SPLITS, "validation") == told
+    close(space.images, whole.images)
+    close(space.images[:7], images)
+    close(space.texts[space.captions.index(part.captions[0][0])], texts[0])
+    close(space.classes[4], mean / mean.norm())
+    pairs = {(i, space.captions.index(text)) for i, texts in enumerate(part.captions) for text in texts}
+    assert {tuple(pair) for pair in space.pairs.tolist()} == pairs
+    judged = scores(space)
+    assert len(judged) == 8 and all(0 <= value <= 1 for value in judged.values())
+    assert judged["recall_1"] == (judged["image_to_text_recall_1"] + judged["text_to_image_recall_1"]) / 2
+    assert Contrastive().judge(clip, SPLITS, "validation") == judged

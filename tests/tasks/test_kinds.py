@@ -63,9 +63,9 @@ def test_clip_is_compared_by_recall_and_drawn(tmp_path):
     assert longest == clip.splits.tokenizer.model_max_length == 9
     _, counts = report.preview(clip)
     assert counts.loc["train", "images"] == 108
-    found = tasks.contrastive.embed(runs.trained(clip), clip.splits)
-    cosines = found.images @ found.texts.T
-    lead = cosines.amax(1) - cosines.masked_fill(~found.right, -9).amax(1)  # 0 where the nearest is right
+    space = tasks.contrastive.embed(runs.trained(clip), clip.splits)
+    cosines = space.images @ space.texts.T
+    lead = cosines.amax(1) - cosines.masked_fill(~space.right, -9).amax(1)  # 0 where the nearest is right
     [figure] = report.mistakes(clip, 3)
     assert sum(bool(axis.images) for axis in figure.axes) == min(3, int((lead > 0).sum())) > 0
     worst = clip.splits.test.images[int(lead.argmax()), 0].numpy()
@@ -195,12 +195,12 @@ def test_parameters_are_counted_and_large_nets_planned_without_weights(adapted, 
     assert whole == {net: layers.count_parameters(runs.build(adapted, net, 0, bare=True)) for net in whole}
     free = {"device": "auto", "threads": "auto", "batch_size": 1, "controls": ["lora"]}
     fresh = runs.Run(tmp_path, adapted.config.override(**free))
-    found = measure.plan(**runs.to_plan(fresh))
+    plan = measure.plan(**runs.to_plan(fresh))
     assert "a trial would hold" in fresh.provenance["placement"]["sentence"]
-    assert found.places[0]["basis"] == "estimated" and found.places[0]["in_all"] > 0
-    assert any("A step was too large to time here" in note for note in found.notes)
-    assert found.prediction.n_trained < 0.05 * found.prediction.n_weights
-    assert found.prediction.memory["checkpoint"] < 0.2 * found.prediction.memory["weights"]
+    assert plan.places[0]["basis"] == "estimated" and plan.places[0]["in_all"] > 0
+    assert any("A step was too large to time here" in note for note in plan.notes)
+    assert plan.prediction.n_trained < 0.05 * plan.prediction.n_weights
+    assert plan.prediction.memory["checkpoint"] < 0.2 * plan.prediction.memory["weights"]
 
 
 # --- refused -----------------------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "settings", "told"), WRONG)
-def test_what_does_not_fit_is_told_in_a_sentence(home, given, tmp_path, recipe, settings, told):
+@pytest.mark.parametrize(("recipe", "settings", "words"), WRONG)
+def test_what_does_not_fit_is_told_in_a_sentence(home, given, tmp_path, recipe, settings, words):
     asked = ({"data_dir": str(home / "text")} if recipe.startswith("text") else {}) | settings
     if asked.get("pretrained") == "BASE":
         asked |= {"pretrained": given["pretrained"], "sequence_length": 16}
-    with pytest.raises((ValueError, OSError), match=rf"^.*{re.escape(told)}.*\Z"):
+    with pytest.raises((ValueError, OSError), match=rf"^.*{re.escape(words)}.*\Z"):
         runs.open_run(tmp_path / "run", recipe, **asked)
     assert not (tmp_path / "run" / "config.json").exists()

@@ -63,8 +63,8 @@ def test_greedy_text_is_the_most_likely_token_each_time(splits):
     model = without_end(small(), splits.tokenizer)
     for prompt in ("The", "The quick brown fox " * 20):  # which is longer than the positions by itself
         seen = splits.tokenizer.encode(prompt)[-22:]
-        found = tasks.generate(model, splits.tokenizer, prompt, 10, temperature=0)
-        assert found == splits.tokenizer.decode(greedy(model, seen, 10)[len(seen) :])
+        reply = tasks.generate(model, splits.tokenizer, prompt, 10, temperature=0)
+        assert reply == splits.tokenizer.decode(greedy(model, seen, 10)[len(seen) :])
     assert len(splits.tokenizer.encode(tasks.generate(model, splits.tokenizer, "The"))) > 10, "16 by itself"
     assert tasks.generate(model, splits.tokenizer, "", 3)
 
@@ -102,9 +102,9 @@ def test_losses_are_the_loop_s_and_an_adapter_s_stand_beside_its_base_s(splits):
     assert all(module.training for module in model.modules())
     loop = [train.evaluate(each, task, splits.batches("test", 7, shuffle=False)) for each in (model, small())]
     assert loss == pytest.approx(loop[0]["loss"], abs=1e-6)
-    found = task.judge(model, splits, loop[0])
-    assert found["perplexity"] == pytest.approx(math.exp(loop[0]["loss"]), rel=1e-9)
-    assert found["base_loss"] == pytest.approx(loop[1]["loss"], abs=1e-6) != pytest.approx(loop[0]["loss"])
+    judged = task.judge(model, splits, loop[0])
+    assert judged["perplexity"] == pytest.approx(math.exp(loop[0]["loss"]), rel=1e-9)
+    assert judged["base_loss"] == pytest.approx(loop[1]["loss"], abs=1e-6) != pytest.approx(loop[0]["loss"])
     assert list(task.judge(small(), splits, loop[1])) == ["perplexity"]
 
 
@@ -129,7 +129,7 @@ def test_an_adapter_trains_and_is_read_and_merged_without_the_kit(splits, tmp_pa
     assert torch.equal(logits(adapters.load(causal_lm(base), folder), ids), expected)
     load = AutoModelForCausalLM.from_pretrained
     with torch.random.fork_rng():
-        found = [PeftModel.from_pretrained(load(base), folder)]
+        models = [PeftModel.from_pretrained(load(base), folder)]
         if method == "prompt_tuning":
             with refused("model", NotImplementedError):
                 tasks.merge(model)
@@ -139,9 +139,9 @@ def test_an_adapter_trains_and_is_read_and_merged_without_the_kit(splits, tmp_pa
             assert merged.state_dict().keys() == small().state_dict().keys()
             tied = merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
             assert tied == sizes.get("tie_word_embeddings", False)
-            found.append(load(tasks.save(merged, splits.tokenizer, tmp_path / "merged")))
+            models.append(load(tasks.save(merged, splits.tokenizer, tmp_path / "merged")))
         given = torch.tensor([AutoTokenizer.from_pretrained(folder)(PROMPT).input_ids])
-        for plain in found:
+        for plain in models:
             torch.testing.assert_close(logits(plain, given), expected, atol=LOGITS, rtol=0)
 
 

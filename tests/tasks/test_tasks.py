@@ -53,9 +53,9 @@ def test_loss_and_accuracy(smoothing, training, dtype):
 def test_macro_f1_counts_rare_classes_as_much_as_others():
     labels, outputs = torch.tensor([0] * 9 + [1]), torch.tensor([[1.0, 0.0]]).expand(10, 2)
     splits = SimpleNamespace(split=lambda name: {"test": SimpleNamespace(labels=labels)}[name])
-    found = Classification().judge(outputs, splits)
-    assert found["macro_f1"] == pytest.approx((18 / 19 + 0) / 2)
-    assert found["ece"] == pytest.approx(calibration_error(outputs.softmax(1), labels), abs=1e-6)
+    judged = Classification().judge(outputs, splits)
+    assert judged["macro_f1"] == pytest.approx((18 / 19 + 0) / 2)
+    assert judged["ece"] == pytest.approx(calibration_error(outputs.softmax(1), labels), abs=1e-6)
 
 
 @pytest.mark.parametrize(
