@@ -59,10 +59,10 @@ def test_what_an_allocator_says_is_told_from_other_errors():
 def test_it_says_where_and_what_would_help(training, at, place, given, remedy):
     with pytest.raises(OutOfMemory) as caught:
         fitted(net(), task=At(at, raises(ERRORS[2]), training), **given)
-    told = (
+    sentence = (
         rf"Memory ran out at {place} \(MPS backend .*\)\. The same command resumes .* checkpoint: run it with"
     )
-    assert re.match(f"{told} {remedy}", str(caught.value))
+    assert re.match(f"{sentence} {remedy}", str(caught.value))
     assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
 
 
@@ -76,11 +76,11 @@ def test_pieces_are_nearly_equal_together_everything_and_of_the_same_kinds():
 
     values = torch.arange(8)
     pair = Pair(values[:, None].expand(8, 3), [values])
-    found = stepper.pieces({"pair": pair, "nothing": None, "text": BatchEncoding({"ids": values})}, 3)
-    assert [len(piece["pair"].labels[0]) for piece in found] == [2, 3, 3]
-    assert torch.equal(torch.cat([piece["pair"].images for piece in found]), pair.images)
-    assert torch.equal(torch.cat([piece["text"]["ids"] for piece in found]), values)
-    kinds = {(type(piece["pair"]), piece["nothing"], type(piece["text"])) for piece in found}
+    pieces = stepper.pieces({"pair": pair, "nothing": None, "text": BatchEncoding({"ids": values})}, 3)
+    assert [len(piece["pair"].labels[0]) for piece in pieces] == [2, 3, 3]
+    assert torch.equal(torch.cat([piece["pair"].images for piece in pieces]), pair.images)
+    assert torch.equal(torch.cat([piece["text"]["ids"] for piece in pieces]), values)
+    kinds = {(type(piece["pair"]), piece["nothing"], type(piece["text"])) for piece in pieces}
     assert kinds == {(Pair, None, BatchEncoding)}
 
 

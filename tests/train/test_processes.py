@@ -88,8 +88,8 @@ def trained(tmp_path_factory):
     """What trainings by one and by two processes end in; some begin with one and end with the other."""
     folder = tmp_path_factory.mktemp("processes")
     train_together(folder, "straight,0,0", "in pieces,0,6", "first one,9,0")
-    told = launch(TRAIN, folder, "both,0,0", "both in pieces,0,3", "first two,9,0", "first one,0,0")
-    assert told == ["0 stopped\n", "1 stopped\n"]
+    lines = launch(TRAIN, folder, "both,0,0", "both in pieces,0,3", "first two,9,0", "first one,0,0")
+    assert lines == ["0 stopped\n", "1 stopped\n"]
     train_together(folder, "first two,0,0")
     return lambda name: torch.load(folder / f"{name}.pt", weights_only=True)
 

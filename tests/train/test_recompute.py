@@ -71,11 +71,11 @@ def step(model, loss, again):
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(5)
         with recomputing(model) if again else contextlib.nullcontext():
-            found = loss()
+            value = loss()
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         options = {"retain_graph": True, "allow_unused": True}
-        walks = [torch.autograd.grad(found, weights, **options) for _ in range(2)]
-        return found.detach(), walks, dict(model.named_buffers()), torch.rand(())
+        walks = [torch.autograd.grad(value, weights, **options) for _ in range(2)]
+        return value.detach(), walks, dict(model.named_buffers()), torch.rand(())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,9 +99,9 @@ def test_gradients_buffers_and_random_numbers_are_the_same_bits_and_the_model_st
 
 def kept(loss):
     """Bytes that are there after a forward pass and were not before it: what is kept for the way back."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = loss()
-    size = sum(event.self_cpu_memory_usage for event in found.key_averages())
+    size = sum(event.self_cpu_memory_usage for event in profiled.key_averages())
     result.backward()
     return size
 

@@ -101,8 +101,8 @@ class Scripted:
             return step
         self.seen.append(step.count)
         place = (sum(self.seen) - 1) // 32  # `loaders` validates on 32 samples
-        found = {"loss": self.losses[place], "accuracy": self.scores[place]}
-        sums = {name: torch.tensor(step.count * value) for name, value in found.items()}
+        metrics = {"loss": self.losses[place], "accuracy": self.scores[place]}
+        sums = {name: torch.tensor(step.count * value) for name, value in metrics.items()}
         return Step(step.loss, sums, step.count)
 
 
@@ -151,10 +151,10 @@ def test_evaluate_is_a_mean_over_samples_however_they_are_batched(batch_size, mi
     points, labels = clouds(32, 1)
     model = net(dropout=0.5).train()
     loader = DataLoader(TensorDataset(points, labels), batch_size)
-    found = train.evaluate(model, TASK, loader, micro_batch=micro_batch)
+    result = train.evaluate(model, TASK, loader, micro_batch=micro_batch)
     logits = model.eval()(points).detach()
-    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=SAME_STEP)
-    assert found["accuracy"] == (logits.argmax(1) == labels).float().mean().item()
+    assert result["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=SAME_STEP)
+    assert result["accuracy"] == (logits.argmax(1) == labels).float().mean().item()
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -281,9 +281,9 @@ def test_patience_and_the_best_epoch_stays(tmp_path, kept, scores, losses, patie
     assert [same(weights(model), each) for each in after] == [n == best for n in range(1, epochs + 1)]
     assert [row["best"] for row in progress.rows][best - 1 :] == [True] + [False] * (epochs - best)
     if folder:
-        found = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
+        saved = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
         wanted = {best, epochs - 1, epochs}  # the best and the last two
-        assert wanted <= found and len(found) <= len(wanted) + 1  # and what was best before
+        assert wanted <= saved and len(saved) <= len(wanted) + 1  # and what was best before
         other = net(seed=1)  # nothing is left to train
         assert fit(other, Scripted([]), epochs=5, patience=patience, folder=folder) == progress
         assert same(weights(other), weights(model))
@@ -407,8 +407,8 @@ def ends(folder):
     state, progress = torch.load(folder / "end.pt", weights_only=True)
     rows = {row["epoch"]: row | {"seconds": 0} for row in read_lines(folder / "metrics.jsonl")}
     kept = Store(folder).restore()
-    for told in (progress, kept["progress"]):
-        told["seconds"], told["rows"] = len(told["seconds"]), timeless(told["rows"])
+    for each in (progress, kept["progress"]):
+        each["seconds"], each["rows"] = len(each["seconds"]), timeless(each["rows"])
     return {"weights": state, "progress": progress, "kept": kept, "rows": rows}
 
 
@@ -504,7 +504,7 @@ def test_a_task_is_an_island_of_float32(precision, around):
             seen.add(model(batch[0]).dtype)
             return super().__call__(model, batch)
 
-    model[0].register_forward_hook(lambda layer, given, found: inside.add(found.dtype))
+    model[0].register_forward_hook(lambda layer, given, output: inside.add(output.dtype))
     fit(model, Seeing(), epochs=1, precision=precision)
     assert inside == {around} and seen == {torch.float32}
     assert not model._forward_hooks, "the training leaves something behind"
@@ -537,7 +537,7 @@ def test_what_cannot_be_trained_is_refused(data, settings, what):
 
 
 @pytest.mark.parametrize(
-    ("training", "at", "value", "told"),
+    ("training", "at", "value", "sentence"),
     [
         (True, 1, math.nan, "training loss at epoch 1, batch 0 is not finite. Check the data"),
         (True, 10, math.inf, "training loss at epoch 2, batch 3 is not finite"),
@@ -545,11 +545,11 @@ def test_what_cannot_be_trained_is_refused(data, settings, what):
     ],
 )
 def test_a_loss_that_is_not_finite_names_its_place_and_spoils_no_checkpoint(
-    tmp_path, training, at, value, told
+    tmp_path, training, at, value, sentence
 ):
     model, rows = net(), []
     broken = At(at, lambda: model[3].weight.data.fill_(value), training)
-    with pytest.raises(FloatingPointError, match=f"^The {told}"):
+    with pytest.raises(FloatingPointError, match=f"^The {sentence}"):
         fit(model, broken, epochs=3, folder=tmp_path, log=rows.append)
     assert len(rows) == len(list(tmp_path.glob("checkpoint-*"))) < 2
     with pytest.raises(FloatingPointError, match=r"^The loss is not finite\. Check the data"):
