@@ -24,15 +24,15 @@ def test_a_quick_run_writes_checked_numbers_and_a_table(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "bench.csv")
-    found = {(row["workload"], row["peer"]): row for row in table.to_dict("records")}
+    results = {(row["workload"], row["peer"]): row for row in table.to_dict("records")}
     every = {"W1", "W2", "W3-64", "W3-256", "W4-4", "W4-8", "W5"}
     for peer, keys in {"batched": every, "lightning.qubit": every, "classical": {"W5"}}.items():
-        assert {key for key, other in found if other == peer} == keys
-    for (key, _), row in found.items():
+        assert {key for key, other in results if other == peer} == keys
+    for (key, _), row in results.items():
         assert 0 <= row["deviation"] <= run.TOLERANCE and 1 <= row["rounds"] <= 2
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and row["first_s"] > 0
         assert row["peak_mb"] >= row["before_mb"] > 50
-        ratio = row["median_ms"] / found[key, "batched"]["median_ms"]
+        ratio = row["median_ms"] / results[key, "batched"]["median_ms"]
         assert row["x_batched"] == pytest.approx(ratio, rel=1e-4), "the table keeps six digits"
     assert table["machine"][0] in done.stdout and "W3-256 default.qubit" in done.stdout
 
@@ -44,12 +44,12 @@ SMALL = workloads.Workload("W3-64", "strongly_entangling", 3, 1, 6)
 
 @pytest.mark.parametrize("part", ["values", "gradient of inputs", "gradient of weights"])
 def test_a_planted_wrong_number_is_told(part):
-    found, right = peers.make("batched", SMALL, "cpu").answer(), peers.reference(SMALL, control=False)
-    row = {"workload": "W1", "peer": "batched", "deviation": peers.deviation(found, right)}
+    answer, right = peers.make("batched", SMALL, "cpu").answer(), peers.reference(SMALL, control=False)
+    row = {"workload": "W1", "peer": "batched", "deviation": peers.deviation(answer, right)}
     assert run.problems([row]) == []
-    found[part] = found[part].copy()
-    found[part].flat[-1] += 3e-3
-    [sentence] = run.problems([row | {"deviation": peers.deviation(found, right)}])
+    answer[part] = answer[part].copy()
+    answer[part].flat[-1] += 3e-3
+    [sentence] = run.problems([row | {"deviation": peers.deviation(answer, right)}])
     assert sentence.startswith("W1: qnnkit, eager deviates from float64 by") and "0.0001" in sentence
 
 
@@ -156,9 +156,9 @@ def test_a_slow_auto_is_told(auto):
 )
 def test_a_prediction_is_judged_by_medians(peak, seconds, within):
     times = [(9, 9), (peak, seconds), (0.1, 0.1)]
-    found = [{"peak": 100e6 * mb, "seconds_per_epoch": s, "n_weights": 7} for mb, s in times]
+    predictions = [{"peak": 100e6 * mb, "seconds_per_epoch": s, "n_weights": 7} for mb, s in times]
     measured = {"peak": 100e6, "seconds_per_epoch": 1.0}
-    row = predicting.compared("digits_quanv", [(each, measured) for each in found])
+    row = predicting.compared("digits_quanv", [(each, measured) for each in predictions])
     assert row["off_mb"] == pytest.approx(peak - 1) and row["measured_mb"] == 100
     assert predicting.within(pd.DataFrame([row])).tolist() == [within]
 
@@ -181,7 +181,7 @@ def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path)
     run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
     finals = list(runs.train_all(run))
     best = max(finals, key=lambda row: row["validation_accuracy"])
-    found = noisy.rows(run, 4)
-    assert set(found["seed"]) == {best["seed"]} and set(found["test_accuracy"]) == {best["test_accuracy"]}
-    assert found["condition"].iloc[0] == "exact" and set(found["images"]) == {4}
-    assert {"shots", "depolarizing", "readout"} <= set(found["condition"])
+    frame = noisy.rows(run, 4)
+    assert set(frame["seed"]) == {best["seed"]} and set(frame["test_accuracy"]) == {best["test_accuracy"]}
+    assert frame["condition"].iloc[0] == "exact" and set(frame["images"]) == {4}
+    assert {"shots", "depolarizing", "readout"} <= set(frame["condition"])

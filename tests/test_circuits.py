@@ -194,9 +194,9 @@ def test_a_blank_sample_becomes_the_zero_state_and_has_finite_gradients(n_featur
     inputs[1, -1] = 3  # its neighbour in the batch is not blank
     zero, last = torch.eye(4)[0], torch.eye(4)[n_features - 1]
     expected = torch.stack([torch.stack(qnode(state, weights)) for state in (zero, last)], dim=1)
-    found = torch.stack(qnode(inputs.requires_grad_(dtype.is_floating_point), weights))
-    torch.testing.assert_close(found, expected, check_dtype=False)
-    found.sum().backward()
+    values = torch.stack(qnode(inputs.requires_grad_(dtype.is_floating_point), weights))
+    torch.testing.assert_close(values, expected, check_dtype=False)
+    values.sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in (inputs, weights) if leaf.requires_grad)
 
 

@@ -38,12 +38,12 @@ def pictures(tmp_path):
     return fill(tmp_path / "pictures", [f"{name}/{i}.png" for name in "ab" for i in range(6)], size=(6, 6))
 
 
-def refused(answer, *told):
+def refused(answer, *sentences):
     """Asserts that the command stopped with status 2 and one line that says all of `told`."""
     status, out, err = answer
     assert (status, out) == (2, "")
     assert re.fullmatch(r"qnnkit: .*[.!?]\n", err) and "[Errno" not in err  # a sentence
-    for words in told:
+    for words in sentences:
         assert words in err
 
 
@@ -86,8 +86,8 @@ def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit
     begun = runs.open_run("run", "digits_quanv")
     refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")
     (begun.folder / "result.json").mkdir()
-    told = f"Cannot use {begun.folder / 'result.json'} (Is a directory)."
-    refused(qnnkit("run", "--run-dir", "run"), told)
+    message = f"Cannot use {begun.folder / 'result.json'} (Is a directory)."
+    refused(qnnkit("run", "--run-dir", "run"), message)
     for error in (NotImplementedError("No."), FloatingPointError("No.")):
         monkeypatch.setattr(runs, "watch", raises(error))
         refused(qnnkit("watch", "run"), "No.")
@@ -266,6 +266,6 @@ def test_recipes_are_listed_described_and_copied(qnnkit, home):
 
 
 def test_the_machine_is_told_as_json(qnnkit):
-    found = json.loads(qnnkit("doctor", "--json")[1])
-    assert found.keys() >= {"machine", "accelerators", "simulators"}
-    assert found["machine"]["python"] == platform.python_version()
+    facts = json.loads(qnnkit("doctor", "--json")[1])
+    assert facts.keys() >= {"machine", "accelerators", "simulators"}
+    assert facts["machine"]["python"] == platform.python_version()

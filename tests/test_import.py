@@ -66,16 +66,16 @@ IMPORT = """
 
 
 def test_the_import_is_quick_changes_nothing_and_loads_nothing_heavy():
-    found = python(IMPORT)
-    assert found["seconds"] < SECONDS
-    assert found["changed"] == found["missing"] == found["changed by others"] == []
-    assert not LATE & {name.split(".")[0] for name in found["modules"]}
-    assert not {"transformers", "peft", "tokenizers"} & set(found["of tasks"])
+    facts = python(IMPORT)
+    assert facts["seconds"] < SECONDS
+    assert facts["changed"] == facts["missing"] == facts["changed by others"] == []
+    assert not LATE & {name.split(".")[0] for name in facts["modules"]}
+    assert not {"transformers", "peft", "tokenizers"} & set(facts["of tasks"])
 
 
 def test_qnnkit_alone_loads_neither_torch_nor_pennylane():
-    found = python("import json, sys, qnnkit, qnnkit.cli; print(json.dumps(sorted(sys.modules)))")
-    assert {"torch", "pennylane", *LATE} & set(found) == set()
+    loaded = python("import json, sys, qnnkit, qnnkit.cli; print(json.dumps(sorted(sys.modules)))")
+    assert {"torch", "pennylane", *LATE} & set(loaded) == set()
 
 
 # --- the map -----------------------------------------------------------------------------------------------

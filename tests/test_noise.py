@@ -66,12 +66,12 @@ def values_of(model: nn.Module, inputs=ANGLES, labels=None, **conditions) -> tor
 def test_shots_spread_as_a_binomial_does():
     shots, repeats = 50, 2_000
     inputs = torch.full((repeats, 1), 1.0)
-    found = values_of(rotations(), inputs, shots=(shots,))
+    values = values_of(rotations(), inputs, shots=(shots,))
     variance = (1 - math.cos(1.0) ** 2) / shots
     spread_of_mean, spread_of_variance = math.sqrt(variance / repeats), variance * math.sqrt(2 / repeats)
-    assert abs(found.mean() - math.cos(1.0)) < 4 * spread_of_mean
-    assert abs(found.var() - variance) < 4 * spread_of_variance
-    assert torch.allclose(found * shots / 2, (found * shots / 2).round(), atol=1e-4), "no counts of shots"
+    assert abs(values.mean() - math.cos(1.0)) < 4 * spread_of_mean
+    assert abs(values.var() - variance) < 4 * spread_of_variance
+    assert torch.allclose(values * shots / 2, (values * shots / 2).round(), atol=1e-4), "no counts of shots"
 
 
 @pytest.mark.parametrize("p", [0.01, 0.3])
@@ -89,8 +89,8 @@ def test_depolarizing_shrinks_once_per_gate_on_both_its_wires_and_a_readout_flip
         ("depolarizing", 1 - 4 * p / 3, [2, 3, 2, 3]),
         ("readout", 1 - 2 * p, [1, 1, 1, 2]),
     ):
-        found, shrunk = values_of(model, inputs, **{condition: (p,)}), factor ** torch.tensor(powers)
-        torch.testing.assert_close(found[0], shrunk * exact, atol=EXACT, rtol=0)
+        noisy, shrunk = values_of(model, inputs, **{condition: (p,)}), factor ** torch.tensor(powers)
+        torch.testing.assert_close(noisy[0], shrunk * exact, atol=EXACT, rtol=0)
 
 
 # --- nets ---------------------------------------------------------------------------------------------------
@@ -185,10 +185,10 @@ def test_a_fake_device_gives_every_measurement_in_its_place_shrunk_and_repeats_i
 
     model, inputs = net_of(circuit, 2, start=0.3), torch.tensor([[0.0], [1.5], [math.pi]])
     exact = model.layer(inputs).detach().double()
-    found, again = (values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,)) for _ in range(2))
-    assert torch.equal(found, again), "one seed, the same shots"
-    torch.testing.assert_close(found, exact, atol=0.2, rtol=0)
-    assert found[0, 0] < 1 and found[2, 0] > -1, "a state is mostly, not always, read as prepared"
+    first, again = (values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,)) for _ in range(2))
+    assert torch.equal(first, again), "one seed, the same shots"
+    torch.testing.assert_close(first, exact, atol=0.2, rtol=0)
+    assert first[0, 0] < 1 and first[2, 0] > -1, "a state is mostly, not always, read as prepared"
     with refused("device"):
         values_of(rotations(), device="FakeManila3")
     with refused("model"):

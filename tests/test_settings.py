@@ -45,8 +45,8 @@ def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
     assert {*CRITERIA} < {*PLACEMENT} < {*before}
     for name in [name for name in kind.model_fields if (name, before[name]) not in ONLY]:
         changed = changed_in(own, name)
-        told, after = kind.model_fields[name].description, changed.flat()
-        assert told.endswith(".") and "\n" not in told and 10 < len(told) <= LONGEST_DESCRIPTION, name
+        text, after = kind.model_fields[name].description, changed.flat()
+        assert text.endswith(".") and "\n" not in text and 10 < len(text) <= LONGEST_DESCRIPTION, name
         assert {key for key in before if before[key] != after[key]} == {name}
         assert own.flat() == before  # the original is left as it was
         placement = name in PLACEMENT
@@ -60,8 +60,8 @@ def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
 
 def test_a_setting_that_a_version_adds_changes_no_digest():
     """Only what differs from the recipe's own is hashed."""
-    told = {"recipe": RECIPES["digits_quanv"].digest, "epochs": 3}
-    expected = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    values = {"recipe": RECIPES["digits_quanv"].digest, "epochs": 3}
+    expected = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     assert recipes.settings("digits_quanv", epochs=3, device="cpu").digest() == expected
 
 
@@ -81,17 +81,17 @@ BAD = [
 @pytest.mark.parametrize("recipe", ["letters", "digits_quanv", "resnet_circuit_frozen"])
 def test_a_bad_value_gets_one_sentence(recipe):
     """By the rule of the kit, though a recipe declares the setting anew."""
-    for name, value, told in BAD:
+    for name, value, message in BAD:
         with refused(name) as caught:
             usual(recipe).override(**{name: value})
-        assert f"Argument `{name}` must {told}" in str(caught.value) and "\n" not in str(caught.value)
+        assert f"Argument `{name}` must {message}" in str(caught.value) and "\n" not in str(caught.value)
         assert type(caught.value) is ValueError  # not pydantic's own, which prints four lines
     with refused("learning_rate"):
         usual(recipe).override(net_settings=["hybrid.learning_rate=-1"])
     with refused("setting") as caught:
         usual(recipe).override(epocs=2)
-    told = "but is 'epocs'. Did you mean 'epochs'? All of them: qnnkit recipes NAME"
-    assert f"be a known name, {told}" in str(caught.value)
+    message = "but is 'epocs'. Did you mean 'epochs'? All of them: qnnkit recipes NAME"
+    assert f"be a known name, {message}" in str(caught.value)
 
 
 def test_a_number_may_be_left_to_be_measured():

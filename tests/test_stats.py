@@ -27,16 +27,16 @@ def test_one_value_or_identical_ones_say_nothing_of_the_spread(values):
     for interval in (mean_interval, loss_interval):
         mean, *ends = interval(values)
         assert mean == pytest.approx(values[0]) and all(map(math.isnan, ends))
-    found = compare(values, [0.0] * len(values))
-    assert all(math.isnan(found[name]) for name in ("low", "high", "p", "effect_size"))
+    row = compare(values, [0.0] * len(values))
+    assert all(math.isnan(row[name]) for name in ("low", "high", "p", "effect_size"))
 
 
 def test_an_interval_of_shares_by_hand():
     """Mean 0.9; seeds: half width 4.3027 * 0.01 / sqrt(3); samples: Clopper and Pearson's of 90 in 100."""
-    found, (low, high) = share_interval([0.89, 0.9, 0.91], 100), clopper_pearson(90, 100)
+    interval, (low, high) = share_interval([0.89, 0.9, 0.91], 100), clopper_pearson(90, 100)
     seeds = 4.302653 * 0.01 / math.sqrt(3)
-    assert found.low == pytest.approx(0.9 - math.hypot(seeds, 0.9 - low), abs=1e-7)
-    assert found.high == pytest.approx(0.9 + math.hypot(seeds, high - 0.9), abs=1e-7)
+    assert interval.low == pytest.approx(0.9 - math.hypot(seeds, 0.9 - low), abs=1e-7)
+    assert interval.high == pytest.approx(0.9 + math.hypot(seeds, high - 0.9), abs=1e-7)
     for right, expected in ((0, (0.0, 0.3085)), (5, (0.1871, 0.8129)), (10, (0.6915, 1.0))):
         assert clopper_pearson(right, 10) == pytest.approx(expected, abs=1e-4), "a printed table"
 
@@ -110,23 +110,23 @@ def test_what_nothing_can_be_said_of_is_refused(function, given, argument):
 
 def test_effect_size_by_hand():
     """Differences 1 to 5: mean 3, standard deviation 1.5811; J of 4 degrees is 0.7979 (Hedges 1981)."""
-    found = compare([1.0, 2.0, 3.0, 4.0, 5.0], [0.0] * 5)["effect_size"]
-    assert found == pytest.approx(3 / 1.58114 * 0.797885, rel=1e-5)
-    assert compare([0.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])["effect_size"] == -found
+    effect = compare([1.0, 2.0, 3.0, 4.0, 5.0], [0.0] * 5)["effect_size"]
+    assert effect == pytest.approx(3 / 1.58114 * 0.797885, rel=1e-5)
+    assert compare([0.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])["effect_size"] == -effect
     assert math.isnan(compare([1.0, 2.0], [0.0, 0.0])["effect_size"]), "two seeds are too few"
 
 
 def test_splits_that_share_samples_widen_the_interval_by_hand():
     """Nadeau and Bengio: 10 differences of mean 1 and spread 2, a third as many test as training samples."""
     values = [1 + 2 * x for x in np.linspace(-1, 1, 10) / np.std(np.linspace(-1, 1, 10), ddof=1)]
-    plain, found = (compare(values, [0.0] * 10, ratio, margin=0.1) for ratio in (0, 1 / 3))
+    plain, shared = (compare(values, [0.0] * 10, ratio, margin=0.1) for ratio in (0, 1 / 3))
     error = 2 * math.sqrt(1 / 10 + 1 / 3)
-    assert found["p"] == pytest.approx(2 * scipy_stats.t.sf(1 / error, 9)) and plain["p"] < found["p"]
+    assert shared["p"] == pytest.approx(2 * scipy_stats.t.sf(1 / error, 9)) and plain["p"] < shared["p"]
     ends = 1 - 2.262157 * error, 1 + 2.262157 * error
-    assert (found["low"], found["high"]) == pytest.approx(ends, abs=1e-5)
-    assert found["p_equivalent"] == pytest.approx(scipy_stats.t.sf((0.1 - 1) / error, 9))
-    assert found["detectable"] > plain["detectable"] and found["unit"] == "splits"
-    assert found["seeds_needed"] == math.inf, "more splits of the same data find no more"
+    assert (shared["low"], shared["high"]) == pytest.approx(ends, abs=1e-5)
+    assert shared["p_equivalent"] == pytest.approx(scipy_stats.t.sf((0.1 - 1) / error, 9))
+    assert shared["detectable"] > plain["detectable"] and shared["unit"] == "splits"
+    assert shared["seeds_needed"] == math.inf, "more splits of the same data find no more"
     for score, n_test in ((ENERGY, ()), (LOSS, ()), (ACCURACY, ()), (ACCURACY, [50] * 3)):
         narrow, wide = (score.interval([0.5, 0.6, 0.7], n_test, ratio) for ratio in (0, 1 / 3))
         assert wide.low < narrow.low < narrow.high < wide.high, score
@@ -136,8 +136,8 @@ def test_splits_that_share_samples_widen_the_interval_by_hand():
 def test_power_is_that_of_simulated_studies(n):
     """Also for two seeds, whose t has no noncentral form in scipy."""
     studies = np.random.default_rng(0).normal(least_shift(n) / math.sqrt(n), 1, (20_000, n))
-    found = scipy_stats.ttest_1samp(studies, 0, axis=1).pvalue < 0.05
-    assert found.mean() == pytest.approx(0.8, abs=3 * 0.4 / math.sqrt(20_000))
+    detected = scipy_stats.ttest_1samp(studies, 0, axis=1).pvalue < 0.05
+    assert detected.mean() == pytest.approx(0.8, abs=3 * 0.4 / math.sqrt(20_000))
 
 
 def test_seeds_needed_are_the_fewest_that_find_the_margin():

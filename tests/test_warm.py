@@ -77,8 +77,8 @@ def outputs(path):
 
 def test_nothing_of_one_notebook_reaches_the_next(chain):
     folder, _, way = chain
-    (told,) = outputs(folder / "out" / "looks.ipynb")
-    assert told.text == f"{way == 'warm'} False False torch.float32 .\n"  # the workspace
+    (output,) = outputs(folder / "out" / "looks.ipynb")
+    assert output.text == f"{way == 'warm'} False False torch.float32 .\n"  # the workspace
 
 
 def test_pyplot_draws_into_the_notebook(chain):

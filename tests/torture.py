@@ -34,18 +34,18 @@ TIMES = ("seconds", "seconds_per_epoch", "peak_memory")
 def outcome(folder: Path) -> dict:
     """All that a run came to but its times: rows, weights at the best epoch, and the state to go on from."""
     run = runs.open_run(folder)
-    found: dict = {}
+    numbers: dict = {}
     rows = [row for row in run.rows("metrics") if row["event"] in ("epoch", "test")]  # others tell times
     for row in rows:  # an epoch that was computed twice is there twice
         key = (row["event"], row["net"], row["seed"], row.get("epoch"))
-        found[key] = {name: value for name, value in row.items() if name not in TIMES}
+        numbers[key] = {name: value for name, value in row.items() if name not in TIMES}
     for net in run.nets:
         for seed in run.seeds:
-            found[net, seed] = dict(runs.trained(run, net, seed).state_dict())
+            numbers[net, seed] = dict(runs.trained(run, net, seed).state_dict())
             state = Store(run.checkpoints(net, seed), run.identity(net, seed)).restore()
             assert state is not None
-            found[net, seed, "state"] = {"model": state["model"], "optimizer": state["optimizer"]}
-    return found
+            numbers[net, seed, "state"] = {"model": state["model"], "optimizer": state["optimizer"]}
+    return numbers
 
 
 def kill(process: Any, generator: random.Random | None = None) -> None:
@@ -154,8 +154,8 @@ def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[
         straight[seed] = outcome(run.folder)
 
     def compare(home: Path) -> None:
-        found = {runs.open_run(each).config.seed: outcome(each) for each in (home / "runs").iterdir()}
-        assert same(found, straight), home
+        outcomes = {runs.open_run(each).config.seed: outcome(each) for each in (home / "runs").iterdir()}
+        assert same(outcomes, straight), home
 
     return torture_command(folder, ["batch", str(folder / "batch.yaml")], n_kills, generator, compare)
 
@@ -177,8 +177,8 @@ def main() -> None:
     for kind in asked.only or KINDS:
         folder = Path(tempfile.mkdtemp(prefix=f"torture-{kind}-"))
         start = time.monotonic()
-        told = KINDS[kind](folder, asked.kills, random.Random(asked.seed))
-        print(f"{kind}: {told}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
+        counts = KINDS[kind](folder, asked.kills, random.Random(asked.seed))
+        print(f"{kind}: {counts}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
         shutil.rmtree(folder)
 
 

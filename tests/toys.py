@@ -78,10 +78,10 @@ def refused(
     """Asserts that one line names an argument, its rule, its value and the next step, and `says` this."""
     with pytest.raises(error) as caught:
         yield caught
-    told = str(caught.value)
+    message = str(caught.value)
     form = rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]"
-    assert re.fullmatch(form, told), told
-    assert says in told, told
+    assert re.fullmatch(form, message), message
+    assert says in message, message
 
 
 @contextlib.contextmanager
@@ -182,9 +182,9 @@ def measured(model: torch.nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]
     outputs = model(inputs)
     weights = torch.linspace(-1, 2, outputs.numel(), device=outputs.device)
     (outputs * weights.reshape(outputs.shape)).sum().backward()
-    found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
+    results = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
     model.zero_grad()
-    return found
+    return results
 
 
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
