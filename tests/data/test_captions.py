@@ -1,4 +1,4 @@
-"""Images with captions: where they are found, what is left out and told, and what is drawn when."""
+"""Images with captions: where they are read from, what is skipped and reported, which caption is drawn."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
     return {name: texts for part in parts for name, texts in zip(part.sources, part.captions, strict=True)}
 
 
-def test_pairs_are_counted_in_numbers_where_these_are_given(tmp_path):
+def test_pairs_are_counted_when_sizes_are_given(tmp_path):
     texts = {f"{i}.png": "a" for i in range(60)}
     given = {"root": write(pictures(tmp_path, texts), {"captions.json": texts}), "image_size": 8}
     given |= {"train_fraction": 21, "validation_fraction": 24, "test_fraction": 6}
@@ -37,10 +37,10 @@ def test_pairs_are_counted_in_numbers_where_these_are_given(tmp_path):
             load("captions", **(given | wrong))
 
 
-def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
+def test_skipped_images_are_counted_and_named_and_folders_are_splits(tmp_path):
     folder = pictures(tmp_path / "set" / "train")
-    pictures(folder, ["stranger.png", "one/mouse.png", "two/mouse.png"])  # a name of two is of neither
-    cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # one line, once
+    pictures(folder, ["stranger.png", "one/mouse.png", "two/mouse.png"])  # an ambiguous name matches neither
+    cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # becomes one line, counted once
     more = {"gone.png": ["a ghost"], "cup.png": [], "mouse.png": "a mouse"}
     files = {"captions.json": TEXTS | more | cat, "captions_more.csv": "image,caption\ncat.png,a puss\n"}
     write(folder, files | {"boat.png": "no image", "cat.heic": "no image"})
@@ -58,7 +58,7 @@ def test_what_is_left_out_is_counted_and_named_and_folders_are_sides(tmp_path):
     assert of_all(splits)["train/cat.png"] == ("a cat", "é", "7", "a puss")
 
 
-def test_images_in_two_splits_or_under_two_names_are_told(tmp_path):
+def test_images_in_two_splits_or_under_two_names_are_reported(tmp_path):
     rows = [f"{name},a,train" for name in (*TEXTS, "x/hen.png")] + ["cat.png,b,test", "gone/dog.png,c,train"]
     folder = pictures(tmp_path, [*TEXTS, "y/hen.png"])
     write(folder, {"captions.csv": "\n".join(["image,caption,split", *rows])})
@@ -71,21 +71,21 @@ BAD = [
     ("captions.json", 3),
     ("captions.tsv", ""),
     ("captions.json", dict.fromkeys(TEXTS, "")),
-    ("captions.json", {"notes.png": "a", "other.png": "b"}),  # which cannot be read
+    ("captions.json", {"notes.png": "a", "other.png": "b"}),  # it cannot be read
 ]
 
 
 @pytest.mark.parametrize(("name", "content"), BAD)
-def test_what_is_wrong_gets_one_sentence(tmp_path, name, content):
+def test_wrong_input_raises_an_error_of_one_sentence(tmp_path, name, content):
     write(pictures(tmp_path), {"notes.png": "no image", "other.png": "no image", name: content})
     with refused("root"):
         captions(tmp_path, image_size=8)
 
 
-# --- labelled images in words ------------------------------------------------------------------------------
+# --- captions of labelled images ---------------------------------------------------------------------------
 
 
-def test_in_each_epoch_a_training_image_has_one_of_its_captions_others_their_first():
+def test_a_training_image_draws_a_caption_per_epoch_others_have_their_first():
     splits = digit_captions()
     several = tuple(texts[: 1 + row % 3] for row, texts in enumerate(splits.train.captions))
     splits = replace(splits, train=replace(splits.train, captions=several))
@@ -100,12 +100,12 @@ def test_in_each_epoch_a_training_image_has_one_of_its_captions_others_their_fir
     assert epochs[3] == said(3) != said(3, seed=4)
     seen = [{*texts} for texts in zip(*epochs, strict=True)]
     assert all(texts <= {*own} for texts, own in zip(seen, several, strict=True))
-    assert sum(map(len, seen)) > 0.85 * sum(map(len, several)), "never drawn"
+    assert sum(map(len, seen)) > 0.85 * sum(map(len, several)), "a caption is never drawn"
     for split in ("validation", "test"):
         assert said(5, split) == [texts[0] for texts in splits.split(split).captions]
 
 
-def test_digits_are_those_of_the_dataset_in_words(tmp_path):
+def test_captions_of_digits_name_the_labels_of_the_dataset(tmp_path):
     root = archive(tmp_path / "all.zip", idx_files())
     both = (digit_captions(), load("digits")), (digit_captions(root), load("mnist", root=root))
     for splits, digits in both:
@@ -122,7 +122,7 @@ SAID = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
 LONG = " ".join(["dog"] * 40)
 
 
-def test_texts_come_back_between_a_begin_and_an_end_also_from_a_folder(tmp_path):
+def test_texts_are_restored_between_begin_and_end_tokens_also_from_a_folder(tmp_path):
     made = of_captions(None, SAID, 12)
     made.save_pretrained(tmp_path)
     for tokenizer in (made, of_captions(tmp_path, ["other"])):
@@ -130,7 +130,7 @@ def test_texts_come_back_between_a_begin_and_an_end_also_from_a_folder(tmp_path)
         assert ids.shape == mask.shape == (3, 12) and ids.dtype == mask.dtype == torch.int64
         texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
         assert texts == ["a dog sleeps", "the cat", " ".join(["dog"] * 10)]
-        assert tokenizer.eos_token_id == SPECIAL.index(EOS) != 2  # where transformers pools texts elsewhere
+        assert tokenizer.eos_token_id == SPECIAL.index(EOS) != 2  # transformers pools such texts elsewhere
         for row, n in zip(ids.tolist(), mask.sum(1).tolist(), strict=True):
             assert (row[0], row[n - 1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
             assert {*row[n:]} <= {tokenizer.pad_token_id}
@@ -144,8 +144,8 @@ WANTED = [(None, 2, "sequence_length"), ("{}", 8, "tokenizer"), ("nobody/nothing
 
 
 @pytest.mark.parametrize(("wanted", "length", "argument"), WANTED)
-def test_tokenizers_that_are_refused(tmp_path, wanted, length, argument):
-    """Of one that puts no end behind a text, and of what is no tokenizer."""
+def test_tokenizers_that_raise_an_error(tmp_path, wanted, length, argument):
+    """A tokenizer without an end token, and a folder without a tokenizer."""
     trained(SAID, 300).save_pretrained(tmp_path)
     with refused(argument):
         of_captions(wanted and wanted.format(tmp_path), SAID, length)

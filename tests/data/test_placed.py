@@ -1,4 +1,4 @@
-"""One contract for all data that are placed by name: who is in which split, and what is told or refused."""
+"""One contract for all data that are split by name: the split of each item, the notes and the errors."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ SHARES = {"validation_fraction": 0.3, "test_fraction": 0.3}
 
 
 class Kind(NamedTuple):
-    """A dataset of items by number, and how a number is found in it again."""
+    """A dataset of numbered items, and how to find a number in it."""
 
     make: Callable[[Path, list[int], bool], Path]
     """(Folder, numbers, whether all hold the same) -> root."""
@@ -76,7 +76,7 @@ def loaded(kind: Kind, root: Path, **options: Any) -> Any:
 
 
 def placed(kind: Kind, splits: Any, numbers: list[int], above: str = "") -> dict[int, str]:
-    """Number -> the split that it is in."""
+    """Number -> the name of its split."""
     if kind.source:
         places = places_of(splits)
         names = {i: above + kind.source.format(i=i, side="ab"[i % 2], label=i % 2) for i in numbers}
@@ -86,7 +86,7 @@ def placed(kind: Kind, splits: Any, numbers: list[int], above: str = "") -> dict
     return {i: name for i in numbers for name in SPLITS if f"Number {i:02d}." in written[name]}
 
 
-def test_one_more_or_less_moves_no_other_nor_does_a_folder_around_all(tmp_path: Path, kind: Kind) -> None:
+def test_adding_or_removing_an_item_or_outer_folder_moves_no_other_item(tmp_path: Path, kind: Kind) -> None:
     numbers, root = [*range(60)], tmp_path / "around" / "data"
     own = loaded(kind, kind.make(root, numbers, False))
     before = placed(kind, own, numbers)
@@ -103,8 +103,8 @@ def test_one_more_or_less_moves_no_other_nor_does_a_folder_around_all(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", [KINDS[name] for name in KINDS if name != "records"])
-def test_what_is_in_two_splits_is_told(tmp_path: Path, kind: Kind) -> None:
-    """Records that are equal are in one split."""
+def test_items_in_two_splits_are_reported(tmp_path: Path, kind: Kind) -> None:
+    """Equal records are in the same split."""
     splits = loaded(kind, kind.make(tmp_path / "x", [*range(30)], True))
     [note] = [each for each in splits.notes if each.startswith("Duplicates")]
     assert " of validation and test are also in an earlier split, " in note and " (train) = " in note

@@ -1,4 +1,4 @@
-"""MNIST, its kin and AHCD: fetched from a server of our own, read in every form, wrong in every way."""
+"""MNIST, similar sets and AHCD: downloads from a local server, every form of the files, every fault."""
 
 import functools
 import gc
@@ -24,7 +24,7 @@ KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in (
 
 @pytest.fixture
 def server(tmp_path_factory):
-    """A folder that a server gives, what it was asked for, and bytes after which its next answer breaks."""
+    """A served folder, the requests so far, and the bytes after which the next answer breaks off."""
     served = SimpleNamespace(folder=tmp_path_factory.mktemp("served"), asked=[], cut=None)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -55,10 +55,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch closes no socket
 @pytest.mark.parametrize(("name", "fault", "reason"), FAULTS)
-def test_a_broken_download_leaves_nothing(server, store, monkeypatch, name, fault, reason):
-    """The dataset's own four files, or an archive at an address."""
+def test_a_broken_download_leaves_no_files(server, store, monkeypatch, name, fault, reason):
+    """The four files of the dataset, or an archive at an address."""
     files = idx_files(suffix=".gz")
     sums = {each: f"md5:{hashlib.md5(content).hexdigest()}" for each, content in files.items()}
     entry = public.PUBLIC["mnist"] | {"address": server.url, "files": sums}
@@ -120,7 +120,7 @@ WRONG = [
     (KINDS[0], lambda each: idx_bytes(np.zeros(60))),  # labels
     (KINDS[1], lambda each: idx_bytes(np.arange(59) % 10)),
     (KINDS[1], lambda each: idx_bytes(np.r_[np.arange(58) % 10, 10, 255])),
-    (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # another size
+    (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # a different size
     (KINDS[3], None),
     (LABELS, lambda each: each.partition(b"\n")[2]),
     *((LABELS, lambda each, to=to: re.sub(rb"^\d+", to, each)) for to in (b"0", b"alef")),
@@ -130,7 +130,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
-def test_files_that_are_wrong_or_missing(tmp_path, name, change):
+def test_wrong_or_missing_files_raise_an_error(tmp_path, name, change):
     folder = ahcd_files(tmp_path / "x") if name.endswith("csv") else write(tmp_path, WHOLE)
     content = (folder / name).read_bytes()
     (folder / name).unlink()
@@ -153,7 +153,7 @@ def test_real_mnist():
 
 
 @pytest.mark.data
-def test_real_ahcd_is_that_of_its_pictures_upright():
+def test_real_ahcd_equals_its_pictures_upright():
     splits = load("ahcd", root=real("ahcd", "ahcd_csv.zip"))
     assert splits.image_size == (32, 32) and splits.n_classes == 28 and splits.notes == ()
     counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
