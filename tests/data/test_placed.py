@@ -120,7 +120,7 @@ def test_items_in_two_splits_are_reported(tmp_path: Path, kind: Kind) -> None:
         ("train_fraction", 9, {"train_fraction": 0}),
     ],
 )
-def test_what_is_refused(tmp_path: Path, kind: Kind, argument: str, n: int, options: dict[str, Any]) -> None:
+def test_bad_options(tmp_path: Path, kind: Kind, argument: str, n: int, options: dict[str, Any]) -> None:
     root = kind.make(tmp_path / "x", list(range(n)), False)
     with refused(argument, (ValueError, FileNotFoundError)):
         load(kind.name, **{"root": root, **kind.options, **SHARES, **options})
