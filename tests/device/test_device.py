@@ -1,4 +1,4 @@
-"""qnnkit.device: the report is true of this machine; other machines are tried as plain facts."""
+"""qnnkit.device: the report is true of this machine; other machines are simulated by their facts."""
 
 import json
 import os
@@ -17,7 +17,7 @@ INSTALL = "pip install 'qnnkit[gpu]'"
 
 @pytest.fixture
 def here(tmp_path):
-    """This machine's report, which sets no variable; other globals are watched in every test."""
+    """This machine's report, which sets no variable; conftest watches other globals in every test."""
     before = dict(os.environ)
     report = device.report(tmp_path / "not" / "yet")
     assert dict(os.environ) == before
@@ -32,13 +32,13 @@ def here(tmp_path):
         ("lightning.qubit", "Darwin", None, "Type: pip install --upgrade pennylane-lightning"),
     ],
 )
-def test_what_does_not_run_has_a_reason_or_a_command(monkeypatch, name, system, gpu, remedy):
+def test_a_failing_simulator_has_a_reason_or_a_command(monkeypatch, name, system, gpu, remedy):
     monkeypatch.setattr(simulators.platform, "system", lambda: system)
     assert remedy in simulators.remedy(simulators.Simulator(name, "fails"), gpu)
     assert simulators.remedy(simulators.Simulator(name, "runs"), gpu) is None
 
 
-def test_report_is_true_of_this_machine(here):
+def test_the_report_is_true_of_this_machine(here):
     facts = here.machine
     assert facts["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert 0 < facts["ram_available"] <= facts["ram_total"]
@@ -65,7 +65,7 @@ def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
     assert machine.memory() == (1000, 700)
 
 
-def test_json_and_table_have_each_row_and_end_with_what_is_missing(here):
+def test_json_and_table_have_each_row_and_end_with_missing_parts(here):
     facts = here.as_dict()
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
     labels = {line[2:20].strip() for line in device.table(here).splitlines() if line.startswith("  ")}
@@ -82,7 +82,7 @@ def test_json_and_table_have_each_row_and_end_with_what_is_missing(here):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
-def test_a_gpu_that_torch_cannot_use_is_listed_from_the_driver(tmp_path, monkeypatch):
+def test_a_gpu_that_torch_cannot_use_is_listed_by_the_driver(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'Tesla T4, 470.256.02'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -120,7 +120,7 @@ MODULES = {
 
 @pytest.fixture
 def stubs(tmp_path, monkeypatch):
-    """PennyLane devices that break, installed as a plugin is: modules and their entry points."""
+    """Broken PennyLane devices, installed like plugins: modules and their entry points."""
     for name, code in MODULES.items():
         (tmp_path / f"stub_{name}.py").write_text(code)
     plugin = tmp_path / "stub_plugin-1.2.dist-info"
@@ -145,7 +145,7 @@ def test_a_device_that_loads_but_fails_its_first_circuit_is_reported_with_its_er
     assert f"fails     {error[:60]}" in device.table(replace(here, simulators=(tried,)))
 
 
-def test_lightning_gpu_is_tried_in_a_process_of_its_own_that_outlives_a_crash_and_a_hang(stubs, monkeypatch):
+def test_lightning_gpu_is_tried_in_a_subprocess_that_may_crash_or_hang(stubs, monkeypatch):
     crash, hang = simulators.try_apart("stub.crash", 60), simulators.try_apart("stub.hang", 0.2)
     assert crash.error == "its first circuit killed its process (SIGABRT)"
     assert hang.error == "its first circuit gave no answer within 0.2 s"
@@ -158,7 +158,7 @@ def test_lightning_gpu_is_tried_in_a_process_of_its_own_that_outlives_a_crash_an
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "CPU", "cuda:", "cuda:x", "", None, 0])
-def test_choose_refuses_a_device_that_is_not_here_or_unknown(name):
+def test_choose_refuses_a_missing_or_unknown_device(name):
     with refused("device"):
         device.choose(name)
 

@@ -1,4 +1,4 @@
-"""The plateau scan: closed forms, the published decay, what is left out, what is refused."""
+"""The plateau scan: closed forms, the published decay, omitted rows and errors."""
 
 import numpy as np
 import pennylane as qp
@@ -12,7 +12,7 @@ from tests.toys import refused
 
 @pytest.fixture
 def one_layer(monkeypatch):
-    """A circuit of one RY on every wire, for as long as the test takes."""
+    """A circuit of one RY on every wire, registered for the test."""
 
     def product(weights, wires, first=0):
         for wire in wires:
@@ -24,7 +24,7 @@ def one_layer(monkeypatch):
 
 
 def test_a_product_circuit_has_the_variance_of_its_closed_form(one_layer):
-    """Of prod cos^2(t_i / 2): sin^2(t) / 4 is 1/8 on average, cos^4(t / 2) 3/8. Of cos t: sin^2 t is 1/2."""
+    """prod cos^2(t_i / 2): sin^2(t) / 4 averages 1/8, and cos^4(t / 2) 3/8. cos t: sin^2 t averages 1/2."""
     frame = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=2000, embedding=None)
     for row in frame.itertuples():
         n = row.n_qubits
@@ -38,7 +38,7 @@ def test_a_product_circuit_has_the_variance_of_its_closed_form(one_layer):
 
 
 @pytest.mark.parametrize("n_qubits", [1, 2, 3])
-def test_the_reference_is_that_of_random_unitaries(n_qubits):
+def test_the_reference_equals_that_of_random_unitaries(n_qubits):
     d, n = 2**n_qubits, 20_000
     rng = np.random.default_rng(n_qubits)
     before, after = (unitary_group.rvs(d, size=n, random_state=rng) for _ in range(2))
@@ -54,14 +54,14 @@ def test_the_reference_is_that_of_random_unitaries(n_qubits):
 
 
 def test_the_published_decay():
-    """McClean et al. (2018): deep circuits; Cerezo et al. (2021): a local observable of shallow ones."""
+    """McClean et al. (2018): deep circuits; Cerezo et al. (2021): local observables of shallow ones."""
     frame = plateau.scan("hardware_efficient", qubits=(2, 3, 4), depths=("10n",), n=100)
     for row in frame.itertuples():
         assert row.variance == pytest.approx(plateau.random_circuit(row.n_qubits, row.observable), rel=0.2)
     local, deep = plateau.fit(frame).itertuples()
     assert deep.low <= deep.reference <= deep.high < deep.low + 0.35
     assert deep.verdict == "as in random circuits"
-    assert deep.low > 1.5  # with every qubit a factor of nearly 3 or more is lost
+    assert deep.low > 1.5  # every qubit costs a factor of nearly 3 or more
     shallow = plateau.scan("hardware_efficient", qubits=(3, 4, 6), depths=(2,), n=100)
     fit, _ = plateau.fit(shallow).itertuples()
     assert fit.low < 0 < fit.high  # no decay at all, once the light cone fits
@@ -69,7 +69,7 @@ def test_the_published_decay():
 
 
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
-def test_every_initialisation_is_fixed_by_its_seed_in_chunks_too(initialisation, monkeypatch):
+def test_every_initialisation_is_reproducible_by_seed_also_in_chunks(initialisation, monkeypatch):
     given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
     frame = plateau.scan("data_reuploading", **given)
     monkeypatch.setattr(plateau, "BYTES", 1)
@@ -80,24 +80,24 @@ def test_every_initialisation_is_fixed_by_its_seed_in_chunks_too(initialisation,
     assert again["variance"].tolist() == pytest.approx(frame["variance"].tolist(), rel=1e-10)
 
 
-def test_identity_blocks_on_the_zero_state_are_dead_throughout():
+def test_all_weights_of_identity_blocks_on_the_zero_state_are_dead():
     frame = plateau.scan(qubits=(2, 3), depths=(2,), n=8, initialisations=("identity_block",), embedding=None)
     assert (frame["variance"] == 0).all() and (frame["n_dead"] == frame["n_weights"]).all()
     assert plateau.fit(frame).empty
 
 
-def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
+def test_a_bad_value_raises_an_error_before_the_scan(monkeypatch):
     monkeypatch.setattr(plateau, "_of_size", lambda *sizes: pytest.fail("it began"))
     bad = [("circuit", "angle"), ("n", 7), ("initialisations", ("unform",)), ("depths", ("deep",))]
     for argument, value in [*bad, ("depths", (0,)), ("qubits", ("2",)), ("qubits", (26,))]:
         with refused(argument):
             plateau.scan(**{argument: value})
-    with refused("depths"):  # which come in pairs then
+    with refused("depths"):  # layers then come in pairs
         plateau.scan(qubits=(2, 3), depths=("1n",), initialisations=("identity_block",))
 
 
-def test_what_a_fit_says():
-    """Within the interval, or within 10 % of the rate, which a few qubits do not fix."""
+def test_verdicts_of_a_fit():
+    """Equal within the interval, or within 10 % of the rate, which a few qubits do not determine."""
     for line, sentence in {
         (0.91, 0.90, 0.92): "as in random circuits",
         (1.3, 0.9, 1.7): "as in random circuits",

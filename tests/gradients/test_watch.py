@@ -1,4 +1,4 @@
-"""Live statistics: right numbers, the same under a scaler and after a kill; and what is read back."""
+"""Live statistics: correct numbers, unchanged by a scaler or a kill, and how they are read back."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ ROUNDING = 2e-3
 # --- the numbers -------------------------------------------------------------------------------------------
 
 
-def test_every_number_by_hand():
+def test_every_number_equals_one_computed_by_hand():
     """Gradients as backward leaves them, weights before and after a step of plain gradient descent."""
     model, seen = net(), []
     made = groups(model, 0.5, clip_norm=0.05)
@@ -81,7 +81,7 @@ def test_every_number_by_hand():
 
 
 def test_large_parameters_are_sketched():
-    """Norms stay exact; means, and what updates are to weights, are met on average."""
+    """Norms stay exact; means and update ratios are right on average."""
     model, generator = linear(200, 300, bias=False), torch.Generator().manual_seed(1)
     model.weight.data.normal_(generator=generator)
     watch = Watch(model, [train.Group("classical", list(model.parameters()), 0.1)], per_epoch=4)
@@ -109,14 +109,14 @@ def test_the_interval_holds_the_true_ratio(steps, ratio):
     assert np.median(ratios[:, 0]) == pytest.approx(ratio, abs=0.05)
 
 
-def test_no_ratio_without_scatter_or_with_too_few_steps():
+def test_there_is_no_ratio_without_scatter_or_with_too_few_steps():
     for products in (np.ones((8, 8)), np.zeros((8, 8)), np.eye(7)):
         assert np.isnan(signal_to_noise(products)).all()
     seen = np.random.default_rng(0).standard_normal((8, 4)) + 1
     assert signal_to_noise(seen @ seen.T) == pytest.approx(signal_to_noise(1e-6 * seen @ seen.T))
 
 
-def test_places_of_a_circuit_with_more_weights_than_are_kept():
+def test_positions_in_a_circuit_with_more_weights_than_are_recorded():
     start = torch.zeros(2 * QUANTUM_SKETCH, 2)
 
     def circuit(inputs, weights):
@@ -132,7 +132,7 @@ def test_places_of_a_circuit_with_more_weights_than_are_kept():
 # --- the loop ----------------------------------------------------------------------------------------------
 
 
-def test_looking_on_changes_nothing():
+def test_watching_changes_nothing():
     alone, seen = net(), net()
     config = Settings(epochs=2, optimizer="sgd", schedule="constant")
     train.fit(alone, TASK, data(), config, groups=groups(alone, clip_norm=0.05))
@@ -140,8 +140,8 @@ def test_looking_on_changes_nothing():
     assert all(map(torch.equal, alone.parameters(), seen.parameters()))
 
 
-def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
-    """As float16 on CUDA has it; a step that it skips has no statistics."""
+def test_statistics_are_the_same_with_a_gradient_scaler(monkeypatch):
+    """As used for float16 on CUDA; a skipped step has no statistics."""
     plain, real = trained(net(), clip=0.05), torch.amp.GradScaler
     scaler = lambda kind, enabled: real(kind, init_scale=2.0**10, growth_interval=10**6)  # noqa: E731
     monkeypatch.setattr(torch.amp, "GradScaler", scaler)
@@ -160,17 +160,17 @@ def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
 # --- killed and resumed ------------------------------------------------------------------------------------
 
 
-def test_killed_and_resumed_tells_the_same(tmp_path):
+def test_a_killed_and_resumed_training_records_the_same(tmp_path):
     settings = {"per_epoch": 5, "save_every_steps": 1, "optimizer": "adam"}
     straight = trained(net(), **settings)
     with pytest.raises(KeyboardInterrupt):
         trained(net(), folder=tmp_path, task=At(7, raises(), None), **settings)
     assert trained(net(), folder=tmp_path, **settings) == straight
-    # evenly spaced, after the first two of a training, which do the damage
+    # the first two steps, which do the damage, then evenly spaced ones
     assert [row["steps"] for row in straight] == [[1, 2, 3, 5, 8, 10, 12], [15, 17, 20, 22, 24]]
 
 
-# --- what is read back -------------------------------------------------------------------------------------
+# --- reading records back ----------------------------------------------------------------------------------
 
 
 OLD = Path(__file__).with_name("gradients_of_before.jsonl")
@@ -178,12 +178,12 @@ OLD = Path(__file__).with_name("gradients_of_before.jsonl")
 
 @pytest.fixture
 def rows() -> list[dict]:
-    """As an earlier version wrote them: two epochs of hybrid, one of a net whose gradient is cut."""
+    """Rows of an earlier version: two epochs of hybrid, one of a net whose gradient is cut."""
     return [json.loads(line) for line in OLD.read_text().splitlines()]
 
 
 def test_a_file_of_an_earlier_version_is_read():
-    """Its warnings are plain sentences of that version; its numbers are those that it holds."""
+    """Its warnings are plain sentences, as in that version; its numbers are unchanged."""
     record = gradients.read(OLD)
     assert list(record.trainings) == [("hybrid", 0), ("cut", 0)] and record.damaged == 0
     training = record["hybrid", 0]
@@ -195,7 +195,7 @@ def test_a_file_of_an_earlier_version_is_read():
     assert warning.startswith("cut, seed 0, epoch 1: No gradient in `circuit`: it was exactly zero")
 
 
-def test_the_last_row_of_an_epoch_counts_and_sentences_are_told_once(rows):
+def test_the_last_row_of_an_epoch_counts_and_warnings_are_listed_once(rows):
     first, second, again = *rows[:2], copy.deepcopy(rows[1])
     again["layers"][0] |= {"norm": [9.0, 1.0, None], "snr_high": 2.0}
     for row in (first, again):
@@ -215,7 +215,7 @@ def test_the_last_row_of_an_epoch_counts_and_sentences_are_told_once(rows):
             gradients.history(none)
 
 
-def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(rows, tmp_path):
+def test_incomplete_rows_and_half_lines_are_skipped_and_counted(rows, tmp_path):
     path, short = tmp_path / "gradients.jsonl", copy.deepcopy(rows[1])
     short["layers"][0]["share"].pop()
     lacking = {name: value for name, value in rows[1].items() if name != "updates"}
