@@ -1,7 +1,7 @@
-"""`QuantumLayer` against PennyLane's `TorchLayer`, call by call, while everything that may change does.
+"""`QuantumLayer` equals PennyLane's `TorchLayer` call by call, while everything that may change changes.
 
-The table has small QNodes by kind. Each runs several times, with a change before each further call; values
-and gradients (by the inputs, by every weight, by tensors from outside) are TorchLayer's at every call.
+The table has small QNodes by kind. Each runs several times, with a change before each further call. Values
+and gradients (with respect to inputs, weights and outside tensors) equal TorchLayer's at every call.
 """
 
 import copy
@@ -41,7 +41,7 @@ USUAL = {
     "outside": (),
     "dtype": torch.float64,
 }
-"""What a row of the table may set, besides `circuit` and `device`.
+"""What a row of the table may set, in addition to `circuit` and `device`.
 
 - options, transform: of the QNode
 - shapes: of the weights
@@ -55,7 +55,7 @@ USUAL = {
 
 
 def both(case: Any) -> list[Any]:
-    """PennyLane's layer and ours, of equal weights."""
+    """PennyLane's layer and ours, with equal weights."""
     made = []
     for kind in (TorchLayer, QuantumLayer):
         starts = {
@@ -86,7 +86,7 @@ def same(ours: Any, true: Any, tolerance: float = 1e-10) -> None:
         torch.testing.assert_close(ours, true, rtol=0, atol=tolerance, equal_nan=True)
 
 
-# --- what the cases are made of -----------------------------------------------------------------------
+# --- parts of the cases -------------------------------------------------------------------------------
 
 
 def gates(inputs: Tensor, weights: Tensor) -> None:
@@ -98,12 +98,12 @@ def gates(inputs: Tensor, weights: Tensor) -> None:
 
 
 def expvals(*queued: Any) -> list:
-    """<Z> of each wire, after gates that are queued where they are arguments."""
+    """<Z> of each wire, after gates that are queued as arguments."""
     return [qp.expval(qp.Z(i)) for i in range(3)]
 
 
 def basic(inputs: Tensor, weights: Tensor) -> list:
-    """Templates whose gates turn by one angle each."""
+    """Templates whose gates have one angle each."""
     return expvals(qp.AngleEmbedding(inputs, range(3)), qp.BasicEntanglerLayers(weights, range(3)))
 
 
@@ -122,7 +122,7 @@ def on(wires: Any, name: str = "default.qubit") -> Any:
 
 
 def halved(run: Callable) -> Callable:
-    """A function of PennyLane's that gives half of its numbers."""
+    """A PennyLane function that returns half of its numbers."""
     return lambda *given, **named: torch.utils._pytree.tree_map(lambda each: each / 2, run(*given, **named))
 
 
@@ -310,7 +310,7 @@ for row in TABLE.replace("\\\n", "").strip().split("\n"):
 
 
 def of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The case that a row of the table describes."""
+    """The case of a row of the table."""
     (first, *changes), space = CASES[name][2].split(" | "), {**globals(), "put": monkeypatch.setattr}
     parts = first.split("; ")
     exec(WORLD + CIRCUIT.format(*parts, *("w", "expvals()")[len(parts) - 1 :]), space)
@@ -328,7 +328,7 @@ def of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.filterwarnings("ignore::pennylane.exceptions.PennyLaneDeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_every_call_agrees(name, monkeypatch):
-    """Both layers at every call, and where ours ran."""
+    """Compares both layers at every call, and checks the backend of ours."""
     case, where = of(name, monkeypatch), CASES[name][0]
     (theirs, layer), places = both(case), set()
     for call in range(max(len(case.changes) + 1, len(case.rows), 3)):
@@ -348,7 +348,7 @@ PURE_AND_NOT = pytest.mark.parametrize("name", ["plain", "containers"])
 
 
 @pytest.mark.parametrize("name", ["module_global", *(n for n in CASES if CASES[n][0] != "batched")])
-def test_python_runs_once_at_every_call(name, monkeypatch):
+def test_python_runs_exactly_once_per_call(name, monkeypatch):
     case = of(name, monkeypatch)
     case.qnode.func = spy = mock.create_autospec(case.qnode.func, side_effect=case.qnode.func)
     layer = both(case)[1]
@@ -358,7 +358,7 @@ def test_python_runs_once_at_every_call(name, monkeypatch):
 
 
 def replica(layer: Any) -> Any:
-    """As torch's DataParallel makes them, in which weights are plain tensors."""
+    """A replica as torch's DataParallel makes it, with plain tensors as weights."""
     twin = layer._replicate_for_data_parallel()
     twin.weights = layer.weights.clone()
     return twin
@@ -402,7 +402,7 @@ OVER_WEIGHTS = {
 """Each of a functional call, which TorchLayer does not take, and of the QNode itself."""
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:", "ignore::torch.jit.TracerWarning")  # which torch calls
+@pytest.mark.filterwarnings("ignore:.torch.jit:", "ignore::torch.jit.TracerWarning")  # torch calls it
 @PURE_AND_NOT
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_differentiating(name, way, monkeypatch):
@@ -414,7 +414,7 @@ def test_ways_of_differentiating(name, way, monkeypatch):
 @pytest.mark.parametrize("name", ["plain", "containers", "matrix_of_inputs_that_is_not_unitary"])
 @pytest.mark.parametrize("way", OVER_WEIGHTS)
 def test_functions_of_the_weights(name, way, monkeypatch):
-    """They agree, and the layer can be pickled afterwards."""
+    """Both layers agree, and ours can be pickled afterwards."""
     layer, (of_layer, of_qnode) = both(of(name, monkeypatch))[1], OVER_WEIGHTS[way]
     weights, call = layer.weights.detach(), functools.partial(torch.func.functional_call, layer)
     result = of_layer(lambda weights: call({"weights": weights}, (INPUTS,)), weights)
@@ -422,8 +422,8 @@ def test_functions_of_the_weights(name, way, monkeypatch):
     same(pickle.loads(pickle.dumps(layer))(INPUTS), layer(INPUTS))
 
 
-def test_what_changes_is_traced_once(monkeypatch):
-    """As it is, and as it is queued: each trace would take a hundred times as long as the call."""
+def test_a_changing_circuit_is_traced_once(monkeypatch):
+    """Directly and queued: each trace would take a hundred times as long as the call."""
     case, spy = of("module_global", monkeypatch), mock.Mock(wraps=traced)
     layer = both(case)[1]
     monkeypatch.setattr("qnnkit.simulator.programs.circuit", spy)
@@ -433,8 +433,8 @@ def test_what_changes_is_traced_once(monkeypatch):
     assert spy.call_count == 2 and "has changed" in layer.explain()
 
 
-def test_circuits_that_never_come_back_are_no_programs():
-    """Those that do are made into one, however many others there were; it says so meanwhile."""
+def test_circuits_that_never_recur_get_no_program():
+    """Recurring ones get a program after any number of others; meanwhile explain() says so."""
     net = SimpleNamespace(n=0)
     circuit = lambda inputs, weights: expvals(gates(inputs, weights), *map(qp.X, [0] * net.n))  # noqa: E731
     layer, answers = QuantumLayer(qp.QNode(circuit, on(3)), {"weights": 3}, torch.nn.init.ones_), []
@@ -446,8 +446,8 @@ def test_circuits_that_never_come_back_are_no_programs():
 
 @PURE_AND_NOT
 @pytest.mark.parametrize("context", [qp.queuing.AnnotatedQueue, qp.tape.QuantumTape, torch.enable_grad])
-def test_a_first_call_while_something_is_recorded(name, context, monkeypatch):
-    """In a queue, a tape or (third) a QNode: values are right, and nothing is added to what is recorded."""
+def test_a_first_call_during_recording(name, context, monkeypatch):
+    """In a queue, a tape or a QNode: values are correct, and nothing is added to the recording."""
     (theirs, layer), outputs = both(of(name, monkeypatch)), []
     outer = lambda: last(qp.X(0), outputs.append(layer(INPUTS)), qp.expval(qp.Z(0)))  # noqa: E731
     with context() as queue:

@@ -1,4 +1,4 @@
-"""The `fourier` control spans a circuit's function class; what lies outside is refused with the reason."""
+"""The `fourier` control spans a circuit's function class; other circuits raise an error with the reason."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ AGREEMENT = 1e-6
 
 
 def random_circuit(n_wires: int, seed: int):
-    """Encoding gates of several kinds and slopes between entangling layers, uploaded again at random."""
+    """Encoding gates of several kinds and slopes between entangling layers, re-uploaded at random."""
 
     def circuit(inputs, weights):
         draw = np.random.default_rng(seed)
@@ -39,14 +39,14 @@ def random_circuit(n_wires: int, seed: int):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("n_wires", [1, 2, 3, 4])
-def test_fitted_map_is_the_circuit(n_wires, seed):
+def test_the_fitted_map_equals_the_circuit(n_wires, seed):
     twin, difference = fourier_fit(random_circuit(n_wires, seed))
     assert difference < AGREEMENT and not twin.is_sampled
 
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
 def test_numbers_of_features(ansatz):
-    """Of 3 wires with 2 layers: each wire's rotation is uploaded once or, before each layer, twice."""
+    """3 wires and 2 layers: each wire's rotation is uploaded once or, before each layer, twice."""
     layer, per_wire = shipped(ansatz), 5 if ansatz == "data_reuploading" else 3
     assert FourierLayer(layer).linear.in_features == per_wire**3
     assert fourier_fit(layer)[1] < AGREEMENT
@@ -84,7 +84,7 @@ def test_kinds_of_embeddings(kind):
         assert torch.equal(copied(rows), twin(rows))
 
 
-def test_noise_and_shots_change_the_map_not_the_features():
+def test_noise_and_shots_change_the_map_but_not_the_features():
     noisy = encoded(
         lambda x, w: (qp.RX(x[..., 0], 0), qp.DepolarizingChannel(0.1, 0)), device="default.mixed"
     )
@@ -99,7 +99,7 @@ def branching(x, w):
         qp.RX(x[..., 0], 0)
 
 
-OUTSIDE = {  # gates, reason, what is measured
+OUTSIDE = {  # gates, reason, measurement
     "amplitudes": (lambda x, w: qp.AmplitudeEmbedding(x[..., :2], 0, normalize=True), "first state depends"),
     "branch": (branching, "list of gates depends"),
     "nothing": (lambda x, w: None, "no gate has a separate angle"),
@@ -110,7 +110,7 @@ OUTSIDE = {  # gates, reason, what is measured
 
 
 @pytest.mark.parametrize("kind", OUTSIDE)
-def test_other_circuits_are_refused_with_the_reason(kind):
+def test_other_circuits_raise_an_error_with_the_reason(kind):
     gate, reason, *measure = OUTSIDE[kind]
     layer = encoded(gate, *measure)
     for make in (FourierLayer, lambda layer: control(layer, "fourier")):
@@ -119,7 +119,7 @@ def test_other_circuits_are_refused_with_the_reason(kind):
     assert "fourier" not in controls(layer)
 
 
-def test_large_spectra_are_sampled_and_not_fitted():
+def test_large_spectra_are_sampled_instead_of_fitted():
     layer = shipped("strongly_entangling", n_qubits=9)
     one, same, other = (FourierLayer(layer, seed=seed) for seed in (0, 0, 1))
     assert one.is_sampled and one.linear.in_features == 6561
@@ -130,7 +130,7 @@ def test_large_spectra_are_sampled_and_not_fitted():
         fourier_fit(layer)
 
 
-def test_random_frequencies_have_the_spread_of_the_circuits_own():
+def test_random_frequencies_have_the_spread_of_the_circuits_frequencies():
     layer = random_circuit(3, 1)
     own, drawn = FourierLayer(layer), FourierLayer(layer, random=True, seed=3)
     assert own.frequencies.shape == drawn.frequencies.shape
