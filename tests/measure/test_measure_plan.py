@@ -1,4 +1,4 @@
-"""qnnkit.measure: verdicts, other machines, and what is typed answered or refused."""
+"""qnnkit.measure: verdicts, other machines, and answers or errors of the command."""
 
 import importlib
 import json
@@ -13,13 +13,13 @@ from qnnkit.measure.memory import Work
 from qnnkit.measure.platforms import HERE, Spot, estimate, roofline
 from tests.toys import refused, typing
 
-planning = importlib.import_module("qnnkit.measure.plan")  # the package's attribute is the function
+planning = importlib.import_module("qnnkit.measure.plan")  # not the function of that name
 GB, HOUR = 10**9, 3600.0
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """Nobody else is at work."""
+    """No other load on the machine."""
     monkeypatch.setattr(planning, "load", lambda: 0.0)
 
 
@@ -30,7 +30,7 @@ RECIPE: Any = ("plan", "--recipe", "digits_quanv", "--set", "stride=4")
 QUICK: Any = (*RECIPE, "--no-measuring")
 
 
-def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monkeypatch, capfd):
+def test_a_plan_has_a_row_per_machine_and_text_and_json_agree(monkeypatch, capfd):
     typed, plans, plan = typing(monkeypatch, capfd), [], measure.plan
     monkeypatch.setattr(
         measure, "plan", lambda **asked: plans.append(plan(**asked, seconds=0.1)) or plans[-1]
@@ -54,15 +54,15 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     assert (status, out, err) == (0, f"{plans[1]}\n", "") and plans[1].nets == plans[1].seeds == 1
 
 
-def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(home):
+def test_a_plan_without_timing_has_wider_ranges(home):
     asked = runs.to_plan("digits_quanv", {"stride": 4}, timed=False)
-    workload = asked["workload"].change(precision="float16", batch_size=10**6)  # no arithmetic of a CPU
+    workload = asked["workload"].change(precision="float16", batch_size=10**6)  # a CPU cannot compute in it
     plan = measure.plan(**asked | {"workload": workload})
     assert plan.prediction.seconds is plan.places[0]["epoch"] is None and plan.prediction.peak > 0
     assert any("float16" in note for note in plan.notes) and plan.places[0]["basis"] == "not timed"
     assert plan.prediction.training.batch_size == plan.prediction.n_samples
     assert "The batch size 1,000,000 exceeds the number of samples: a batch holds all of them." in plan.notes
-    assert list(home.iterdir()) == [], "a plan leaves nothing behind"
+    assert list(home.iterdir()) == [], "a plan leaves no files behind"
     assert plan.places[1]["factor"] == platforms.FACTORS["estimated"] > platforms.FACTORS["published"]
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(home):
 
 
 def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
-    """The row of a machine: the share of 10 GB that is needed, and hours and cost, which may double."""
+    """The row of a machine: the needed share of 10 GB, and hours and cost, which may double."""
     asked = ("time", hours, deadline), ("price", cost, budget)
     limits = [(each, value, most / 2, most) for each, value, most in asked if most is not None]
     verdict, why = planning.judge([("memory", share, planning.COMFORTABLE, planning.FULL), *limits])
@@ -95,7 +95,7 @@ def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
          "No machine fits; the nearest is H100: 2 h 0 min (x 2.0), 4.00 USD, 1 GB of 10 GB; not here: time."),
     ],
 )  # fmt: skip
-def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, ending):
+def test_the_answer_is_the_cheapest_sufficient_machine_or_else_the_nearest(places, ending):
     assert planning.answer(places).endswith(ending)
 
 
@@ -111,18 +111,18 @@ GPU = {"device": "cuda:0", "tflops": {"float32": 10, "float16": 100}, **FAST}
 @pytest.mark.parametrize(
     ("work", "processor", "precision", "seconds"),
     [
-        (WORK, CPU, "float32", 2e9 / 1e11 + 1e8 / 1e10 + 1000 * 5e-6),  # all add up
+        (WORK, CPU, "float32", 2e9 / 1e11 + 1e8 / 1e10 + 1000 * 5e-6),  # all parts add up
         (WORK, GPU, "float32", 1000 * 1e-5),  # a small step waits for Python
         (Work(2e13, 1e8, 1000), GPU, "float32", 2e13 / 1e13 + 1e8 / 1e12),  # a large one hides it
         (Work(1e14, 0, 1), GPU, "float16", 1.0),
-        (Work(1e14, 0, 1), GPU, "bfloat16", 10.0),  # without hardware of its own: as float32
+        (Work(1e14, 0, 1), GPU, "bfloat16", 10.0),  # without hardware for it: as float32
     ],
 )
 def test_the_shortest_time_on_a_processor(work, processor, precision, seconds):
     assert roofline(work, processor, precision) == pytest.approx(seconds)
 
 
-def test_the_step_that_was_measured_here_is_carried_over_unless_it_is_far_off():
+def test_a_step_measured_here_is_carried_over_unless_it_is_far_off():
     line, spot = roofline(WORK, CPU), Spot("x", "cuda", GB, basis="published", figures=[GPU])
     for times, carried in ((2, 2), (100, platforms.FARTHEST), (1 / 100, 1 / platforms.FARTHEST)):
         assert platforms.calibration(WORK, "float32", times * line, CPU) == pytest.approx(carried)
@@ -134,7 +134,7 @@ def test_the_step_that_was_measured_here_is_carried_over_unless_it_is_far_off():
         assert estimate(work, "float32", mac, 1.0)[2] == quicker
 
 
-def test_what_a_training_may_use_here_is_what_is_free(monkeypatch):
+def test_a_training_may_use_the_free_memory_of_this_machine(monkeypatch):
     total, available = device.machine.memory()
     machine = platforms.this_machine(torch.device("cpu"), 0.7)
     assert available * 0.5 < machine.usable <= total and (machine.name, machine.price_per_hour) == (HERE, 0.7)
@@ -171,7 +171,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
     tflops = mine.machines["T4"].processors["cuda"].tflops
     assert (mine.machines["T4"].price_per_hour, tflops.float32, tflops.float16) == (3, 8.1, 40)
     (home / "other.yaml").write_text("machines: {T4: {price_per_hour: 9}}")
-    other = platforms.load("other.yaml").machines  # a path is meant from the workspace
+    other = platforms.load("other.yaml").machines  # a path is relative to the workspace
     assert other["L4"] == usual.machines["L4"] and "Ours" not in other
     bad = {"machines.Ours.kind": OURS.replace("kind: cuda,", ""), "shown": "shown: [T4, Mine]"}
     bad |= {"other.yaml": "[T4]", "machines.T4.usable_gb": "machines: {T4: {usable_gb: -1}}"}
@@ -194,7 +194,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
         (("measure", "--out", "file/machine.json"), "A file is in its place"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(given, words, home, monkeypatch, capfd):
+def test_wrong_arguments_are_reported_in_one_sentence(given, words, home, monkeypatch, capfd):
     (home / "file").touch()
     status, out, err = typing(monkeypatch, capfd)(*given)
     assert (status, out) == (2, "") and words in err and err.startswith("qnnkit: ") and err.count("\n") == 1
