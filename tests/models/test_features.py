@@ -1,4 +1,4 @@
-"""qnnkit.models.features: frozen circuits run once; no other circuit, weight or image reads their file."""
+"""qnnkit.models.features: frozen circuits run once; another circuit, weight or image gets another file."""
 
 import os
 from dataclasses import replace
@@ -16,7 +16,7 @@ from qnnkit.layers import QuantumLayer
 from qnnkit.models import QuanvNet, features
 from tests.toys import TINY, refused, room_for
 
-FLOAT32 = 1e-6  # one batch of another size may add in another order
+FLOAT32 = 1e-6  # a batch of another size may sum in another order
 
 
 def net_of(**settings):
@@ -24,7 +24,7 @@ def net_of(**settings):
 
 
 def close(result: ImageSplits, net, images: ImageSplits) -> None:
-    """The maps are those of the net itself, and all else is as it was."""
+    """Asserts that the maps are those of the net, and everything else is unchanged."""
     assert result is not images
     for name in SPLITS:
         part, whole = result.split(name), images.split(name)
@@ -35,7 +35,7 @@ def close(result: ImageSplits, net, images: ImageSplits) -> None:
 
 @pytest.fixture
 def splits(pictures, home) -> ImageSplits:
-    """Of 24 images."""
+    """Splits of 24 images."""
     return data.load("class_folder", root=pictures)
 
 
@@ -43,13 +43,13 @@ def files(home):
     return sorted((home / "features").glob("*"))
 
 
-# --- what is kept -----------------------------------------------------------------------------------
+# --- the cached maps --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{"filters": 2}, {"backend": "default.qubit"}])
-def test_the_maps_are_read_back_and_made_again_where_their_file_is_cut_short(home, splits, settings):
+def test_maps_are_read_back_and_recomputed_if_their_file_is_truncated(home, splits, settings):
     net = net_of(**settings)
-    with room_for(0):  # where nothing can be written, the maps stay in memory
+    with room_for(0):  # if nothing can be written, the maps stay in memory
         close(features.of(net, splits), net, splits)
     assert files(home) == []
     maps = features.of(net, splits)
@@ -81,25 +81,25 @@ NOT_KEPT = {
 }
 
 
-def test_what_is_not_frozen_and_exact_or_would_crowd_the_memory_keeps_its_images(home, splits, monkeypatch):
+def test_only_frozen_exact_circuits_whose_maps_fit_in_memory_are_cached(home, splits, monkeypatch):
     for name, make in NOT_KEPT.items():
         assert features.of(make(), splits) is splits and files(home) == [], name
     batch = splits.train.images, splits.train.labels
     for how, n, is_kept in (("none", 18, True), ("affine", 18, False), ("none", 10**12, False)):
         config = SimpleNamespace(of_kit=lambda name, default, how=how: how)
         given = features.training_batch(net_of(), batch, config, n)[0]
-        assert given.is_floating_point() == is_kept, "others in every epoch, too many"
+        assert given.is_floating_point() == is_kept, "different in every epoch, too many"
     monkeypatch.setattr(features, "MOST_BYTES", 24 * 4 * 9 * 4 - 1)  # 4 maps of 3x3, 4 bytes
     assert features.of(net_of(), splits) is splits
     with refused("images"):
         net_of()(torch.ones(2, 1, 6, 6))
 
 
-# --- whose file it is -------------------------------------------------------------------------------
+# --- one file per circuit ---------------------------------------------------------------------------
 
 
 def turned():
-    """The same net, one of its angles turned a little."""
+    """The same net with one angle slightly changed."""
     net = net_of()
     with torch.no_grad():
         net.quanv.filters[0].weights.view(-1)[3] += 1e-6
@@ -107,7 +107,7 @@ def turned():
 
 
 def plain(size=1.0):
-    """The same net with another circuit, one of whose observables is of this size."""
+    """The same net with another circuit, which has an observable of this size."""
 
     def circuit(inputs, weights):
         for wire in range(4):
@@ -128,26 +128,26 @@ CHANGES = {
 }
 
 
-def test_every_change_has_a_file_of_its_own(home, splits):
+def test_every_change_has_its_own_file(home, splits):
     seen = set()
     for name, make in CHANGES.items():
         net = make()
         close(features.of(net, splits), net, splits)
         [new] = set(files(home)) - seen or [name]
-        assert new != name, "it has read the file of another"
+        assert new != name, "it has read another net's file"
         seen.add(new)
     images = splits.test.images.clone()
     images[0, 0, 3, 3] ^= 1
     other = replace(splits, test=replace(splits.test, images=images))
     close(features.of(net_of(), other), net_of(), other)
-    assert len(files(home)) == len(seen) + 1, "a pixel"
+    assert len(files(home)) == len(seen) + 1, "a changed pixel"
 
 
 # --- in a run ---------------------------------------------------------------------------------------
 
 
-def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home, monkeypatch):
-    """On 24 images of 6x6 pixels, whose circuits are frozen."""
+def test_circuits_run_once_and_the_training_is_unchanged(pictures, tmp_path, home, monkeypatch):
+    """On 24 images of 6x6 pixels, with frozen circuits."""
     rows_seen, right = [], QuantumLayer.forward
     frozen = {"trainable": False, "controls": ["no_entanglement", "classical"]}
     given = {**TINY, **frozen, "data_dir": str(pictures)}
@@ -157,7 +157,7 @@ def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home
         return right(self, inputs)
 
     def losses(name):
-        """Of every net and epoch, in training and later."""
+        """The losses of every net and epoch, in training and evaluation."""
         run = runs.open_run(tmp_path / name, "folder_quanv", **given)
         rows_seen.clear()
         list(runs.train_all(run))
@@ -166,9 +166,9 @@ def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home
 
     monkeypatch.setattr(QuantumLayer, "forward", forward)
     first, patches = losses("run"), 24 * 9
-    assert patches <= sum(rows_seen) // 2 < patches + 100, "two nets, every patch once"
-    assert len(files(home)) == 3, "of the frozen classical layer as well"
+    assert patches <= sum(rows_seen) // 2 < patches + 100, "two nets, each patch once"
+    assert len(files(home)) == 3, "the frozen classical layer as well"
     assert losses("again") == first
-    assert sum(rows_seen) < 300, "single images, to ask for shapes and sizes"
+    assert sum(rows_seen) < 300, "single images, to determine shapes and sizes"
     monkeypatch.setattr(features, "of", lambda net, splits, device="cpu": splits)
     assert losses("uncached") == pytest.approx(first, abs=1e-4) and len(first) == 3 * (2 * 2 + 1)
