@@ -1,4 +1,4 @@
-"""The page of a batch: what it says is what the run folders say, and no folder can break it."""
+"""The page of a batch: it agrees with the run folders, and no folder can break it."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.showing import Page
 
 @pytest.fixture
 def four(space):  # noqa: F811
-    """Two that finished, one that failed with a notebook, one that waits."""
+    """Two finished runs, one that failed with a notebook, and one that waits."""
     good = {"hybrid": [0.93, 0.95], "classical": [0.88, 0.90]}
     space.write("digits-good", good, n_layers=2, learning_rate=0.01)
     space.write("digits-fair", TWO, n_layers=10, learning_rate=0.001)
@@ -45,14 +45,14 @@ def rows(place):
     return runs_table(report.read_study(place.folder)).set_index("run").to_dict("index")
 
 
-# --- what it says ------------------------------------------------------------------------------------------
+# --- contents ----------------------------------------------------------------------------------------------
 
 
-def test_the_table_says_what_the_runs_say(four):
+def test_the_table_agrees_with_the_runs(four):
     attrs = rows(four)
     good = attrs["digits-good"]
     assert (good["n_layers"], good["learning_rate"], good["state"]) == ("2", "0.01", "finished")
-    # t of two values: 12.706 * 1 point; no interval goes beyond 100 %
+    # t for two values: 12.706 * 1 point; no interval exceeds 100 %
     assert good["hybrid, test accuracy (%)"] == "94.0 (81.3 to 100.0)"
     assert good["classical, test accuracy (%)"] == "89.0 (76.3 to 100.0)"
     names = ("validation accuracy, mean", "circuit weights", "other weights", "s / epoch")
@@ -72,8 +72,8 @@ def test_the_table_says_what_the_runs_say(four):
     assert links == {f"../../runs/digits-{place}" for place in places}
 
 
-def test_a_run_is_listed_as_it_is_now(four):
-    """One was planned with one epoch and extended; one finished after a failure; one is pruned."""
+def test_a_run_is_listed_in_its_current_state(four):
+    """One was planned with one epoch and extended, one finished after a failure, and one is pruned."""
     content = json.loads((four.folder / "batch.json").read_text())
     content["runs"][0]["settings"]["epochs"] = 1
     (four.folder / "batch.json").write_text(json.dumps(content))
@@ -84,7 +84,7 @@ def test_a_run_is_listed_as_it_is_now(four):
     assert "kernel died" not in good["notes"]
 
 
-# --- folders that are damaged, and names that are hostile --------------------------------------------------
+# --- damaged folders and hostile names ---------------------------------------------------------------------
 
 UNFINISHED, UNTOLD = "not finished.", "metrics.jsonl has no test accuracy of "
 
@@ -101,7 +101,7 @@ UNFINISHED, UNTOLD = "not finished.", "metrics.jsonl has no test accuracy of "
         ("metrics.jsonl", "a folder", UNTOLD + "hybrid, seed 0."),
     ],
 )  # fmt: skip
-def test_a_folder_that_is_not_whole_costs_one_row_and_is_left_out(four, file, content, why):
+def test_a_damaged_folder_is_skipped_and_named_in_its_row(four, file, content, why):
     path = four.root / "runs" / "digits-good" / file
     before = path.read_bytes() if path.is_file() else b""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def test_a_folder_that_is_not_whole_costs_one_row_and_is_left_out(four, file, co
         assert table["digits-good"]["notes"].endswith(why)
 
 
-def test_a_run_of_another_score_is_left_out(four):
+def test_a_run_with_another_score_is_skipped(four):
     four.write("clip", TWO, recipe="digits_clip", score=stats.RECALL)
     why = "nets are compared by recall@1, but by accuracy in the batch."
     assert four.read().left_out["clip"] == rows(four)["clip"]["notes"] == why
@@ -130,8 +130,8 @@ def test_a_run_of_another_score_is_left_out(four):
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def test_hostile_words_stay_text(space):  # noqa: F811
-    """A setting, an id, an error, a notebook and a folder that would be HTML or an address."""
+def test_hostile_words_are_shown_as_text(space):  # noqa: F811
+    """A setting, an id, an error, a notebook and a folder that contain HTML or an address."""
     space.write("fine", TWO, n_layers=1)
     for folder in ("javascript:alert(3)", '"onmouseover="alert(4)'):
         path = space.root / "runs" / folder

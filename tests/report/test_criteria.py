@@ -1,4 +1,4 @@
-"""Success criteria: a bound each, what was measured, pass or fail, and a sentence."""
+"""Success criteria: the bound, the measured value, pass or fail, and a sentence."""
 
 import json
 
@@ -14,7 +14,7 @@ ROW = {"event": "test", "test_loss": 0.1, "best_epoch": 3, "quantum": 24, "class
 
 
 def run_with(folder, rows, recipe="digits_quanv", **settings):
-    """A run of some seeds whose own net, and a control, have ended in these rows."""
+    """A run of some seeds whose hybrid net and control have ended with these rows."""
     settings = {"controls": [] if recipe == "text_llama" else ["no_quantum"], "n_seeds": len(rows)} | settings
     run = runs.Run(folder, recipes.settings(recipe, **settings))
     own = "reference" if recipe == "text_llama" else "hybrid"
@@ -52,7 +52,7 @@ QUANV, LLAMA, MEMORY, SECONDS = "digits_quanv", "text_llama", "max_memory_gb", "
             "limit: at least 50.0 %."),
     ],
 )  # fmt: skip
-def test_a_bound_is_met_or_not(tmp_path, recipe, name, bound, column, values, measured, sentence):
+def test_a_bound_is_met_or_missed(tmp_path, recipe, name, bound, column, values, measured, sentence):
     rows = [{"test_accuracy": 0.9} | {column: value} for value in values]
     row = only(run_with(tmp_path, rows, recipe, **{name: bound}), name)
     assert (row["bound"], row["met"], row["sentence"]) == (bound, sentence.startswith("pass"), sentence)
@@ -61,7 +61,7 @@ def test_a_bound_is_met_or_not(tmp_path, recipe, name, bound, column, values, me
     json.dumps(row, allow_nan=False)
 
 
-def test_what_cannot_be_judged_says_so(tmp_path):
+def test_a_criterion_that_cannot_be_judged_says_so(tmp_path):
     run = run_with(tmp_path, [{"test_accuracy": 0.95}], max_memory_gb=4, max_epoch_seconds=1)
     row = only(run, "max_memory_gb")
     assert row["met"] is None and row["measured"] is None
@@ -71,7 +71,7 @@ def test_what_cannot_be_judged_says_so(tmp_path):
     assert report.judge(runs.Run(tmp_path, recipes.settings("folder_quanv", dataset="digits"))) == []
 
 
-def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_path, monkeypatch, capfd):
+def test_criteria_change_no_experiment_and_are_in_result_report_and_output(tmp_path, monkeypatch, capfd):
     run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=1, controls=[], min_accuracy=0.01)
     log_test(run, "hybrid", 0, 0.9, peak_memory=1e9)
     lines = {row["criterion"]: row["sentence"] for row in report.finish(run)["criteria"]}
@@ -84,10 +84,10 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     code, printed, _ = typing(monkeypatch, capfd)(*command)
     assert code == 0 and "min_accuracy: fail: test accuracy " in printed
     again = runs.open_run(run.folder)
-    assert [row["bound"] for row in again.result["criteria"]] == [4, 1], "judged anew"
-    assert report.finish(again)["criteria"] == again.result["criteria"], "a report keeps to them"
+    assert [row["bound"] for row in again.result["criteria"]] == [4, 1], "judged again"
+    assert report.finish(again)["criteria"] == again.result["criteria"], "a report uses them too"
     assert "limit: at least 100.0 %" in run.report.read_text()
-    assert "FAILED" not in str(verify(again)), "its hashes go with the settings"
+    assert "FAILED" not in str(verify(again)), "its hashes match the settings"
     workspace.make_folder(run.folder / "model")
     typing(monkeypatch, capfd)("train", *command[1:-1], "min_accuracy=0.99")
-    assert [row["bound"] for row in again.result["criteria"]] == [4, 0.99], "by this command, too"
+    assert [row["bound"] for row in again.result["criteria"]] == [4, 0.99], "also by this command"
