@@ -1,4 +1,4 @@
-"""What a run leaves is enough: merged, evaluated, used and read by others elsewhere, without its data."""
+"""A run folder is enough to merge, evaluate, use and read the net elsewhere, without the data."""
 
 import itertools
 import json
@@ -48,7 +48,7 @@ def trained(recipe, name="one", **settings):
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory):
-    """A workspace with a base and an adapter, moved after its data have gone."""
+    """A workspace with a base and an adapter, moved and without its data."""
     before, after = (tmp_path_factory.mktemp("using") / name for name in ("before", "after"))
     before.mkdir()
     with pytest.MonkeyPatch.context() as patched:
@@ -81,7 +81,7 @@ def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, there, monkeypat
     assert re.search(r"test loss \| \d\.\d+ nats / token", card) and "More Information Needed" not in card
     [code] = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     monkeypatch.chdir(there)
-    monkeypatch.setitem(sys.modules, "qnnkit", None)  # who imports it now ends in an error
+    monkeypatch.setitem(sys.modules, "qnnkit", None)  # importing it now raises an error
     made = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         exec(code.replace('"adapter"', '"runs/two/adapter"'), made)
@@ -91,11 +91,11 @@ def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, there, monkeypat
     assert not any(type(each).__module__.startswith("qnnkit") for each in made["model"].modules())
     for place in ("base/model", "two/adapter"):
         for file in (there / "runs" / place).iterdir():
-            assert str(there.parent).encode() not in file.read_bytes(), "it names a path of this machine"
+            assert str(there.parent).encode() not in file.read_bytes(), "it contains a local path"
 
 
-def test_an_adapter_is_merged_where_it_is_copied_to(moved, there, tmp_path, monkeypatch):
-    """In another folder than the workspace, with its base beside it; without the run, and without data."""
+def test_a_copied_adapter_is_merged_elsewhere(moved, there, tmp_path, monkeypatch):
+    """Outside the workspace, next to its base, without the run and without data."""
     for place in ("runs/two/adapter", "runs/base/model"):
         shutil.copytree(there / place, tmp_path / "copy" / place)
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "empty"))
@@ -112,7 +112,7 @@ def test_an_adapter_is_merged_where_it_is_copied_to(moved, there, tmp_path, monk
         runs.merge(there / "runs" / "base", tmp_path / "again")
 
 
-def test_a_text_is_evaluated_block_by_block_to_its_last_token(there, tmp_path):
+def test_a_text_is_evaluated_in_blocks_to_its_last_token(there, tmp_path):
     (tmp_path / "new.txt").write_text(OTHER[:150])
     result = runs.evaluate("runs/two", tmp_path / "new.txt")
     model, about, _ = runs.load_model(there / "runs/two/adapter")
@@ -129,13 +129,13 @@ def test_a_text_is_evaluated_block_by_block_to_its_last_token(there, tmp_path):
     assert json.loads(command("evaluate", "runs/two", tmp_path / "new.txt", "--json")) == result
     chat = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]}
     (tmp_path / "chat.jsonl").write_text(json.dumps(chat) + "\n")
-    assert runs.evaluate("runs/base", tmp_path / "chat.jsonl")["tokens"] < 8, "only the answers"
+    assert runs.evaluate("runs/base", tmp_path / "chat.jsonl")["tokens"] < 8, "only the answers count"
     (tmp_path / "empty.txt").write_text("")
     with refused("data"):
         runs.evaluate("runs/two", tmp_path / "empty.txt")
 
 
-def test_a_text_is_gone_on_with_by_a_model_and_by_an_adapter(there, tmp_path):
+def test_a_model_and_an_adapter_continue_a_text(there, tmp_path):
     for run, kind in (("base", "model"), ("two", "adapter")):
         [row] = runs.predict(f"runs/{run}", ["the cat"])
         assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
@@ -143,7 +143,7 @@ def test_a_text_is_gone_on_with_by_a_model_and_by_an_adapter(there, tmp_path):
         assert list(runs.predict(copied, ["the cat"])) == [row]
 
 
-def test_a_piece_is_gone_on_with(home, monkeypatch):
+def test_a_model_continues_a_piece_of_music(home, monkeypatch):
     monkeypatch.setattr("qnnkit.tasks.music.NEW_TOKENS", 400)
     for i in range(8):
         score = of_steps([[60 + (step + i) % 7] for step in range(64)])
@@ -170,7 +170,7 @@ def test_a_piece_is_gone_on_with(home, monkeypatch):
 
 @pytest.fixture(scope="module")
 def _pictured(tmp_path_factory, pictures):
-    """A run on two class folders that are gone, its test images in a folder, and its test row."""
+    """A run on two class folders that no longer exist, its test images in a folder, and its test row."""
     root = tmp_path_factory.mktemp("pictured")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("QNNKIT_HOME", str(root))
@@ -192,7 +192,7 @@ def pictured(_pictured, monkeypatch):
     return _pictured[1]
 
 
-def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_path):
+def test_images_are_classified_without_the_training_data(pictured, tmp_path):
     test, paths = pictured.splits.test, [tmp_path / f"{i}.png" for i in range(3)]
     copied = shutil.copytree(workspace.home() / "runs/one/model", tmp_path / "net")
     written = workspace.read_json(copied / "about.json")
@@ -238,7 +238,7 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, tmp_pa
             runs.predict(run, ["a.png"])
 
 
-def test_labelled_images_are_judged_as_the_test_split_was(pictured):
+def test_labelled_images_get_the_scores_of_the_test_split(pictured):
     [row] = pictured.tested().values()
     for place in ("held", "held.zip"):
         result = runs.evaluate("runs/one", place)
@@ -278,7 +278,7 @@ def test_captions_and_images_are_matched_by_clip(home):
             use()
 
 
-# --- arrays of a recipe of one's own -----------------------------------------------------------------------
+# --- arrays for a user's recipe ----------------------------------------------------------------------------
 
 
 BAD = {"0": "a\n0\n", "1": "a,b,c\n0,,1\n1,1,1\n", "2": "a,b,c\n0,0,0,0\n", "3": "", "4": "a,b,d\n0,0,0\n"}
@@ -286,7 +286,7 @@ DAYS = pd.DataFrame({"a": [0], "b": [0], "c": pd.to_datetime(["2026-11-28"])})
 GAPS = (DAYS, [[0, np.nan, 0]], [["a", "b", "c"]], [[0, 1], [0]], [[1j, 0, 0]])
 
 
-def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
+def test_arrays_and_tables_work_with_a_users_recipe(home, monkeypatch):
     listed, table = "[np.array([a, a * a, a**3]) for a in t]", 'pd.DataFrame({"a": t, "b": t * t, "c": t**3})'
     text = RECIPE.replace("import numpy", "import pandas as pd\nimport numpy")
     (home / "mine.py").write_text(text.replace(listed, table))
@@ -294,7 +294,7 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
     with refused("run_dir", NotImplementedError):
         runs.evaluate("runs/one", home, recipe="mine.py")
     [row] = runs.predict("runs/one", [np.float32([0.5, 0.25, 0.125])], recipe="mine.py")
-    # Columns with names are taken by them, whatever their order and whatever is next to them.
+    # Named columns are selected by name, in any order and next to any other columns.
     rows = "c{0}größe{0}b{0}a\n0{0}x{0}0{0}0\n0.125{0}y{0}0.25{0}0.5\n"
     for text in (rows.format(","), "sep=;\n" + rows.format(";"), "0;0;0\n0.5;0.25;0.125\n"):
         (home / "new.csv").write_text(text, encoding="latin-1")
@@ -309,17 +309,17 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
             (home / f"{name}.{ending}").write_text(BAD[name])
         with refused("inputs"):
             runs.predict("runs/one", [f"{name}.{ending}"], recipe="mine.py")
-    about = using.Data("a table", {}, {"": ["float32", 3]})  # of a net that knows no names
+    about = using.Data("a table", {}, {"": ["float32", 3]})  # a net that knows no names
     shares = np.float32([0.25, 0.25, 0.5])
     [item] = tasks.Classification().predict(lambda given: given, [shares], replace(about, classes=(*"abc",)))
     assert list(item["probabilities"].values()) == [*shares] and about.example(2).min() == 1
-    for line in ("0,,1", "0,NA,1", "0,?,1"):  # a first line with a gap is no heading
+    for line in ("0,,1", "0,NA,1", "0,?,1"):  # a first line with an empty cell is no heading
         (home / "gap.CSV").write_text(f"{line}\n0,0,0\n")
         with refused("inputs"):
             array("gap.CSV", about)
     (home / "new.CSV").write_text("a, b, c\n0,0,0\n")
     assert array("new.CSV", replace(about, columns=("c", "b", "a")))[0].tolist() == [[0, 0, 0]]
-    (home / "new.CSV").write_text("2020|2019|2021\n0|1|2\n")  # names of numbers
+    (home / "new.CSV").write_text("2020|2019|2021\n0|1|2\n")  # names that are numbers
     assert array("new.CSV", replace(about, columns=("2019", "2020", "2021")))[0].tolist() == [[1, 0, 2]]
     for given, dtype in [*((each, "float32") for each in GAPS), ([[0.5, 1, 0]], "uint8")]:
         with refused("inputs"):
@@ -329,6 +329,6 @@ def test_arrays_and_tables_of_a_recipe_of_ones_own_are_used(home, monkeypatch):
     assert list(runs.predict("runs/one", ["a"], recipe="mine.py")) == ["mine", "a"]
 
 
-def test_memory_that_runs_out_is_no_damage(tmp_path):
+def test_running_out_of_memory_is_not_reported_as_damage(tmp_path):
     with pytest.raises(torch.OutOfMemoryError), using._undamaged(tmp_path):
         raise torch.OutOfMemoryError("no memory")
