@@ -1,4 +1,4 @@
-"""A batch in which every row has weights of its own, against `default.qubit` row by row."""
+"""A batch in which every row has its own weights, compared with `default.qubit` row by row."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ def row_by_row(qnode, rows):
 
 
 def check(qnode, shapes, n_features):
-    """Values, and gradients by inputs and weights, of a mixture of all outputs."""
+    """Compares values, and gradients of a mixture of all outputs with respect to inputs and weights."""
     named = ({"inputs": (n_features,)} if n_features else {}) | shapes
     rows = {
         name: uniform(ROWS, *shape, seed=i, top=2 * math.pi, dtype=torch.float64).requires_grad_()
@@ -35,12 +35,12 @@ def check(qnode, shapes, n_features):
     ours = OverWeights(qnode, shapes, n_features)(inputs, {name: rows[name] for name in shapes})
     both = [(each, *mixed_gradients(each, [*rows.values()])) for each in (ours, row_by_row(qnode, rows))]
     same(*both, FLOAT64)
-    assert all(each.abs().max() > 1e-3 for each in both[0]), "there was something to compare"
+    assert all(each.abs().max() > 1e-3 for each in both[0]), "all outputs are zero"
 
 
 @pytest.mark.parametrize(
     ("ansatz", "embedding", "n_qubits"),
-    [*itertools.product(circuits.ANSAETZE, ["angle"], [2, 7])]  # in one matrix, and in blocks
+    [*itertools.product(circuits.ANSAETZE, ["angle"], [2, 7])]  # as one matrix, and in blocks
     + [("hardware_efficient", embedding, 3) for embedding in ("amplitude", "iqp")],
 )
 def test_values_and_gradients_of_every_circuit(ansatz, embedding, n_qubits):
