@@ -21,7 +21,7 @@ TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24
 
 
 class Counted(Classification):
-    """Counts some of the samples, as a language model counts answers: of some pieces none."""
+    """Counts only some samples, as a language model counts answers; some pieces count none."""
 
     def __call__(self, model, batch):
         points, labels = batch
@@ -32,20 +32,20 @@ class Counted(Classification):
 
 
 def train_together(folder, *trainings):
-    """Every process trains "name,update to stop at,micro_batch"; all batches of a step hold 16 samples of 97.
+    """Every process trains "name,update to stop at,micro_batch"; each step uses 16 of 97 samples in all.
 
-    So the last batch is one sample.
+    So the last batch has one sample.
     """
     rank, world = int(os.environ.get("RANK", 0)), n_processes()
     for name, stop_at, micro_batch in (each.split(",") for each in trainings):
         model, rows = net(), []
-        model[0].bias.requires_grad_(False)  # as an adapter's base
+        model[0].bias.requires_grad_(False)  # like the base of an adapter
         data = loaders(97, 16 // world, shuffle=True)
         data["validation"] = Batches(*clouds(33, 1), 16 // world, shuffle=False)
 
         def stop(row, at=int(stop_at)):
             if row["updates"] == at and rank == world - 1:
-                terminate()  # the last process is told; all of them stop
+                terminate()  # only the last process gets the signal; all of them stop
 
         given = {
             "epochs": 3,
@@ -59,7 +59,7 @@ def train_together(folder, *trainings):
         except SystemExit:
             print(rank, "stopped", flush=True)
             continue
-        assert bool(rows) <= (rank == 0), "the first process alone writes"
+        assert bool(rows) <= (rank == 0), "only the first process writes"
         torch.save((model.state_dict(), timeless(progress.rows)), Path(folder, f"{name}.{world}.{rank}.pt"))
 
 
@@ -68,7 +68,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def launch(code, *arguments):
-    """Runs `code` in two processes that find each other as those that torchrun or Accelerate start."""
+    """Runs `code` in two connected processes, like those that torchrun or Accelerate start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
@@ -98,8 +98,8 @@ OTHERS = "in pieces.1.0", "both.2.0", "both in pieces.2.0", "first one.2.0", "fi
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, other):
-    """All processes end with the same bits."""
+def test_two_processes_equal_one_with_twice_the_batch_and_share_checkpoints(trained, other):
+    """All processes end with bitwise equal weights."""
     (weights, rows), (other_weights, other_rows) = trained("straight.1.0"), trained(other)
     for name, weight in weights.items():
         torch.testing.assert_close(other_weights[name], weight, rtol=TOLERANCE, atol=TOLERANCE)
