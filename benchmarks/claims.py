@@ -1,10 +1,10 @@
-"""Six published hybrid nets: what their papers claim, beside the same net and its controls trained here.
+"""Six published hybrid nets: the claims of their papers, and the same nets and controls trained here.
 
     python -m benchmarks.claims DATA_FOLDER     40 minutes; after Ctrl-C the same command resumes it
 
-DATA_FOLDER holds mnist/ and ahcd/ahcd_csv.zip. Every net and control, alike, takes the learning rate that did
-best of RATES on validation samples with two seeds of their own; then ten seeds are trained. The nets are
-benchmarks/recipes/NAME.py, and NAME.yaml beside each has the claim; runs go to runs/claims of the workspace.
+DATA_FOLDER holds mnist/ and ahcd/ahcd_csv.zip. Every net and control gets the best learning
+rate of RATES on validation samples, from two separate seeds; then ten seeds are trained. The nets are in
+benchmarks/recipes/NAME.py, with the claim in NAME.yaml; runs go to runs/claims of the workspace.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tuned(folder: str, name: str, **settings: Any) -> dict[str, float]:
 
 
 def rows(data: Path, **smaller: Any) -> Iterator[dict[str, Any]]:
-    """A row for each control of each net: both scores with their intervals, difference and verdict."""
+    """A row per net and control: both scores with their intervals, the difference and the verdict."""
     for name, claim in CLAIMS.items():
         place = {"data_dir": str(data / claim["folder"])} if claim["folder"] else {}
         for case, own in claim.get("cases", {"": {}}).items():

@@ -1,4 +1,4 @@
-"""Keeps what a run with the control `fourier` came to, and prints how the circuit compares with it.
+"""Records the results of a run with the control `fourier`, and prints how the circuit compares with it.
 
 python -m benchmarks.fourier runs/fourier25 docs/results/ahcd/fourier.csv
 """

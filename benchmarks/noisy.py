@@ -1,8 +1,8 @@
-"""How much accuracy the best trained hybrid net of a run keeps with shots, with noise and on a fake device.
+"""The accuracy that a run's best trained hybrid net keeps with shots, with noise and on a fake device.
 
     python -m benchmarks.noisy RUN_DIR benchmarks/recipes/ahcd_trained.py docs/results/noise.csv 256
 
-The best is that of the seed with the highest validation score; the number is that of test images.
+The best net has the highest validation score of all seeds; the number is the number of test images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qnnkit import noise, runs
 
 
 def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
-    """What `noise.robustness` says of the net, and whose net it is."""
+    """The rows of `noise.robustness` for the net, and which net it is."""
     finals, score = runs.frame(run), f"validation_{run.score.on_validation}"
     own = finals[finals["net"] == run.nets[0]]
     best = own.loc[own[score].idxmax()]
@@ -32,7 +32,7 @@ def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
 
 
 def table(frame: pd.DataFrame) -> str:
-    """What is left under each condition, as a table in Markdown."""
+    """The accuracy under each condition, as a table in Markdown."""
     names = {
         "shots": "shots:",
         "depolarizing": "depolarising noise, p =",

@@ -1,9 +1,9 @@
-"""Whether `auto` is fast, beside fixed choices of device, backend and number of threads.
+"""Whether `auto` is fast, compared with fixed choices of device, backend and number of threads.
 
     python -m benchmarks.placing
 
 Forward, backward and optimizer of circuits (W1, W3, see `workloads.py`), and training steps of two recipes,
-scaled to an epoch: choices take turns in one process (`measure.race`). Some ten minutes, and
+scaled to an epoch: choices take turns in one process (`measure.race`). Takes about ten minutes and writes
 docs/results/placing.csv. Exit status 1 if `auto` is slower than the slowest fixed choice, or over 10 % slower
 than the fastest.
 """
@@ -43,7 +43,7 @@ CIRCUITS = 256
 
 @dataclass(frozen=True)
 class Mixture:
-    """The loss of `workloads`: how a mixture of the values depends on all angles, inputs included."""
+    """The loss of `workloads`: a mixture of the values, which depends on all angles including the inputs."""
 
     monitor: str = "loss"
 
@@ -54,7 +54,7 @@ class Mixture:
 
 
 def trained(key: str, backend: str, quick: bool) -> measure.Workload:
-    """The training that is timed: of a circuit alone, or of a recipe's net."""
+    """The timed training: of a circuit alone, or of a recipe's net."""
     if key in RECIPES:
         archive = Path(os.environ.get("QNNKIT_TEST_DATA", ""), "ahcd", "ahcd_csv.zip")
         own: dict[str, Any] = dict(RECIPES[key])
@@ -74,7 +74,7 @@ def trained(key: str, backend: str, quick: bool) -> measure.Workload:
 
 
 def step(workload: measure.Workload, backend: str, device: str, threads: Any) -> measure.Step:
-    """A training step; of circuits one after the other, a step of few samples."""
+    """A training step; for backends that run circuits one by one, a step of few samples."""
     stepper, n = workload.stepper(device), min(workload.training.batch_size, workload.n_samples)
     if backend.startswith("lightning"):
         own = workload.example is not None and layers.circuits_per_image(stepper.model, workload.example)
@@ -87,7 +87,7 @@ def called(device: str, n: int) -> str:
 
 
 def compare(key: str, backends: Sequence[str], seconds: float, quick: bool = False) -> list[dict[str, Any]]:
-    """A row per choice: `auto` first, then every fixed one."""
+    """A row per choice: first `auto`, then every fixed one."""
     own = trained(key, "auto", quick)
     placed = measure.place(own, seconds=seconds / 6)
     steps = {"auto": step(own, "auto", placed.device, placed.threads)}
@@ -106,17 +106,17 @@ def compare(key: str, backends: Sequence[str], seconds: float, quick: bool = Fal
     ]
 
 
-def beside_auto(table: pd.DataFrame) -> Iterator[tuple[Any, pd.Series, pd.Series]]:
-    """Each workload, its row of `auto`, and the milliseconds of the fixed choices, the fastest first."""
+def against_auto(table: pd.DataFrame) -> Iterator[tuple[Any, pd.Series, pd.Series]]:
+    """Each workload, its row of `auto`, and the milliseconds of the fixed choices, fastest first."""
     for key, rows in table.groupby("workload", sort=False):
         rows = rows.set_index("choice")
         yield key, rows.loc["auto"], rows["median_ms"].drop("auto").dropna().sort_values()
 
 
 def problems(table: pd.DataFrame) -> list[str]:
-    """A sentence for each workload on which `auto` does not keep its promise, or was not measured."""
+    """A sentence for each workload on which `auto` is too slow or was not measured."""
     lines = []
-    for key, auto, fixed in beside_auto(table):
+    for key, auto, fixed in against_auto(table):
         if fixed.empty or pd.isna(auto["median_ms"]):
             lines.append(f"{key}: there is nothing to compare.")
             continue
@@ -128,10 +128,10 @@ def problems(table: pd.DataFrame) -> list[str]:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """What docs/measure.md shows of docs/results/placing.csv."""
+    """The table of docs/results/placing.csv in docs/measure.md."""
     head = ["", "`auto` chose", "ms", "fastest fixed choice", "ms", "ratio"]
     lines = []
-    for key, auto, fixed in beside_auto(table):
+    for key, auto, fixed in against_auto(table):
         if len(fixed):
             ms, best, name = auto["median_ms"], fixed.iloc[0], fixed.index[0]
             lines.append([key, auto["chosen"], f"{ms:.3g}", name, f"{best:.3g}", f"{ms / best:.2f}"])

@@ -1,8 +1,8 @@
 """The variance of gradients at random initialisations, of the four circuits: python -m benchmarks.plateau.
 
 2 to 12 qubits, as many layers as qubits (an even number, which identity blocks need), 200 initialisations of
-each kind, both observables; every variance with its 95 % interval beside a random circuit's, and the decay
-per qubit in factors of two.
+each kind, both observables. Every variance has its 95 % interval and the value of a random circuit; the decay
+is a per-qubit factor in powers of two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUBITS, N = range(2, 13, 2), 200
 
 @functools.cache
 def scans() -> pd.DataFrame:
-    """What the scans of all circuits measured."""
+    """The results of the scans of all circuits."""
     options: dict[str, Any] = {"initialisations": list(circuits.INITIALISATIONS), "n": N}
     frames = {
         circuit: plateau.scan(circuit, qubits=list(QUBITS), depths=["1n"], **options)
@@ -56,7 +56,7 @@ def table(rates: pd.DataFrame) -> str:
 
 
 def plot(path: Path) -> None:
-    """The variances over the number of qubits, from the table beside it; one of 0 is not drawn."""
+    """The variances over the number of qubits, from the table in the same folder; zeros are not drawn."""
     table = pd.read_csv(path.with_suffix(".csv")).query("variance > 0")
     picture = so.Plot(table, x="n_qubits", y="variance", color="initialisation", marker="initialisation")
     picture = (

@@ -1,4 +1,4 @@
-"""Keeps what a finished study came to in docs/results, and prints its table as docs/results.md shows it.
+"""Records the results of a finished study in docs/results, and prints its table for docs/results.md.
 
 qnnkit batch docs/study.yaml
 python -m benchmarks.results batches/ahcd_study docs/results/ahcd
@@ -26,8 +26,8 @@ KEPT = (
 def table(means: pd.DataFrame) -> str:
     """Scores with their 95 % intervals by model and net, as a table in Markdown.
 
-    A column for each share of the training data, of the score that nets are compared by; of a single share,
-    for each score.
+    A column per share of the training data with the score that nets are compared by; for a single share, a
+    column per score.
     """
     [first, *_] = (score for name, score in stats.SCORES.items() if name in means)
     scores, shares = metrics(first), sorted(set(means["train_fraction"]))

@@ -1,7 +1,7 @@
 """qnnkit's quantum layer against its peers on this machine: `make bench`, or python -m benchmarks.run.
 
 Every workload has one process per peer. All are set up one after the other, then they take turns, so that
-only one computes at a time and a slow minute of the machine hits all alike. bench.csv has a row for each:
+only one computes at a time and a slow minute of the machine hits all equally. bench.csv has a row for each:
 
 median_ms, min_ms, max_ms  of the rounds, of the whole workload
 x_batched, x_compiled      the median over that of qnnkit's program, eager and compiled
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import peers, record, worker, workloads
 from qnnkit.device import machine
 
-if TYPE_CHECKING:  # every process begins with this file
+if TYPE_CHECKING:  # every process starts with this file
     import pandas as pd
 
 TOLERANCE = 1e-4
@@ -36,7 +36,7 @@ PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gp
 
 
 def measure(key: str, names: Sequence[str], asked: Namespace, folder: str) -> list[dict[str, Any]]:
-    """A row for each peer of a workload, in their order."""
+    """A row per peer of a workload, in their order."""
     known: dict[bool, Any] = {}
     workers = {name: worker.Worker(folder) for name in (*names, "float64")}
     rows = {name: {"workload": key, "peer": name} for name in names}
@@ -54,7 +54,7 @@ def measure(key: str, names: Sequence[str], asked: Namespace, folder: str) -> li
                     spent[name] += reply.pop("spent", 0.0)
                     rows[name] |= reply
         for name in names:
-            for do in (worker.peak, worker.answer):  # the check is no part of the memory that is measured
+            for do in (worker.peak, worker.answer):  # the check is not part of the measured memory
                 rows[name] |= workers[name].ask(do) if not workers[name].lost else {}
             numbers, control = rows[name].pop("numbers", None), name == "classical"
             if numbers and control not in known:
@@ -99,7 +99,7 @@ def problems(rows: Sequence[dict[str, Any]], tolerance: float = TOLERANCE) -> li
 
 
 def notes(row: Mapping[str, Any], rounds: int) -> str:
-    """What a reader has to know of a row: scaled, in which precision, on how many rounds, why not at all."""
+    """Notes on a row: whether it is scaled, its precision, its number of rounds, and why it has no times."""
     parts = []
     if row.get("samples", 0) < row.get("total", 0):
         parts.append(f"scaled up from {row['samples']:,} of {row['total']:,}")
@@ -154,7 +154,7 @@ def widths(rows: pd.DataFrame) -> str:
 
 
 def _table(rows: pd.DataFrame, titles: Mapping[str, str], columns: Mapping[str, tuple[str, str]]) -> str:
-    """Columns (what is measured, peer) of some workloads, to three digits, in Markdown."""
+    """Columns (measurement, peer) of some workloads, to three digits, in Markdown."""
     known = rows.pivot_table(index="workload", columns="peer", values=["median_ms", "x_batched", "peak_mb"])
     lines = []
     for key, title in titles.items():
