@@ -1,4 +1,4 @@
-"""`make bench` at toy size: every peer is there, measured and checked, and a wrong number is caught."""
+"""`make bench` at toy size: every peer is measured and checked, and wrong numbers are caught."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_a_quick_run_writes_checked_numbers_and_a_table(tmp_path):
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and row["first_s"] > 0
         assert row["peak_mb"] >= row["before_mb"] > 50
         ratio = row["median_ms"] / results[key, "batched"]["median_ms"]
-        assert row["x_batched"] == pytest.approx(ratio, rel=1e-4), "the table keeps six digits"
+        assert row["x_batched"] == pytest.approx(ratio, rel=1e-4), "the table has six digits"
     assert table["machine"][0] in done.stdout and "W3-256 default.qubit" in done.stdout
 
 
@@ -43,7 +43,7 @@ SMALL = workloads.Workload("W3-64", "strongly_entangling", 3, 1, 6)
 
 
 @pytest.mark.parametrize("part", ["values", "gradient of inputs", "gradient of weights"])
-def test_a_planted_wrong_number_is_told(part):
+def test_a_planted_wrong_number_is_reported(part):
     answer, right = peers.make("batched", SMALL, "cpu").answer(), peers.reference(SMALL, control=False)
     row = {"workload": "W1", "peer": "batched", "deviation": peers.deviation(answer, right)}
     assert run.problems([row]) == []
@@ -56,8 +56,8 @@ def test_a_planted_wrong_number_is_told(part):
 # --- the workloads --------------------------------------------------------------------------------
 
 
-def test_nets_that_are_moved_compute_what_they_did():
-    """By one call for all patches and by a loop over them; on TorchLayer and on QuantumLayer."""
+def test_nets_moved_from_torchlayer_compute_the_same():
+    """With one call for all patches and with a loop over them; on TorchLayer and on QuantumLayer."""
     for key in ("W6-basic", "W6-strong", "W6-gates"):
         workload = workloads.find(key, quick=True)
         right = peers.reference(workload, control=False)
@@ -73,7 +73,7 @@ def test_nets_that_are_moved_compute_what_they_did():
     assert torch.equal(whole.maps(images), loop.maps(images))
 
 
-# --- what scripts measure, at toy size ------------------------------------------------------------------
+# --- measurements of the scripts, at toy size -----------------------------------------------------------
 
 
 FEW = {"a": {"recipe": "digits_quanv", "train_fraction": 0.1, "stride": 4}}
@@ -95,7 +95,7 @@ TOY = {
 
 
 @pytest.mark.parametrize("name", TOY)
-def test_every_number_of_a_script_is_one(name, monkeypatch):
+def test_every_script_gives_finite_numbers(name, monkeypatch):
     script, (smaller, holds) = import_module(f"benchmarks.{name}"), TOY[name]
     for constant, value in smaller.items():
         monkeypatch.setattr(script, constant, value)
@@ -104,27 +104,27 @@ def test_every_number_of_a_script_is_one(name, monkeypatch):
         table = pd.DataFrame(script.rows())
     numbers = table.select_dtypes("number").astype(float)
     assert len(table) and np.isfinite(numbers).all(axis=None) and holds(table).all()
-    differences = ["outside"]  # of two loops, each clocked by itself: noise may make one negative
+    differences = ["outside"]  # a difference of two timed loops, which noise may make negative
     assert (numbers.drop(columns=differences, errors="ignore") >= 0).all(axis=None)
 
 
-def test_where_torchlayer_is_wrong():
+def test_rows_where_torchlayer_is_wrong():
     *rows, shots = torchlayer.rows()
     for row in rows:
         assert row["TorchLayer"] != row["Exact"]
         if row["what"] != torchlayer.returned.__doc__:
             assert float(row["QuantumLayer"]) == pytest.approx(float(row["Exact"]), abs=2e-4)
-    three_errors = 0.1  # of a gradient from 100 shots, over five samples
+    three_errors = 0.1  # gradients from 100 shots, over five samples
     assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=three_errors)
     assert shots["TorchLayer"] == "raises NotImplementedError"
     table = torchlayer.table(pd.DataFrame([*rows, shots]))
     assert len(table.splitlines()) == 2 + len(torchlayer.CASES) and "| (4, 5, 1) | (5, 4) |" in table
 
 
-# --- whether auto is fast ----------------------------------------------------------------------------
+# --- the speed of auto -------------------------------------------------------------------------------
 
 
-def test_every_fixed_choice_stands_beside_auto(monkeypatch):
+def test_auto_is_compared_with_every_fixed_choice(monkeypatch):
     monkeypatch.setattr(placing, "CIRCUITS", 8)
     monkeypatch.setattr(placing.placement, "thread_counts", lambda: [1, 2])
     monkeypatch.setattr(placing.placement, "devices", lambda *asked: ["cpu"])
@@ -141,7 +141,7 @@ TOLD[4.0] = [SLOW.format("4.00"), "W1: auto is slower than b, the slowest."]
 
 
 @pytest.mark.parametrize("auto", TOLD)
-def test_a_slow_auto_is_told(auto):
+def test_a_slow_auto_is_reported(auto):
     times = {"auto": auto, "a": 1.0, "b": 3.0, "c": None}
     table = pd.DataFrame({"choice": times.keys(), "median_ms": times.values()}).astype({"median_ms": float})
     assert placing.problems(table.assign(workload="W1", chosen="")) == TOLD[auto]
@@ -176,7 +176,7 @@ def test_predicted_memory_is_that_of_a_training(name):
     assert abs(row["off_mb"]) <= predicting.MEMORY
 
 
-def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path):
+def test_noise_is_measured_for_the_best_seed_on_validation_images(tmp_path):
     small = {"n_seeds": 2, "epochs": 1, "controls": (), "train_fraction": 0.2, "stride": 4}
     run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
     finals = list(runs.train_all(run))

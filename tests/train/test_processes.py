@@ -85,7 +85,7 @@ def launch(code, *arguments):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What trainings by one and by two processes end in; some begin with one and end with the other."""
+    """Results of trainings by one and by two processes; some switch between one and two."""
     folder = tmp_path_factory.mktemp("processes")
     train_together(folder, "straight,0,0", "in pieces,0,6", "first one,9,0")
     lines = launch(TRAIN, folder, "both,0,0", "both in pieces,0,3", "first two,9,0", "first one,0,0")
