@@ -24,9 +24,9 @@ TARGETS = ["q_proj", "v_proj"]
 HIDDEN, WEIGHTS = (128, 384), (1000, 4000, 16000)
 """Sizes of the net and of its adapters."""
 BATCH, LENGTH = 8, 128
-"""Texts of a step, and tokens of each."""
+"""Texts per step, and tokens per text."""
 SECONDS = 20.0
-"""Of a race, about."""
+"""Approximate duration of a race."""
 
 
 def llama(hidden: int, n_layers: int = 4, vocabulary: int = 256) -> nn.Module:

@@ -24,7 +24,7 @@ from qnnkit.report.tables import WITH_CIRCUIT, comparisons, frame_of, means
 RATES = (0.01, 0.03, 0.1)
 RECIPES = Path(__file__).parent / "recipes"
 CLAIMS = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(RECIPES.glob("*.yaml"))}
-"""Recipe -> what its paper claims."""
+"""Recipe -> the claim of its paper."""
 
 
 def trained(folder: str, name: str, **settings: Any) -> runs.Run:
@@ -61,7 +61,7 @@ def rows(data: Path, **smaller: Any) -> Iterator[dict[str, Any]]:
                 for net, control in (("net", "hybrid"), ("other", row["other_net"])):
                     about |= {f"{net}_score": text[control], f"{net}_rate": rates[control]}
                 gap = (score.signed(row[key]) for key in ("difference", "low", "high"))
-                yield about | row | {"told": "{} ({} to {})".format(*gap)}
+                yield about | row | {"text": "{} ({} to {})".format(*gap)}
 
 
 def table(frame: pd.DataFrame) -> str:
@@ -73,7 +73,7 @@ def table(frame: pd.DataFrame) -> str:
         claim = CLAIMS[row.recipe]
         paper = f"[{claim['citation'].split(',')[0]}](https://arxiv.org/abs/{claim['arxiv']}) {row.case}"
         reproduced, control = f"{row.net_score}, {row.score}", f"{row.other_score}, `{row.other_net}`"
-        verdict = f"**{row.verdict}**: {row.told}, p = {row.p_holm:.2g}"
+        verdict = f"**{row.verdict}**: {row.text}, p = {row.p_holm:.2g}"
         lines.append([paper.strip(), claim["claimed"], reproduced, control, verdict])
     return record.markdown(["paper", "claimed", "reproduced", "best control", "hybrid net against it"], lines)
 

@@ -32,7 +32,7 @@ SHARES = {
     "false_positives": "false positives",
     "false_equivalents": "false equivalents",
 }
-"""What is counted of each kind of study -> the head of its column."""
+"""Counted share -> the head of its column."""
 
 
 def accuracy(level: float, spread: float) -> Draw:

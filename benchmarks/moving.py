@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "resnet_circuit": {"recipe": recipe("resnet_circuit_frozen"), "dataset": "digits", "image_size": 28},
 }
 VALUES = {"shift": np.linspace(-3, 3, 20).tolist(), "weight": [1, 2, 3, 0], "image": [1, 2, 3, 4]}
-"""Widget of the panel -> what it is set to, one after the other."""
+"""Widget of the panel -> its values, one after another."""
 
 
 def rows() -> Iterator[dict[str, Any]]:

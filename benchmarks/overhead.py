@@ -26,7 +26,7 @@ from qnnkit.settings import Settings
 from qnnkit.train.optimizer import optimizer_of
 
 CASES = {"digits_quanv": (8, 1078, 10), "letters": (32, 3072, 28)}
-"""Recipe -> side of its images in pixels, images of an epoch, classes; `letters` has 88,000 weights."""
+"""Recipe -> side of its images in pixels, images per epoch, classes; `letters` has 88,000 weights."""
 ROUNDS, EPOCHS = 9, 3
 
 

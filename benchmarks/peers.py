@@ -28,7 +28,7 @@ LABELS = {
 }
 OWN = ("batched", "compiled")
 FEW = 4
-"""Steps of an epoch whose circuits run one by one, and images of each; the time is scaled up from them."""
+"""Steps per epoch, and images per step, if circuits run one by one; the time is scaled up from them."""
 
 
 class Absent(Exception):
@@ -96,7 +96,7 @@ class Peer:
     """What all kinds share, unless they override it."""
 
     dtype = "unknown"
-    """Of the numbers; known after `answer`."""
+    """The dtype of the numbers; known after `answer`."""
 
     def __init__(self, name: str, workload: Workload, device: str):
         import torch

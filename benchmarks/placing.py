@@ -32,13 +32,13 @@ from qnnkit.settings import Settings
 from qnnkit.tasks import Step
 
 RECIPES = {"digits_quanv": {}, "ahcd_ten_epochs": {"dataset": "digits", "image_size": 32}}
-"""Recipe -> what is exchanged in it where its own data are not here; only the time matters."""
+"""Recipe -> settings that replace its data, because only the time matters."""
 KEYS = ("W1", "W3-64", "W3-256", *RECIPES)
 BACKENDS = ("batched", "default.qubit", "lightning.qubit")
 NEAR = 1.1
-"""Times the fastest fixed choice that `auto` may take."""
+"""The largest allowed ratio of `auto` to the fastest fixed choice."""
 CIRCUITS = 256
-"""That a backend is timed on, about, which runs one circuit after the other."""
+"""Approximate number of circuits to time on a backend that runs them one by one."""
 
 
 @dataclass(frozen=True)

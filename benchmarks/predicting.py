@@ -38,13 +38,13 @@ from qnnkit.tasks import Step
 from qnnkit.train import fit
 
 MEMORY, TIME = 0.15, 0.20
-"""How far a prediction may be off, as shares of what is measured."""
+"""Largest errors of a prediction, as shares of the measured value."""
 THREADS = 1
-"""Of which no other program on the machine can keep one waiting for the other."""
+"""With one thread, other programs cannot make threads wait for each other."""
 EPOCHS, MANY = 4, 20
-"""Trained, of which the median without the first counts; more where an epoch takes a tenth of a second."""
+"""Trained epochs; the median without the first counts. More if an epoch takes a tenth of a second."""
 ROUNDS, BUDGET, LONGEST = 3, 25.0, 3600.0
-"""Rounds of a setting at most, the seconds after which none is begun, and those of one process."""
+"""Largest number of rounds per setting, seconds after which none starts, and time limit of a process."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Setting:
     settings: dict[str, Any] = field(default_factory=dict)
     size: str = ""
     samples: int = 1
-    """In an epoch of a language model or CLIP."""
+    """Samples per epoch of a language model or CLIP."""
     folder: str = ""
-    """Of its data, under QNNKIT_TEST_DATA."""
+    """Folder of its data, under QNNKIT_TEST_DATA."""
     epochs: int = EPOCHS
 
     def workload(self) -> measure.Workload:

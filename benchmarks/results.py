@@ -20,7 +20,7 @@ KEPT = (
     "groups.csv",
     "runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "scores.png", "fractions.png", "curves.png"
 )  # fmt: skip
-"""What is kept of the `study/` of a batch, where it is there: each file has the stamp of the runs."""
+"""Files copied from the `study/` of a batch, if they exist: each has the stamp of the runs."""
 
 
 def table(means: pd.DataFrame) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # every process starts with this file
     import pandas as pd
 
 TOLERANCE = 1e-4
-"""What a peer in float32 may deviate from float64, see `peers.deviation`."""
+"""Largest deviation of a peer in float32 from float64, see `peers.deviation`."""
 PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gpu", "jax", "numpy")
 
 
@@ -121,7 +121,7 @@ MOVED = {
     "W6-strong": "RY, `StronglyEntanglingLayers`; one call",
     "W6-gates": "gate by gate; one call",
 }
-"""Workloads of a table, and what it calls them."""
+"""Workload -> its name in the table."""
 
 
 def table(rows: pd.DataFrame) -> str:

@@ -18,15 +18,15 @@ from benchmarks import peers, workloads
 from qnnkit.device import machine
 
 SHORTEST_ROUND = 0.25
-"""Seconds that a round lasts at least, by evaluating again; its time is then their median."""
+"""Shortest round in seconds; it repeats the evaluation and takes the median."""
 LONGEST = 300.0
 """Seconds after which a peer that does not answer is stopped."""
 PEER: Any = None
-"""Of this process."""
+"""The peer of this process."""
 
 
 LOST = ("absent", "stopped", "failed")
-"""Kinds of an answer that is none."""
+"""Reasons for a missing answer."""
 
 
 class Worker:

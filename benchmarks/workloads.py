@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 CHECKED = 4
-"""Samples whose numbers every peer has to give right: the first of the batch."""
+"""Number of samples whose values are checked for every peer: the first of the batch."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ LONGEST = (
     *("notebooks", "notebook_cells", "colab_image", "colab", "measure_memory", "recipes", "your_own"),
     *("contract", "study", "batch", "kinds", "random_circuits", "claims", "runs", "train", "simulator"),
 )
-"""Files of tests that take longest, begun first: two workers that share files then end at the same time."""
+"""The slowest test files, which start first, so that two workers that share the files end together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of modules impo
 OPTIONS += ("-o", "faulthandler_timeout=120")  # a hanging test counts as caught
 with Path(__file__).with_suffix(".tsv").open(encoding="utf-8", newline="") as table:
     MUTANTS = [tuple(row) for row in csv.reader(table, delimiter="\t")][1:]
-"""(file of the kit, old text, which stands there once, new text, names of files of tests)."""
+"""(file of the kit, old text that occurs once, new text, names of test files)."""
 
 
 def caught(copy: Path, tests: str) -> str | None:
@@ -80,7 +80,7 @@ def main(wanted: list[str]) -> int:
             path, start = copy / "qnnkit" / name, time.monotonic()
             text = path.read_text()
             if text.count(old) != 1:
-                answer = f"stands there {text.count(old)} times"
+                answer = f"occurs {text.count(old)} times"
             else:
                 path.write_text(text.replace(old, new))
                 answer = caught(copy, tests) or "NOT CAUGHT"

@@ -91,7 +91,7 @@ TOY = {
         lambda rows: rows["median_ms"] <= rows["slowest_ms"],
     ),
 }
-"""Script -> what is smaller in it, and what holds for every row."""
+"""Script -> smaller constants for it, and a check for every row."""
 
 
 @pytest.mark.parametrize("name", TOY)

@@ -12,7 +12,7 @@ from qnnkit import CIRCUITS, circuits
 from tests.toys import refused
 
 EXACT = 1e-10
-"""Largest error allowed in float64."""
+"""Largest allowed error in float64."""
 
 CASES = [
     ("data_reuploading", "angle"),
@@ -37,7 +37,7 @@ def tape_of(qnode, inputs, weights):
 ONE, X, Y, Z = np.array([[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]])
 
 TURNED = {"RX": [X], "RY": [Y], "RZ": [Z], "Rot": [Z, Y, Z]}
-"""About which axes a gate turns, the first first."""
+"""Gate -> the axes of its rotations, in order."""
 
 
 def rotation(pauli: np.ndarray, angle: float) -> np.ndarray:
@@ -127,7 +127,7 @@ CLOSED = [
     )),
     (ghz, [np.pi / 2] * 2, [0, 0, -1, 1]), (ghz, [np.pi / 2] * 3, [0, 0, 0, 1, 1, 1]),
 ]  # fmt: skip
-"""Gates, inputs, and what Z of each wire gives; then the product of all X, and Z of neighbours together."""
+"""Gates, inputs, and <Z> of each wire; then <X...X>, and <ZZ> of neighbours."""
 
 
 @pytest.mark.parametrize(("function", "inputs", "expected"), CLOSED)
@@ -159,7 +159,7 @@ DRAWN = {
 3: ──RY(0)─╰Z──RZ(7)──RY(8)──RZ(15)──RY(16)─────────╰Z──RZ(23)──RY(24)─┤  <Z>
 """,
 }
-"""(ansatz, layers, wires): its gates, at inputs of 0 and the weights 1, 2, 3, ..."""
+"""(ansatz, layers, wires) -> the drawing, with inputs 0 and weights 1, 2, 3, ..."""
 
 
 @pytest.mark.parametrize(("ansatz", "n_layers", "n_qubits"), DRAWN)

@@ -37,14 +37,14 @@ CANNOT = {
     r".*meta-llama/": "the Hugging Face Hub and a model of 13 GB",
     r"qnnkit run --recipe resnet_circuit": "downloads MNIST",
 }
-"""Commands of shell blocks that no test runs, each with its reason."""
+"""Commands of shell blocks that no test runs -> the reason."""
 QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
 QUICK |= {"plateau_qubits": 2, "plateau_starts": 8, "hardware_images": 0}  # for notebooks
-"""What a run is begun with here, where its command says nothing else: minutes become seconds."""
+"""Settings of runs, unless the command sets them: minutes become seconds."""
 COMMANDS = typer.main.get_command(cli.app).commands
 RECIPE = "class Settings(qnnkit.Settings)"
 ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model", "load_dataset")
-"""Marks of Python blocks that are recipes, or that test_your_own.py or test_tensors.py runs."""
+"""Marks of Python blocks that are recipes, or that test_your_own.py or test_tensors.py runs instead."""
 COLAB = "'!cd' /content/qnnkit '&&' "
 
 

@@ -56,12 +56,12 @@ IMPORT = """
     before, modules, start = state(), set(sys.modules), time.process_time()  # whatever else is at work
     import qnnkit
     qnnkit.QuantumLayer
-    found = {"seconds": time.process_time() - start, "changed": changed()}
-    found |= {"modules": [*set(sys.modules) - modules]}
+    facts = {"seconds": time.process_time() - start, "changed": changed()}
+    facts |= {"modules": [*set(sys.modules) - modules]}
     import qnnkit.tasks, qnnkit.data.text
     missing = [name for name in qnnkit.__all__ if not hasattr(qnnkit, name) or name not in dir(qnnkit)]
-    found |= {"missing": missing, "changed by others": changed()}
-    print(json.dumps(found | {"of tasks": [*set(sys.modules) - modules]}))
+    facts |= {"missing": missing, "changed by others": changed()}
+    print(json.dumps(facts | {"of tasks": [*set(sys.modules) - modules]}))
 """
 
 

@@ -105,7 +105,7 @@ def test_a_number_may_be_left_to_be_measured():
 
 class Mine(qnnkit.Settings):
     weights: Path | None = None
-    """Where they lie."""
+    """Their file."""
     shape: tuple[int, ...] = (3, 4)
     words: frozenset[str] = frozenset("abcdefgh")
     name: str | None = None

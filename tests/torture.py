@@ -28,7 +28,7 @@ from tests.same import same
 from tests.toys import TINY, pictures
 
 TIMES = ("seconds", "seconds_per_epoch", "peak_memory")
-"""What no two runs have in common."""
+"""Columns that differ between any two runs."""
 
 
 def outcome(folder: Path) -> dict:

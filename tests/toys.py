@@ -54,7 +54,7 @@ class AsFloat(torch.nn.Module):
 
 TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1, "epochs": 2}
 TINY |= {"controls": ["classical"]}
-"""Of `folder_quanv` on `pictures`: a net of a few hundred weights, whose epochs take milliseconds."""
+"""Settings of `folder_quanv` on `pictures`: a net of a few hundred weights, with epochs of milliseconds."""
 
 
 def trained(folder: Path | str, recipe: Any, **settings: Any) -> Any:

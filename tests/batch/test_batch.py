@@ -599,7 +599,7 @@ def test_a_sampler_proposes_learns_and_prunes_runs(studies):
 def test_a_killed_study_resumes_as_if_never_killed(acted, studies, monkeypatch):
     """One run at a time; trials agree to the last digit. A loss is minimised.
 
-    A copy of the workspace at that moment stands for what a kill leaves.
+    A copy of the workspace at that moment imitates what a kill leaves.
     """
     space = {**RATES, "controls": [["classical"], ["no_quantum"]], "optimizer": ["adam", "sgd"]}
     left = acted.with_name("left")

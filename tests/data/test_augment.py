@@ -36,7 +36,7 @@ BOUNDS = {
     "SHIFT": math.sqrt(2) * 41 * augment.SHIFT,
     "SCALE": 12 * (1 / (1 - augment.SCALE) - 1),
 }
-"""How far a spot 12 pixels right of the middle of 41 may move at most, in pixels, by each change."""
+"""The largest shift in pixels, by each change, of a spot 12 pixels right of the middle of 41."""
 
 
 @pytest.mark.parametrize("alone", BOUNDS)

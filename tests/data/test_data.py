@@ -41,10 +41,10 @@ SMALL |= dict.fromkeys(
     ("mnist", "fashion_mnist", "kmnist"),
     lambda folder: archive(folder.with_suffix(".zip"), idx_files((40, 20), (6, 4), ".gz")),
 )
-"""Makes a small instance of a dataset; a third is its own test part, if it has one."""
+"""Makes a small instance of a dataset; a third is the given test part, if it has one."""
 SIZES = {"digits": (1079, 359, 359), "ahcd": (84, 28, 56)}
 SIZES |= dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), (30, 10, 20))
-"""Of train, validation and test; those of files are split by the hashes of their names: see test_placed."""
+"""Sizes of train, validation and test; files are split by the hashes of their names: see test_placed."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name in DATASETS if kind(name) == "images"))
@@ -171,7 +171,7 @@ LAYOUTS = {
         r"Left out 8 of 24 images whose names do not match ((?:(?<![^_ ])-)?\d+(?:\.\d+)?)$: 0x.png, ",
     ),
 }  # fmt: skip
-"""Names of files, how many groups of 8 are used, and how the note begins, if there is one."""
+"""Names of files, the number of used groups of 8, and the beginning of the note, if there is one."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -233,7 +233,7 @@ PIXELS = {
         for each in ("png", "tif", "webp")
     },
 }
-"""Name -> what is saved, what its pixels are, and options of saving."""
+"""Name -> the saved array, the expected pixels, and options of saving."""
 
 
 @pytest.mark.parametrize("name", PIXELS)

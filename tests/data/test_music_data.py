@@ -267,7 +267,7 @@ REAL = {
     "mozart-16th.json": (69, 82_628),
     "nottingham_midi.zip": (1034, 356_269),
 }
-"""Pieces and notes; of MIDI as mido counts them."""
+"""Numbers of pieces and notes; those of MIDI as mido counts them."""
 
 
 @pytest.mark.data

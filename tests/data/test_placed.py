@@ -19,7 +19,7 @@ class Kind(NamedTuple):
     """A dataset of numbered items, and how to find a number in it."""
 
     make: Callable[[Path, list[int], bool], Path]
-    """(Folder, numbers, whether all hold the same) -> root."""
+    """(folder, numbers, whether all items are equal) -> root."""
     name: str
     source: str = ""
     options: Mapping[str, Any] = MappingProxyType({})

@@ -163,7 +163,7 @@ MARKED = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""A chat template; what stands for END ends a message."""
+"""A chat template; the value of END ends a message."""
 
 
 def chats(silent: str = "-") -> list[dict]:

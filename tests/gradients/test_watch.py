@@ -20,9 +20,9 @@ from tests.toys import linear, refused
 from tests.watched import TASK, Turned, data, groups, layer, net, of, trained
 
 DIGITS = 6e-4
-"""Relative: four digits are told."""
+"""Relative: four digits are recorded."""
 ROUNDING = 2e-3
-"""Relative, float32 sums in another order, after four digits."""
+"""Relative: float32 sums in another order, rounded to four digits."""
 
 
 # --- the numbers -------------------------------------------------------------------------------------------

@@ -43,14 +43,14 @@ USUAL = {
 }
 """What a row of the table may set, in addition to `circuit` and `device`.
 
-- options, transform: of the QNode
-- shapes: of the weights
-- rows: leading shapes of the inputs, one after the other; () is a single sample without a batch axis
+- options, transform: arguments of the QNode
+- shapes: shapes of the weights
+- rows: leading shapes of the inputs, one after another; () is a single sample without a batch axis
 - scale: factor of the inputs and the weights, which are between 0 and pi
-- before: runs before each of the two layers' calls, so that both start from the same state
-- layout: gives the inputs another layout in memory
+- before: code that runs before each layer's call, so that both start from the same state
+- layout: changes the memory layout of the inputs
 - outside: tensors that no layer owns, whose gradients are compared
-- dtype: of all tensors
+- dtype: dtype of all tensors
 """
 
 
@@ -152,10 +152,10 @@ own = dataclasses.replace(circuits.CIRCUITS["data_reuploading"], \\
 embeds=lambda inputs, wires: qp.AngleEmbedding(scale * inputs, wires))
 put(builtins, "SCALE", 1.0, raising=False)
 """
-"""What every case finds: numbers, containers, objects and functions, which its changes change."""
+"""The globals of every case: numbers, containers, objects and functions, which the changes modify."""
 CIRCUIT = "def circuit(inputs, weights):\n x, w = inputs, weights\n gates({}, {})\n return {}"
 VALUES = "0.5", "1.25", "1.0"
-"""What stands in place of VALUE in a change, one after the other."""
+"""The values that replace VALUE in a change, one after another."""
 SIZES, ROWS, SAMPLE = ((5,), (), (1,), (2, 3)), ((5,), (3,), (1,)), ((),)
 DEVICE, EXPECTATION = qp.devices.DefaultQubit, qp.measurements.ExpectationMP
 FAR = {"dtype": torch.float32, "scale": 1e6}
@@ -392,14 +392,14 @@ WAYS = {
     "changed": lambda f, x, w: grad(last(y := f(x).sum(), x.zero_(), torch.no_grad()(w.add_)(1), y), w)[0],
     "twice": lambda f, x, w: last(y := f(x).sum(), grad(y, w, retain_graph=True), grad(y, w)[0]),
 }
-"""Derivatives; "changed" are inputs and weights after the values were computed with the old ones."""
+"""Derivatives; for "changed", inputs and weights change after the values are computed."""
 OVER_WEIGHTS = {
     "grad": (lambda f, w: torch.func.grad(lambda w: f(w).sum())(w), lambda f, w: jacobian(f, w).sum((0, 1))),
     "jacrev": (lambda f, w: torch.func.jacrev(f)(w), jacobian),
     "jvp": (lambda f, w: torch.func.jvp(f, (w,), (w,))[1], lambda f, w: jacobian(f, w) @ w),
     "vmap": (lambda f, w: torch.func.vmap(f)(w.outer(w)), lambda f, w: torch.stack([*map(f, w.outer(w))])),
 }
-"""Each of a functional call, which TorchLayer does not take, and of the QNode itself."""
+"""Compares a functional call, which TorchLayer does not support, with the QNode itself."""
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:", "ignore::torch.jit.TracerWarning")  # torch calls it

@@ -14,7 +14,7 @@ from qnnkit.layers import FourierLayer, control, count_parameters, fourier_fit
 from tests.toys import layer_on, linear, shipped, uniform
 
 AGREEMENT = 1e-6
-"""Between a circuit and the map fitted to it, at inputs that the fit has not seen."""
+"""Largest error of the map that is fitted to a circuit, at inputs outside the fit."""
 
 
 def random_circuit(n_wires: int, seed: int):

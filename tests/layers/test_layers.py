@@ -15,9 +15,9 @@ from qnnkit.layers.controls import Bypass
 from tests.toys import layer_on, linear, measured, mixed_gradients, refused, same, shipped, uniform
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
-"""Largest errors allowed of values and gradients, by precision."""
+"""Largest allowed errors of values and gradients, by precision."""
 BFLOAT16 = 2**-8
-"""Relative spacing of bfloat16: what a circuit computed in it would be wrong by at least."""
+"""Relative spacing of bfloat16: the least error of a circuit computed in it."""
 CONTROLS = ("no_entanglement", "frozen_random", "classical", "no_quantum")
 
 

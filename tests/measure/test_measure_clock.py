@@ -117,7 +117,7 @@ def test_the_peak_belongs_to_the_last_call():
         del large
         assert measure.peak_on(cpu) > held - 2**24, "a peak stays, but for what Linux has not yet summed"
         measure.reset_peak(cpu)
-        assert measure.peak() < held - 2**27, "until it is begun anew"
+        assert measure.peak() < held - 2**27, "until it is reset"
     """)
     assert done.returncode == 0, done.stderr
 

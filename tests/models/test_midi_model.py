@@ -56,7 +56,7 @@ SMALL = [
     (0, [0x99, 36, 127]),
     (24, [36, 0]),
 ]
-"""A file of type 0; what it is in v2 and v1, written by hand from the tables in the format."""
+"""A file of type 0, and its tokens in v2 and v1, by hand from the tables of the format."""
 IN_V2 = [
     [7, 9, 137, 2201, 3369 + 2, 3385 + 1],  # time_signature, 0, 0, track 0, nn 3 - 1, dd 2 - 1
     [8, 9, 137, 2201, 3389 + 6, 3404 + 1],  # key_signature, sf -1 + 7, minor
@@ -95,7 +95,7 @@ METRES = [(0, [0xFF, 0x58, 4, n, unit, 24, 8]) for n, unit in ((5, 3), (3, 5), (
 CASES = {  # tracks, and the expected losses
     "a melody of two tracks": ([NOTE, [*NOTE, (0, [62, 9]), (96, [62, 0])]], {}),
     "a silence of 500 quarters": ([SILENT], {}),
-    "a longer note than can be told": ([HELD], {"ends of notes after 2,047 16ths": 1}),
+    "a note that is too long": ([HELD], {"ends of notes after 2,047 16ths": 1}),
     "bends": ([[*NOTE, (0, [0xE0, 0, 70])]], {"pitch bends": 1}),
     "5/8, 3/32 and 3/256": ([[*METRES, *NOTE]], {"time signatures": 2}),
     "twenty programs": ([[each for i in range(20) for each in ((0, [0xC0, i]), *NOTE)]], {}),

@@ -189,7 +189,7 @@ def test_parameter_variable_remote_and_written_address_in_this_order(machine: Ma
 
 NOTEBOOKS = ("colab_setup.ipynb", *(f"notebooks/{path.name}" for path in NUMBERED))
 EVERYWHERE = {"README.md": 1, "pyproject.toml": 1, **dict.fromkeys(NOTEBOOKS, 2)}
-"""How often each file names the address: a notebook in its badge and its cell."""
+"""How often each file contains the address; a notebook has it in its badge and in its cell."""
 
 
 def make_address(root: Path, repo: str = "") -> subprocess.CompletedProcess[str]:

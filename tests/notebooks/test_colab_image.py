@@ -23,13 +23,13 @@ from tests.colab import Machine, machine_at, make_machine
 from tests.forked import until
 
 IMAGE = os.environ.get("QNNKIT_COLAB_IMAGE")
-"""The Python of the image, which `make colab` names."""
+"""The Python of the image, set by `make colab`."""
 SMALL = {"image_size": 8, "n_layers": 1, "epochs": 60 if IMAGE else 6, "n_seeds": 1, "train_fraction": 0.3}
 SMALL |= {"controls": '["classical"]', "threads": 1, "device": "cpu"}
 RUN = ("run", "--recipe", "digits_quanv", "--run-dir", "runs/first")
 RUN += tuple(word for name, value in SMALL.items() for word in ("--set", f"{name}={value}"))
 SHORT = () if IMAGE else ("--notebooks", "03_train")
-"""What default tests add to it: other notebooks train nothing."""
+"""Additional options of default tests: other notebooks train nothing."""
 
 
 @pytest.fixture(scope="module")

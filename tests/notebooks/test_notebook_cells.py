@@ -57,7 +57,7 @@ NETS = {
 }
 BRIEF = {"samples": 1, "plateau_qubits": 2, "try_updates": 2, "hardware_images": 2}
 PLATEAUS = {"quanv": ({"2", "8"}, True), "iqp": ({"1", "4"}, False)}
-"""Depths in the plateau scan of the run's own circuit, and whether a mirrored one is in it."""
+"""Depths in the plateau scan of the run's circuit, and whether it includes a mirrored circuit."""
 
 
 @pytest.fixture(autouse=True)

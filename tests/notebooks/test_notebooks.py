@@ -219,10 +219,10 @@ AT_REST = """async () => {
   await new Promise(resolve => setTimeout(resolve, 200));
 }"""
 PICTURES = {"02_gradient_check": 3, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
-"""Notebook -> pictures that it shows, but for those of the inspector."""
+"""Notebook -> number of its pictures, except those of the inspector."""
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 LAB = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labapp import main; main()"
-"""JupyterLab, without what takes it seconds to import."""
+"""JupyterLab, without a module that takes seconds to import."""
 
 
 @pytest.fixture(scope="module")

@@ -249,11 +249,11 @@ def test_the_command_writes_the_page_and_study_of_its_runs(study):
     """`qnnkit report` executes 06_study; models may have any names."""
     damaged, odd = "Left out 2 files that cannot be read.", {"hybrid": [0.8, 0.7, 0.6]}
     study.write("odd", odd, name="a_b & 100 % ~^#{", data="other", notes=[damaged, TWICE])
-    told = CliRunner().invoke(cli.app, ["report", str(study.folder)])
-    assert told.exit_code == 0, told.output
-    assert "undecided" in told.output
+    done = CliRunner().invoke(cli.app, ["report", str(study.folder)])
+    assert done.exit_code == 0, done.output
+    assert "undecided" in done.output
     place, path = study.folder / "study", study.folder / "report.html"
-    assert f"Study: {place}" in told.output and f"Report: {path}" in told.output
+    assert f"Study: {place}" in done.output and f"Report: {path}" in done.output
     data, page, executed = study.read(), path.read_text(), study.folder / "06_study.ipynb"
     before = executed.stat().st_mtime_ns
     drawn = {f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")}
@@ -262,8 +262,8 @@ def test_the_command_writes_the_page_and_study_of_its_runs(study):
     assert all(data.stamp.encode() in each.read_bytes() for each in place.iterdir())
     assert set(pd.read_csv(place / "runs.csv", dtype=str)["stamp"]) == {data.stamp}
     notes = [f"Data of 3 of 5 runs: {TWICE}", f"Data of 1 of 5 runs: {damaged}"]
-    told = report.verdict(study.compared()[0]), *notes, "their data differ"
-    assert all(each in (place / "conclusions.txt").read_text() for each in told)
+    lines = report.verdict(study.compared()[0]), *notes, "their data differ"
+    assert all(each in (place / "conclusions.txt").read_text() for each in lines)
     assert all(f"<li>{each}</li>" in page for each in notes)
     assert page.count("data:image/png;base64,") == len(DRAWN), "figures come from the notebook"
     assert "Paired comparisons</h2>" in page and 'href="06_study.ipynb"' in page

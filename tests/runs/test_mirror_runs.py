@@ -21,11 +21,11 @@ def test_a_failing_drive_is_reported_and_gets_the_run_by_the_same_command(both):
     assert "not be mirrored completely" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     run = runs.open_run("runs/one")
     assert run.rows("gradients") == [{"event": "check", "error": 0.25}]
-    workspace.write_json(run.folder / "result.json", {"told": 1})
+    workspace.write_json(run.folder / "result.json", {"nets": 1})
     with pytest.raises(OSError, match="could not be mirrored completely"):
         runs.chain.finished(run)
     (both / "drive" / "runs").unlink()
-    assert runs.chain.finished(run) == {"told": 1}
+    assert runs.chain.finished(run) == {"nets": 1}
     assert (both / "drive" / "runs" / "one" / "result.json").exists()
 
 

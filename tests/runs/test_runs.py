@@ -315,13 +315,13 @@ def test_a_successful_launch(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(workspace.make_folder(tmp_path / "here"))
     source = notebook(
         "import json, ipykernel.connect as kernel\nip = json.loads(kernel.get_connection_info())['ip']",
-        "open('told.json', 'w').write(json.dumps([count, rate, name, ip]))",
+        "open('got.json', 'w').write(json.dumps([count, rate, name, ip]))",
     )
     before, environment = source.read_bytes(), dict(os.environ)
     output = workspace.make_folder(tmp_path / "out") / "copy.ipynb"
     output.with_suffix(".failed.ipynb").write_text("of an earlier try")
     assert runs.launch(source, output, {"count": 5, "rate": 0.5}) == output
-    *values, ip = json.loads(Path("told.json").read_text())
+    *values, ip = json.loads(Path("got.json").read_text())
     # Jupyter's default sockets are in the current folder, where two kernels would share them.
     assert values == [5, 0.5, "a"] and Path(ip).is_absolute() and not Path(ip).parent.exists()
     assert dict(os.environ) == environment and source.read_bytes() == before

@@ -21,7 +21,7 @@ from qnnkit.simulator import fused
 from tests.toys import mixed_gradients, mixture
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
-"""Largest errors allowed of values, and of gradients relative to the largest if that exceeds 1."""
+"""Largest allowed errors of values, and of gradients relative to the largest if it exceeds 1."""
 N_WEIGHTS, N_FEATURES = 4, 3
 
 # --- gates --------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ GATES = {
 GATES |= CONSTRUCTED
 """Name -> number of wires, number of angles, and the gate itself."""
 NEVER_CONTROLLED = {"U2", "U3", "Rot", "CRot", "PCPhase 3", "evolution", "Barrier", "OrbitalRotation"}
-"""Gates whose controlled forms PennyLane takes apart only with numbers at hand."""
+"""Gates whose controlled forms PennyLane decomposes only for numeric angles."""
 
 
 def shaped(values: Sequence[Any], shape: tuple[int, ...]) -> Tensor:
@@ -148,10 +148,10 @@ class Gate(NamedTuple):
     name: str
     wires: tuple[int, ...]
     sources: tuple[tuple[str, int], ...] = ()
-    """Of its angles: (kind, number)."""
+    """Sources of its angles: (kind, number)."""
     seed: int = 0
     wraps: tuple[str, ...] = ()
-    """What is done to it, the last first."""
+    """Operations that wrap it, last one first."""
 
 
 # (inputs, weights, number) -> an angle
@@ -228,7 +228,7 @@ class Circuit(NamedTuple):
     n_wires: int
     gates: list[Gate]
     measurements: list[tuple[str, tuple[int, ...], int]]
-    """(kind, wires, seed); a single one is returned without a list."""
+    """(kind, wires, seed); the QNode returns a single one without a list."""
     listed: bool
     batch: int | None
     """None: a single sample without a batch axis."""
@@ -395,7 +395,7 @@ KINDS: dict[str, tuple[int, Callable[[int], Circuit]]] = {
     "wide": (110, lambda seed: drawn(seed, (7, 8), [*GATES, *TEMPLATES], [(), (), *WRAPS], most=9)),
     "states": (40, lambda seed: of_state(drawn(seed, (1, 8), [*GATES, *TEMPLATES], most=6))),
 }
-"""How many of each in `make slow`, which sets a variable; a ninth of them by default."""
+"""Kind -> how many circuits `make slow` draws (default: a ninth), and how to draw one."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

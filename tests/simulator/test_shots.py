@@ -7,7 +7,7 @@ from qnnkit import QuantumLayer, circuits
 from tests.toys import linear, uniform
 
 ROUNDS, COPIES, SHOTS, FAR = 300, 5, 100, 4.5
-"""Values that are averaged, how many of them a step gives, shots of each, and standard errors that no mean
+"""Number of averaged values, values per step, shots of each, and the number of standard errors that no mean
 may be away (1 in 150,000)."""
 WEIGHTS, INPUTS = torch.tensor([0.4, 1.1]), torch.tensor([[0.3, 1.2], [0.9, 0.2], [2.0, 1.4]])
 MIXTURE = torch.linspace(-1, 2, 12).reshape(3, 4)

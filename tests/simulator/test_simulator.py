@@ -157,9 +157,9 @@ torch.set_num_threads(1)
 imported = peak()
 layer = shipped(n_qubits=4)
 run(layer, 2048, 4, 3)
-found = {"awake": run(layer, 2048, 4, 40)[0], "faults": run(layer, 8192, 4, 41)[1]}
+costs = {"awake": run(layer, 2048, 4, 40)[0], "faults": run(layer, 8192, 4, 41)[1]}
 run(shipped("strongly_entangling", n_qubits=16, n_layers=1), 64, 16, 1)
-print(json.dumps({**found, "wide": (peak() - imported) / 2**30}))
+print(json.dumps({**costs, "wide": (peak() - imported) / 2**30}))
 """
 
 

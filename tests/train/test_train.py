@@ -65,7 +65,7 @@ class Noisy(TensorDataset):
 
 
 KINDS = "of the kit", "with a generator", "plain"
-"""Of loaders; the others are torch's, whose order and samples are drawn."""
+"""Kinds of loaders; all except the first are torch's, with random order and samples."""
 
 
 def shuffled(kind, n, batch_size, dataset=Noisy):
