@@ -5,5 +5,5 @@ from pathlib import Path
 
 def recipe(name: str) -> str:
     """The argument of `recipes.find` for a name: a file of benchmarks/recipes, or a shipped recipe's name."""
-    own = Path(__file__).parent / "recipes" / f"{name}.py"
-    return str(own) if own.is_file() else name
+    path = Path(__file__).parent / "recipes" / f"{name}.py"
+    return str(path) if path.is_file() else name

@@ -83,9 +83,9 @@ def rows() -> Iterator[dict[str, Any]]:
         yield from compare(hidden, n_weights)
 
 
-def table(kept: pd.DataFrame) -> str:
+def table(frame: pd.DataFrame) -> str:
     """The time of a step relative to LoRA's, by size of net and adapter, as a table in Markdown."""
-    wide = kept.pivot_table(index=["hidden", "asked"], columns="adapter", values="times_lora")[[*NAMES[1:]]]
+    wide = frame.pivot_table(index=["hidden", "asked"], columns="adapter", values="times_lora")[[*NAMES[1:]]]
     rows = ([f"{size:,}" for size in sizes] + [f"{x:.2f}" for x in row] for sizes, row in wide.iterrows())
     return record.markdown(["hidden size", "adapter's weights", *wide.columns], rows)
 

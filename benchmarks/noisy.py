@@ -20,8 +20,8 @@ from qnnkit import noise, runs
 def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
     """The rows of `noise.robustness` for the net, and which net it is."""
     finals, score = runs.frame(run), f"validation_{run.score.on_validation}"
-    own = finals[finals["net"] == run.nets[0]]
-    best = own.loc[own[score].idxmax()]
+    hybrid = finals[finals["net"] == run.nets[0]]
+    best = hybrid.loc[hybrid[score].idxmax()]
     model, test = runs.trained(run, seed=int(best["seed"])), run.splits.test
     chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:n_images]
     device = noise.fake_device(model)

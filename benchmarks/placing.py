@@ -57,11 +57,11 @@ def trained(key: str, backend: str, quick: bool) -> measure.Workload:
     """The timed training: of a circuit alone, or of a recipe's net."""
     if key in RECIPES:
         archive = Path(os.environ.get("QNNKIT_TEST_DATA", ""), "ahcd", "ahcd_csv.zip")
-        own: dict[str, Any] = dict(RECIPES[key])
+        settings: dict[str, Any] = dict(RECIPES[key])
         if key.startswith("ahcd") and archive.is_file():
-            own = {"data_dir": str(archive)}
-        own |= {"train_fraction": 0.05} if quick else {}
-        run = Run(Path("unused"), recipes.settings(recipe(key), **own, backend=backend, controls=[]))
+            settings = {"data_dir": str(archive)}
+        settings |= {"train_fraction": 0.05} if quick else {}
+        run = Run(Path("unused"), recipes.settings(recipe(key), **settings, backend=backend, controls=[]))
         return measure.of_recipe(run.config, run.splits)
     workload = workloads.find(key, quick=quick)
     inputs, weights, mixture = map(torch.from_numpy, workload.data())
@@ -88,9 +88,9 @@ def called(device: str, n: int) -> str:
 
 def compare(key: str, backends: Sequence[str], seconds: float, quick: bool = False) -> list[dict[str, Any]]:
     """A row per choice: first `auto`, then every fixed one."""
-    own = trained(key, "auto", quick)
-    placed = measure.place(own, seconds=seconds / 6)
-    steps = {"auto": step(own, "auto", placed.device, placed.threads)}
+    workload = trained(key, "auto", quick)
+    placed = measure.place(workload, seconds=seconds / 6)
+    steps = {"auto": step(workload, "auto", placed.device, placed.threads)}
     chosen = {"auto": called(placed.device, placed.threads or torch.get_num_threads())}
     for backend in backends:
         fixed, counts = trained(key, backend, quick), placement.thread_counts()
@@ -101,7 +101,7 @@ def compare(key: str, backends: Sequence[str], seconds: float, quick: bool = Fal
     return [
         {"workload": key, "choice": name, "chosen": chosen.get(name, ""), "samples": steps[name].samples}
         | {"rounds": lap.rounds, "spread": lap.spread}
-        | {"median_ms": math.nan if lap.seconds is None else 1e3 * lap.seconds * own.n_samples}
+        | {"median_ms": math.nan if lap.seconds is None else 1e3 * lap.seconds * workload.n_samples}
         for name, lap in laps.items()
     ]
 

@@ -236,7 +236,7 @@ def within(table: pd.DataFrame) -> pd.Series:
 def page(table: pd.DataFrame) -> str:
     """The tables of docs/results/predicted.csv in docs/predicted.md."""
     kinds = "; ".join(dict.fromkeys(f"{row.machine}, {row.date}" for row in table.itertuples()))
-    kept = f"{within(table).sum()} of {len(table)} settings lie within {MEMORY:.0%} of the peak memory and "
+    text = f"{within(table).sum()} of {len(table)} settings lie within {MEMORY:.0%} of the peak memory and "
     head = ["setting", "weights", "predicted (MB)", "measured", "off", "predicted (s / epoch)", "measured"]
     rows = (
         [
@@ -247,7 +247,7 @@ def page(table: pd.DataFrame) -> str:
         for row in table.itertuples()
     )
     shown = record.markdown([*head, "off", "rounds"], rows)
-    first = textwrap.fill(f"{kinds}. {kept}{TIME:.0%} of the seconds per epoch.", 100)
+    first = textwrap.fill(f"{kinds}. {text}{TIME:.0%} of the seconds per epoch.", 100)
     return f"{first}\n\n{shown}"
 
 

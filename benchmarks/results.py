@@ -58,16 +58,16 @@ def groups_table(groups: pd.DataFrame) -> str:
 
 
 def main(folder: str, place: str) -> None:
-    kept, study = Path(place), workspace.place(folder) / "study"
+    target, study = Path(place), workspace.place(folder) / "study"
     if not (study / "means.csv").exists():
         raise SystemExit(f"Folder `{study}` must hold a study, but has no means.csv. Finish the batch.")
-    kept.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         if (study / name).exists():
-            shutil.copyfile(study / name, kept / name)
-    print(table(pd.read_csv(kept / "means.csv")))
-    if (kept / "groups.csv").exists():
-        print(groups_table(pd.read_csv(kept / "groups.csv")))
+            shutil.copyfile(study / name, target / name)
+    print(table(pd.read_csv(target / "means.csv")))
+    if (target / "groups.csv").exists():
+        print(groups_table(pd.read_csv(target / "groups.csv")))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def second_derivative(kind: Any) -> float:
 def functional_jacobian(kind: Any) -> float:
     """`torch.func.jacrev` of `functional_call`: largest entry"""
     layer = make(kind)
-    outputs = torch.func.jacrev(lambda own: torch.func.functional_call(layer, {"weights": own}, INPUTS))
+    outputs = torch.func.jacrev(lambda w: torch.func.functional_call(layer, {"weights": w}, INPUTS))
     return outputs(layer.weights.detach()).max().item()
 
 

@@ -34,10 +34,10 @@ class Worker:
 
     def __init__(self, folder: str):
         # Files of an earlier run, such as a compiler's cache, would hide the cost of the first result.
-        kept, self.lost = tempfile.mkdtemp(dir=folder), False
-        fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/compiler", "QNNKIT_HOME": kept}
-        own, spawned = fresh | machine.launch_environment(), multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, spawned, initializer=_begin, initargs=(own,))
+        home, self.lost = tempfile.mkdtemp(dir=folder), False
+        fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{home}/compiler", "QNNKIT_HOME": home}
+        environment, spawned = fresh | machine.launch_environment(), multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, spawned, initializer=_begin, initargs=(environment,))
 
     def ask(self, do: Callable[..., dict[str, Any]], *what: Any) -> dict[str, Any]:
         """The result of a function of this module there, or else the reason, by a kind of `LOST`."""

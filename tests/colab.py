@@ -209,16 +209,16 @@ class Machine:
 
     def first_cell(self, address: str | None = None) -> str:
         """The first cell of a numbered notebook with this machine's paths, and an address or its own."""
-        cell, address = self.here(setup_cell(NUMBERED[0])), self.repository if address is None else address
+        cell, address = self.placed(setup_cell(NUMBERED[0])), self.repository if address is None else address
         return cell.replace('address = ""', f'address = "{address}"')
 
     def set_up(self) -> None:
         """Runs that cell, as a user on Colab would."""
-        self.publish({"colab_setup.ipynb": self.here(NOTEBOOK.read_text())})
+        self.publish({"colab_setup.ipynb": self.placed(NOTEBOOK.read_text())})
         done = self.run_ipython(self.first_cell())
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def here(self, text: str) -> str:
+    def placed(self, text: str) -> str:
         text = without_address(text).replace("/content/", f"{self.content}/")
         return text.replace("MyDrive/qnnkit", "MyDrive/my runs")
 
@@ -265,9 +265,9 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
     packages, prefix = made.run(python, "-c", ask).stdout.splitlines()
     (folder / "venv" / "share").mkdir(exist_ok=True)
     (folder / "venv" / "share" / "jupyter").symlink_to(f"{prefix}/share/jupyter")  # nbconvert's templates
-    own = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    site = next((folder / "venv" / "lib").glob("python*/site-packages"))
     slow = "import sys; sys.modules['rfc3987_syntax'] = None"  # JupyterLab's; importing it takes seconds
-    (own / "zz_base.pth").write_text(f"{packages}\n{slow}\n")
+    (site / "zz_base.pth").write_text(f"{packages}\n{slow}\n")
     write(folder / "home" / ".gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
     stubs = {"__init__": "", "_shell": SHELL, "drive": DRIVE, "output": "", "userdata": USERDATA}
     for name, text in stubs.items():

@@ -70,13 +70,13 @@ def main(wanted: list[str]) -> int:
         import pennylane  # noqa: F401  once, for all of them
         import torch._dynamo  # noqa: F401
 
-        missed, whole = 0, set()
+        missed, passed = 0, set()
         for name, old, new, tests in MUTANTS:
             if wanted and not any(each in name for each in wanted):
                 continue
-            if tests not in whole and (failed := caught(copy, tests)):
+            if tests not in passed and (failed := caught(copy, tests)):
                 sys.exit(f"{failed} fails without a planted error: mend it first.")
-            whole.add(tests)
+            passed.add(tests)
             path, start = copy / "qnnkit" / name, time.monotonic()
             text = path.read_text()
             if text.count(old) != 1:

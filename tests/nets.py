@@ -19,11 +19,11 @@ def _resnet_circuit(
     from transformers import ResNetConfig
 
     shape = {"hidden_sizes": [width] * 4, "depths": [1] * 4} if width else {}
-    own = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
+    options = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
     circuit = models.circuit_layer(n_qubits, seed=seed * 1000, **settings)
-    own |= {"hidden": hidden, "dropout": dropout, "seed": seed}
+    options |= {"hidden": hidden, "dropout": dropout, "seed": seed}
     with mock.patch("transformers.ResNetConfig", lambda **given: ResNetConfig(**given | shape)):
-        return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **own)
+        return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **options)
 
 
 BACKBONE = models.ResNetSettings.model_fields.keys()

@@ -68,9 +68,9 @@ def test_nets_moved_from_torchlayer_compute_the_same():
             assert peer.samples == peer.total == 4
             assert peers.deviation(peer.answer(), right) < 1e-5
     with torch.random.fork_rng():
-        whole, loop = (kind(torch.nn.Tanh(), 4) for kind in (quanvolutions.QuanvNet, quanvolutions.LoopNet))
+        at_once, loop = (kind(torch.nn.Tanh(), 4) for kind in (quanvolutions.QuanvNet, quanvolutions.LoopNet))
     images = torch.arange(32.0).reshape(2, 1, 4, 4)
-    assert torch.equal(whole.maps(images), loop.maps(images))
+    assert torch.equal(at_once.maps(images), loop.maps(images))
 
 
 # --- measurements of the scripts, at toy size -----------------------------------------------------------

@@ -202,8 +202,8 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     asked = []
     monkeypatch.setattr(chain, "launch", lambda source, output, parameters, _: asked.append(parameters))
     begin = "run", "--run-dir", "run", "--recipe", "folder_quanv", "--set", "data_dir=pictures"
-    own = "--set", "plateau_qubits=4", "--set", "hardware_images=8", "--set", "n_seeds=1"
-    status, _, err = qnnkit(*begin, *own)
+    words = "--set", "plateau_qubits=4", "--set", "hardware_images=8", "--set", "n_seeds=1"
+    status, _, err = qnnkit(*begin, *words)
     assert status == 2 and "must have trained a net" in err
     of_each = [{name: given[name] for name in given if name not in ("recipe", "run_dir")} for given in asked]
     assert of_each == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]

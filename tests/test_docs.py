@@ -129,8 +129,8 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
 def test_tables_of_results_are_those_of_their_files(
     file: str, table: Callable[[pd.DataFrame], str], page: str
 ) -> None:
-    kept = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
-    assert table(kept) in (ROOT / page).read_text()
+    frame = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
+    assert table(frame) in (ROOT / page).read_text()
 
 
 def test_the_readme_shows_the_results_of_its_run() -> None:

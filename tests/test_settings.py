@@ -29,30 +29,30 @@ def usual(recipe: str) -> Settings:
     return RECIPES[recipe].settings()
 
 
-def changed_in(own: Settings, name: str) -> Settings:
+def changed_in(settings: Settings, name: str) -> Settings:
     """The settings with another value of this name."""
     for value in VALUES:
         with contextlib.suppress(ValueError):
-            if (changed := own.override(**{name: value})).flat()[name] != own.flat()[name]:
+            if (changed := settings.override(**{name: value})).flat()[name] != settings.flat()[name]:
                 return changed
     raise AssertionError(f"no other value of {name} is tried")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_setting_is_described_and_changes_only_itself(recipe):
-    own = usual(recipe)
-    before, kind = own.flat(), type(own)
+    first = usual(recipe)
+    before, kind = first.flat(), type(first)
     assert {*CRITERIA} < {*PLACEMENT} < {*before}
     for name in [name for name in kind.model_fields if (name, before[name]) not in ONLY]:
-        changed = changed_in(own, name)
+        changed = changed_in(first, name)
         text, after = kind.model_fields[name].description, changed.flat()
         assert text.endswith(".") and "\n" not in text and 10 < len(text) <= LONGEST_DESCRIPTION, name
         assert {key for key in before if before[key] != after[key]} == {name}
-        assert own.flat() == before  # the original is unchanged
+        assert first.flat() == before  # the original is unchanged
         placement = name in PLACEMENT
-        assert own.difference(changed) == ({} if placement else {name: (before[name], after[name])})
-        assert (own.digest() == changed.digest()) == placement
-        assert (name in own.chosen(), name in changed.chosen()) == (False, not placement)
+        assert first.difference(changed) == ({} if placement else {name: (before[name], after[name])})
+        assert (first.digest() == changed.digest()) == placement
+        assert (name in first.chosen(), name in changed.chosen()) == (False, not placement)
         flat = json.loads(json.dumps(after))
         assert flat == after and flat.pop("recipe") == recipe
         assert kind.of(flat) == changed and recipes.settings(recipe, **flat) == changed
@@ -95,11 +95,11 @@ def test_a_bad_value_gets_one_sentence(recipe):
 
 
 def test_a_number_may_be_left_to_be_measured():
-    own = Settings()
-    auto = own.override(batch_size="auto", threads="auto")
+    first = Settings()
+    auto = first.override(batch_size="auto", threads="auto")
     assert (auto.flat()["batch_size"], auto.threads) == ("auto", "auto")
-    assert auto.digest() == own.override(batch_size="auto", threads=3).digest() != own.digest()
-    assert own.threads == "auto" and Settings(threads=None).threads is None
+    assert auto.digest() == first.override(batch_size="auto", threads=3).digest() != first.digest()
+    assert first.threads == "auto" and Settings(threads=None).threads is None
     assert recipes.settings("digits_quanv", threads="auto").threads == "auto", "the recipe itself says 1"
 
 
@@ -114,26 +114,26 @@ class Mine(qnnkit.Settings):
 def test_only_paths_are_moved_with_the_workspace():
     assert Mine().places() == ["weights"], "a Path counts too"
     for recipe in RECIPES:
-        own = usual(recipe)
-        places = own.places()
-        assert set(places) == {"data_dir", "pretrained", "tokenizer"} & set(type(own).model_fields)
-        moved = own.override(**dict.fromkeys(places, "here")).with_paths(lambda path: f"{path}/there")
-        assert own.difference(moved) == {name: (getattr(own, name), "here/there") for name in places}
-        assert own.with_paths(workspace.portable) == own, "None stays None"
+        first = usual(recipe)
+        places = first.places()
+        assert set(places) == {"data_dir", "pretrained", "tokenizer"} & set(type(first).model_fields)
+        moved = first.override(**dict.fromkeys(places, "here")).with_paths(lambda path: f"{path}/there")
+        assert first.difference(moved) == {name: (getattr(first, name), "here/there") for name in places}
+        assert first.with_paths(workspace.portable) == first, "None stays None"
 
 
 def test_settings_of_a_user_and_of_a_folder_without_its_recipe():
-    own = Mine.of({"shape": [5], "weights": "a/b", "epochs": 2, "name": 123})
-    assert own.flat()["shape"] == [5] and own.with_paths(str.upper).weights == Path("A/B")
-    assert own.flat()["words"] == [*"abcdefgh"], "the order is the same in every process"
-    assert own.name == "123", "a text stays a text"
+    mine = Mine.of({"shape": [5], "weights": "a/b", "epochs": 2, "name": 123})
+    assert mine.flat()["shape"] == [5] and mine.with_paths(str.upper).weights == Path("A/B")
+    assert mine.flat()["words"] == [*"abcdefgh"], "the order is the same in every process"
+    assert mine.name == "123", "a text stays a text"
     with pytest.warns(UserWarning, match="shadows"), refused("setting"):
         create_model("Odd", __base__=Settings, title=(str, "mine"))
-    kept = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
-    assert kept.flat()["shape"] == kept.override(epochs=3).flat()["shape"] == [3, 4]
-    assert kept.difference(kept.override(epochs=3)) == {"epochs": (2, 3)}
+    stored = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
+    assert stored.flat()["shape"] == stored.override(epochs=3).flat()["shape"] == [3, 4]
+    assert stored.difference(stored.override(epochs=3)) == {"epochs": (2, 3)}
     with refused("recipe"):
-        recipes.of(own)
+        recipes.of(mine)
 
 
 def test_a_list_may_be_given_as_text():
@@ -142,8 +142,8 @@ def test_a_list_may_be_given_as_text():
     for text, names in (texts | {"all": "all"}).items():
         assert Settings.of({"controls": text}).controls == names
     assert Mine.of({"name": "a, b"}).name == "a, b", "a text stays a text"
-    own = {"5, 6": (5, 6), "['5']": (5,), 5: (5,), "()": ()}
-    assert [Mine.of({"shape": given}).shape for given in own] == [*own.values()]
+    cases = {"5, 6": (5, 6), "['5']": (5,), 5: (5,), "()": ()}
+    assert [Mine.of({"shape": given}).shape for given in cases] == [*cases.values()]
     assert recipes.settings("music_llama", composers="bach, mozart").composers == ("bach", "mozart")
 
 

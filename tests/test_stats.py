@@ -83,10 +83,10 @@ def test_an_interval_of_a_score_stays_in_its_range(score, values, kind, least, m
 @pytest.mark.parametrize("studies", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_simulated_studies_confirm_intervals_and_verdicts(studies):
     """Up to three standard errors of the simulation; docs/seeds.md has the exact table."""
-    kept = pd.read_csv(coverage.record.RESULTS / "coverage.csv").to_dict("records")
-    assert {row["studies"] for row in kept} == {2000} and len(kept) == len(coverage.KINDS) * 4
+    recorded = pd.read_csv(coverage.record.RESULTS / "coverage.csv").to_dict("records")
+    assert {row["studies"] for row in recorded} == {2000} and len(recorded) == len(coverage.KINDS) * 4
     slack = 3 * math.sqrt(0.06 * 0.94 / studies)
-    for rows, aside in ((kept, 0), (coverage.simulate(studies, seed=1), slack)):
+    for rows, aside in ((recorded, 0), (coverage.simulate(studies, seed=1), slack)):
         for row in rows:
             assert min(row["coverage"], row["of_difference"]) >= 0.93 - aside, row
             assert max(row["false_positives"], row["false_equivalents"]) <= 0.06 + aside, row

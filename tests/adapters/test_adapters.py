@@ -139,11 +139,11 @@ def test_a_saved_adapter_is_ordinary_lora_and_its_circuits_train_further(tmp_pat
 def test_circuits_that_do_not_match_the_saved_weights_raise_an_error(tmp_path):
     model = nets.shaken(adapted())
     model.save_pretrained(tmp_path)
-    kept = (tmp_path / "circuit.safetensors").read_bytes()
+    saved = (tmp_path / "circuit.safetensors").read_bytes()
     # as plain PEFT would: it does not touch the circuits
     nets.shaken(model, seed=8).save_pretrained(tmp_path)
     changed = logits(model)
-    for content, message in ((kept, "it does not reproduce lora_"), (kept[:-9], "")):
+    for content, message in ((saved, "it does not reproduce lora_"), (saved[:-9], "")):
         (tmp_path / "circuit.safetensors").write_bytes(content)
         base = llama()
         with refused("folder", says=message):

@@ -206,7 +206,7 @@ def test_every_generator_is_restored_and_neighbouring_seeds_differ(tmp_path):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def saved(tmp_path):
     """A folder with the states of steps 1 to 5, of which 3 is the best."""
     keep(Store(tmp_path / "store", IDENTITY, keep=3), *range(1, 6), best=3)
     return tmp_path / "store"
@@ -229,12 +229,12 @@ def best_of(folder):
     return model.weight[0].item()
 
 
-def test_the_last_few_and_the_best_are_kept(kept):
-    assert restored(kept) == 5
-    assert {int(path.name[11:17]) for path in kept.glob("checkpoint-*")} == {3, 4, 5}
-    keep(Store(kept, IDENTITY, keep=1), 6, 7)
-    assert {int(path.name[11:17]) for path in kept.glob("checkpoint-*")} == {3, 7}
-    assert best_of(kept) == 3
+def test_the_last_few_and_the_best_are_kept(saved):
+    assert restored(saved) == 5
+    assert {int(path.name[11:17]) for path in saved.glob("checkpoint-*")} == {3, 4, 5}
+    keep(Store(saved, IDENTITY, keep=1), 6, 7)
+    assert {int(path.name[11:17]) for path in saved.glob("checkpoint-*")} == {3, 7}
+    assert best_of(saved) == 3
 
 
 def test_an_empty_folder(tmp_path):
@@ -250,8 +250,8 @@ def harm(folder, how, *steps):
 
 def newest(folder, **changes):
     """Makes the newest an intact file of another net, or one that no store writes."""
-    whole = {"identity": IDENTITY, "best": None, "state": state_of(6)}
-    written(folder, whole | changes, 6)
+    content = {"identity": IDENTITY, "best": None, "state": state_of(6)}
+    written(folder, content | changes, 6)
 
 
 # Damage to the folder f -> which state is restored, and the warning about it.
@@ -280,34 +280,34 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_the_newest_intact_state_is_restored_and_no_intact_one_is_deleted(kept, damage):
+def test_the_newest_intact_state_is_restored_and_no_intact_one_is_deleted(saved, damage):
     do, step, message = DAMAGE[damage]
-    do(kept)
-    before = {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()}
+    do(saved)
+    before = {path.name: path.read_bytes() for path in saved.iterdir() if path.is_file()}
     with contextlib.nullcontext() if message is None else pytest.warns(UserWarning, match=message) as warned:
-        assert restored(kept) == step
+        assert restored(saved) == step
     assert message is None or ("best epoch are lost" in str(warned[0].message)) == ("lost" in message)
-    assert {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()} == before
+    assert {path.name: path.read_bytes() for path in saved.iterdir() if path.is_file()} == before
     with warnings.catch_warnings(action="ignore"):
-        keep(Store(kept, IDENTITY, keep=2), 7)
-        assert step is None or named(kept, step).exists(), "a damaged file replaces no intact one"
-        keep(Store(kept, IDENTITY, keep=2), 8, best=8)  # training continues and is saved in turn
-        assert restored(kept) == 8
+        keep(Store(saved, IDENTITY, keep=2), 7)
+        assert step is None or named(saved, step).exists(), "a damaged file replaces no intact one"
+        keep(Store(saved, IDENTITY, keep=2), 8, best=8)  # training continues and is saved in turn
+        assert restored(saved) == 8
 
 
 @pytest.mark.parametrize("room", [0, 100, 300])
-def test_a_full_disk_is_reported_and_the_previous_state_stays(kept, room):
-    before = {path.name for path in kept.iterdir()}
-    store = Store(kept, IDENTITY)
+def test_a_full_disk_is_reported_and_the_previous_state_stays(saved, room):
+    before = {path.name for path in saved.iterdir()}
+    store = Store(saved, IDENTITY)
     store.restore()
     with room_for(room):
         store.save(state_of(6))
         with pytest.raises(OSError, match="Free some space and run the same command again"):
             store.wait()
-    assert restored(kept) == 5 and {path.name for path in kept.iterdir()} == before
+    assert restored(saved) == 5 and {path.name for path in saved.iterdir()} == before
     store.save(state_of(7))  # the disk has room again
     store.wait()
-    assert restored(kept) == 7
+    assert restored(saved) == 7
 
 
 def test_training_continues_while_a_slow_disk_writes(tmp_path, monkeypatch):

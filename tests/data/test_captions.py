@@ -99,7 +99,7 @@ def test_a_training_image_draws_a_caption_per_epoch_others_have_their_first():
     epochs = [said(epoch) for epoch in range(8)]
     assert epochs[3] == said(3) != said(3, seed=4)
     seen = [{*texts} for texts in zip(*epochs, strict=True)]
-    assert all(texts <= {*own} for texts, own in zip(seen, several, strict=True))
+    assert all(texts <= {*texts_of_row} for texts, texts_of_row in zip(seen, several, strict=True))
     assert sum(map(len, seen)) > 0.85 * sum(map(len, several)), "a caption is never drawn"
     for split in ("validation", "test"):
         assert said(5, split) == [texts[0] for texts in splits.split(split).captions]
@@ -109,8 +109,8 @@ def test_captions_of_digits_name_the_labels_of_the_dataset(tmp_path):
     root = archive(tmp_path / "all.zip", idx_files())
     both = (digit_captions(), load("digits")), (digit_captions(root), load("mnist", root=root))
     for splits, digits in both:
-        for part, own in ((splits.split(name), digits.split(name)) for name in SPLITS):
-            assert torch.equal(part.images, own.images) and torch.equal(part.labels, own.labels)
+        for part, plain in ((splits.split(name), digits.split(name)) for name in SPLITS):
+            assert torch.equal(part.images, plain.images) and torch.equal(part.labels, plain.labels)
         row = int((splits.test.labels == 3).nonzero()[0])
         assert splits.test.captions[row][0] == "a photo of the digit three"
         assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10

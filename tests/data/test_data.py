@@ -82,11 +82,11 @@ def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 1000), st.integers(0, 9))
 def test_a_share_has_the_requested_total(sizes: list[int], thousandths: int, seed: int) -> None:
-    whole, labels = torch.tensor(sizes), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    counts, labels = torch.tensor(sizes), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     fraction, smaller = thousandths / 1000, share_of(len(labels), thousandths / 2000, seed, labels)
     rows = share_of(len(labels), fraction, seed, labels)
     rows = torch.arange(len(labels)) if rows is None else rows
-    least = torch.floor(fraction * whole.double() + 1e-9).clamp(min=1)
+    least = torch.floor(fraction * counts.double() + 1e-9).clamp(min=1)
     assert (labels[rows].bincount(minlength=len(sizes)) >= least).all()
     beyond = len(rows) - fraction * sum(sizes)
     assert abs(beyond) <= 0.5 + 1e-9 or 0 < beyond <= max(least.sum() - fraction * sum(sizes), len(sizes))
@@ -95,10 +95,10 @@ def test_a_share_has_the_requested_total(sizes: list[int], thousandths: int, see
 
 def test_each_seed_draws_other_samples_and_rounds_up_other_classes() -> None:
     labels = torch.arange(28).repeat_interleave(432)  # the training part of AHCD: nine tenths of 480 each
-    kept = [share_of(len(labels), 3085, seed, labels) for seed in range(4)]
-    counts = [tuple(labels[rows].bincount().tolist()) for rows in kept]
+    drawn = [share_of(len(labels), 3085, seed, labels) for seed in range(4)]
+    counts = [tuple(labels[rows].bincount().tolist()) for rows in drawn]
     assert all(sum(each) == 3085 and set(each) == {110, 111} for each in counts)
-    assert len({*counts}) > 1 and not torch.equal(kept[0][:110], kept[1][:110])
+    assert len({*counts}) > 1 and not torch.equal(drawn[0][:110], drawn[1][:110])
 
 
 def test_the_order_of_batches_depends_only_on_seed_and_epoch() -> None:

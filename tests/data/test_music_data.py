@@ -253,8 +253,8 @@ def test_training_batches_are_transposed_per_epoch(folder):
         loader = splits.batches(split, 4, shuffle=False)
         for epoch in (3, 4):
             loader.set_epoch(epoch)
-            whole = torch.cat([batch["input_ids"] for batch in loader])
-            assert torch.equal(whole, change(splits.split(split), epoch).input_ids)
+            ids = torch.cat([batch["input_ids"] for batch in loader])
+            assert torch.equal(ids, change(splits.split(split), epoch).input_ids)
 
 
 # --- the real data

@@ -88,16 +88,16 @@ def placed(kind: Kind, splits: Any, numbers: list[int], above: str = "") -> dict
 
 def test_adding_or_removing_an_item_or_outer_folder_moves_no_other_item(tmp_path: Path, kind: Kind) -> None:
     numbers, root = [*range(60)], tmp_path / "around" / "data"
-    own = loaded(kind, kind.make(root, numbers, False))
-    before = placed(kind, own, numbers)
+    first = loaded(kind, kind.make(root, numbers, False))
+    before = placed(kind, first, numbers)
     above = "" if kind.name == "music" else "data/"
     assert placed(kind, loaded(kind, root.parent), numbers, above) == before
     fewer = [i for i in numbers if i % 9]
     after = loaded(kind, kind.make(tmp_path / "fewer", fewer, False))
     assert placed(kind, after, fewer) == {i: before[i] for i in fewer}
     again, other, wider = (loaded(kind, root, **x) for x in ({}, {"split_seed": 1}, {"test_fraction": 0.5}))
-    assert own.fingerprint() == again.fingerprint() != other.fingerprint()
-    sides = [placed(kind, splits, numbers) for splits in (own, other, wider)]
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+    sides = [placed(kind, splits, numbers) for splits in (first, other, wider)]
     tests = [{i for i in numbers if side[i] == "test"} for side in sides]
     assert tests[0] < tests[2] and tests[0] != tests[1] and 8 <= len(tests[0]) <= 28
 

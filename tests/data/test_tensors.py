@@ -37,9 +37,9 @@ def test_every_row_is_in_one_split_with_its_target(targets):
     assert isinstance(splits, TensorSplits) and [len(splits.split(name)) for name in SPLITS] == [24, 4, 12]
     assert sorted(row for name in SPLITS for row in rows(splits, name)) == list(range(N))
     for name in SPLITS:
-        part, own = splits.split(name), rows(splits, name)
-        assert own == sorted(own) and torch.equal(part.inputs, X[own].float())
-        expected = targets[own].float() if targets.is_floating_point() else targets[own]
+        part, indices = splits.split(name), rows(splits, name)
+        assert indices == sorted(indices) and torch.equal(part.inputs, X[indices].float())
+        expected = targets[indices].float() if targets.is_floating_point() else targets[indices]
         assert torch.equal(part.targets, expected) and part.targets.dtype == expected.dtype
     assert splits.sizes["input_shape"] == (3,) and splits.sizes["target_shape"] == tuple(targets.shape[1:])
     assert splits.sizes.get("n_classes") == splits.n_classes == (4 if targets is LABELS else None)
@@ -93,9 +93,9 @@ def test_labels_are_split_per_class():
 def test_given_splits_are_kept(shape):
     inputs = torch.randint(256, (N, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     sides = ["train"] * 24 + ["test"] * 8 + ["validation"] * 8
-    kept = split(inputs, sides=pd.Series(sides))
+    splits = split(inputs, sides=pd.Series(sides))
     drawn = split(inputs[:32], LABELS[:32], sides=sides[:32])
-    assert [rows(kept, name) for name in SPLITS] == [[*range(24)], [*range(32, 40)], [*range(24, 32)]]
+    assert [rows(splits, name) for name in SPLITS] == [[*range(24)], [*range(32, 40)], [*range(24, 32)]]
     assert rows(drawn, "test") == [*range(24, 32)] and len(drawn.validation) == 5
     for wrong in (sides[1:], ["train"] * (N - 1) + ["valid"]):
         with refused("sides"):
@@ -135,19 +135,19 @@ def test_arrays_of_bytes_are_images(shape):
     assert isinstance(splits, ImageSplits) and splits.classes == tuple("abcd")
     assert splits.sizes == {"channels": 3 if 3 in shape else 1, "image_size": (6, 5), "n_classes": 4}
     for name in SPLITS:
-        part, own = splits.split(name), rows(splits, name)
-        expected = images[own].movedim(-1, 1) if shape[2:] and shape[2] < 4 else images[own]
+        part, indices = splits.split(name), rows(splits, name)
+        expected = images[indices].movedim(-1, 1) if shape[2:] and shape[2] < 4 else images[indices]
         assert torch.equal(part.images, expected.reshape(part.images.shape))
-        assert torch.equal(part.labels, LABELS[own])
+        assert torch.equal(part.labels, LABELS[indices])
     assert isinstance(split(images, X[:, 0]), TensorSplits), "the images have no labels"
 
 
 def test_the_fingerprint_covers_numbers_targets_and_splits():
-    changed, own = X.clone(), X.float()
+    changed, copy = X.clone(), X.float()
     changed[7, 1] += 1e-3
-    splits = [split(own), split(changed), split(targets=LABELS.roll(1)), split(split_seed=3)]
+    splits = [split(copy), split(changed), split(targets=LABELS.roll(1)), split(split_seed=3)]
     splits += [split(train_fraction=0.5), split(targets=LABELS.double()), split(X[:, :, None])]
-    own.zero_()  # the user changes the tensor later
+    copy.zero_()  # the user changes the tensor later
     prints = [each.fingerprint() for each in splits]
     assert len(set(prints)) == len(prints) and prints[0] == split(X.clone()).fingerprint()
 

@@ -59,8 +59,8 @@ def test_a_file_is_a_document_placed_by_its_path_and_a_record_by_its_source(tmp_
     texts, notes = documents(write(tmp_path, chapters | {"empty.md": " \n"}))
     assert [document.name for document in texts] == [*chapters]
     assert notes == ["Left out 1 empty documents: empty.md."]
-    kept = [each.name for each in documents(tmp_path, "/1")[0] if each.text]
-    assert kept == [f"austen/{i}.txt" for i in (1, 10, 11)]
+    names = [each.name for each in documents(tmp_path, "/1")[0] if each.text]
+    assert names == [f"austen/{i}.txt" for i in (1, 10, 11)]
     records = [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)]
     texts, notes = documents(write(tmp_path / "x", {"a.jsonl": records}), "a")
     assert [document.text for document in texts] == ["Number 0", "", "Number 2", "", "Number 4", ""]
@@ -73,19 +73,19 @@ def test_a_part_and_its_complement_share_no_speech_and_cover_all(shakespeare, pa
         texts = documents(shakespeare, part)[0]
         return [speech for document in texts if document.text for speech in document.text.split("\n\n")]
 
-    kept, others = speeches(part), speeches(f"!{part}")
-    assert {each.partition(":")[0] for each in kept} == {*part.strip("^$").split("|")}
+    chosen, others = speeches(part), speeches(f"!{part}")
+    assert {each.partition(":")[0] for each in chosen} == {*part.strip("^$").split("|")}
     assert {each.partition(":")[0] for each in others} == {*SPEAKERS} - {*part.strip("^$").split("|")}
-    assert sorted(kept + others) == sorted(play().split("\n\n"))
+    assert sorted(chosen + others) == sorted(play().split("\n\n"))
 
 
 def test_the_test_split_of_a_part_is_in_the_test_split_of_the_whole(shakespeare):
     """So a base model trained on the whole has not seen it."""
     seed = {"split_seed": 3, "validation_fraction": 0.2, "test_fraction": 0.2}
-    whole, nurse = (text(shakespeare, **SMALL, **seed, part=part) for part in (None, "NURSE"))
+    full, nurse = (text(shakespeare, **SMALL, **seed, part=part) for part in (None, "NURSE"))
     for name in SPLITS:
         said = written(nurse, name).replace(tokenizers.END, "\n\n").strip().split("\n\n")
-        assert len(said) > 2 and all(speech in written(whole, name) for speech in said[:-1])
+        assert len(said) > 2 and all(speech in written(full, name) for speech in said[:-1])
 
 
 # --- blocks ------------------------------------------------------------------------------------------------
@@ -94,19 +94,19 @@ def test_the_test_split_of_a_part_is_in_the_test_split_of_the_whole(shakespeare)
 def test_only_the_last_block_of_a_split_is_lost_and_blocks_name_their_start(shakespeare):
     """Each byte is a token, and so is the end of each document."""
     splits = text(shakespeare, **SMALL, validation_fraction=0.2, test_fraction=0.2)
-    texts, kept, whole = documents(shakespeare)[0], 0, 0
+    texts, n_tokens, n_full = documents(shakespeare)[0], 0, 0
     for name in SPLITS:
         part, joined = splits.split(name), written(splits, name).replace(tokenizers.END, "\0")
         assert torch.equal(part.labels, part.input_ids) and part.n_predicted == 15 * len(part)
-        kept += part.input_ids.numel()
+        n_tokens += part.input_ids.numel()
         for document in texts:
             if (begin := joined.find(f"{document.text}\0")) >= 0:
                 rows = range(-(-begin // 16), (begin + len(document.text)) // 16 + 1)
                 assert {part.sources[row] for row in rows if row < len(part)} == {document.name}
-                whole += 1
-    lost = sum(len(document.text) + 1 for document in texts) - kept
+                n_full += 1
+    lost = sum(len(document.text) + 1 for document in texts) - n_tokens
     assert splits.notes[-1].startswith(f"Left out {lost} tokens: ends of splits, ")
-    assert 0 < lost <= 45 and whole >= len(texts) - 3, "all except the last of each split"
+    assert 0 < lost <= 45 and n_full >= len(texts) - 3, "all except the last of each split"
 
 
 def where(splits, marks: list[str]) -> dict[str, str]:
@@ -214,8 +214,8 @@ CHATS = {
 @pytest.mark.parametrize("form", CHATS)
 def test_only_the_answers_of_a_chat_are_predicted(tmp_path, form):
     records, template, wholly, learned, not_learned, says = CHATS[form]
-    own = {"vocabulary": 257} if template is None else {"tokenizer": saved(tmp_path / "own", template)}
-    splits = text(write(tmp_path / "x", {"a.jsonl": records}), sequence_length=64, **own)
+    options = {"vocabulary": 257} if template is None else {"tokenizer": saved(tmp_path / "own", template)}
+    splits = text(write(tmp_path / "x", {"a.jsonl": records}), sequence_length=64, **options)
     part = splits.train
     predicted = splits.tokenizer.decode(part.labels[part.labels != IGNORED].tolist())
     assert all(each in written(splits, "train") for each in wholly)
@@ -280,9 +280,9 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("template", "says", "records"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_that_fails_rewrites_or_drops_calls(tmp_path, template, says, records):
-    own = saved(tmp_path / "own", template)
+    tokenizer = saved(tmp_path / "own", template)
     with refused("tokenizer", says=says):
-        text(write(tmp_path / "x", {"a.jsonl": records}), **SMALL, tokenizer=own)
+        text(write(tmp_path / "x", {"a.jsonl": records}), **SMALL, tokenizer=tokenizer)
 
 
 # --- real data ---------------------------------------------------------------------------------------------

@@ -76,10 +76,10 @@ def test_tangent_kernels_of_a_linear_model_and_of_a_circuit():
 
 def test_alignment_is_one_for_the_kernel_of_the_labels_and_small_for_noise():
     labels = torch.tensor([0, 1, 2] * 20)
-    own = (labels[:, None] == labels[None]).double()
-    assert gradients.alignment(3 * own + 2, labels) == pytest.approx(1, abs=CLOSE)
+    equal = (labels[:, None] == labels[None]).double()
+    assert gradients.alignment(3 * equal + 2, labels) == pytest.approx(1, abs=CLOSE)
     noise, centre = uniform(60, 60).double(), torch.eye(60).double() - 1 / 60
-    one, two = centre @ noise @ noise.T @ centre, centre @ own @ centre
+    one, two = centre @ noise @ noise.T @ centre, centre @ equal @ centre
     cosine = float((one * two).sum() / one.norm() / two.norm())
     assert gradients.alignment(noise @ noise.T, labels) == pytest.approx(cosine, abs=CLOSE) and cosine < 0.3
 

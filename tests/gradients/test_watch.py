@@ -58,20 +58,20 @@ def test_every_number_equals_one_computed_by_hand():
 
     owners = {each: [f"{each}.weight", f"{each}.bias"] for each in ("first", "last")}
     owners |= {"circuit": ["circuit.weights"], "classical": [*owners["first"], *owners["last"]]}
-    frame, whole = record.frame(), norm(flat(named, 0))
+    frame, total = record.frame(), norm(flat(named, 0))
     for owner, names in owners.items():
         series = frame[(frame["layer"] == owner) | ((frame["layer"] == "all") & (frame["group"] == owner))]
         gradient, before, after = (flat(names, i) for i in range(3))
         expected = {"norm": norm(gradient), "mean": abs(gradient).mean(axis=1)}
-        expected |= {"share": (norm(gradient) / whole) ** 2, "ratio": norm(after - before) / norm(before)}
+        expected |= {"share": (norm(gradient) / total) ** 2, "ratio": norm(after - before) / norm(before)}
         for what, values in (expected | {"n_weights": gradient.shape[1]}).items():
             np.testing.assert_allclose(series[what], values, rtol=ROUNDING, err_msg=what)
         noise = signal_to_noise(gradient @ gradient.T)
         shown = series[["snr", "snr_low", "snr_high"]].iloc[0]
         np.testing.assert_allclose(shown.astype(float), noise, rtol=10 * ROUNDING, atol=1e-3)
         if owner == "circuit":
-            kept = record.gradient(owner, 1, gradients.weight_names(model.circuit))
-            assert kept.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
+            stored = record.gradient(owner, 1, gradients.weight_names(model.circuit))
+            assert stored.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
             turn = np.sqrt(((after - before) ** 2).mean(axis=1)).tolist()
             assert watch.rows[0]["layers"][0]["step"] == pytest.approx(turn, rel=ROUNDING)
     quantum = frame[(frame["layer"] == "all") & (frame["group"] == "quantum")]

@@ -80,9 +80,9 @@ def changed(inspector: Inspector, widget: str, value: Any) -> set[str]:
 def test_widgets_redraw_only_the_pictures_that_depend_on_them(trained, looked):
     choice = looked.choice
     row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
-    kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
-    assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
-    np.testing.assert_array_equal(looked.views.recorded(2).to_numpy(), kept)
+    stored = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
+    assert choice.epoch == 2 and choice.weight == np.abs(stored).mean(axis=0).argmax()
+    np.testing.assert_array_equal(looked.views.recorded(2).to_numpy(), stored)
     weight = (choice.weight + 5) % 12
     for widget, value, redrawn in (
         ("epoch", 1, {"gradients", "circuit"}),
@@ -110,10 +110,10 @@ def test_widgets_for_missing_features_are_hidden(looked):
 
 def test_the_inspector_displays_widgets_and_a_static_picture(looked):
     bundle = looked._repr_mimebundle_()
-    whole = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    image = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
     parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in looked.pictures()]
-    assert whole.height == sum(part.height for part in parts) and whole.width >= 900
-    assert np.array_equal(np.asarray(whole)[: parts[0].height, : parts[0].width], np.asarray(parts[0]))
+    assert image.height == sum(part.height for part in parts) and image.width >= 900
+    assert np.array_equal(np.asarray(image)[: parts[0].height, : parts[0].width], np.asarray(parts[0]))
     view = bundle["application/vnd.jupyter.widget-view+json"]
     assert view["model_id"] == looked.widget.model_id
     assert "Net hybrid, seed 0" in bundle["text/plain"]

@@ -132,10 +132,10 @@ def test_large_spectra_are_sampled_instead_of_fitted():
 
 def test_random_frequencies_have_the_spread_of_the_circuits_frequencies():
     layer = random_circuit(3, 1)
-    own, drawn = FourierLayer(layer), FourierLayer(layer, random=True, seed=3)
-    assert own.frequencies.shape == drawn.frequencies.shape
-    assert (drawn.frequencies[0] == 0).all() and not torch.equal(own.frequencies, drawn.frequencies)
-    spreads = [each.frequencies.square().mean(0).sqrt() for each in (own, drawn)]
+    exact, drawn = FourierLayer(layer), FourierLayer(layer, random=True, seed=3)
+    assert exact.frequencies.shape == drawn.frequencies.shape
+    assert (drawn.frequencies[0] == 0).all() and not torch.equal(exact.frequencies, drawn.frequencies)
+    spreads = [each.frequencies.square().mean(0).sqrt() for each in (exact, drawn)]
     torch.testing.assert_close(*spreads, rtol=0.25, atol=0)
 
 

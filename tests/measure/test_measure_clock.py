@@ -125,12 +125,12 @@ def test_the_peak_belongs_to_the_last_call():
 # --- how busy the machine is -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("own", "load"), [(0.0, 1.0), (100.0, 0.0)], ids=["of others", "of this process"])
-def test_a_container_gets_the_cores_that_others_leave(monkeypatch, own, load):
+@pytest.mark.parametrize(("used", "load"), [(0.0, 1.0), (100.0, 0.0)], ids=["of others", "of this process"])
+def test_a_container_gets_the_cores_that_others_leave(monkeypatch, used, load):
     """All except one of 64 cores are busy, and the container may use two."""
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(64)), raising=False)
-    monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: own)
+    monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: used)
     monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [63 / 64 * 100] * 64)
     assert clock.load(1.0) == pytest.approx(load)
     assert [clock.note(each) is None for each in (clock.QUIET * 2, 0.19)] == [False, True]

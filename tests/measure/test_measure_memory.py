@@ -85,10 +85,10 @@ def test_a_users_net_whose_task_counts():
 
     rows, net = (torch.ones(64, 100), torch.ones(64, 300)), linear(100, 300)
     about = Settings(batch_size=32), 500, lambda config, traced: net, lambda config: rows
-    own = measure.Workload("own", *about, task, example=rows[0])
-    needs = trace(own)
+    workload = measure.Workload("own", *about, task, example=rows[0])
+    needs = trace(workload)
     assert needs.n_trained == 300 * 101
-    assert sum(needs.memory.values()) == pytest.approx(measured_peak(own), rel=0.02)
+    assert sum(needs.memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
     with refused("task"):
         trace(measure.Workload("own", *about, selects))
 

@@ -53,9 +53,9 @@ def reader(virtual):
 def place(net, samples, config=None, n_samples=None, **about):
     """The fastest place for a user's net; trains copies of it."""
     n = len(samples[0])
-    own = Settings(batch_size=n) if config is None else config
+    settings = Settings(batch_size=n) if config is None else config
     build = lambda *_: copy.deepcopy(net)  # noqa: E731
-    workload = Workload("own", own, n_samples or n, build, lambda config: samples, Classification())
+    workload = Workload("own", settings, n_samples or n, build, lambda config: samples, Classification())
     return placement.place(workload, **about)
 
 
@@ -206,15 +206,15 @@ def test_a_resumed_run_is_trained_where_it_was(tiny, raced, monkeypatch):
     watch = each_epoch(lambda row: seen.append(torch.get_num_threads()) or 1 / (len(seen) - 1))
     with pytest.raises(ZeroDivisionError):
         list(runs.train_all(run, on_row=watch))
-    kept = note(run)
-    assert (kept["device"], kept["threads"], kept["batch_size"], len(raced)) == ("cpu", 2, 4, 1)
-    assert kept["sentence"].startswith("cpu on 2 threads, batch 4: ")
+    old = note(run)
+    assert (old["device"], old["threads"], old["batch_size"], len(raced)) == ("cpu", 2, 4, 1)
+    assert old["sentence"].startswith("cpu on 2 threads, batch 4: ")
     monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])  # what a race would give now
     again = tiny()
     list(runs.train_all(again, on_row=watch))
-    assert (len(raced), note(again), {*seen}) == (1, kept, {2})
+    assert (len(raced), note(again), {*seen}) == (1, old, {2})
     trained = again.provenance["trained"]
-    assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, kept["sentence"], "batched"]
+    assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, old["sentence"], "batched"]
 
 
 def test_a_batch_size_is_kept_and_the_rest_is_decided_per_machine(tiny, raced, monkeypatch):

@@ -159,8 +159,8 @@ def test_weights_from_a_local_folder(saved):
     one, same = (clip_of("full", **each).eval()(**batch_of()) for each in (given, {"seed": 5}))
     close(one, same)
     other, stored = clip_of("quantum", n_qubits=3, **given), load_file(place / "model.safetensors")
-    kept = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
-    assert all(torch.equal(kept[name], value) for name, value in stored.items() if "projection" not in name)
+    loaded = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
+    assert all(torch.equal(loaded[name], value) for name, value in stored.items() if "projection" not in name)
     grey, colour = (clip_of("full", channels, pretrained=str(place)).eval() for channels in (1, 3))
     image = pixels_of(1)
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))

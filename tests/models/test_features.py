@@ -27,9 +27,9 @@ def close(result: ImageSplits, net, images: ImageSplits) -> None:
     """Asserts that the maps are those of the net, and everything else is unchanged."""
     assert result is not images
     for name in SPLITS:
-        part, whole = result.split(name), images.split(name)
-        torch.testing.assert_close(part.images, net.features(whole.images), rtol=0, atol=FLOAT32)
-        assert part.labels is whole.labels and part.sources is whole.sources
+        part, original = result.split(name), images.split(name)
+        torch.testing.assert_close(part.images, net.features(original.images), rtol=0, atol=FLOAT32)
+        assert part.labels is original.labels and part.sources is original.sources
         assert part.images.grad_fn is None and not part.images.requires_grad
 
 
@@ -56,13 +56,13 @@ def test_maps_are_read_back_and_recomputed_if_their_file_is_truncated(home, spli
     close(maps, net, splits)
     torch.testing.assert_close(net(maps.train.images), net(splits.train.images), rtol=0, atol=10 * FLOAT32)
     [path] = files(home)
-    whole, written = path.stat().st_size, path.stat().st_mtime_ns
-    for length in (whole, whole - 7, 0):
+    size, written = path.stat().st_size, path.stat().st_mtime_ns
+    for length in (size, size - 7, 0):
         os.truncate(path, length)
         os.utime(path, ns=(written, written))
         close(features.of(net_of(**settings), splits), net, splits)
-        assert files(home) == [path] and path.stat().st_size == whole
-        assert (path.stat().st_mtime_ns == written) == (length == whole)
+        assert files(home) == [path] and path.stat().st_size == size
+        assert (path.stat().st_mtime_ns == written) == (length == size)
 
 
 def changed(change):

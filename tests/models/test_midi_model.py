@@ -190,12 +190,12 @@ def test_generating_with_a_cache_equals_generating_without(net):
     ids[:, ::WIDTH] = 3
     given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     written = net.generate(input_ids=ids, max_new_tokens=12, logits_processor=[events.allowed], **given)
-    whole = ids
+    piece = ids
     with torch.no_grad():
         for _ in range(12):
-            scores = events.allowed(whole, net(input_ids=whole).logits[:, -1])
-            whole = torch.cat([whole, scores.argmax(-1, keepdim=True)], 1)
-    assert written.tolist() == whole.tolist()
+            scores = events.allowed(piece, net(input_ids=piece).logits[:, -1])
+            piece = torch.cat([piece, scores.argmax(-1, keepdim=True)], 1)
+    assert written.tolist() == piece.tolist()
 
 
 def test_a_folder_in_the_published_form_loads_also_by_its_hub_name(net, tmp_path, monkeypatch):

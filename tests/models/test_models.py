@@ -147,10 +147,10 @@ def test_a_frozen_backbone_never_changes():
     assert all(weight.grad is None for weight in model.backbone.parameters())
     assert all(weight.grad is not None for weight in model.head.parameters())
     assert table(model, IMAGES[:1]).loc["backbone", "kind"] == "ResNet from scratch, frozen"
-    kept = model.features(IMAGES).detach()
-    close(model.eval()(kept), model(IMAGES))
+    maps = model.features(IMAGES).detach()
+    close(model.eval()(maps), model(IMAGES))
     with refused("images"):
-        model(kept[:, :7])
+        model(maps[:, :7])
 
 
 WRONG = {

@@ -306,8 +306,8 @@ def test_the_set_up_cell_does_nothing_with_qnnkit_and_else_says_what_is_missing(
 ) -> None:
     machine.colab = colab
     if installed:
-        own = next((machine.folder / "venv" / "lib").glob("python*/site-packages"))
-        write(own / "qnnkit" / "__init__.py", "")
+        site = next((machine.folder / "venv" / "lib").glob("python*/site-packages"))
+        write(site / "qnnkit" / "__init__.py", "")
     trace = machine.folder / "git.txt"
     code = f"import sys\nbefore = list(sys.path)\n{machine.first_cell(address)}\nassert sys.path == before"
     done = machine.run_ipython(code, GIT_TRACE=str(trace))
@@ -360,8 +360,8 @@ def test_a_lost_drive_is_mounted_again_and_files_in_the_way_are_moved(day: Machi
     done = day.run_ipython(f"{day.first_cell()}\n{places}")
     assert done.stdout.splitlines()[-2:] == [home, local], done.stderr
     assert f"{mount} held MyDrive, which bars Drive's way: now in" in done.stdout, done.stdout + done.stderr
-    [kept] = Path(local).glob("found_below_drive_*/MyDrive/my runs/notes.txt")
-    assert kept.read_text() == "three years of work\n"
+    [notes] = Path(local).glob("found_below_drive_*/MyDrive/my runs/notes.txt")
+    assert notes.read_text() == "three years of work\n"
     assert len(day.mounts()) == before + 1 and (mount / "MyDrive").is_symlink()
 
 

@@ -102,11 +102,11 @@ def undisturbed(new_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_a_run_reaches_drive(undisturbed: Machine) -> None:
-    kept = undisturbed.workspace / "runs" / "first"
-    names = [path.name[:2] for path in sorted((kept / "notebooks").glob("0*.ipynb"))]
+    remote = undisturbed.workspace / "runs" / "first"
+    names = [path.name[:2] for path in sorted((remote / "notebooks").glob("0*.ipynb"))]
     assert names == (["00", "01", "02", "03", "04", "04"] if IMAGE else ["03"])
-    assert json.loads((kept / "result.json").read_text())
-    assert scores(kept) == scores(local_run(undisturbed))
+    assert json.loads((remote / "result.json").read_text())
+    assert scores(remote) == scores(local_run(undisturbed))
 
 
 def test_the_run_is_there_after_a_restart(undisturbed: Machine) -> None:
@@ -122,11 +122,11 @@ def test_the_run_is_there_after_a_restart(undisturbed: Machine) -> None:
 @pytest.mark.parametrize("when", ["crash", "lost in 03", "lost while mirroring"])
 def test_a_crash_and_a_lost_machine(new_machine, undisturbed, tmp_path, when: str) -> None:
     machine, process = at_work(new_machine, tmp_path / "machine")
-    kept = machine.workspace / "runs" / "first"
+    remote = machine.workspace / "runs" / "first"
     if when == "lost while mirroring":  # a draft is on Drive
-        wait_for(lambda: epochs(local_run(machine)) and list(kept.glob(".*")), process)
+        wait_for(lambda: epochs(local_run(machine)) and list(remote.glob(".*")), process)
     else:
-        wait_for(lambda: epochs(local_run(machine)) >= 2 and (kept / "config.json").exists(), process)
+        wait_for(lambda: epochs(local_run(machine)) >= 2 and (remote / "config.json").exists(), process)
     kill(machine, process)
     if when != "crash":
         drive = Path(shutil.move(machine.folder / "gdrive", tmp_path / "drive"))
@@ -134,7 +134,7 @@ def test_a_crash_and_a_lost_machine(new_machine, undisturbed, tmp_path, when: st
         machine = machine_at(new_machine, tmp_path / "machine", drive)
         machine.set_up()
     train(machine)
-    assert scores(kept) == scores(local_run(undisturbed))
+    assert scores(remote) == scores(local_run(undisturbed))
 
 
 @pytest.mark.slow

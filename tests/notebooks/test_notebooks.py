@@ -126,8 +126,8 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
 def test_the_wheel_carries_notebooks_recipes_and_templates(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert sorted(Path(name).name for name in names if name.endswith(".ipynb")) == [p.name for p in SOURCES]
-    kept = {path.relative_to(ROOT).as_posix() for path in files(ROOT / "qnnkit") if path.suffix != ".pyc"}
-    assert {name for name in kept if not name.endswith(".md")} <= set(names)
+    paths = {path.relative_to(ROOT).as_posix() for path in files(ROOT / "qnnkit") if path.suffix != ".pyc"}
+    assert {name for name in paths if not name.endswith(".md")} <= set(names)
 
 
 def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:

@@ -106,9 +106,9 @@ def small(request, sets, pretrained, tmp_path_factory):
 def test_its_settings_are_restored_from_a_folder(small):
     run, _ = small
     name = run.recipe.name
-    kept = json.loads((run.folder / "config.json").read_text())
-    assert kept.pop("recipe_digest") == RECIPES[name].digest and kept.pop("recipe") == name
-    assert set(kept) == set(RECIPES[name].Settings.model_fields)
+    stored = json.loads((run.folder / "config.json").read_text())
+    assert stored.pop("recipe_digest") == RECIPES[name].digest and stored.pop("recipe") == name
+    assert set(stored) == set(RECIPES[name].Settings.model_fields)
     assert (run.folder / "recipe.py").read_text() == RECIPES[name].source
     again = runs.open_run(run.folder)
     assert again.config == run.config and again.recipe is RECIPES[name]
@@ -118,14 +118,14 @@ def test_its_controls_differ_only_in_the_quantum_part(small):
     run, nets = small
     if run.recipe.name not in OF_IMAGES:
         return  # adapters have their own test
-    own, *others = nets.values()
-    quantum, counted = layers.quantum_parameters(own), layers.count_parameters(own)["quantum"]
-    assert own.eval()(run.splits.example(4)).shape == (4, run.splits.n_classes)
+    hybrid, *others = nets.values()
+    quantum, counted = layers.quantum_parameters(hybrid), layers.count_parameters(hybrid)["quantum"]
+    assert hybrid.eval()(run.splits.example(4)).shape == (4, run.splits.n_classes)
     for net, other in zip(run.config.controls, others, strict=True):
-        here = dict(other.named_parameters())
-        for place, weight in own.named_parameters():
-            if not any(weight is angle for angle in quantum) and place in here:
-                assert torch.equal(here[place], weight)
+        weights = dict(other.named_parameters())
+        for place, weight in hybrid.named_parameters():
+            if not any(weight is angle for angle in quantum) and place in weights:
+                assert torch.equal(weights[place], weight)
         assert layers.count_parameters(other)["quantum"] == (counted if net == "no_entanglement" else 0)
 
 
@@ -133,7 +133,7 @@ def test_a_recipe_and_its_controls_load_build_and_train(small):
     run, nets = small
     nets = {name: copy.deepcopy(net) for name, net in nets.items()}
     batch = next(iter(run.splits.batches("train", 4, shuffle=False)))
-    own, is_adapter = run.nets[0], hasattr(run.config, "adapter")
+    first, is_adapter = run.nets[0], hasattr(run.config, "adapter")
     hybrid = run.config.adapter != "lora" if is_adapter else hasattr(run.config, "circuit")
     assert run.nets == (MAIN_NETS[not hybrid], *run.config.controls)
     for model in nets.values():
@@ -145,11 +145,11 @@ def test_a_recipe_and_its_controls_load_build_and_train(small):
             assert (weight.grad is not None) == weight.requires_grad
     groups = {net: recipes.parameter_groups(model, run.config) for net, model in nets.items()}
     for net in {"classical", "classical_trained"} & set(nets):  # trained in the same way as the circuit
-        for ours, theirs in zip(groups[net], groups[own], strict=True):
+        for ours, theirs in zip(groups[net], groups[first], strict=True):
             assert sum(w.numel() for w in ours.parameters) == sum(w.numel() for w in theirs.parameters)
             for rule in ("learning_rate", "clip_norm", "weight_decay"):
                 assert getattr(ours, rule) == getattr(theirs, rule), rule
-    n_quantum = layers.count_parameters(nets[own])["quantum"]
+    n_quantum = layers.count_parameters(nets[first])["quantum"]
     assert (n_quantum > 0) == (hybrid and getattr(run.config, "trainable", True))
 
 
@@ -249,7 +249,7 @@ def test_a_run_with_a_missing_recipe_can_be_read_but_not_built(write, tmp_path, 
 def test_new_copies_a_recipe(tmp_path):
     path = recipes.new(tmp_path / "own" / "letters.py", like="letters")
     assert path.read_text() == RECIPES["letters"].source
-    own = recipes.find(path).settings()
-    assert own.flat() | {"recipe": "letters"} == RECIPES["letters"].settings().flat()
+    usual = recipes.find(path).settings()
+    assert usual.flat() | {"recipe": "letters"} == RECIPES["letters"].settings().flat()
     run, copy = runs.open_run(tmp_path / "run", "digits_quanv"), recipes.new(tmp_path / "copy.py")
     assert recipes.find(copy).digest == run.recipe.digest and runs.open_run(run.folder).recipe is run.recipe

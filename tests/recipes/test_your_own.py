@@ -54,18 +54,18 @@ def test_a_killed_run_loses_nothing_and_the_report_compares_the_nets(home: Path)
     assert len(known) < 20, "the run ended before it could be killed"
     done = forked.run(*words)
     assert done.returncode == 0, done.stdout
-    kept = (home / "runs" / "wave" / "run.log").read_text()
-    assert all("[2/2] 04_analyze: done in" in text for text in (kept, done.stdout)), "both outputs have it"
+    log = (home / "runs" / "wave" / "run.log").read_text()
+    assert all("[2/2] 04_analyze: done in" in text for text in (log, done.stdout)), "both outputs have it"
     assert rows.read_text().splitlines()[: len(known) - 1] == known[:-1]
     result = json.loads((home / "runs" / "wave" / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]
     assert result["score"] == "r2" and result["nets"][0]["score"] > 0.5 and "test r2" in done.stdout
     assert "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
-    whole = runs.open_run("runs/whole", "mine.py", epochs=10, controls=["classical"], n_seeds=1, threads=1)
-    scores = [final["test_r2"] for final in runs.train_all(whole)]
+    straight = runs.open_run("runs/whole", "mine.py", epochs=10, controls=["classical"], n_seeds=1, threads=1)
+    scores = [final["test_r2"] for final in runs.train_all(straight)]
     assert scores == [row["scores"][0] for row in result["nets"]]  # as if never killed
     inputs = torch.tensor([[0.5, 0.25, 0.125]])
-    expected = runs.trained(whole)(inputs).item()
+    expected = runs.trained(straight)(inputs).item()
     np.save(home / "new.npy", inputs.numpy())
     words = ["predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json"]
     [[value]] = json.loads(CliRunner().invoke(cli.app, words).output)["output"]
@@ -89,8 +89,8 @@ def test_a_recipe_in_a_notebook_cell(home: Path) -> None:
     cells += [CELL.replace("epochs=5", "epochs=1, n_seeds=1, controls=['no_entanglement']")]
     printed = in_cells(cells)
     assert [line.split()[0] for line in printed.splitlines()][:2] == ["hybrid", "no_entanglement"]
-    kept = (home / "runs" / "cell" / "recipe.py").read_text()
-    assert all(f"def {name}(" in kept for name in ("load", "build", "task", "circuit"))
+    source = (home / "runs" / "cell" / "recipe.py").read_text()
+    assert all(f"def {name}(" in source for name in ("load", "build", "task", "circuit"))
 
 
 def test_a_path_setting_is_relative_to_the_workspace_and_moves_with_it(

@@ -17,10 +17,10 @@ def run_with(folder, rows, recipe="digits_quanv", **settings):
     """A run of some seeds whose hybrid net and control have ended with these rows."""
     settings = {"controls": [] if recipe == "text_llama" else ["no_quantum"], "n_seeds": len(rows)} | settings
     run = runs.Run(folder, recipes.settings(recipe, **settings))
-    own = "reference" if recipe == "text_llama" else "hybrid"
-    run.note_provenance(nets=[own, *settings["controls"]])
+    hybrid = "reference" if recipe == "text_llama" else "hybrid"
+    run.note_provenance(nets=[hybrid, *settings["controls"]])
     for seed, row in enumerate(rows):
-        row = ROW | {"epochs": run.config.epochs, "net": own, "seed": seed} | row
+        row = ROW | {"epochs": run.config.epochs, "net": hybrid, "seed": seed} | row
         run.log("metrics", row)
         run.log("metrics", row | {"net": "no_quantum", "test_accuracy": 0.1, "peak_memory": 9e12})
     return run

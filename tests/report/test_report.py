@@ -101,11 +101,11 @@ def test_nets_that_are_not_trained_yet(begin):
 
 def test_a_users_settings_never_pass_for_results(begin):
     run = begin({"hybrid": [0.9]})
-    own = {"loss": (str, "mse"), "run": (str, "x"), "n_train": (int, 3)}
-    run = runs.Run(run.folder, create_model("Own", __base__=type(run.config), **own)())
-    run.note_provenance(given=[*own], samples={"train": 60})
+    fields = {"loss": (str, "mse"), "run": (str, "x"), "n_train": (int, 3)}
+    run = runs.Run(run.folder, create_model("Own", __base__=type(run.config), **fields)())
+    run.note_provenance(given=[*fields], samples={"train": 60})
     frame = report.frame_of(run)
-    assert frame[[*own]].values.tolist() == [[1.0, run.folder.name, 60.0]]
+    assert frame[[*fields]].values.tolist() == [[1.0, run.folder.name, 60.0]]
 
 
 ALIKE = {"hybrid": [0.951, 0.9495, 0.95], "classical": [0.95, 0.95, 0.9495]}

@@ -49,10 +49,10 @@ class Workspace:
     ):  # fmt: skip
         """Writes a run's folder with a score per net and seed: `scores` is net -> values."""
         nets = list(scores)
-        own = {"epochs": 2, "train_fraction": fraction, "seed": seed, "controls": nets[1:]} | varied
+        settings = {"epochs": 2, "train_fraction": fraction, "seed": seed, "controls": nets[1:]} | varied
         self.score = self.score if self.runs else score
         folder = self.plan(id_, {"recipe": name or recipe, "train_fraction": fraction} | varied)
-        config = recipes.settings(recipe, **own, n_seeds=len(scores[nets[0]]))
+        config = recipes.settings(recipe, **settings, n_seeds=len(scores[nets[0]]))
         run = runs.Run(workspace.make_folder(folder), config)
         watched = f"validation_{score.on_validation}"
         for net, values in scores.items():
@@ -140,8 +140,8 @@ HALF, WHOLE = {"train_fraction": LOW}, {"train_fraction": HIGH}
 )  # fmt: skip
 def test_a_model_is_named_by_what_varies(space, settings, models):
     for number, each in enumerate(settings):
-        own = {name: value for name, value in each.items() if name not in ("head", "train_fraction")}
-        space.write(str(number), TWO, each.get("train_fraction", HIGH), **own)  # it has no `head`
+        options = {name: value for name, value in each.items() if name not in ("head", "train_fraction")}
+        space.write(str(number), TWO, each.get("train_fraction", HIGH), **options)  # it has no `head`
         space.runs[-1]["settings"] = each
     space.plan("last", {})
     assert space.models() == models and space.read().finished == len(settings)
@@ -351,11 +351,11 @@ def test_with_vary_split_every_seed_has_its_own_split(tmp_path):
     runs.train_all(run)
     [row] = report.finish(run)["comparisons"]
     assert row["unit"] == "splits" and "corrected resampled t-test" in run.report.read_text()
-    own = report.frame_of(run)
-    assert own["split_seed"].tolist() == [3, 4] * 2 and own["data"].nunique() == 2
+    frame = report.frame_of(run)
+    assert frame["split_seed"].tolist() == [3, 4] * 2 and frame["data"].nunique() == 2
     small |= {"controls": [], "n_seeds": 1, "seed": 4, "split_seed": 4}
     [alone] = runs.train_all(runs.open_run(tmp_path / "alone", "digits_quanv", **small))
-    assert alone["test_accuracy"] == own.query("net == 'hybrid' and seed == 4")["accuracy"].item()
+    assert alone["test_accuracy"] == frame.query("net == 'hybrid' and seed == 4")["accuracy"].item()
     again = runs.open_run(run.folder)
     assert again.splits.fingerprint() == again.provenance["data"] != again.splits_of(4).fingerprint()
 

@@ -23,9 +23,9 @@ TAKEN = [
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def reported(tmp_path_factory):
     """The folder of a finished run with its real report and every kind of file."""
-    run = runs.open_run(tmp_path_factory.mktemp("whole") / "run", "digits_quanv", controls=[], n_seeds=1)
+    run = runs.open_run(tmp_path_factory.mktemp("reported") / "run", "digits_quanv", controls=[], n_seeds=1)
     log_test(run, "hybrid", 0, 0.5)
     books = [f"notebooks/{name}.ipynb" for name in ("03_train", "03_train.failed", "04_analyze.running")]
     for name in (*books, "notebooks/04_analyze.ipynb", "train.log", ".hidden", ".sync/piece", CHECKPOINT):
@@ -37,8 +37,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def finished(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / "run")
+def finished(reported, tmp_path):
+    return shutil.copytree(reported, tmp_path / "run")
 
 
 def checked(folder):

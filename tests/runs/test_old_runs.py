@@ -34,12 +34,12 @@ def test_an_old_finished_run_is_reported_and_used(home, monkeypatch):
 
 
 def test_an_old_stopped_run_resumes_to_the_same_numbers(home):
-    run, whole = runs.open_run("runs/stopped", "mine.py"), runs.open_run("runs/finished", "mine.py")
+    run, finished = runs.open_run("runs/stopped", "mine.py"), runs.open_run("runs/finished", "mine.py")
     status, first = runs.state.of_run("runs/stopped"), runs.frame(run, "epoch")["train_loss"].tolist()
     assert (status.state, status.row["net"], status.row["epoch"]) == ("stopped", "hybrid", 2)
     finals = runs.train_all(run)
     losses = runs.frame(run, "epoch")["train_loss"].tolist()
     assert losses[: len(first)] == first and len(losses) == 6
     for row in finals:  # another processor rounds differently
-        known = whole.tested()[row["net"], row["seed"]]
+        known = finished.tested()[row["net"], row["seed"]]
         assert row["test_r2"] == pytest.approx(known["test_r2"], abs=1e-4)

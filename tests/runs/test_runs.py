@@ -92,22 +92,22 @@ def test_placement_may_differ_and_the_latest_request_is_kept(tiny, tmp_path):
 
 
 def test_the_data_may_move_but_must_be_the_same(tiny, pictures, tmp_path):
-    here, there = (shutil.copytree(pictures, tmp_path / name) for name in ("here", "there"))
-    run = tiny(data_dir=str(here), epochs=1)
+    first, second = (shutil.copytree(pictures, tmp_path / name) for name in ("here", "there"))
+    run = tiny(data_dir=str(first), epochs=1)
     runs.train_all(run)
-    moved = runs.open_run(run.folder, "folder_quanv", data_dir=str(there), epochs=2)
-    assert moved.config.data_dir == str(there) == runs.open_run(run.folder).config.data_dir
+    moved = runs.open_run(run.folder, "folder_quanv", data_dir=str(second), epochs=2)
+    assert moved.config.data_dir == str(second) == runs.open_run(run.folder).config.data_dir
     assert len(runs.train_all(moved)) == 2
-    (here / "above" / "0.png").unlink()
+    (first / "above" / "0.png").unlink()
     with pytest.raises(ValueError, match="was trained on other data than"):
-        runs.open_run(run.folder, "folder_quanv", data_dir=str(here))
+        runs.open_run(run.folder, "folder_quanv", data_dir=str(first))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
 def test_a_run_of_another_machine_opens_but_not_on_missing_devices(tiny):
     run = tiny()
-    kept = workspace.read_json(run.folder / "config.json") | {"device": "cuda"}
-    workspace.write_json(run.folder / "config.json", kept)
+    stored = workspace.read_json(run.folder / "config.json") | {"device": "cuda"}
+    workspace.write_json(run.folder / "config.json", stored)
     assert runs.open_run(run.folder).config == run.config.override(device="cuda")
     for given in ({"device": "cuda"}, {"backend": "lightning.qbit"}):
         with refused(*given):
@@ -229,8 +229,8 @@ def test_more_epochs_continue_where_fewer_ended(once, tmp_path):
     assert more.config == run.config.override(epochs=4) == runs.open_run(run.folder).config
     gone = before.keys() - files(run.folder).keys()
     assert gone == {*concluded, *(f"notebooks/{name}.ipynb" for name in runs.NOTEBOOKS[3:])}
-    kept = {re.sub(r"(?<=^model)|(?=\.\w+$)", ".epochs-2", name, count=1) for name in gone}
-    assert kept == files(run.folder).keys() - before.keys()
+    moved = {re.sub(r"(?<=^model)|(?=\.\w+$)", ".epochs-2", name, count=1) for name in gone}
+    assert moved == files(run.folder).keys() - before.keys()
     assert (more.provenance["extended"][0]["from"], more.provenance["extended"][0]["to"]) == (2, 4)
     assert len(runs.frame(run)) == 2
     assert len(runs.frame(more)) == 0, "a test after fewer epochs does not count"
@@ -377,6 +377,6 @@ def test_many_runs_form_one_table(tiny, tmp_path):
 def test_settings_of_a_single_net_change_only_that_net(tiny, once):
     given = {"other": {"net_settings": ("classical.learning_rate=0.5",)}, "alone": {"learning_rate": 0.5}}
     plain = runs.frame(once(2))["test_loss"]
-    finals = (runs.train_all(tiny(name, **own)) for name, own in given.items())
+    finals = (runs.train_all(tiny(name, **options)) for name, options in given.items())
     other, alone = ([row["test_loss"] for row in rows] for rows in finals)
     assert other[0] == plain[0] and other[1] == alone[1] != plain[1]

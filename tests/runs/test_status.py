@@ -136,10 +136,10 @@ def test_only_complete_rows_are_read_once_and_again_if_the_file_is_replaced(tmp_
         return [row["event"] for row in files.read(tmp_path)]
 
     assert events() == events() == ["begin", "step", "step"] and len(added) == 1
-    whole = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
+    line = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
     with path.open("ab") as file:
-        file.write(whole + b'{"event": "begin", "net": "b", ')  # a kill, or a read during a write
-    assert events()[3:] == ["epoch"] and added[1:] == [whole]
+        file.write(line + b'{"event": "begin", "net": "b", ')  # a kill, or a read during a write
+    assert events()[3:] == ["epoch"] and added[1:] == [line]
     with path.open("ab") as file:
         file.write(
             b'"seed": 0}\n{"event\n\xff{}\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n'

@@ -44,8 +44,8 @@ def test_a_run_is_tracked_in_the_workspace(begin, tmp_path):
     runs.train_all(run)
     assert dict(PartialState._shared_state) == before, "the next net may use another device"
     curves, rows = scalars(tmp_path), runs.frame(run, "epoch")
-    kept = [value for net in run.nets for _, value in curves[f"{net}/seed0/train_loss"]]
-    assert kept == pytest.approx(rows["train_loss"].tolist(), abs=1e-4)
+    losses = [value for net in run.nets for _, value in curves[f"{net}/seed0/train_loss"]]
+    assert losses == pytest.approx(rows["train_loss"].tolist(), abs=1e-4)
     assert [step for step, _ in curves["classical/seed0/train_loss"]] == rows["updates"].tolist()[2:]
     assert not [tag for tag in curves if tag.endswith(("/net", "/event", "/device"))], "only numbers"
     assert not list(run.folder.rglob("*tfevents*"))

@@ -105,14 +105,14 @@ def test_large_batches_are_split(function: Callable, n_wires: int, monkeypatch: 
     """Values and gradients of parts equal those of the whole, with states stored or recomputed."""
     layer, inputs = layer_of(function, n_wires, 40)
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
-    whole, all_kept = measured(layer, inputs), fused.KEPT_BYTES
-    for kept, cache in ((all_kept, 1), (1, 1), (1, 2**20)):
-        monkeypatch.setattr(fused, "KEPT_BYTES", kept)
+    expected, all_kept = measured(layer, inputs), fused.KEPT_BYTES
+    for n_bytes, cache in ((all_kept, 1), (1, 1), (1, 2**20)):
+        monkeypatch.setattr(fused, "KEPT_BYTES", n_bytes)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
         assert len(cut(layer, inputs)[1]) == (1 if cache > 1 else 3)
-        same(measured(layer, inputs), whole, FLOAT64)
+        same(measured(layer, inputs), expected, FLOAT64)
         with torch.no_grad():
-            same([layer(inputs)], whole[:1], FLOAT64)
+            same([layer(inputs)], expected[:1], FLOAT64)
 
 
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +129,12 @@ def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.Mon
 
 def test_numpy_computes_a_batch_in_chunks_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, inputs = layer_of(twice, 2, 1000)
-    whole, program = measured(layer, inputs), layer.programs().last
+    expected, program = measured(layer, inputs), layer.programs().last
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
     way, [part] = cut(layer, inputs)
     assert part.shape == (20, 2, 50) and way is program.near
     assert cut(layer, inputs[:997])[0] is program.mixed, "a prime number of samples has chunks"
-    same(measured(layer, inputs), whole, 1e3 * FLOAT64)
+    same(measured(layer, inputs), expected, 1e3 * FLOAT64)
 
 
 FRESH = """

@@ -126,12 +126,12 @@ def test_one_chunk_is_in_memory_at_a_time_and_recomputed_identically():
     alive: list[weakref.ref] = []
     most, drawn = [], []
 
-    def kept(module, given, outputs):
+    def hook(module, given, outputs):
         alive.append(weakref.ref(outputs))
         most.append(sum(ref() is not None and ref().grad_fn is not None for ref in alive))
         drawn.append(float(outputs.detach().double().sum()))
 
-    with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(kept), own_generators():
+    with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(hook), own_generators():
         loss = Contrastive()(clip, batch, micro_batch=5).loss
         assert len(alive) == 4 and not any(ref() is not None for ref in alive), "a graph is still in memory"
         torch.rand(3)  # other draws before the backward pass
@@ -196,14 +196,14 @@ def test_zero_shot():
 
 def test_a_split_is_embedded_and_scored():
     part, clip = SPLITS.validation, clip_of()
-    space, whole = (embed(clip, SPLITS, "validation", batch_size=n) for n in (100, 1000))
+    space, at_once = (embed(clip, SPLITS, "validation", batch_size=n) for n in (100, 1000))
     assert space.images.shape == (len(part), 64) and space.texts.shape == (30, 64)
     assert torch.equal(space.labels, part.labels) and space.classes.shape == (10, 64)
     batch = next(iter(SPLITS.batches("validation", 7, shuffle=False)))
     ids, mask = tokenizers.encode(SPLITS.tokenizer, SPLITS.prompts[4])
     with torch.no_grad():
         (images, texts), mean = clip(**batch), clip.embed_texts(ids, mask).mean(0)
-    close(space.images, whole.images)
+    close(space.images, at_once.images)
     close(space.images[:7], images)
     close(space.texts[space.captions.index(part.captions[0][0])], texts[0])
     close(space.classes[4], mean / mean.norm())

@@ -165,23 +165,23 @@ def test_a_plan_counts_the_precision_of_a_base_and_loads_no_4_bit_weights(given,
         asked = runs.to_plan("llama_t4", {**given, **more}, timed=False)
         return measure.predict(asked["workload"], measured=False)
 
-    whole, full = (planned(four_bit=False, base_precision=each) for each in ("float16", "float32"))
+    half, full = (planned(four_bit=False, base_precision=each) for each in ("float16", "float32"))
     n_frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
-    assert full.memory["weights"] - whole.memory["weights"] == 2 * n_frozen
+    assert full.memory["weights"] - half.memory["weights"] == 2 * n_frozen
     reader = sys.modules["qnnkit.models.causal_lm"]
     monkeypatch.setattr(reader, "causal_lm", None)  # would fail if called
     four = planned()
     # tiny: two layers of four 64 x 64 matrices and three 64 x 128; not embedding, norms and head
     linear = 2 * (4 * 64 * 64 + 3 * 64 * 128)
     saved = round(linear * (2 - 0.516) - (n_frozen - linear) * (4 - 2))  # the rest in float32
-    assert four.less_on_cuda == saved and whole.less_on_cuda == 0
-    assert whole.on_accelerator - four.on_accelerator == pytest.approx(saved, rel=0.02), "two traces"
-    assert whole.memory["weights"] == four.memory["weights"]
+    assert four.less_on_cuda == saved and half.less_on_cuda == 0
+    assert half.on_accelerator - four.on_accelerator == pytest.approx(saved, rel=0.02), "two traces"
+    assert half.memory["weights"] == four.memory["weights"]
     assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
 
 
 def test_parameters_are_counted_and_large_nets_planned_without_weights(adapted, tmp_path, monkeypatch):
-    whole = {net: layers.count_parameters(runs.build(adapted, net, 0)) for net in adapted.nets}
+    counts = {net: layers.count_parameters(runs.build(adapted, net, 0)) for net in adapted.nets}
     monkeypatch.setattr(nets, "SHARE", 0.0)
     monkeypatch.setattr(sys.modules["qnnkit.measure.predict"], "SHARE", 0.0)
     made = recipes.made
@@ -192,7 +192,7 @@ def test_parameters_are_counted_and_large_nets_planned_without_weights(adapted, 
         return net
 
     monkeypatch.setattr(recipes, "made", counted)
-    assert whole == {net: layers.count_parameters(runs.build(adapted, net, 0, bare=True)) for net in whole}
+    assert counts == {net: layers.count_parameters(runs.build(adapted, net, 0, bare=True)) for net in counts}
     free = {"device": "auto", "threads": "auto", "batch_size": 1, "controls": ["lora"]}
     fresh = runs.Run(tmp_path, adapted.config.override(**free))
     plan = measure.plan(**runs.to_plan(fresh))

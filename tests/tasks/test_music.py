@@ -76,20 +76,20 @@ def test_every_net_is_evaluated_on_every_composer(pair, base, monkeypatch):
 
 
 def test_the_matrix_over_composers_is_a_pivot_of_the_frame(pair):
-    whole = runs.frame([run.folder for run in pair]).reset_index(drop=True)
-    frame, columns = whole.explode("composers"), [f"test_loss_on_{name}" for name in THREE]
+    table = runs.frame([run.folder for run in pair]).reset_index(drop=True)
+    frame, columns = table.explode("composers"), [f"test_loss_on_{name}" for name in THREE]
     means, halves = report.by_group(frame, ("net", "composers"))
     assert list(means.index) == ["base", "hybrid, bach", "lora, bach", "hybrid, mozart", "lora, mozart"]
-    assert report.by_group(whole, ("net", "composers"))[0].equals(means), "lists are shown as words"
-    for (net, own), expected in frame.groupby(["net", "composers"])[columns].mean().iterrows():
-        assert means.loc[f"{net}, {own}"].tolist() == pytest.approx(expected.tolist())
-    assert means.loc["base", "mozart"] == pytest.approx(whole["test_base_on_mozart"][0])
+    assert report.by_group(table, ("net", "composers"))[0].equals(means), "lists are shown as words"
+    for (net, composer), expected in frame.groupby(["net", "composers"])[columns].mean().iterrows():
+        assert means.loc[f"{net}, {composer}"].tolist() == pytest.approx(expected.tolist())
+    assert means.loc["base", "mozart"] == pytest.approx(table["test_base_on_mozart"][0])
     values = frame.query("net == 'lora' and composers == 'mozart'")["test_loss_on_bach"].tolist()
     mean, _, high = stats.mean_interval(values)
     assert halves.loc["lora, mozart", "bach"] == pytest.approx(high - mean)
-    whole.loc[0, "test_base_on_bach"] *= 1.1
-    assert "base" not in report.by_group(whole)[0].index, "nets on different bases share none"
-    assert report.by_group(whole[:1])[1].isna().all().all(), "one seed has no spread"
+    table.loc[0, "test_base_on_bach"] *= 1.1
+    assert "base" not in report.by_group(table)[0].index, "nets on different bases share none"
+    assert report.by_group(table[:1])[1].isna().all().all(), "one seed has no spread"
     assert report.by_group(pd.DataFrame({"net": ["hybrid"], "test_accuracy": [0.5]}))[0].empty
 
 

@@ -145,19 +145,19 @@ def test_a_number_of_unknown_direction_raises_an_error_until_the_score_says_it()
     with refused("score"):
         complete(task)
     task.score = Score("distance", "distance", "m", larger=False, criterion="")
-    own, progress = complete(task), fitted(task)
-    assert (own.score, own.monitor, progress.best_epoch) == (task.score, "minus_distance", 4)
+    completed, progress = complete(task), fitted(task)
+    assert (completed.score, completed.monitor, progress.best_epoch) == (task.score, "minus_distance", 4)
 
 
 def test_a_loss_is_reported_even_if_the_task_names_none():
     task = complete(Regression())
     step = task(line(), (POINTS, VALUES))
     assert float(step.sums["loss"]) == pytest.approx(len(POINTS) * step.loss.item())
-    own = complete(Regression(loss=lambda loss, n: 7.0, graph=lambda loss, n: loss * n))
-    assert not own(line(), (POINTS, VALUES)).sums["graph"].requires_grad
-    assert float(own(line(), (POINTS, VALUES)).sums["loss"]) == 7, "its own loss counts"
-    own.task.whole = True
-    assert own(line(), (POINTS, VALUES)) and own.task.given == {"micro_batch": None}
+    completed = complete(Regression(loss=lambda loss, n: 7.0, graph=lambda loss, n: loss * n))
+    assert not completed(line(), (POINTS, VALUES)).sums["graph"].requires_grad
+    assert float(completed(line(), (POINTS, VALUES)).sums["loss"]) == 7, "its own loss counts"
+    completed.task.whole = True
+    assert completed(line(), (POINTS, VALUES)) and completed.task.given == {"micro_batch": None}
 
 
 def test_a_score_watches_the_monitor():

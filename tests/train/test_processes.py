@@ -74,8 +74,8 @@ def launch(code, *arguments):
         there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
 
     def one(rank):
-        own = there | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        done = forked.python(code, *arguments, env=ENVIRONMENT | own)
+        ranked = there | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        done = forked.python(code, *arguments, env=ENVIRONMENT | ranked)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -97,7 +97,7 @@ def test_gradients_buffers_and_random_numbers_are_bitwise_the_same(name):
     assert any(gradient is not None and gradient.any() for gradient in plain[1][0])
 
 
-def kept(loss):
+def stored(loss):
     """Bytes that a forward pass adds: those stored for the backward pass."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = loss()
@@ -112,10 +112,10 @@ def test_less_memory_is_used(name, monkeypatch):
     model, loss = CASES[name]()
     model.train()
     with torch.random.fork_rng(devices=[]):
-        kept(loss)
-        plain = kept(loss)
+        stored(loss)
+        plain = stored(loss)
         with recomputing(model):
-            again = kept(loss)
+            again = stored(loss)
     assert again < 0.6 * plain
 
 
