@@ -170,7 +170,7 @@ def test_every_setting_was_predicted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits_quanv", "Llama tiny, batch 8"])
-def test_predicted_memory_is_that_of_a_training(name):
+def test_predicted_memory_equals_that_of_a_training(name):
     both = tuple(predicting.apart(what, name, "cpu") for what in ("predict", "train"))
     row = predicting.compared(name, [both])
     assert abs(row["off_mb"]) <= predicting.MEMORY

@@ -84,7 +84,7 @@ def pages(wanted) -> list:
 # --- texts and links ---------------------------------------------------------------------------------------
 
 
-def test_the_readme_is_one_screen() -> None:
+def test_the_readme_fits_on_one_screen() -> None:
     assert len((ROOT / "README.md").read_text()) <= 9000
 
 

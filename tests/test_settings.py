@@ -58,7 +58,7 @@ def test_every_setting_is_described_and_changes_only_itself(recipe):
         assert kind.of(flat) == changed and recipes.settings(recipe, **flat) == changed
 
 
-def test_a_setting_that_a_version_adds_changes_no_digest():
+def test_a_new_setting_changes_no_digest():
     """Only values that differ from the recipe's defaults are hashed."""
     values = {"recipe": RECIPES["digits_quanv"].digest, "epochs": 3}
     expected = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -94,7 +94,7 @@ def test_a_bad_value_gets_one_sentence(recipe):
     assert f"be a known name, {message}" in str(caught.value)
 
 
-def test_a_number_may_be_left_to_be_measured():
+def test_a_number_may_be_auto():
     first = Settings()
     auto = first.override(batch_size="auto", threads="auto")
     assert (auto.flat()["batch_size"], auto.threads) == ("auto", "auto")

@@ -133,7 +133,7 @@ def test_splits_that_share_samples_widen_the_interval_by_hand():
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
-def test_power_is_that_of_simulated_studies(n):
+def test_the_power_equals_that_of_simulated_studies(n):
     """Also for two seeds, for which scipy has no noncentral t."""
     studies = np.random.default_rng(0).normal(least_shift(n) / math.sqrt(n), 1, (20_000, n))
     detected = scipy_stats.ttest_1samp(studies, 0, axis=1).pvalue < 0.05

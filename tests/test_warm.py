@@ -114,7 +114,7 @@ INTERRUPTED = """
 """
 
 
-def test_a_kernel_that_is_interrupted_before_it_is_ready_is_ended(chain, tmp_path):
+def test_a_kernel_that_is_interrupted_before_it_is_ready_ends(chain, tmp_path):
     done = forked.python(INTERRUPTED, chain[0] / "looks.ipynb", tmp_path / "copy.ipynb")
     assert done.stdout == "[True]\n", done.stderr
 

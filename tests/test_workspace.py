@@ -171,7 +171,7 @@ def test_runs_are_redirected_to_the_local_folder(both, monkeypatch, asked, home)
 
 
 @pytest.mark.parametrize("asked", ["{}/elsewhere/x", "{}/drive", "{}/drive2/x", "{}/drive/../x"])
-def test_runs_elsewhere_stay_there(both, monkeypatch, asked):
+def test_runs_elsewhere_are_not_redirected(both, monkeypatch, asked):
     folder = Path(asked.format(both))
     assert workspace.run_folder(folder) == folder and workspace.remote_of(folder) is None
     monkeypatch.setenv("QNNKIT_LOCAL", "")  # without a local folder runs stay at home

@@ -84,7 +84,7 @@ def test_an_adapter_can_be_disabled_merged_unmerged_and_unloaded():
     for change in (lambda: None, model.merge_adapter):
         change()
         assert gap(logits(model), before) < NEAR
-        with model.disable_adapter():  # which unmerges it
+        with model.disable_adapter():  # this unmerges it
             assert gap(logits(model), bare) < NEAR
     model.merge_adapter()
     model.unmerge_adapter()

@@ -492,7 +492,7 @@ def scheduler():
 
 @pytest.mark.usefixtures("acted_apart")
 @pytest.mark.parametrize("which", ["worker", pytest.param("scheduler", marks=pytest.mark.slow)])
-def test_a_worker_or_a_scheduler_that_is_killed(which):
+def test_a_killed_worker_or_scheduler(which):
     """The runs of a killed worker go to another one; a lost scheduler is reported."""
     with (
         scheduler() as (address, started),

@@ -49,7 +49,7 @@ def written(folder, state, number=1):
 # --- one file ----------------------------------------------------------------------------------------------
 
 
-def test_everything_comes_back_bit_for_bit(tmp_path):
+def test_everything_is_restored_bit_for_bit(tmp_path):
     model, one, turned = net(), torch.arange(6.0), torch.exp(1j * torch.arange(3, dtype=torch.float64))
     optimizers = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for each in optimizers:

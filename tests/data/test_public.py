@@ -85,7 +85,7 @@ def test_a_broken_download_leaves_no_files(server, store, monkeypatch, name, fau
 
 
 @pytest.mark.data
-def test_real_files_have_the_checksums():
+def test_real_files_match_the_checksums():
     for name, file in (("mnist", None), ("ahcd", "ahcd_csv.zip")):
         for there, checksum in public.PUBLIC[name]["files"].items():
             content = real(name, file or there).read_bytes()

@@ -147,7 +147,7 @@ def sum_of_angles(a=0.3, b=0.1) -> QuantumLayer:
     return QuantumLayer(circuit, {"a": (), "b": ()}, {"a": torch.tensor(a), "b": torch.tensor(b)})
 
 
-def test_a_line_is_a_cosine_and_frozen_angles_stay():
+def test_the_loss_along_a_line_is_a_cosine_and_frozen_angles_stay():
     """Along the gradient both angles move by the offset; with one frozen, only the other moves."""
     layer, rows = sum_of_angles(), torch.tensor([[0.3]])
     for angles in (2, 1):

@@ -135,7 +135,7 @@ def row(norm=0.5, step=0.01, snr=(0.5, 1.0), others=0.5, other_snr=0.1, ratio=(0
         ({"input_dtype": "bfloat16", "norm": 0}, ["Half precision", "No gradient"]),
     ],
 )
-def test_what_an_epoch_shows(numbers, expected):
+def test_faults_in_an_epoch(numbers, expected):
     result = faults.of_epoch(row(**numbers))
     assert [fault.kind for fault in result] == expected
     assert all("{" not in str(fault) for fault in result)

@@ -99,7 +99,7 @@ def test_large_parameters_are_sketched():
 
 @pytest.mark.parametrize("steps", [8, 16])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 2.0])
-def test_the_interval_holds_the_true_ratio(steps, ratio):
+def test_the_interval_contains_the_true_ratio(steps, ratio):
     generator = np.random.default_rng(5)
     mean = np.eye(24)[0] * ratio * math.sqrt(24)
     seen = mean + generator.standard_normal((300, steps, 24))

@@ -202,7 +202,7 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     assert ": turned[2] (RZ on wire 1). " in batch.sentences()[-1] in batch.message.value
 
 
-def test_the_move_is_the_net_with_that_weight(tmp_path):
+def test_a_move_shows_the_net_with_that_weight(tmp_path):
     run = begun(tmp_path / "run", OfPartlyFrozen)
     views, validation = Views(run, "hybrid", 0), run.splits.validation
     model, image = views.model, views.images[4:5]

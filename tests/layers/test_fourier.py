@@ -45,7 +45,7 @@ def test_the_fitted_map_equals_the_circuit(n_wires, seed):
 
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-def test_numbers_of_features(ansatz):
+def test_the_number_of_fourier_features(ansatz):
     """3 wires and 2 layers: each wire's rotation is uploaded once or, before each layer, twice."""
     layer, per_wire = shipped(ansatz), 5 if ansatz == "data_reuploading" else 3
     assert FourierLayer(layer).linear.in_features == per_wire**3
@@ -153,7 +153,7 @@ class Hybrid(nn.Module):
         return self.last(self.circuit(self.first(inputs))) + self.aside(inputs)
 
 
-def test_more_controls():
+def test_additional_controls():
     model, example = Hybrid(), uniform(4, 5)
     outputs = model(example)
     nets = controls(model, example=example)

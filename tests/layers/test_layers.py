@@ -262,7 +262,7 @@ def size(model: nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def test_controls_have_as_many_parameters():
+def test_controls_have_equally_many_parameters():
     model = net()
     nets = {name: control for name, control in controls(model).items() if name in CONTROLS}
     assert tuple(nets) == CONTROLS

@@ -233,7 +233,7 @@ def test_copies_keep_hooks_and_attributes():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch itself hides it
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
-def test_compiled():
+def test_torch_compile():
     """The compiler makes one graph before the circuit and one after it, and no others."""
     from torch._dynamo.testing import CompileCounter
 
@@ -252,7 +252,7 @@ def test_compiled():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.export")  # torch's own warning about the weights
-def test_exported(tmp_path):
+def test_torch_export(tmp_path):
     """torch.export writes plain torch that needs neither the QNode nor qnnkit."""
     model = nn.Sequential(linear(2, 2), make(QuantumLayer, QNODES["built"]()), linear(2, 2))
     torch.export.save(torch.export.export(model, (INPUTS,)), tmp_path / "model.pt2")
@@ -278,7 +278,7 @@ def test_a_note_names_the_number_of_features(backend):
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool, torch.float64])
-def test_other_numbers(backend, dtype):
+def test_other_types_of_numbers(backend, dtype):
     """TorchLayer would also truncate the outputs to whole numbers."""
     inputs = torch.tensor([[0, 1], [1, 1], [1, 0]]).to(dtype)
     layer, theirs = make(QuantumLayer, qnode_of(), backend=backend), make(TorchLayer, qnode_of())

@@ -166,7 +166,7 @@ def test_values_computed_once_stay_in_memory():
     config = recipes.settings("digits_quanv", trainable=False)
     splits = recipes.of(config).load(config)
     frozen, n = measure.of_recipe(config, splits), sum(len(splits.split(name)) for name in SPLITS)
-    assert frozen.loaded_bytes == n * (64 + 8)  # a byte a pixel, and the label
+    assert frozen.loaded_bytes == n * (64 + 8)  # one byte per pixel, and the label
     assert frozen.data_bytes - frozen.loaded_bytes == n * 4 * 4 * 49
     assert not trace(frozen).memory.get("quantum states"), "no circuits run in training"
 

@@ -163,7 +163,7 @@ machines:
 """
 
 
-def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
+def test_a_users_table_overrides_the_other_and_a_bad_one_raises_an_error(home):
     usual = platforms.load()
     (home / "machines.yaml").write_text(OURS)
     mine = platforms.load()

@@ -145,7 +145,7 @@ def test_real_files_keep_every_note():
         assert _notes(events.decode(ids), lengths=False) == _notes(piece.score, lengths=False)
 
 
-def test_only_rows_of_the_format_can_be_drawn():
+def test_only_valid_rows_can_be_sampled():
     with toys.refused("version"):
         MidiEvents("v3")
     events, generator = MidiEvents(), torch.Generator().manual_seed(0)
@@ -170,7 +170,7 @@ def net():
     return from_seed(lambda: MidiModel(config_of("tiny"))).eval()
 
 
-def test_logits_are_those_of_the_definition(net):
+def test_logits_equal_the_definition(net):
     """An event is the sum of its tokens; the next one comes from `net`'s output for the previous ones."""
     ids = torch.randint(3, 3406, (2, 6 * WIDTH), generator=torch.Generator().manual_seed(1))
     events = ids.view(2, 6, WIDTH)

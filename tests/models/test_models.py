@@ -61,7 +61,7 @@ def test_only_the_seed_decides_the_start_and_a_saved_net_is_the_same(name, tmp_p
     one, other = (model_of(name, seed=seed).eval() for seed in (0, 4))
     same = family(name, SMALL, sizes=SIZES | {"seed": 0})
     assert all(torch.equal(value, same.state_dict()[key]) for key, value in one.state_dict().items())
-    drawn = [key for key, weight in one.named_parameters() if weight.ndim > 1]  # the others start at 0 or 1
+    drawn = [key for key, weight in one.named_parameters() if weight.ndim > 1]  # the rest starts at 0 or 1
     assert drawn and all(not torch.equal(one.state_dict()[key], other.state_dict()[key]) for key in drawn)
     save_file(one.state_dict(), tmp_path / "model.safetensors")
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))

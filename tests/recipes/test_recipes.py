@@ -182,7 +182,7 @@ class OfPoints(Digits):
         return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, splits.n_classes))
 
 
-def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
+def test_a_recipe_can_be_given_by_name_path_and_module(write, monkeypatch):
     recipe = recipes.find("digits_quanv")
     assert recipes.find("digits_quanv") is recipes.find(recipe) is RECIPES["digits_quanv"] is recipe
     for name in ("digit_quanv", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
@@ -198,7 +198,7 @@ def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
     assert recipes.find(importlib.import_module("qnnkit.recipes.cnn")) is RECIPES["cnn"]
 
 
-def test_a_recipe_is_found_by_its_object(tmp_path):
+def test_a_recipe_can_be_given_as_an_object(tmp_path):
     recipe = recipes.find(OfPoints)
     assert recipe.name == "OfPoints" and recipes.find(OfPoints()).digest == recipe.digest
     assert "class AsFloat" in recipe.source, "the code it uses is part of a run's identity"

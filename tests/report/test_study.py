@@ -318,7 +318,7 @@ def test_names_are_not_read_as_latex_html_or_mathematics(space):
     assert pd.read_csv(space.folder / "study" / "runs.csv")["model"].unique().tolist() == [hostile]
 
 
-def test_nothing_to_study(space):
+def test_a_batch_with_nothing_to_study(space):
     space.plan("waiting", {})
     with pytest.raises(RuntimeError, match="No run has finished"):
         space.execute()

@@ -110,7 +110,7 @@ def test_two_processes_equal_one_with_twice_the_batch_and_share_checkpoints(trai
 RUN = "import sys; from qnnkit import runs; runs.train_all(runs.open_run(sys.argv[1]))"
 
 
-def test_a_run_on_two_processes_and_on_one(tmp_path):
+def test_a_run_is_the_same_on_one_and_on_two_processes(tmp_path):
     small = {"epochs": 1, "n_seeds": 1, "controls": [], "n_layers": 1, "train_fraction": 0.3}
     runs.train_all(runs.open_run(tmp_path / "1", "digits_quanv", **small, batch_size=64))
     runs.open_run(tmp_path / "2", "digits_quanv", **small, batch_size=32)

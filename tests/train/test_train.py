@@ -495,7 +495,7 @@ def test_the_best_epoch_is_lost_after_training(tmp_path):
 
 
 @pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_a_task_is_an_island_of_float32(precision, around):
+def test_a_task_computes_in_float32(precision, around):
     """A user's loss is not rounded to half precision; neither is a circuit: see test_layers.py."""
     model, inside, seen = net(), set(), set()
 
@@ -513,7 +513,7 @@ def test_a_task_is_an_island_of_float32(precision, around):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
+def test_rows_of_overflowing_float16_steps_can_be_written():
     json.dumps(fit(net(), epochs=3, precision="float16", device="cuda").rows, allow_nan=False)
 
 
