@@ -201,7 +201,7 @@ CHATS = {
         "Left out 1 chats without an answer: a.jsonl, record 41."),
     "the first of weight 0": (chats("It is"), None, ("It is",), ("Yes",), ("It is",), ""),
     "tool calls": (TOOLS, None, (), ('"arguments": {"a": 1}',), ("hi",), ""),
-    "a template of its own": (
+    "a custom template": (
         chats(), MARKED.replace("END", "</s>"), ("<user>Sure?</s><assistant>Yes.</s>",), ("Yes.</s>",),
         ("<user>",), ""),
     "a line after the end of an answer": (

@@ -64,8 +64,8 @@ CASES = {  # net -> parts of each expected sentence
         lambda net, points: net.last(net.circuit(net.first(points)) * torch.tensor([1.0, 0.0]))), [
         "No gradient in `circuit`: 1 weight with … 0 on this batch: weights[1]"]),
     "amplitudes": (lambda: Turned(layer(amplitudes, (1,)), 4, 1), []),
-    "a way that is cut": (lambda: net(factor=0.0), ["No gradient in `circuit`: it was exactly 0 in every"]),
-    "a reader that weighs little": (lambda: net(factor=1e-4), [
+    "a cut path": (lambda: net(factor=0.0), ["No gradient in `circuit`: it was exactly 0 in every"]),
+    "a reader with small weights": (lambda: net(factor=1e-4), [
         "Vanishing gradient in `circuit`: … per radian (limit: at least 0.0001, … scale them up"]),
     "a flat circuit": (flat, ["Vanishing gradient … while its outputs change by … Use fewer qubits"]),
     "inputs times zero": (lambda: built(factors=(0, 0), first=False), [
@@ -73,14 +73,14 @@ CASES = {  # net -> parts of each expected sentence
     "equal inputs": (
         lambda: computing(lambda net, points: net.last(net.circuit(0 * net.first(points)))), [
         f"{SAME}: its inputs are all equal."]),
-    "a start at which no feature shows": (lambda: built(weights=torch.zeros(2), measured=(2, 3)), [
+    "a start that hides all features": (lambda: built(weights=torch.zeros(2), measured=(2, 3)), [
         f"{SAME}, at the present weights."]),
     "inputs with shots": (lambda: Turned(layer(amplitudes, (1,), **SHOTS), 4, 1), [
         "No gradient of the loss in `model` … `circuit` (parameter-shift) … broadcast_expand"]),
     "never called": (lambda: computing(lambda net, points: net.last(net.first(points))), [
         "Unused circuit in `circuit`: nothing calls it, so the net does not depend on it"]),
     "frozen": (lambda: Turned(net().circuit.requires_grad_(False)), ["No circuit trains in `model`"]),
-    "all of it frozen": (lambda: net().requires_grad_(False), ["No circuit trains in `model`"]),
+    "all frozen": (lambda: net().requires_grad_(False), ["No circuit trains in `model`"]),
     "no circuit": (lambda: net().last, ["No circuit in `model`"]),
 }  # fmt: skip
 

@@ -148,7 +148,7 @@ REFUSED = {
     "a seed that is none": (SETTING, SETTING + "    seed: int = -3\n", "`seed` must be greater than or"),
     "settings apart": (SETTING, SETTING + AFTER % 'ValueError("no two")', "do not go together: no two"),
     "a rule in no words": (SETTING, SETTING + AFTER % "AssertionError", "keep the rule of its own validator"),
-    "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
+    "custom annotations": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
     "a circuit outside its modules": (LAYERS, NET, "replace every circuit of the net"),
     "a control with nothing to train": (LAYERS, ALONE, "weights to train in frozen_random` must be above 0"),
