@@ -77,7 +77,7 @@ def no_race(request, monkeypatch):
     if not request.node.nodeid.startswith("tests/measure/test_measure_placement.py"):
         from qnnkit.measure import placement
 
-        monkeypatch.setattr(placement, "timed", lambda *given: ({}, None, None))
+        monkeypatch.setattr(placement, "timed", lambda *args: ({}, None, None))
 
 
 @pytest.fixture

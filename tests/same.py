@@ -51,7 +51,7 @@ class At(Classification):
 def raises(error: BaseException | type[BaseException] = KeyboardInterrupt) -> Callable[..., None]:
     """A function that raises the error for any arguments."""
 
-    def do(*given: Any, **named: Any) -> None:
+    def do(*args: Any, **named: Any) -> None:
         raise error
 
     return do

@@ -176,7 +176,7 @@ def test_a_signal_ends_any_command_with_one_sentence(qnnkit, monkeypatch, sign):
     assert qnnkit("doctor") == (128 + number, said, "")
     if sign != "SIGINT":  # it only ends the watching
 
-        def heard(*given, **named):
+        def heard(*args, **named):
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(number)
 

@@ -130,9 +130,9 @@ MIXED = qp.device("default.mixed", wires=1, seed=0)
 ELEVEN = torch.ones(2, 11)
 
 
-def put(model: Seen, backend: str = "auto", **given) -> Seen:
+def put(model: Seen, backend: str = "auto", **options) -> Seen:
     model.layer.wanted_backend = backend
-    noise.put(model, **given)
+    noise.put(model, **options)
     return model
 
 

@@ -233,7 +233,7 @@ def test_changed_weights_take_effect_at_once():
 
 def test_circuits_are_evaluated_once_per_step(monkeypatch):
     calls, plain = [], orthogonal.columns
-    counting = lambda *given, **named: calls.append(1) or plain(*given, **named)  # noqa: E731
+    counting = lambda *args, **named: calls.append(1) or plain(*args, **named)  # noqa: E731
     monkeypatch.setattr(orthogonal, "columns", counting)
     model = adapted()
     calls.clear()

@@ -414,10 +414,10 @@ def undisturbed(*starts):
 
 
 @contextlib.contextmanager
-def holding(*given):
+def holding(*args):
     """A command whose runs wait after two epochs each, and a function that releases them."""
     release = hold()
-    with command(*given) as process:
+    with command(*args) as process:
         reached(2, 2, 0)
         yield process, release
 

@@ -313,7 +313,7 @@ def test_a_full_disk_is_reported_and_the_previous_state_stays(saved, room):
 def test_training_continues_while_a_slow_disk_writes(tmp_path, monkeypatch):
     """Saves the state at the moment of the call, even if it changes before it is written."""
     go, write = threading.Event(), file.write
-    monkeypatch.setattr(file, "write", lambda *given: go.wait(30) and write(*given))
+    monkeypatch.setattr(file, "write", lambda *args: go.wait(30) and write(*args))
     store, state = Store(tmp_path, IDENTITY), state_of(1)
     store.save(state)
     assert store.busy and not list(tmp_path.glob("checkpoint-*"))

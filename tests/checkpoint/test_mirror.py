@@ -221,10 +221,10 @@ def in_mirror(monkeypatch, operation, do):
     """Calls `do` in the mirror's thread before a system call."""
     real = getattr(os, operation)
 
-    def changed(*given, **named):
+    def changed(*args, **named):
         if threading.current_thread().name == "mirror":
             do()
-        return real(*given, **named)
+        return real(*args, **named)
 
     monkeypatch.setattr(os, operation, changed)
 
@@ -340,12 +340,12 @@ def test_a_kill_at_every_disk_operation(tmp_path, monkeypatch, before, result):
     """
     real, left = {name: getattr(os, name) for name in ("fsync", "replace", "unlink", "mkdir")}, 0
 
-    def counted(operation, *given, **named):
+    def counted(operation, *args, **named):
         nonlocal left
         left -= 1
         if left < 0:
             raise Killed
-        return operation(*given, **named)
+        return operation(*args, **named)
 
     for moment in range(1000):
         folder = tmp_path / str(moment)
@@ -544,7 +544,7 @@ def test_a_remote_that_cannot_be_restored(made, local, remote, other, monkeypatc
     if what == "no answer":
         monkeypatch.setattr(there, "_read", lambda path: (failing if path.name == STATE else read)(path))
     else:
-        monkeypatch.setattr(there, "copy", lambda *given: (failing if ".safe" in given[1] else copy)(*given))
+        monkeypatch.setattr(there, "copy", lambda *args: (failing if ".safe" in args[1] else copy)(*args))
     with pytest.raises(OSError, match="Mount Drive") as caught:
         restore(remote, other)
     assert caught.value.errno == errno.EIO

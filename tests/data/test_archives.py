@@ -54,7 +54,7 @@ def test_a_killed_unpacking_is_not_taken_for_complete(tmp_path, store):
     child = os.fork()
     if child == 0:  # stops before the eighth file
         written, copy = [], shutil.copyfileobj
-        shutil.copyfileobj = lambda *given: os._exit(9) if len(written) == 7 else written.append(copy(*given))
+        shutil.copyfileobj = lambda *args: os._exit(9) if len(written) == 7 else written.append(copy(*args))
         load("class_folder", root=path)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

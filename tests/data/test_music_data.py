@@ -27,8 +27,8 @@ def heard(score) -> Counter:
     return Counter((who, round(n.start, 4), round(n.duration, 4), n.pitch) for who, n in of)
 
 
-def track(*notes: tuple[int, int, int, int], **given) -> Track:
-    made = Track(**given)
+def track(*notes: tuple[int, int, int, int], **options) -> Track:
+    made = Track(**options)
     made.notes.extend(Note(*each) for each in notes)
     return made
 

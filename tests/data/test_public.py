@@ -31,7 +31,7 @@ def server(tmp_path_factory):
         def copyfile(self, source: Any, outputfile: Any) -> None:
             outputfile.write(source.read()[: served.cut])
 
-        def log_message(self, *given: object) -> None:
+        def log_message(self, *args: object) -> None:
             served.asked.append(self.path)
 
     handler = functools.partial(Handler, directory=served.folder)

@@ -33,8 +33,8 @@ class FaultyDevice(LightningQubit):
 
     name, factor = "faulty.qubit", 1.0
 
-    def execute_and_compute_derivatives(self, *given):
-        values, jacobian = super().execute_and_compute_derivatives(*given)
+    def execute_and_compute_derivatives(self, *args):
+        values, jacobian = super().execute_and_compute_derivatives(*args)
         return values, tree_map(lambda value: self.factor * value, jacobian)
 
 
@@ -89,8 +89,8 @@ def test_a_wrong_sign_in_the_fused_program_is_caught(monkeypatch, place):
     part, name = {"inputs": (steps.StartOfOneCell, "forward"), "weights": (Matrices, "backward")}[place]
     right = getattr(part, name)
 
-    def wrong(self, *given):
-        grads = right(self, *given)
+    def wrong(self, *args):
+        grads = right(self, *args)
         return -grads if place == "weights" else (-grads[0], grads[1])  # flipping both is a phase, no fault
 
     layer = layer_of()

@@ -152,7 +152,7 @@ def test_statistics_are_the_same_with_a_gradient_scaler(monkeypatch):
                 assert other[what] == pytest.approx(one[what], rel=ROUNDING), (kind, what)
     assert of(under).frame()["clipped"].sum() == of(plain).frame()["clipped"].sum() > 0
     model = net()
-    model.last.register_forward_hook(lambda *given: setattr(model, "factor", 1.0))
+    model.last.register_forward_hook(lambda *args: setattr(model, "factor", 1.0))
     [row] = trained(model, epochs=1, task=At(5, lambda: setattr(model, "factor", 1e38)))
     assert row["steps"] == [1, 2, 3, 4, *range(6, 13)]
 

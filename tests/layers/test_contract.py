@@ -123,7 +123,7 @@ def on(wires: Any, name: str = "default.qubit") -> Any:
 
 def halved(run: Callable) -> Callable:
     """A PennyLane function that returns half of its numbers."""
-    return lambda *given, **named: torch.utils._pytree.tree_map(lambda each: each / 2, run(*given, **named))
+    return lambda *args, **named: torch.utils._pytree.tree_map(lambda each: each / 2, run(*args, **named))
 
 
 WORLD = """

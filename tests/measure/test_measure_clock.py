@@ -154,7 +154,7 @@ def test_a_survey_gives_flat_rows_and_a_table_with_the_recipes_net(home, monkeyp
     assert saved["busy"] == {"most": 1.5, "sentence": measure.note(1.5)} and "1.5 of its" in measure.note(1.5)
     facts = saved["machine"]
     assert not {platform.node(), getpass.getuser()} & {*map(str, facts.values())}, "facts name host or user"
-    monkeypatch.setattr(survey, "take", lambda *given, **options: saved)
+    monkeypatch.setattr(survey, "take", lambda *args, **options: saved)
     status, out, err = command("measure")
     text, _, path = out.rpartition("File: ")
     assert (status, err) == (0, "") and json.loads(Path(path.strip()).read_text()) == saved
@@ -242,7 +242,7 @@ def test_each_part_shows_its_time_and_the_model_is_unchanged(monkeypatch, before
     start = {name: weight.clone() for name, weight in model.state_dict().items()}
     loader, moved = mock.MagicMock(), mock.Mock()  # the only requirement: it can be moved to a device
     loader.__iter__.side_effect = lambda: iter([spend("loading", (moved, LABELS))])
-    moved.to.side_effect = lambda *given, **named: spend("transfer", INPUTS)
+    moved.to.side_effect = lambda *args, **named: spend("transfer", INPUTS)
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: spend("optimizer", right(self)))
     monkeypatch.setattr(clock, "now", lambda device: CLOCK.now)
     times = parts_of(model, loader)
@@ -265,9 +265,9 @@ def test_a_changed_step_changes_one_thing_and_keeps_the_rest(monkeypatch):
     """The timed step includes augmentation and the pieces whose gradients are summed."""
     seen, right = [], train.Stepper.backward
 
-    def backward(stepper, *given):
+    def backward(stepper, *args):
         seen.append((stepper.config.precision, stepper.config.micro_batch, stepper.task.augment is not None))
-        right(stepper, *given)
+        right(stepper, *args)
 
     monkeypatch.setattr(train.Stepper, "backward", backward)
     settings = {"batch_size": 8, "augmentation": "affine", "micro_batch": 4}

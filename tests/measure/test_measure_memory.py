@@ -222,7 +222,7 @@ def test_each_remedy_for_tight_memory_is_traced(monkeypatch):
     workload = llama(batch_size=64)
     plain, four = (seen(llama, batch_size=64, **each) for each in ({}, {"micro_batch": 16}))
     spot = Spot(HERE, "cpu", int(0.9 * (plain.held + plain.copied) + measure.resident()))
-    monkeypatch.setattr(platforms, "this_machine", lambda *given: spot)
+    monkeypatch.setattr(platforms, "this_machine", lambda *args: spot)
     plan = measure.plan(workload, device="cpu", measure=False)
     rows = {each["command"].removeprefix("--set "): each for each in plan.remedies}
     first, last = ["micro_batch=16", "gradient_checkpointing=true"], ["precision=bfloat16", "batch_size=32"]

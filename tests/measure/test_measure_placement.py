@@ -183,7 +183,7 @@ def tiny(pictures, tmp_path, monkeypatch):
     """Opens a tiny run with brief races, which end in the last choice: `tiny(epochs=1)`."""
     right, usable = placement.place, [torch.device("cpu")]
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
-    monkeypatch.setattr(placement, "place", lambda *given, **named: right(*given, **named, seconds=0.05))
+    monkeypatch.setattr(placement, "place", lambda *args, **named: right(*args, **named, seconds=0.05))
     monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[-1])
     given = {**TINY, **HERE, "data_dir": str(pictures)}
     return lambda **settings: runs.open_run(tmp_path / "run", "folder_quanv", **given | settings)
@@ -193,7 +193,7 @@ def tiny(pictures, tmp_path, monkeypatch):
 def raced(monkeypatch):
     """A list that grows with every race."""
     races, right = [], placement.timed
-    monkeypatch.setattr(placement, "timed", lambda *given: races.append(1) or right(*given))
+    monkeypatch.setattr(placement, "timed", lambda *args: races.append(1) or right(*args))
     return races
 
 

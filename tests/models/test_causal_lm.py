@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_the_next_token_if_there_is_one():
 def test_the_loss_is_computed_in_float32(dtype):
     logits = (20 * torch.randn(2, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(0))).to(dtype)
     batch = {"input_ids": tokens(2), "labels": tokens(2)}
-    step = Language()(lambda **given: SimpleNamespace(logits=logits), batch)
+    step = Language()(lambda **options: SimpleNamespace(logits=logits), batch)
     exact = nn.functional.cross_entropy(logits[:, :-1].double().mT, batch["labels"][:, 1:])
     assert step.loss.dtype == torch.float32 and step.loss.item() == pytest.approx(float(exact), rel=1e-6)
 

@@ -287,7 +287,7 @@ def test_the_notebook_says_whether_the_model_fits_here(pieces, tmp_path, monkeyp
         return plans[0]
 
     reached = {"device": "cpu", "bandwidth_gb_s": 9, "overhead_us": 5, "tflops": {"float32": 0.1}}
-    monkeypatch.setattr(sys.modules["qnnkit.measure.plan"], "figures", lambda *given: reached)
+    monkeypatch.setattr(sys.modules["qnnkit.measure.plan"], "figures", lambda *args: reached)
     monkeypatch.setattr(measure, "plan", once)
     sizes = {"size": "tiny", "sequence_length": 64, "n_samples": 2, "n_events": 4, "pieces": 20}
     with matplotlib.rc_context({"backend": "agg"}):

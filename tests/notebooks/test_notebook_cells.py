@@ -63,7 +63,7 @@ PLATEAUS = {"quanv": ({"2", "8"}, True), "iqp": ({"1", "4"}, False)}
 @pytest.fixture(autouse=True)
 def style(monkeypatch):
     """Figures are not shown, and not laid out, which takes half of the drawing time."""
-    monkeypatch.setattr(Figure, "set_layout_engine", lambda *given, **options: None)
+    monkeypatch.setattr(Figure, "set_layout_engine", lambda *args, **options: None)
     with matplotlib.rc_context({"backend": "agg"}):
         yield
         pyplot.close("all")
@@ -194,7 +194,7 @@ def test_a_model_without_a_circuit_works_in_every_notebook(tmp_path, capsys, mon
     workspace.write_json(tmp_path / "others" / "other.json", other)
     run = begun(tmp_path / "run", "cnn", width=8, hidden=8, batch_size=16)
     reached = {"bandwidth_gb_s": 9.0, "overhead_us": 5.0, "tflops": {"float32": 0.1}}  # test_measure_clock's
-    monkeypatch.setattr(survey, "figures", lambda *given, **options: reached)
+    monkeypatch.setattr(survey, "figures", lambda *args, **options: reached)
     with torch.random.fork_rng(devices=[]):  # dropout of this net uses it
         for name in (*runs.NOTEBOOKS[2:], "05_benchmark"):
             cells(name, run, **BRIEF, budget=0.1, compare_with=str(tmp_path / "others"))

@@ -69,7 +69,7 @@ def overlap(one: np.ndarray, other: np.ndarray) -> bool:
 def legible(figure) -> None:
     """Asserts that no text overlaps or sticks out, and that every axes has room."""
     drawn, draw = [], Text.draw
-    with mock.patch.object(Text, "draw", lambda text, *given: drawn.append(text) or draw(text, *given)):
+    with mock.patch.object(Text, "draw", lambda text, *args: drawn.append(text) or draw(text, *args)):
         FigureCanvasAgg(figure).draw()
     inside = [text for axes in figure.axes if axes.axison for text in axes.texts]
     around = [text for text in drawn if text.get_visible() and text.get_text().strip() and text not in inside]

@@ -231,7 +231,7 @@ def test_which_nets_are_paired_by_seed_and_which_are_not_compared(space, given, 
 
 
 def test_a_smaller_loss_is_better_and_intervals_stay_in_range(space, monkeypatch):
-    monkeypatch.setattr(plots, "stamped", lambda *given: Figure(figsize=(1, 1)))  # empty, for speed
+    monkeypatch.setattr(plots, "stamped", lambda *args: Figure(figsize=(1, 1)))  # empty, for speed
     losses = {"hybrid": [2.500, 2.510, 2.490], "lora": [2.600, 2.613, 2.588], "vera": [0.2, 5.0, 9.0]}
     space.write("text", losses, recipe="text_adapter", score=stats.LOSS)
     names = space.execute()

@@ -58,10 +58,10 @@ def test_a_row_with_the_speed_every_few_seconds_even_if_the_disk_fails(begun, mo
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
     monkeypatch.setattr(trainings, "time", fake)
 
-    def update(training, times, **given):
+    def update(training, times, **options):
         for _ in range(times):
             clock.now += 0.01
-            training._update({"samples": 32, "loss": 0.5, **given})
+            training._update({"samples": 32, "loss": 0.5, **options})
         return [row for row in begun.rows("metrics") if row["event"] == "step"]
 
     place = dict.fromkeys(("epoch", "epochs", "step", "steps", "updates"), 1)

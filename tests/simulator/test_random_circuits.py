@@ -303,8 +303,8 @@ def exact(qnode: qp.QNode, inputs: Tensor, weights: Tensor, listed: bool) -> Ten
     return torch.cat([torch.as_tensor(v).reshape(-1) for v in values]) if listed else torch.as_tensor(values)
 
 
-def with_gradients(run: Callable, *given: Tensor) -> tuple[Tensor, ...]:
-    leaves = [tensor.clone().requires_grad_() for tensor in given]
+def with_gradients(run: Callable, *args: Tensor) -> tuple[Tensor, ...]:
+    leaves = [tensor.clone().requires_grad_() for tensor in args]
     values = run(*leaves)
     return values.detach(), *mixed_gradients(values, leaves)
 

@@ -125,9 +125,9 @@ def test_torchs_precision_changes_no_digit(setting, n_rows, monkeypatch):
     for part, name in itertools.product((steps.Weigh, steps.Block), ("forward", "backward")):
         right = getattr(part, name)
 
-        def spy(*given, right=right):
+        def spy(*args, right=right):
             seen.append(precision(*PRODUCTS))
-            return right(*given)
+            return right(*args)
 
         monkeypatch.setattr(part, name, spy)
     layer, inputs = layer_and_inputs(n_rows)
@@ -154,7 +154,7 @@ def test_inherited_settings_stay_inherited():
 def test_gradients_by_torch_itself_are_not_rounded(setting, dtype, monkeypatch):
     """A float64 program is used, because autograd's products run after the layer has returned."""
     (layer, inputs), seen, plain = layer_and_inputs(4), set(), fused.Fused.plain
-    monkeypatch.setattr(fused.Fused, "plain", lambda *given: seen.add(given[1].dtype) or plain(*given))
+    monkeypatch.setattr(fused.Fused, "plain", lambda *args: seen.add(args[1].dtype) or plain(*args))
     set_precision(setting, *PRODUCTS)
     [first] = torch.autograd.grad(layer(inputs).square().sum(), inputs, create_graph=True)
     [second] = torch.autograd.grad(first.sum(), layer.weights)

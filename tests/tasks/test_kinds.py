@@ -186,8 +186,8 @@ def test_parameters_are_counted_and_large_nets_planned_without_weights(adapted, 
     monkeypatch.setattr(sys.modules["qnnkit.measure.predict"], "SHARE", 0.0)
     made = recipes.made
 
-    def counted(*given, bare=False):
-        net = made(*given, bare=bare)
+    def counted(*args, bare=False):
+        net = made(*args, bare=bare)
         assert all(weight.is_meta for weight in net.parameters()), "built only for the trial"
         return net
 

@@ -89,8 +89,8 @@ class Regression:
         if monitor is not None:
             self.monitor = monitor
 
-    def __call__(self, model, batch, **given):
-        self.given, (inputs, values) = given, batch
+    def __call__(self, model, batch, **options):
+        self.given, (inputs, values) = options, batch
         loss = (model(inputs)[:, 0] - values).square().mean()
         sums = {name: make(loss, len(values)) for name, make in self.reported.items()}
         return Step(loss, sums, len(values))

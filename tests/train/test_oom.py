@@ -28,10 +28,10 @@ SAID = (
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), *map(RuntimeError, SAID)]
 
 
-def fitted(model, **given):
+def fitted(model, **options):
     """Training on six batches per epoch, the last of which has five samples."""
     usual = {"epochs": 2, "learning_rate": 0.05, "data": loaders(45, 8, shuffle=True)}
-    return fit(model, **usual | given)
+    return fit(model, **usual | options)
 
 
 # --- the sentence ------------------------------------------------------------------------------------------

@@ -425,9 +425,9 @@ def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
     """Every minute of a clock that advances by 25 seconds per update, and at the end of each epoch."""
     passed, saved, save = [], [], Store.save
 
-    def noting(store, state, **given):
+    def noting(store, state, **options):
         saved.append(state["progress"]["updates"])
-        save(store, state, **given)
+        save(store, state, **options)
         store.wait()
 
     monkeypatch.setattr(Store, "save", noting)
