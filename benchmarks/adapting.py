@@ -58,7 +58,7 @@ def floor(model: nn.Module) -> nn.Module:
     for name, module in model.named_modules():
         if name.endswith(tuple(TARGETS)):
             module.shift = nn.Parameter(torch.zeros(1))
-            module.register_forward_pre_hook(lambda module, given: (given[0] + module.shift, *given[1:]))
+            module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + module.shift, *inputs[1:]))
     return model
 
 

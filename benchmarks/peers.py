@@ -73,10 +73,10 @@ def deviation(answer: dict[str, Any], reference: dict[str, Any]) -> float:
     """
     largest = 0.0
     for name, wanted in reference.items():
-        given, wanted = np.asarray(answer[name], dtype=float), np.asarray(wanted, dtype=float)
-        if given.shape != wanted.shape or not np.isfinite(given).all():
+        values, wanted = np.asarray(answer[name], dtype=float), np.asarray(wanted, dtype=float)
+        if values.shape != wanted.shape or not np.isfinite(values).all():
             return float("inf")
-        error = np.abs(given - wanted).max() / max(1.0, np.abs(wanted).max())
+        error = np.abs(values - wanted).max() / max(1.0, np.abs(wanted).max())
         largest = max(largest, float(error))
     return largest
 

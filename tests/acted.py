@@ -32,8 +32,8 @@ def act(
     from qnnkit.runs import lock
 
     folder = Path(words[words.index("--run-dir") + 1])
-    given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, given)
+    texts = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, texts)
     place = workspace.run_folder(folder)
     if (place / "result.json").exists():  # not on Drive, or judged by other criteria
         with lock.mirrored(place):

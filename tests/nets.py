@@ -22,7 +22,7 @@ def _resnet_circuit(
     options = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
     circuit = models.circuit_layer(n_qubits, seed=seed * 1000, **settings)
     options |= {"hidden": hidden, "dropout": dropout, "seed": seed}
-    with mock.patch("transformers.ResNetConfig", lambda **options: ResNetConfig(**options | shape)):
+    with mock.patch("transformers.ResNetConfig", lambda **fields: ResNetConfig(**fields | shape)):
         return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **options)
 
 

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.slow
 def test_a_quick_run_writes_checked_numbers_and_a_table(tmp_path):
-    given = ["--only", "W1", "W2", "W3", "W4", "W5", "--rounds", "2"]
-    given += ["--peers", *(set(peers.LABELS) - {"lightning.gpu"})]
-    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--out", str(tmp_path), *given]
+    words = ["--only", "W1", "W2", "W3", "W4", "W5", "--rounds", "2"]
+    words += ["--peers", *(set(peers.LABELS) - {"lightning.gpu"})]
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--out", str(tmp_path), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "bench.csv")

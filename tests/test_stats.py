@@ -93,16 +93,16 @@ def test_simulated_studies_confirm_intervals_and_verdicts(studies):
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "argument"),
+    ("function", "args", "argument"),
     [
         (mean_interval, ([],), "the number of values"), (mean_interval, ([0.1, math.inf],), "values"),
         (compare, ([0.9, 0.8], [0.9]), "others"), (compare, ([0.9, math.nan], [0.9, 0.8]), "values"),
         (direction, ("negative_mse",), "score"),
     ],
 )  # fmt: skip
-def test_unusable_values_raise_an_error(function, given, argument):
+def test_unusable_values_raise_an_error(function, args, argument):
     with refused(argument):
-        function(*given)
+        function(*args)
 
 
 # --- paired comparisons ------------------------------------------------------------------------------------
@@ -156,9 +156,9 @@ HOLM = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "expected"), HOLM)
-def test_holm_by_hand(given, expected):
-    assert holm(given) == pytest.approx(expected, abs=ERROR, nan_ok=True)
+@pytest.mark.parametrize(("values", "expected"), HOLM)
+def test_holm_by_hand(values, expected):
+    assert holm(values) == pytest.approx(expected, abs=ERROR, nan_ok=True)
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------

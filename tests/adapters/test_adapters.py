@@ -33,9 +33,9 @@ def tokens(seed=0, rows=2):
     return torch.randint(0, 50, (rows, 12), generator=torch.Generator().manual_seed(seed))
 
 
-def logits(model, given=None):
+def logits(model, ids=None):
     with torch.no_grad():
-        return model(tokens() if given is None else given).logits
+        return model(tokens() if ids is None else ids).logits
 
 
 def loss_of(model):

@@ -53,7 +53,7 @@ def test_given_options_stay_and_controls_differ_in_nothing_else(base):
 
 
 @pytest.mark.parametrize(
-    ("argument", "name", "given", "message"),
+    ("argument", "name", "options", "message"),
     [
         ("target_modules", "lora", {"targets": ["query"]}, "called down_proj, gate_proj, k_proj"),
         ("target_modules", "lora", {"targets": ["q_proj", "query"], "n_weights": 9}, "is 'query'"),
@@ -67,9 +67,9 @@ def test_given_options_stay_and_controls_differ_in_nothing_else(base):
         ("r", "quantum_peft", {"r": 140}, ""),
     ],
 )  # fmt: skip
-def test_a_failed_adapter_leaves_the_model_unchanged(base, argument, name, given, message):
+def test_a_failed_adapter_leaves_the_model_unchanged(base, argument, name, options, message):
     with refused(argument, says=message):
-        adapters.adapt(base, name, **given)
+        adapters.adapt(base, name, **options)
     assert set(base.state_dict()) == set(llama().state_dict()) and not hasattr(base, "peft_config")
 
 
@@ -152,7 +152,7 @@ def test_matrices_equal_pennylanes(n, entangled):
     columns = orthogonal.columns(angles, 2**n, entangled=entangled)
     few = orthogonal.columns(angles, 1, entangled=entangled)
     assert (columns[..., :1] - few).abs().max() < EXACT
-    for one, given in zip(columns, angles, strict=True):
-        expected = by_pennylane(given, entangled)
+    for one, row in zip(columns, angles, strict=True):
+        expected = by_pennylane(row, entangled)
         assert expected.imag.abs().max() < EXACT
         assert (one - expected.real).abs().max() < EXACT

@@ -168,8 +168,8 @@ def test_a_checkpoint_of_an_adapted_model_holds_only_the_adapter(tmp_path):
     assert set(state) == {weights.FROZEN, *small}
     read = file.read(written(tmp_path, {"model": state}))["model"]
     weights.load(again, read)
-    given = torch.ones(2, 64)
-    assert torch.equal(model(given), again(given)), "the same base"
+    inputs = torch.ones(2, 64)
+    assert torch.equal(model(inputs), again(inputs)), "the same base"
     with torch.no_grad():
         frozen = again.get_submodule("base_model.model.0.base_layer").weight
         frozen *= 1 + 2**-22  # as sine or logarithm differ between processors

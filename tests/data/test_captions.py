@@ -27,14 +27,14 @@ def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
 
 def test_pairs_are_counted_when_sizes_are_given(tmp_path):
     texts = {f"{i}.png": "a" for i in range(60)}
-    given = {"root": write(pictures(tmp_path, texts), {"captions.json": texts}), "image_size": 8}
-    given |= {"train_fraction": 21, "validation_fraction": 24, "test_fraction": 6}
-    splits = load("captions", **given)
+    options = {"root": write(pictures(tmp_path, texts), {"captions.json": texts}), "image_size": 8}
+    options |= {"train_fraction": 21, "validation_fraction": 24, "test_fraction": 6}
+    splits = load("captions", **options)
     assert (splits.channels, splits.image_size) == (3, (8, 8))
     assert [len(splits.split(name)) for name in SPLITS] == [21, 24, 6]
     for wrong in ({"test_fraction": 60}, {"train_fraction": 31}, {"validation_fraction": 2.5}):
         with refused(*wrong):
-            load("captions", **(given | wrong))
+            load("captions", **(options | wrong))
 
 
 def test_skipped_images_are_counted_and_named_and_folders_are_splits(tmp_path):

@@ -108,8 +108,8 @@ def test_effective_dimension_of_a_constant_fisher_information(n_idle):
 def test_effective_dimension_of_a_circuit_is_seeded_and_uses_evaluation_mode():
     layer = layer_of(lambda w: qp.StronglyEntanglingLayers(w, range(3)), qp.Z(0), (1, 3, 3))
     model, inputs = nn.Sequential(layer, linear(2, 3), nn.Dropout(0.5)).train(), uniform(8, 3, top=3.0)
-    given = {"n_data": 500, "n_weights": 5}
-    one, same, other = (gradients.effective_dimension(model, inputs, **given, seed=n) for n in (0, 0, 1))
+    sizes = {"n_data": 500, "n_weights": 5}
+    one, same, other = (gradients.effective_dimension(model, inputs, **sizes, seed=n) for n in (0, 0, 1))
     assert one == same != other and 0 < one < 1.5
     with refused("n_data"):
         gradients.effective_dimension(model, inputs, n_data=49)

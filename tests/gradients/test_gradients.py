@@ -143,7 +143,7 @@ def test_unsuitable_methods_for_a_circuit_are_reported(measure, device, shots, l
 def test_the_gradient_of_a_batch_equals_that_of_backward():
     model = nn.Sequential(layer_of(), linear(2, 3), nn.BatchNorm1d(3, affine=False))
     model.register_parameter("factor", nn.Parameter(torch.tensor([1 + 2j, 2 - 1j, 0.5j])))
-    model.register_forward_hook(lambda net, given, outputs: (net.factor * outputs - 0.5).abs())
+    model.register_forward_hook(lambda net, inputs, outputs: (net.factor * outputs - 0.5).abs())
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     model[1].bias.requires_grad_(False)
     model[1].weight.grad = torch.full((3, 2), 7.0)

@@ -70,10 +70,10 @@ def test_the_published_decay():
 
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
 def test_every_initialisation_is_reproducible_by_seed_also_in_chunks(initialisation, monkeypatch):
-    given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
-    frame = plateau.scan("data_reuploading", **given)
+    options = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
+    frame = plateau.scan("data_reuploading", **options)
     monkeypatch.setattr(plateau, "BYTES", 1)
-    again = plateau.scan("data_reuploading", **given)
+    again = plateau.scan("data_reuploading", **options)
     assert frame["observable"].tolist() == ["local", "global"]
     assert (frame["low"] > 0).all() and frame["variance"].between(frame["low"], frame["high"]).all()
     assert frame[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]

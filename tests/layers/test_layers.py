@@ -194,11 +194,11 @@ BAD = {  # argument, its value -> the call
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("argument", "given"), BAD)
-def test_errors_name_the_bad_argument(argument, given):
+@pytest.mark.parametrize(("argument", "value"), BAD)
+def test_errors_name_the_bad_argument(argument, value):
     with refused(argument) as caught:
-        BAD[argument, given]()
-    assert str(given) in str(caught.value)
+        BAD[argument, value]()
+    assert str(value) in str(caught.value)
 
 
 # --- ClassicalLayer -----------------------------------------------------------------------------------

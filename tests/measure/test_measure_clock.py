@@ -193,9 +193,9 @@ TAKES = {
 CLOCK = SimpleNamespace(now=0)
 
 
-def spend(part: str, given):
+def spend(part: str, values):
     CLOCK.now += TAKES[part]
-    return given
+    return values
 
 
 class Slow(torch.autograd.Function):

@@ -40,8 +40,8 @@ def reader(virtual):
     """Makes a linear net that takes `slow(number of samples)` seconds of the virtual clock."""
 
     def make(slow):
-        def forward(module, given):
-            virtual.now += slow(len(given[0]))
+        def forward(module, inputs):
+            virtual.now += slow(len(inputs[0]))
 
         net = linear(4, 2)
         net.register_forward_pre_hook(forward)

@@ -185,7 +185,7 @@ def test_a_users_table_overrides_the_other_and_a_bad_one_raises_an_error(home):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         ((*QUICK, "--deadline", "0"), "`deadline` must be above 0"),
@@ -194,7 +194,7 @@ def test_a_users_table_overrides_the_other_and_a_bad_one_raises_an_error(home):
         (("measure", "--out", "file/machine.json"), "A file is in its place"),
     ],
 )
-def test_wrong_arguments_are_reported_in_one_sentence(given, words, home, monkeypatch, capfd):
+def test_wrong_arguments_are_reported_in_one_sentence(arguments, words, home, monkeypatch, capfd):
     (home / "file").touch()
-    status, out, err = typing(monkeypatch, capfd)(*given)
+    status, out, err = typing(monkeypatch, capfd)(*arguments)
     assert (status, out) == (2, "") and words in err and err.startswith("qnnkit: ") and err.count("\n") == 1

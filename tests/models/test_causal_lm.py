@@ -116,8 +116,8 @@ def test_four_bits_need_cuda_bitsandbytes_and_a_trained_model(monkeypatch):
     installed, find = {"bitsandbytes": True}, importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed.get(name) or find(name))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    for given, why in ((("base", "cpu"), "CUDA"), (("base", "mps"), "CUDA"), (("tiny", "cuda"), "scratch")):
-        computes, note = in_four_bits(*given)
+    for args, why in ((("base", "cpu"), "CUDA"), (("base", "mps"), "CUDA"), (("tiny", "cuda"), "scratch")):
+        computes, note = in_four_bits(*args)
         assert computes is None and note.startswith("Weights are in float32, not in 4 bits") and why in note
     assert in_four_bits("base", "cuda")[0] == torch.float16
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -131,7 +131,7 @@ def test_angles_lie_between_0_and_pi():
     clip, seen = clip_of("quantum", backend="batched"), []
     head = clip.net.visual_projection
     head.down.weight.data.mul_(100)
-    with head.circuit.register_forward_pre_hook(lambda m, given: seen.append(given[0].detach())):
+    with head.circuit.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].detach())):
         clip.embed_images(pixels_of())
     assert seen[0].shape == (3, 4) and 0 <= float(seen[0].min()) < 0.1 < 3 < float(seen[0].max()) <= 3.15
     with refused("pixel_values"):
@@ -155,10 +155,10 @@ def saved(tmp_path_factory):
 
 def test_weights_from_a_local_folder(saved):
     place = saved / "colour"
-    given = {"tokenizer": of_captions(place, ()), "pretrained": str(place)}
-    one, same = (clip_of("full", **each).eval()(**batch_of()) for each in (given, {"seed": 5}))
+    options = {"tokenizer": of_captions(place, ()), "pretrained": str(place)}
+    one, same = (clip_of("full", **each).eval()(**batch_of()) for each in (options, {"seed": 5}))
     close(one, same)
-    other, stored = clip_of("quantum", n_qubits=3, **given), load_file(place / "model.safetensors")
+    other, stored = clip_of("quantum", n_qubits=3, **options), load_file(place / "model.safetensors")
     loaded = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
     assert all(torch.equal(loaded[name], value) for name, value in stored.items() if "projection" not in name)
     grey, colour = (clip_of("full", channels, pretrained=str(place)).eval() for channels in (1, 3))

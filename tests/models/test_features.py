@@ -87,8 +87,8 @@ def test_only_frozen_exact_circuits_whose_maps_fit_in_memory_are_cached(home, sp
     batch = splits.train.images, splits.train.labels
     for how, n, is_kept in (("none", 18, True), ("affine", 18, False), ("none", 10**12, False)):
         config = SimpleNamespace(of_kit=lambda name, default, how=how: how)
-        given = features.training_batch(net_of(), batch, config, n)[0]
-        assert given.is_floating_point() == is_kept, "different in every epoch, too many"
+        inputs = features.training_batch(net_of(), batch, config, n)[0]
+        assert inputs.is_floating_point() == is_kept, "different in every epoch, too many"
     monkeypatch.setattr(features, "MOST_BYTES", 24 * 4 * 9 * 4 - 1)  # 4 maps of 3x3, 4 bytes
     assert features.of(net_of(), splits) is splits
     with refused("images"):
@@ -150,7 +150,7 @@ def test_circuits_run_once_and_the_training_is_unchanged(pictures, tmp_path, hom
     """On 24 images of 6x6 pixels, with frozen circuits."""
     rows_seen, right = [], QuantumLayer.forward
     frozen = {"trainable": False, "controls": ["no_entanglement", "classical"]}
-    given = {**TINY, **frozen, "data_dir": str(pictures)}
+    settings = {**TINY, **frozen, "data_dir": str(pictures)}
 
     def forward(self, inputs):
         rows_seen.append(len(inputs) if inputs.ndim > 1 else 1)
@@ -158,7 +158,7 @@ def test_circuits_run_once_and_the_training_is_unchanged(pictures, tmp_path, hom
 
     def losses(name):
         """The losses of every net and epoch, in training and evaluation."""
-        run = runs.open_run(tmp_path / name, "folder_quanv", **given)
+        run = runs.open_run(tmp_path / name, "folder_quanv", **settings)
         rows_seen.clear()
         list(runs.train_all(run))
         every = [row.items() for row in run.rows("metrics")]

@@ -188,8 +188,8 @@ def test_generating_with_a_cache_equals_generating_without(net):
     events = net.config.events
     ids = torch.randint(9, 3406, (1, 2 * WIDTH + 3), generator=torch.Generator().manual_seed(2))
     ids[:, ::WIDTH] = 3
-    given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
-    written = net.generate(input_ids=ids, max_new_tokens=12, logits_processor=[events.allowed], **given)
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    written = net.generate(input_ids=ids, max_new_tokens=12, logits_processor=[events.allowed], **options)
     piece = ids
     with torch.no_grad():
         for _ in range(12):
@@ -273,9 +273,9 @@ def test_blocks_that_cut_events_and_sizes_of_other_models_raise_an_error(pieces,
         music(pieces, tokens="midi_v1", sequence_length=100)
     splits = music(pieces, tokens="midi_v1", sequence_length=64)
     assert splits.sizes == {"vocabulary": 3239, "length": 64, "events": "v1"}
-    given = TINY | {"data_dir": str(pieces), "tokens": "midi_v1", "size": "3b"}
+    settings = TINY | {"data_dir": str(pieces), "tokens": "midi_v1", "size": "3b"}
     with pytest.raises(ValueError, match=r"`size` must be .* The choices are tiny, small, medium, large"):
-        runs.open_run(tmp_path / "run", "music_llama", **given).build("hybrid", 0)
+        runs.open_run(tmp_path / "run", "music_llama", **settings).build("hybrid", 0)
 
 
 def test_the_notebook_says_whether_the_model_fits_here(pieces, tmp_path, monkeypatch):

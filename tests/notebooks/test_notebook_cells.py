@@ -252,9 +252,9 @@ def silent_step(monkeypatch):
 )
 def test_a_fault_stops_the_notebook_with_one_sentence(notebook, fault, message, tmp_path, monkeypatch):
     fault(monkeypatch)
-    given = {"recipe": "digits_quanv", "run_dir": str(tmp_path / "run"), "samples": 1}
+    options = {"recipe": "digits_quanv", "run_dir": str(tmp_path / "run"), "samples": 1}
     if notebook == "04_analyze":
         begun(tmp_path / "run")
     with pytest.raises(Exception, match=message):
-        executed(notebook, **given)
+        executed(notebook, **options)
     assert notebook != "00_setup" or not (tmp_path / "run").exists()

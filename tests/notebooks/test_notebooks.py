@@ -188,8 +188,8 @@ def test_the_report_is_written_again_from_the_users_own_notebook(
 
 def test_a_circuit_in_a_cell_is_trained_with_its_controls(tmp_path: Path) -> None:
     """In its own folder, as a recipe whose source is saved; the recipe's run stays unchanged."""
-    given = {"run_dir": str(tmp_path / "run"), "epochs": 1, "n_seeds": 1, "own_circuit": True}
-    runs.launch(ROOT / "notebooks/03_train.ipynb", tmp_path / "out.ipynb", given)
+    options = {"run_dir": str(tmp_path / "run"), "epochs": 1, "n_seeds": 1, "own_circuit": True}
+    runs.launch(ROOT / "notebooks/03_train.ipynb", tmp_path / "out.ipynb", options)
     assert not (tmp_path / "run").exists()
     finals = runs.frame(tmp_path / "run-own")
     assert finals["net"].tolist()[0] == "hybrid" and len(finals) == 5

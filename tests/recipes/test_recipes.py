@@ -55,20 +55,20 @@ def pretrained(sets):
 
 def toy(name, sets, pretrained):
     """Settings that make a recipe small."""
-    usual, given = RECIPES[name].settings(), {}
+    usual, settings = RECIPES[name].settings(), {}
     if usual.dataset in PUBLIC:
-        given = {"dataset": "digits", "train_fraction": 0.1}
+        settings = {"dataset": "digits", "train_fraction": 0.1}
     elif usual.dataset not in ("digits", "digit_captions"):
-        given = {"data_dir": str(sets / usual.dataset)}
+        settings = {"data_dir": str(sets / usual.dataset)}
     if hasattr(usual, "adapter"):
-        given |= {"pretrained": pretrained[usual.dataset], "base_precision": "float32"}
-        given["sequence_length"] = TINY[usual.dataset]["sequence_length"]
-        return given | {"four_bit": False, "gradient_checkpointing": False, "precision": "float32"}
+        settings |= {"pretrained": pretrained[usual.dataset], "base_precision": "float32"}
+        settings["sequence_length"] = TINY[usual.dataset]["sequence_length"]
+        return settings | {"four_bit": False, "gradient_checkpointing": False, "precision": "float32"}
     if hasattr(usual, "filters"):
-        given["filters"] = min(2, usual.filters)
+        settings["filters"] = min(2, usual.filters)
     if getattr(usual, "frozen_backbone", False):  # built like resnet_circuit_trained, with all its controls
-        given["controls"] = usual.controls[:1]
-    return given | TINY.get(usual.dataset, {})
+        settings["controls"] = usual.controls[:1]
+    return settings | TINY.get(usual.dataset, {})
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -98,8 +98,8 @@ def test_listing_recipes_is_fast():
 @pytest.fixture(scope="module", params=RECIPES)
 def small(request, sets, pretrained, tmp_path_factory):
     """A small run of each recipe, and its nets."""
-    given = toy(request.param, sets, pretrained) | {"epochs": 2, "seed": 5}
-    run = runs.open_run(tmp_path_factory.mktemp("small") / "run", request.param, **given)
+    settings = toy(request.param, sets, pretrained) | {"epochs": 2, "seed": 5}
+    run = runs.open_run(tmp_path_factory.mktemp("small") / "run", request.param, **settings)
     return run, {net: runs.build(run, net, seed=0) for net in run.nets}
 
 

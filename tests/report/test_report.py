@@ -197,8 +197,8 @@ def test_hostile_names_are_shown_as_text(tmp_path):
     for name in (HOSTILE, "b"):
         fill(root / name, [f"{i}.png" for i in range(6)])
         (root / name / "<script>alert(2).png").write_text("no image")
-    given = {"data_dir": str(root), "image_size": 6, "n_seeds": 1, "controls": ["classical"]}
-    run = runs.open_run(tmp_path / "<script>alert(3)", "folder_quanv", **given)
+    settings = {"data_dir": str(root), "image_size": 6, "n_seeds": 1, "controls": ["classical"]}
+    run = runs.open_run(tmp_path / "<script>alert(3)", "folder_quanv", **settings)
     log_final(run, "hybrid", 0, 0.9)
     log_final(run, "classical", 0, 0.9)
     run.note_provenance(machine={"cpu": "<script>alert(4)</script>"})

@@ -209,7 +209,7 @@ def test_hybrid_nets_of_two_models_are_compared_by_the_largest_margin(space):
 
 
 @pytest.mark.parametrize(
-    ("given", "paired", "note"),
+    ("options", "paired", "note"),
     [
         ({"seed": 0}, ([0.9, 0.8], [0.82, 0.71]), "compared over the 2 seeds that both have."),
         ({"seed": 1, "data": "other"}, None, "not compared, because their data differ."),
@@ -217,9 +217,9 @@ def test_hybrid_nets_of_two_models_are_compared_by_the_largest_margin(space):
         ({"seed": 7}, None, "not compared, because no finished run of the second has the same seeds."),
     ],
 )
-def test_which_nets_are_paired_by_seed_and_which_are_not_compared(space, given, paired, note):
+def test_which_nets_are_paired_by_seed_and_which_are_not_compared(space, options, paired, note):
     space.write("a", {"hybrid": [0.9, 0.8, 0.85], "classical": [0.8, 0.7, 0.9]}, seed=1)
-    space.write("b", {"reference": [0.5, 0.82, 0.71]}, recipe="cnn", **given)
+    space.write("b", {"reference": [0.5, 0.82, 0.71]}, recipe="cnn", **options)
     table, notes = space.compared()
     assert notes == [f"digits_quanv hybrid and cnn reference, 100 %: {note}"]
     rows = table.query("other_net == 'reference'")

@@ -109,9 +109,9 @@ def test_a_run_of_another_machine_opens_but_not_on_missing_devices(tiny):
     stored = workspace.read_json(run.folder / "config.json") | {"device": "cuda"}
     workspace.write_json(run.folder / "config.json", stored)
     assert runs.open_run(run.folder).config == run.config.override(device="cuda")
-    for given in ({"device": "cuda"}, {"backend": "lightning.qbit"}):
-        with refused(*given):
-            runs.open_run(run.folder, **given)
+    for place in ({"device": "cuda"}, {"backend": "lightning.qbit"}):
+        with refused(*place):
+            runs.open_run(run.folder, **place)
 
 
 @pytest.mark.parametrize(
@@ -356,8 +356,8 @@ def test_many_runs_form_one_table(tiny, tmp_path):
     one, two = tiny("one", hidden=2, epochs=1), tiny("two", hidden=3, epochs=1)
     finals = [row for run in (one, two) for row in runs.train_all(run)]
     one.log("metrics", next(row for row in one.rows("metrics") if row["event"] == "epoch"))  # as after a kill
-    given = [one, two.folder, tmp_path / "nothing"]  # a run counts like its folder
-    table, epochs = runs.frame(given), runs.frame(given, "epoch")
+    folders = [one, two.folder, tmp_path / "nothing"]  # a run counts like its folder
+    table, epochs = runs.frame(folders), runs.frame(folders, "epoch")
     assert table["hidden"].tolist() == [2, 2, 3, 3] and set(table["recipe"]) == {"folder_quanv"}
     assert table["folder"].iloc[-1] == str(two.folder)
     for each, row in zip(finals, table.to_dict("records"), strict=True):
@@ -375,8 +375,8 @@ def test_many_runs_form_one_table(tiny, tmp_path):
 
 
 def test_settings_of_a_single_net_change_only_that_net(tiny, once):
-    given = {"other": {"net_settings": ("classical.learning_rate=0.5",)}, "alone": {"learning_rate": 0.5}}
+    cases = {"other": {"net_settings": ("classical.learning_rate=0.5",)}, "alone": {"learning_rate": 0.5}}
     plain = runs.frame(once(2))["test_loss"]
-    finals = (runs.train_all(tiny(name, **options)) for name, options in given.items())
+    finals = (runs.train_all(tiny(name, **options)) for name, options in cases.items())
     other, alone = ([row["test_loss"] for row in rows] for rows in finals)
     assert other[0] == plain[0] and other[1] == alone[1] != plain[1]

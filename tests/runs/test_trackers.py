@@ -23,8 +23,8 @@ def begin(home, monkeypatch, pictures):
     monkeypatch.setattr(trainings, "END", 60.0)  # a busy machine changes no result
 
     def begin(name, *trackers):
-        given = {**TINY, "data_dir": str(pictures), "trackers": trackers}
-        return runs.open_run(f"runs/{name}", "folder_quanv", **given)
+        settings = {**TINY, "data_dir": str(pictures), "trackers": trackers}
+        return runs.open_run(f"runs/{name}", "folder_quanv", **settings)
 
     return begin
 

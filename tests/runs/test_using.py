@@ -56,8 +56,8 @@ def moved(tmp_path_factory):
         (before / "text.txt").write_text(SPEECHES)
         (before / "other.txt").write_text(OTHER)
         trained("text_llama", "base", sequence_length=16, data_dir="text.txt", vocabulary=280)
-        given = {"data_dir": "other.txt", "pretrained": "runs/base/model", "adapter_weights": 300}
-        run = trained("text_adapter", "two", sequence_length=16, **given)
+        settings = {"data_dir": "other.txt", "pretrained": "runs/base/model", "adapter_weights": 300}
+        run = trained("text_adapter", "two", sequence_length=16, **settings)
         ids = run.splits.test.input_ids[:2]
         with torch.no_grad():
             expected = ids, runs.trained(run)(input_ids=ids).logits
@@ -229,9 +229,9 @@ def test_images_are_classified_without_the_training_data(pictured, tmp_path):
     assert json.loads(command("predict", "runs/one", paths[0], "--json")) == answers[0]
     paths[0].write_text("no image")
     bytes_ = [np.zeros(shape, np.uint8) for shape in ((1, 6, 6), (6, 6, 4), (0, 0))]
-    for given in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))], *zip(bytes_)):
+    for inputs in ([], ["nowhere.png"], ["."], paths[:1], [np.zeros((6, 6))], *zip(bytes_)):
         with refused("inputs"):
-            runs.predict("runs/one", given)
+            runs.predict("runs/one", inputs)
     (pictured.folder.parent / "other").mkdir()
     for run, step in (("runs/other", "The run is waiting. Finish it"), ("runs/nowhere", "check the path")):
         with pytest.raises(FileNotFoundError, match=step):

@@ -324,26 +324,26 @@ def agree(circuit: Circuit, *, single: bool = True, backend: str = "batched") ->
     """Compares a layer with its QNode, by hand and in float32 or by autograd; "auto": on any backend."""
     if qp.workflow.construct_tape(circuit.qnode())(*circuit.arguments()).batch_size is None:
         circuit = circuit._replace(batch=None)  # no gate reads the inputs: TorchLayer takes no batch
-    given, qnode = circuit.arguments(), circuit.qnode()
-    start = {"weights": given[1].detach().clone()}
-    layer = QuantumLayer(qnode, {"weights": tuple(given[1].shape)}, start, backend=backend)
+    angles, qnode = circuit.arguments(), circuit.qnode()
+    start = {"weights": angles[1].detach().clone()}
+    layer = QuantumLayer(qnode, {"weights": tuple(angles[1].shape)}, start, backend=backend)
 
     def run(inputs: Tensor, weights: Tensor) -> Tensor:
         return real(torch.func.functional_call(layer, {"weights": weights}, (inputs,)))
 
-    true = with_gradients(lambda x, w: real(exact(qnode, x, w, circuit.listed)), *given)
-    close(with_gradients(run, *given), true, FLOAT64)
+    true = with_gradients(lambda x, w: real(exact(qnode, x, w, circuit.listed)), *angles)
+    close(with_gradients(run, *angles), true, FLOAT64)
     if backend == "auto":
         return
     if single:
-        result = with_gradients(run, *(tensor.float() for tensor in given))
+        result = with_gradients(run, *(tensor.float() for tensor in angles))
         assert all(tensor.dtype == torch.float32 for tensor in result)
         close(result, true, FLOAT32)
     else:
-        values, pull = torch.func.vjp(run, *given)  # no gradients by hand
+        values, pull = torch.func.vjp(run, *angles)  # no gradients by hand
         close((values, *pull(mixture(values))), true, FLOAT64)
     with mock.patch.multiple(fused, SMALL_BYTES=0, chunks=lambda samples, threads: samples):  # as large ones
-        close(with_gradients(run, *given), true, FLOAT64)
+        close(with_gradients(run, *angles), true, FLOAT64)
 
 
 # --- every gate, template and measurement alone -------------------------------------------------------

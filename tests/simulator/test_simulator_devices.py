@@ -19,17 +19,17 @@ META = torch.device("meta")
 FLOAT32 = 1e-5
 
 
-def tensors_of(given: Any, seen: set[int]) -> list[Tensor]:
+def tensors_of(thing: Any, seen: set[int]) -> list[Tensor]:
     """Every tensor that an object of the simulator holds."""
-    if isinstance(given, Tensor):
-        return [given]
-    if id(given) in seen:
+    if isinstance(thing, Tensor):
+        return [thing]
+    if id(thing) in seen:
         return []
-    seen.add(id(given))
-    if isinstance(given, list | tuple):
-        return [tensor for each in given for tensor in tensors_of(each, seen)]
-    if type(given).__module__.startswith("qnnkit.simulator") and not isinstance(given, Circuit):
-        return [tensor for each in vars(given).values() for tensor in tensors_of(each, seen)]
+    seen.add(id(thing))
+    if isinstance(thing, list | tuple):
+        return [tensor for each in thing for tensor in tensors_of(each, seen)]
+    if type(thing).__module__.startswith("qnnkit.simulator") and not isinstance(thing, Circuit):
+        return [tensor for each in vars(thing).values() for tensor in tensors_of(each, seen)]
     return []
 
 

@@ -126,7 +126,7 @@ def test_one_chunk_is_in_memory_at_a_time_and_recomputed_identically():
     alive: list[weakref.ref] = []
     most, drawn = [], []
 
-    def hook(module, given, outputs):
+    def hook(module, inputs, outputs):
         alive.append(weakref.ref(outputs))
         most.append(sum(ref() is not None and ref().grad_fn is not None for ref in alive))
         drawn.append(float(outputs.detach().double().sum()))
@@ -176,8 +176,8 @@ def test_recall_with_several_captions(rows, monkeypatch):
     right = [(i % 10, i) for i in range(25)] + [(3, 0), (7, 0)]  # a caption of three images
     flipped = {(t, i) for i, t in right}
     pairs = torch.tensor(right)[torch.randperm(27, generator=torch.Generator().manual_seed(2))]
-    given = Embeddings(images, texts, pairs, ("",) * 25)
-    scored = recall(images, texts, given.right, ranks=(1, 2, 5, 30))
+    space = Embeddings(images, texts, pairs, ("",) * 25)
+    scored = recall(images, texts, space.right, ranks=(1, 2, 5, 30))
     for k in (1, 2, 5, 30):
         assert scored[f"image_to_text_recall_{k}"] == by_hand(images, texts, {*right}, k)
         assert scored[f"text_to_image_recall_{k}"] == by_hand(texts, images, flipped, k)
@@ -189,8 +189,8 @@ def test_zero_shot():
     images, classes = directions(50, 0), directions(4, 1)
     labels, pairs = (images @ classes.T).argmax(1), torch.arange(50)[:, None].expand(50, 2)
     for shift, expected in ((0, 1), (1, 0)):
-        given = Embeddings(images, images, pairs, ("",) * 50, (labels + shift) % 4, classes)
-        assert scores(given)["zero_shot"] == expected
+        space = Embeddings(images, images, pairs, ("",) * 50, (labels + shift) % 4, classes)
+        assert scores(space)["zero_shot"] == expected
     assert "zero_shot" not in scores(Embeddings(images, images, pairs, ("",) * 50))
 
 

@@ -110,10 +110,10 @@ def llama(seed: int = 0, positions: int = 256) -> nn.Module:
 
 def test_a_continuation_follows_the_prompt_and_depends_on_the_seed():
     model = llama(positions=512).train()
-    given = TOKENS.decode(TOKENS.encode(band()).ids)
+    prompt = TOKENS.decode(TOKENS.encode(band()).ids)
     played = continue_piece(model, TOKENS, band(), 64, seed=3)
     assert model.training
-    assert heard(given) == heard(band()) and heard(played) > heard(given)
+    assert heard(prompt) == heard(band()) and heard(played) > heard(prompt)
     assert [round(each.qpm) for each in played.tempos][:2] == [87, 143]
     assert {-1, 0, 40, 73} <= {program for program, *_ in heard(played)}
     assert continue_piece(model, TOKENS, band(), 64, seed=3) == played
@@ -129,8 +129,8 @@ def test_only_valid_music_is_written():
         model.lm_head.bias = nn.Parameter(torch.zeros(len(TOKENS)))
         model.lm_head.bias[TOKENS.special_tokens_ids] = 40.0
         model.lm_head.bias[TOKENS.token_ids_of_type("Pitch")] = 20.0
-    given = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "allowed": writing(TOKENS).allowed}
-    new = continuation(model, **given)
+    options = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "allowed": writing(TOKENS).allowed}
+    new = continuation(model, **options)
     assert not {*TOKENS.special_tokens_ids} & {*new}
     n_notes = sum(TOKENS[token].startswith("Duration") for token in new)
     assert continue_piece(model, TOKENS, PROMPT).note_num() - PROMPT.note_num() == n_notes > 0

@@ -189,13 +189,13 @@ def test_a_task_that_returns_something_else(task):
 
 
 def test_a_task_without_figures_gets_those_that_its_data_allow():
-    given = data.arrays(Settings(), POINTS.expand(24, 2), VALUES)
+    splits = data.arrays(Settings(), POINTS.expand(24, 2), VALUES)
     task = complete(Regression())
-    first, counts = task.preview(given)
+    first, counts = task.preview(splits)
     assert list(first.content) == ["inputs", "target"] and counts.content["samples"].sum() == 24
     net = from_seed(lambda: nn.Linear(2, 1))
-    [worst] = asked(task.mistakes, net, given, n=3, seed=0)
-    losses = [task(net, batch).loss.item() for batch in given.batches("test", 1, shuffle=False)]
+    [worst] = asked(task.mistakes, net, splits, n=3, seed=0)
+    losses = [task(net, batch).loss.item() for batch in splits.batches("test", 1, shuffle=False)]
     assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]
     digits = data.load("digits", train_fraction=0.1)
     assert [each.name for each in task.preview(digits)] == ["01_classes", "01_balance"]

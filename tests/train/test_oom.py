@@ -47,7 +47,7 @@ def test_allocator_errors_are_distinguished_from_others():
 
 
 @pytest.mark.parametrize(
-    ("training", "at", "place", "given", "remedy"),
+    ("training", "at", "place", "settings", "remedy"),
     [
         (True, 11, "epoch 2, batch 4", {}, BOTH),
         (False, 8, "epoch 2, a validation batch", {}, BOTH),
@@ -56,9 +56,9 @@ def test_allocator_errors_are_distinguished_from_others():
         (True, 1, "epoch 1, batch 0", {"gradient_checkpointing": True}, r"--set micro_batch=4\."),
     ],
 )
-def test_the_error_names_the_place_and_the_remedy(training, at, place, given, remedy):
+def test_the_error_names_the_place_and_the_remedy(training, at, place, settings, remedy):
     with pytest.raises(OutOfMemory) as caught:
-        fitted(net(), task=At(at, raises(ERRORS[2]), training), **given)
+        fitted(net(), task=At(at, raises(ERRORS[2]), training), **settings)
     sentence = (
         rf"Memory ran out at {place} \(MPS backend .*\)\. The same command resumes .* checkpoint: run it with"
     )

@@ -47,15 +47,15 @@ def train_together(folder, *trainings):
             if row["updates"] == at and rank == world - 1:
                 terminate()  # only the last process gets the signal; all of them stop
 
-        given = {
+        settings = {
             "epochs": 3,
             "learning_rate": 0.05,
             "clip_norm": 0.3,
             "micro_batch": int(micro_batch) or None,
         }
-        given |= {"seed": 7, "folder": Path(folder, name), "log": rows.append, "on_update": stop}
+        settings |= {"seed": 7, "folder": Path(folder, name), "log": rows.append, "on_update": stop}
         try:
-            progress = fit(model, Counted(), data, **given)
+            progress = fit(model, Counted(), data, **settings)
         except SystemExit:
             print(rank, "stopped", flush=True)
             continue

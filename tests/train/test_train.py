@@ -117,8 +117,8 @@ def terminate():
 def test_a_net_learns_linearly_separable_points(optimizer):
     model, rows = net(), []
     before = train.evaluate(model, TASK, loaders()["validation"])
-    given = {"epochs": 8, "learning_rate": 0.05, "optimizer": optimizer, "log": rows.append}
-    progress = fit(model, data=loaders(shuffle=True), **given)
+    settings = {"epochs": 8, "learning_rate": 0.05, "optimizer": optimizer, "log": rows.append}
+    progress = fit(model, data=loaders(shuffle=True), **settings)
     after = train.evaluate(model, TASK, loaders()["validation"])
     assert after["accuracy"] == 1 and after["loss"] < before["loss"] / 4
     assert [row["epoch"] for row in rows] == list(range(1, 9)) and progress.rows == rows
@@ -168,9 +168,9 @@ def test_a_batch_in_pieces_equals_the_whole_batch(n, micro_batch):
 
     def trained(micro_batch=None):
         model, sizes = net(dtype=torch.float64), []
-        model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
-        given = ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "micro_batch": micro_batch}
-        progress = fit(model, data=loaders(n, 32, dtype=torch.float64), **given)
+        model.register_forward_pre_hook(lambda module, settings: sizes.append(len(settings[0])))
+        settings = ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "micro_batch": micro_batch}
+        progress = fit(model, data=loaders(n, 32, dtype=torch.float64), **settings)
         return weights(model), progress, max(sizes)
 
     whole, straight, _ = trained()
@@ -274,8 +274,8 @@ LATE, DRAW, NONE = [0.1, 0.5, 0.4, 0.4, 0.9], [0.5] * 5, [0.0] * 5
 def test_patience_and_the_best_epoch(tmp_path, kept, scores, losses, patience, epochs, best):
     """For equal scores the smaller loss is better."""
     model, after, folder = net(), [], tmp_path if kept == "in a folder" else None
-    given = {"folder": folder, "log": lambda row: after.append(weights(model))}
-    progress = fit(model, Scripted(scores, losses), epochs=5, patience=patience, **given)
+    settings = {"folder": folder, "log": lambda row: after.append(weights(model))}
+    progress = fit(model, Scripted(scores, losses), epochs=5, patience=patience, **settings)
     assert (progress.epoch, progress.best_epoch) == (epochs, best)
     assert [row["validation_accuracy"] for row in progress.rows] == pytest.approx(scores[:epochs])
     assert [same(weights(model), each) for each in after] == [n == best for n in range(1, epochs + 1)]
@@ -351,8 +351,8 @@ def train_until(moment, folder, kind):
             events["asked between epochs"] = event != "batch"
             os.kill(os.getpid(), getattr(signal, moment[2]))
 
-    def audit(event, given):
-        if event in files and "/checkpoint-" in str(given[files[event][1]]):
+    def audit(event, settings):
+        if event in files and "/checkpoint-" in str(settings[files[event][1]]):
             happens(files[event][0])
 
     class Task(Classification):
@@ -366,9 +366,9 @@ def train_until(moment, folder, kind):
 
     sys.addaudithook(audit)
     model, data = from_seed(Teacher), shuffled(kind, 64, 16)
-    given = {"epochs": 4, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5}
+    settings = {"epochs": 4, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5}
     try:
-        progress = fit(model, Task(), data, folder=folder, log=log, seed=7, save_every_steps=1, **given)
+        progress = fit(model, Task(), data, folder=folder, log=log, seed=7, save_every_steps=1, **settings)
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:
@@ -457,15 +457,15 @@ MISFITS = {
 def test_a_checkpoint_that_does_not_fit_is_skipped(tmp_path, misfit):
     """It is intact, but one entry differs."""
     straight, model, store = net(), net(), Store(tmp_path)
-    given = {"epochs": 3, "learning_rate": 0.1, "keep_checkpoints": 3, "folder": tmp_path}
-    fit(straight, **given)
+    settings = {"epochs": 3, "learning_rate": 0.1, "keep_checkpoints": 3, "folder": tmp_path}
+    fit(straight, **settings)
     max(tmp_path.glob("checkpoint-*")).unlink()
     state, ((*above, last), value) = store.restore(), MISFITS[misfit]
     reduce(getitem, above, state)[last] = value
     store.save(state)
     store.wait()
     with pytest.warns(UserWarning, match="does not fit this training .* resumes from `checkpoint-000002"):
-        fit(model, **given)
+        fit(model, **settings)
     assert same(weights(model), weights(straight))
 
 
@@ -504,7 +504,7 @@ def test_a_task_computes_in_float32(precision, around):
             seen.add(model(batch[0]).dtype)
             return super().__call__(model, batch)
 
-    model[0].register_forward_hook(lambda layer, given, output: inside.add(output.dtype))
+    model[0].register_forward_hook(lambda layer, inputs, output: inside.add(output.dtype))
     fit(model, Seeing(), epochs=1, precision=precision)
     assert inside == {around} and seen == {torch.float32}
     assert not model._forward_hooks, "the training changes the model"
